@@ -1,8 +1,8 @@
 """One of everything that an installed perfmodel does with its dependencies, in about a minute.
 
-Needs nothing but the package and what the package depends on, so that it runs where no test tool is installed: at the
-lowest versions of the dependencies and at the newest. `python smoke.py` prints a line per check; the first that fails
-ends it with a traceback.
+Needs nothing but the package and what the package depends on, so that it runs where no test tool is
+installed: at the lowest versions of the dependencies and at the newest. `python smoke.py` prints a
+line per check; the first that fails ends it with a traceback.
 """
 
 import subprocess
@@ -21,11 +21,16 @@ JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "16"]
 
 
 def command(folder: Path, *words: str) -> str:
-    """Standard output of a perfmodel command; what it says on standard error ends the check if it fails."""
+    """Standard output of a perfmodel command; what it says on standard error ends the check if it
+    fails."""
     program = Path(sysconfig.get_path("scripts")) / "perfmodel"
-    done = subprocess.run([str(program), *words], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(program), *words], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise AssertionError(f"perfmodel {' '.join(words)}: exit status {done.returncode}\n{done.stderr}")
+        raise AssertionError(
+            f"perfmodel {' '.join(words)}: exit status {done.returncode}\n{done.stderr}"
+        )
     return done.stdout
 
 
@@ -38,11 +43,15 @@ def check_predict(folder: Path) -> None:
 
 def check_predict_experts(folder: Path) -> None:
     job = ["--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--global-batch", "64"]
-    command(folder, "predict", *job, "--layout", "tp=2,pp=2,dp=8,ep=4,sequence_parallel=true", "--json")
+    command(
+        folder, "predict", *job, "--layout", "tp=2,pp=2,dp=8,ep=4,sequence_parallel=true", "--json"
+    )
 
 
 def check_search(folder: Path) -> None:
-    assert "next: perfmodel predict" in command(folder, "search", *JOB, "--devices", "8", "--top", "3")
+    assert "next: perfmodel predict" in command(
+        folder, "search", *JOB, "--devices", "8", "--top", "3"
+    )
 
 
 def check_gradient(folder: Path) -> None:
@@ -74,11 +83,23 @@ def check_launch_file(folder: Path) -> None:
 
 
 def check_schedules(folder: Path) -> None:
-    command(folder, "schedules", "--stages", "4", "--micro-batches", "8", "--times", "1,1,1", "--json")
+    command(
+        folder, "schedules", "--stages", "4", "--micro-batches", "8", "--times", "1,1,1", "--json"
+    )
 
 
 def check_picture(folder: Path) -> None:
-    command(folder, "timeline", *JOB, "--layout", "tp=2,pp=4", "--png", "step.png", "--html", "step.html")
+    command(
+        folder,
+        "timeline",
+        *JOB,
+        "--layout",
+        "tp=2,pp=4",
+        "--png",
+        "step.png",
+        "--html",
+        "step.html",
+    )
     assert (folder / "step.png").stat().st_size > 1000
 
 

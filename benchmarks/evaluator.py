@@ -40,7 +40,8 @@ Result = dict[str, float | int | str]
 
 
 def event_loop(structure: Structure) -> Callable[[list[float]], float]:
-    """A discrete-event simulation in plain Python; successors are prepared outside the timed part."""
+    """A discrete-event simulation in plain Python; successors are prepared outside the timed
+    part."""
     successors: list[list[int]] = [[] for _ in range(structure.n_ops)]
     waits = [0] * structure.n_ops
     for op, preds in enumerate(structure.pred.tolist()):
@@ -87,9 +88,15 @@ def gpt3_programs() -> list[ProgramSpec]:
         for chunks in (c for c in (1, 2, 3, 4, 6, 12) if stages > 1 or c == 1):
             if 96 % (stages * chunks):
                 continue
-            for micro_batches in (stages * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24) if stages * k <= 384):
+            for micro_batches in (
+                stages * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24) if stages * k <= 384
+            ):
                 schedule = "interleaved" if chunks > 1 else "1f1b"
-                specs.append(ProgramSpec(schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches))
+                specs.append(
+                    ProgramSpec(
+                        schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches
+                    )
+                )
     return specs
 
 
@@ -119,12 +126,16 @@ def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result
     end = np.zeros(large.n_ops)
     simulate, values = event_loop(large), durations.tolist()
     loop_s = _best_s(lambda: simulate(values), 5)
-    numba_s = _best_s(lambda: compiled_loop(large.duration, large.pred, large.lag, durations, end), 30)
+    numba_s = _best_s(
+        lambda: compiled_loop(large.duration, large.pred, large.lag, durations, end), 30
+    )
     value_s = _best_s(lambda: makespan(compiled, durations), 30)
     grad_s = _best_s(lambda: makespan_and_grad(compiled, durations), 30)
     return {
         "evaluator/one_lane_vs_event_loop": _faster(loop_s, value_s, "Python event loop", ">= 120"),
-        "evaluator/one_lane_vs_numba": _slower(value_s, numba_s, "numba loop over a full array", "<= 3"),
+        "evaluator/one_lane_vs_numba": _slower(
+            value_s, numba_s, "numba loop over a full array", "<= 3"
+        ),
         "evaluator/value_and_grad_vs_value": _slower(grad_s, value_s, "value alone", "<= 2"),
     }
 
@@ -132,7 +143,9 @@ def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result
 def _many_lanes(compiled: CompiledStructure, loop_s: float) -> dict[str, Result]:
     rng = np.random.default_rng(1)
     one = durations_of(compiled.structure)
-    lanes = (one * rng.lognormal(0, 0.01, (MANY_LANES, compiled.structure.n_classes))).astype(np.float32)
+    lanes = (one * rng.lognormal(0, 0.01, (MANY_LANES, compiled.structure.n_classes))).astype(
+        np.float32
+    )
     value_s = _best_s(lambda: makespan_lanes(compiled, lanes), 5) / MANY_LANES
     few_s = _best_s(lambda: makespan_lanes(compiled, lanes[:16]), 5) / 16
     grad_s = _best_s(lambda: makespan_lanes_and_grad(compiled, lanes[:64]), 5) / 64
@@ -149,7 +162,9 @@ def _many_structures() -> dict[str, Result]:
     rng = np.random.default_rng(2)
 
     def lanes_of(n: int) -> list[np.ndarray]:
-        return [rng.uniform(0.5, 1.5, (n, c.structure.n_classes)).astype(np.float32) for c in programs]
+        return [
+            rng.uniform(0.5, 1.5, (n, c.structure.n_classes)).astype(np.float32) for c in programs
+        ]
 
     batch, full = ProgramBatch(tuple(programs)), lanes_of(LANES_PER_STRUCTURE)
     n_edges = sum(c.structure.n_edges for c in programs)
@@ -172,7 +187,10 @@ def _many_structures() -> dict[str, Result]:
 
 def _building(large: Structure) -> dict[str, Result]:
     build_s = _best_s(lambda: compile_structure(build(LARGE)), 3)
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"PERFMODEL_CACHE": folder}):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {"PERFMODEL_CACHE": folder}),
+    ):
         save_structure("large", compile_structure(large))
         load_s = _best_s(lambda: load_structure("large"), 5)
     huge = build(HUGE)
@@ -229,8 +247,12 @@ def _reported(compiled: CompiledStructure) -> dict[str, Result]:
     durations = durations_of(usual.structure)
     times_s = _best_s(lambda: times(usual, durations), 20)
     rng = np.random.default_rng(3)
-    large = (durations_of(compiled.structure) * rng.lognormal(0, 0.1, compiled.structure.n_classes)).astype(np.float32)
-    error = abs(float(makespan(compiled, large)) / float(makespan(compiled, large.astype(float))) - 1)
+    large = (
+        durations_of(compiled.structure) * rng.lognormal(0, 0.1, compiled.structure.n_classes)
+    ).astype(np.float32)
+    error = abs(
+        float(makespan(compiled, large)) / float(makespan(compiled, large.astype(float))) - 1
+    )
     return {
         "evaluator/timeline_p16_m192": _limit(times_s, 10e-3, "s"),
         "evaluator/float32_error_large": _limit(error, 2.6e-5, "relative"),
@@ -244,7 +266,11 @@ def _best_s(call: Callable[[], object], repeats: int) -> float:
 
 def _faster(baseline_s: float, seconds: float, baseline: str, target: str = "") -> Result:
     ratio = {"ratio": baseline_s / seconds, "baseline": baseline, "unit": "x faster"}
-    return ratio | {"seconds": seconds, "baseline_seconds": baseline_s} | ({"target": target} if target else {})
+    return (
+        ratio
+        | {"seconds": seconds, "baseline_seconds": baseline_s}
+        | ({"target": target} if target else {})
+    )
 
 
 def _slower(seconds: float, baseline_s: float, baseline: str, target: str) -> Result:
@@ -253,4 +279,10 @@ def _slower(seconds: float, baseline_s: float, baseline: str, target: str) -> Re
 
 
 def _limit(value: float, limit: float, unit: str) -> Result:
-    return {"ratio": value / limit, "baseline": f"{limit:g} {unit}", "unit": "x", "target": "<= 1", "value": value}
+    return {
+        "ratio": value / limit,
+        "baseline": f"{limit:g} {unit}",
+        "unit": "x",
+        "target": "<= 1",
+        "value": value,
+    }

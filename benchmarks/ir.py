@@ -1,4 +1,5 @@
-"""Simulating distributed programs: speed against a line-by-line interpreter of cost, growth, and memory.
+"""Simulating distributed programs: speed against a line-by-line interpreter of cost, growth, and
+memory.
 
 As a script it prints the entry of a million instructions alone.
 """
@@ -17,7 +18,13 @@ from timing import best_s
 from perfmodel.ir import OPS, Function, instruction_devices
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution import durations, program_structure
-from perfmodel.ir.models import GPT2_175B, TransformerSize, mlp, training_step, transformer_inference
+from perfmodel.ir.models import (
+    GPT2_175B,
+    TransformerSize,
+    mlp,
+    training_step,
+    transformer_inference,
+)
 from perfmodel.ops import Collective, Op
 from perfmodel.timeline import compile_structure, makespan
 
@@ -30,7 +37,10 @@ MEMORY_LIMIT_BYTES = 2e9
 def timer(ops: Sequence[Op]) -> np.ndarray:
     """A nominal accelerator: 100 TFLOP/s, 1 TB/s, 100 GB/s between devices."""
     return np.array(
-        [op.bytes / 1e11 if isinstance(op, Collective) else op.flops / 1e14 + op.bytes / 1e12 for op in ops]
+        [
+            op.bytes / 1e11 if isinstance(op, Collective) else op.flops / 1e14 + op.bytes / 1e12
+            for op in ops
+        ]
     )
 
 
@@ -40,7 +50,9 @@ def interpret(function: Function) -> float:
     clock: dict[tuple[int, str], float] = defaultdict(float)
     ready: dict[str, float] = defaultdict(float)
     costs: dict[tuple[object, ...], float] = {}
-    for instruction, group in zip(function.instructions, instruction_devices(function), strict=True):
+    for instruction, group in zip(
+        function.instructions, instruction_devices(function), strict=True
+    ):
         inputs = tuple([types[name] for name in instruction.inputs])
         key = (instruction.op, instruction.attributes, inputs)
         if key not in costs:
@@ -48,7 +60,9 @@ def interpret(function: Function) -> float:
             work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
             costs[key] = float(timer(work).sum())
         stream = instruction.tag.stream
-        start = max([clock[d, stream] for d in group] + [ready[name] for name in instruction.inputs])
+        start = max(
+            [clock[d, stream] for d in group] + [ready[name] for name in instruction.inputs]
+        )
         end = start + costs[key]
         for device in group:
             clock[device, stream] = end
@@ -58,12 +72,15 @@ def interpret(function: Function) -> float:
 
 
 def speed_and_growth() -> dict[str, dict[str, object]]:
-    """Makespan of a cached structure against the interpreter, and time per instruction as programs grow."""
+    """Makespan of a cached structure against the interpreter, and time per instruction as programs
+    grow."""
     model = training_step(mlp(2048, (256,) * 17))
     results: dict[str, dict[str, object]] = {}
     build_ns, evaluate_ns = [], []
     for count in SIZES:
-        function = distribute(model, Degrees(data=2, tensor=2, pipeline=4, micro_batches=count)).function
+        function = distribute(
+            model, Degrees(data=2, tensor=2, pipeline=4, micro_batches=count)
+        ).function
         n = len(function.instructions)
         _ = function.types
         build_ns.append(1e9 * best_s(lambda f=function: program_structure(f), 2) / n)
@@ -73,7 +90,9 @@ def speed_and_growth() -> dict[str, dict[str, object]]:
         value = float(makespan(compiled, seconds))
         if abs(value / interpret(function) - 1) > 1e-5:
             raise SystemExit("simulation and interpreter disagree")
-        evaluate_ns.append(1e9 * best_s(lambda c=compiled, s=seconds: np.asarray(makespan(c, s)), 5) / n)
+        evaluate_ns.append(
+            1e9 * best_s(lambda c=compiled, s=seconds: np.asarray(makespan(c, s)), 5) / n
+        )
         interpret_ns = 1e9 * best_s(lambda f=function: interpret(f), 2) / n
     results["ir/speed"] = {
         "ratio": interpret_ns / evaluate_ns[-1], "baseline": "line-by-line Python interpreter", "unit": "x faster",
@@ -87,7 +106,8 @@ def speed_and_growth() -> dict[str, dict[str, object]]:
 
 
 def million() -> dict[str, dict[str, object]]:
-    """GPT-2 175B, data, tensor and pipeline parallel, a million instructions: time and peak memory."""
+    """GPT-2 175B, data, tensor and pipeline parallel, a million instructions: time and peak
+    memory."""
     start = time.perf_counter()
     size: TransformerSize = GPT2_175B
     spread = distribute(transformer_inference(size, 2 * MILLION.micro_batches, "fp16"), MILLION)
@@ -96,7 +116,9 @@ def million() -> dict[str, dict[str, object]]:
     made = time.perf_counter() - start
     seconds = durations(program.events, timer)
     span_s = float(makespan(compile_structure(program.structure), seconds))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     return {
         "ir/million": {
             "ratio": peak / MEMORY_LIMIT_BYTES, "baseline": "2 GB", "unit": "x peak memory of the process",

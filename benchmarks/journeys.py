@@ -1,11 +1,14 @@
-"""Seconds from a newcomer's question to its answer: the journeys of README, every command in a process of its own.
+"""Seconds from a newcomer's question to its answer: the journeys of README, every command in a
+process of its own.
 
     python benchmarks/journeys.py                       a table of this checkout
-    python benchmarks/journeys.py --page                put the table into docs/explanation/seconds.md
-    python benchmarks/journeys.py --before CHECKOUT     beside those of another one, run in turn
+    python benchmarks/journeys.py --page                put the table into
+    docs/explanation/seconds.md python benchmarks/journeys.py --before CHECKOUT     beside those of
+    another one, run in turn
 
-Seconds are those of processors, which other programs of a machine change least. The first run of a command finds empty
-caches, as after an installation; the second number is the best of those after it.
+Seconds are those of processors, which other programs of a machine change least. The first run of a
+command finds empty caches, as after an installation; the second number is the best of those after
+it.
 """
 
 import argparse
@@ -58,7 +61,9 @@ class Journey:
         """The command as a table has it."""
         if self.command == GRADIENT:
             return "pm.step_time_function(...).value_and_grad(...)"
-        return self.command.strip() if self.command.startswith("\n") else f"perfmodel {self.command}"
+        return (
+            self.command.strip() if self.command.startswith("\n") else f"perfmodel {self.command}"
+        )
 
 
 JOURNEYS: Final = (
@@ -73,10 +78,25 @@ JOURNEYS: Final = (
         "--trace plan.trace.json.gz --png plan.png",
         6.0,
     ),
-    Journey("predict", "How long does a step of this layout take?", f"predict {GPT3} --layout tp=8,pp=16,dp=8", 2.0),
-    Journey("predict_file", "How long does my script's step take?", "predict --from train.sh --cluster dgx-h100"),
-    Journey("search_file", "What should my script say instead?", "search --from train.sh --cluster dgx-h100"),
-    Journey("check", "Is my run healthy?", "check --from train.sh --log train.log --cluster dgx-h100"),
+    Journey(
+        "predict",
+        "How long does a step of this layout take?",
+        f"predict {GPT3} --layout tp=8,pp=16,dp=8",
+        2.0,
+    ),
+    Journey(
+        "predict_file",
+        "How long does my script's step take?",
+        "predict --from train.sh --cluster dgx-h100",
+    ),
+    Journey(
+        "search_file",
+        "What should my script say instead?",
+        "search --from train.sh --cluster dgx-h100",
+    ),
+    Journey(
+        "check", "Is my run healthy?", "check --from train.sh --log train.log --cluster dgx-h100"
+    ),
     Journey(
         "clusters",
         "Which cluster?",
@@ -87,14 +107,20 @@ JOURNEYS: Final = (
         "What would a faster network do?",
         f"whatif {LLAMA} --layout tp=8,pp=4,dp=8 --global-batch 512 --set inter_node_bandwidth=2x",
     ),
-    Journey("serve", "How fast would it answer?", f"serve {LLAMA} --prompt-tokens 1024 --output-tokens 256"),
+    Journey(
+        "serve",
+        "How fast would it answer?",
+        f"serve {LLAMA} --prompt-tokens 1024 --output-tokens 256",
+    ),
     Journey(
         "report",
         "What do I show to those who decide?",
         f"report {GPT3} --devices 1024 --framework megatron-core --html report.html",
         20.0,
     ),
-    Journey("gradient", "How does the step follow its parameters?", GRADIENT, 5.0, limits_first=True),
+    Journey(
+        "gradient", "How does the step follow its parameters?", GRADIENT, 5.0, limits_first=True
+    ),
 )
 
 
@@ -114,17 +140,25 @@ def processor_seconds(checkout: Path, argv: Sequence[str], folder: Path) -> floa
     Args:
         folder: where it runs, with the caches of this checkout inside.
     """
-    environment = os.environ | {"PYTHONPATH": str(checkout), "PERFMODEL_CACHE": str(folder / "cache")}
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout),
+        "PERFMODEL_CACHE": str(folder / "cache"),
+    }
     # A package that is installed has its byte code, whatever this shell says of writing it.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *argv], check=True, cwd=folder, env=environment, capture_output=True)
+    subprocess.run(
+        [sys.executable, *argv], check=True, cwd=folder, env=environment, capture_output=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def seconds_in_turn(checkouts: Sequence[Path], journeys: Sequence[Journey]) -> dict[str, list[Seconds]]:
-    """Seconds of every journey on every checkout, by the journey's name; checkouts take turns at every run."""
+def seconds_in_turn(
+    checkouts: Sequence[Path], journeys: Sequence[Journey]
+) -> dict[str, list[Seconds]]:
+    """Seconds of every journey on every checkout, by the journey's name; checkouts take turns at
+    every run."""
     seconds = {}
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch) / str(i) for i in range(len(checkouts))]
@@ -139,7 +173,11 @@ def seconds_in_turn(checkouts: Sequence[Path], journeys: Sequence[Journey]) -> d
                 for taken, checkout, folder in zip(runs, checkouts, folders, strict=True):
                     taken.append(processor_seconds(checkout, journey.argv, folder))
             seconds[journey.name] = [Seconds(taken[0], min(taken[1:])) for taken in runs]
-            print(f"{journey.name}: {seconds[journey.name][-1].again:.2f} s", file=sys.stderr, flush=True)
+            print(
+                f"{journey.name}: {seconds[journey.name][-1].again:.2f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     return seconds
 
 
@@ -164,13 +202,22 @@ def run() -> dict[str, dict[str, object]]:
 def table(seconds: dict[str, list[Seconds]]) -> str:
     """The journeys as a table: seconds with empty caches and again, before and now."""
     both = any(len(of_checkouts) > 1 for of_checkouts in seconds.values())
-    heads = ["question", "command", *(["before: first, again"] if both else []), "first, again [s]", "limit [s]"]
+    heads = [
+        "question",
+        "command",
+        *(["before: first, again"] if both else []),
+        "first, again [s]",
+        "limit [s]",
+    ]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * (len(heads) - 2)}"]
     for journey in JOURNEYS:
         if journey.name not in seconds:
             continue
         cells = [journey.question, f"`{journey.shown}`"]
-        cells += [f"{of_checkout.first:.2f}, {of_checkout.again:.2f}" for of_checkout in seconds[journey.name]]
+        cells += [
+            f"{of_checkout.first:.2f}, {of_checkout.again:.2f}"
+            for of_checkout in seconds[journey.name]
+        ]
         lines.append(f"| {' | '.join([*cells, f'{journey.most_s:g}' if journey.most_s else ''])} |")
     return "\n".join(lines)
 
@@ -184,15 +231,29 @@ def with_table(page: str, new_table: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Processor seconds from a newcomer's question to its answer.")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, run in turn with this one")
-    parser.add_argument("--page", action="store_true", help=f"put the table into {PAGE.relative_to(HERE)}")
+    parser = argparse.ArgumentParser(
+        description="Processor seconds from a newcomer's question to its answer."
+    )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"journeys to run: {', '.join(j.name for j in JOURNEYS)}"
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help="another checkout, run in turn with this one",
+    )
+    parser.add_argument(
+        "--page", action="store_true", help=f"put the table into {PAGE.relative_to(HERE)}"
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"journeys to run: {', '.join(j.name for j in JOURNEYS)}",
     )
     arguments = parser.parse_args()
     checkouts = [arguments.before.resolve(), HERE] if arguments.before else [HERE]
-    journeys = [journey for journey in JOURNEYS if not arguments.names or journey.name in arguments.names]
+    journeys = [
+        journey for journey in JOURNEYS if not arguments.names or journey.name in arguments.names
+    ]
     if arguments.page and (arguments.before or arguments.names):
         parser.error("--page takes all journeys of this checkout; leave out --before and NAME")
     new_table = table(seconds_in_turn(checkouts, journeys))

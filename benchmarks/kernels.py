@@ -1,4 +1,5 @@
-"""Kernel times: a batch of new ops against one call per op, and against looking known ops up again."""
+"""Kernel times: a batch of new ops against one call per op, and against looking known ops up
+again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,15 @@ def fresh_ops(seed: int, count: int = COUNT) -> list[KernelOp]:
     sizes = np.random.default_rng(seed).integers(64, 8192, (count // 5, 3)).tolist()
     ops: list[KernelOp] = [Gemm(m=m, n=n, k=k) for m, n, k in sizes]
     ops += [
-        Attention(batch=1 + m % 8, heads=32, kv_heads=8, seq_q=n, seq_kv=n, head_dim=128, pass_=("fwd", "bwd")[k % 2])
+        Attention(
+            batch=1 + m % 8,
+            heads=32,
+            kv_heads=8,
+            seq_q=n,
+            seq_kv=n,
+            head_dim=128,
+            pass_=("fwd", "bwd")[k % 2],
+        )
         for m, n, k in sizes
     ]
     ops += [MemoryBound(op="gelu", rows=m, hidden=n) for m, n, _ in sizes]
@@ -29,7 +38,9 @@ def fresh_ops(seed: int, count: int = COUNT) -> list[KernelOp]:
 
 def seconds(model: KernelModel, batches: Sequence[Sequence[KernelOp]]) -> float:
     """Shortest time of one batch."""
-    return min(seconds_of(lambda ops=ops: model.times(device("A100-SXM4-80GB"), ops)) for ops in batches)
+    return min(
+        seconds_of(lambda ops=ops: model.times(device("A100-SXM4-80GB"), ops)) for ops in batches
+    )
 
 
 def run() -> dict[str, dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Warm `pm.predict` and batched evaluation, as multiples of the issue's limits and of the event loop."""
+"""Warm `pm.predict` and batched evaluation, as multiples of the issue's limits and of the event
+loop."""
 
 from collections import Counter
 from dataclasses import replace
@@ -21,12 +22,15 @@ def run() -> dict[str, dict[str, object]]:
     explain(problem, layout, timeline=True)
     one_s = best_s(lambda: explain(problem, layout), 30)
     timeline_s = best_s(lambda: explain(problem, layout, timeline=True), 30)
-    # the space in which a closed-form tool needs 1.6 ms per layout: 1F1B and interleaved, ZeRO 0 and 1
+    # the space in which a closed-form tool needs 1.6 ms per layout: 1F1B and interleaved, ZeRO 0
+    # and 1
     asked = Problem(model=model, cluster=cluster, job=job, devices=1024)
     space = replace(default_space(asked), schedule=("1f1b",), zero=(0, 1))
     candidates = list(enumerate_layouts(space, asked, Counter()))
     peak, _ = peak_memory(problem, candidates)
-    feasible = [lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes]
+    feasible = [
+        lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes
+    ]
     evaluate(problem, feasible)
     batch_s = best_s(lambda: evaluate(problem, feasible), 5) / len(feasible)
     batch_cpu_s = best_cpu_s(lambda: evaluate(problem, feasible), 5) / len(feasible)

@@ -1,4 +1,5 @@
-"""Searching layouts: pricing the whole space, exact evaluation with structures cached, and whole searches."""
+"""Searching layouts: pricing the whole space, exact evaluation with structures cached, and whole
+searches."""
 
 import time
 from collections import Counter
@@ -17,12 +18,23 @@ from perfmodel.planning.layouts import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, prepared, step_problem
+from perfmodel.prediction import (
+    StepProblem,
+    durations,
+    evaluate,
+    layout_batches,
+    prepared,
+    step_problem,
+)
 from perfmodel.prediction.grids import price_grids
 from perfmodel.spec import Job, Model, Problem
 from perfmodel.timeline import ProgramBatch, makespan_many
 
-MODEL, CLUSTER, JOB = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"), Job(global_batch=1536, seq_len=2048)
+MODEL, CLUSTER, JOB = (
+    catalog.model("gpt3-175b"),
+    catalog.cluster("dgx-a100"),
+    Job(global_batch=1536, seq_len=2048),
+)
 EVALUATED = 20_000
 SINGLY = 200
 
@@ -49,8 +61,11 @@ def priced(problem: StepProblem, space: SearchSpace, devices: int) -> tuple[Cand
     return found, time.perf_counter() - start
 
 
-def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str, dict[str, object]]:
-    """Layouts of the default space that fit, a random part of them, all evaluated in one call and one by one."""
+def exact_evaluations(
+    model: Model, devices: int, global_batch: int
+) -> dict[str, dict[str, object]]:
+    """Layouts of the default space that fit, a random part of them, all evaluated in one call and
+    one by one."""
     job = Job(global_batch=global_batch, seq_len=2048)
     problem = step_problem(model, CLUSTER, job)
     asked = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
@@ -104,7 +119,10 @@ def run() -> dict[str, dict[str, object]]:
     for devices, target_s in ((1024, 3.0), (16384, 20.0)):
         space = whole_space(devices)
         # the first compiles
-        searches = [search(MODEL, CLUSTER, devices=devices, global_batch=1536, space=space) for _ in range(3)]
+        searches = [
+            search(MODEL, CLUSTER, devices=devices, global_batch=1536, space=space)
+            for _ in range(3)
+        ]
         found = min(searches, key=lambda result: result.seconds)
         results[f"search_gpt3_{devices}_devices"] = {
             "ratio": found.seconds, "unit": "s", "target": target_s,

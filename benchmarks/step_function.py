@@ -1,7 +1,9 @@
-"""The differentiable step time: descent on a layout's continuous parameters, and gradients against predictions.
+"""The differentiable step time: descent on a layout's continuous parameters, and gradients against
+predictions.
 
-GPT-3 175B on 1,024 A100: 16 stages of 8-way tensor parallelism, 192 micro-batches; unknown are the layers of every
-stage, the size of a micro-batch, and how a budget is spent on the links inside and between nodes.
+GPT-3 175B on 1,024 A100: 16 stages of 8-way tensor parallelism, 192 micro-batches; unknown are the
+layers of every stage, the size of a micro-batch, and how a budget is spent on the links inside and
+between nodes.
 """
 
 import time
@@ -21,8 +23,8 @@ LAYERS = 96
 
 
 def run() -> dict[str, dict[str, object]]:
-    """Seconds to compile and to run 2,000 steps, what they save, and one gradient against the predictions of central
-    differences."""
+    """Seconds to compile and to run 2,000 steps, what they save, and one gradient against the
+    predictions of central differences."""
     made = time.perf_counter()
     function = pm.step_time_function(*JOB, global_batch=BATCH)
     made = time.perf_counter() - made
@@ -30,10 +32,14 @@ def run() -> dict[str, dict[str, object]]:
 
     def parameters(free):
         """Layers that add up, a size between its bounds, bandwidths whose multiples add up to 2."""
-        size = low.micro_batch + (high.micro_batch - low.micro_batch) * jax.nn.sigmoid(free["micro_batch"])
+        size = low.micro_batch + (high.micro_batch - low.micro_batch) * jax.nn.sigmoid(
+            free["micro_batch"]
+        )
         links = 2 * jax.nn.softmax(free["links"])
         layers = LAYERS * jax.nn.softmax(free["layers"])
-        return x._replace(layers=layers, micro_batch=size, link_bytes_per_s=x.link_bytes_per_s * links)
+        return x._replace(
+            layers=layers, micro_batch=size, link_bytes_per_s=x.link_bytes_per_s * links
+        )
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, STEPS))
     free = {"layers": jnp.zeros(16), "micro_batch": jnp.zeros(()), "links": jnp.zeros(2)}
@@ -59,7 +65,9 @@ def run() -> dict[str, dict[str, object]]:
     began = time.perf_counter()
     for factor in np.linspace(0.9, 1.1, 5):  # each on a machine of its own, as differences need it
         cluster = pm.cluster(JOB[1])
-        level = pm.NetworkLevel(**vars(cluster.levels[1]) | {"latency_s": cluster.levels[1].latency_s * float(factor)})
+        level = pm.NetworkLevel(
+            **vars(cluster.levels[1]) | {"latency_s": cluster.levels[1].latency_s * float(factor)}
+        )
         machine = pm.Cluster(**vars(cluster) | {"levels": (cluster.levels[0], level)})
         pm.predict(JOB[0], machine, JOB[2], global_batch=BATCH)
     predict_s = (time.perf_counter() - began) / 5
@@ -67,10 +75,17 @@ def run() -> dict[str, dict[str, object]]:
     gradient_s = descent_s / STEPS
     return {
         "step_function_prices": entry(made, "nothing known before", "s", "<= 5"),
-        "step_function_compile": entry(compile_s, f"{compile_cpu_s:.1f} s of processors", "s", "<= 20"),
+        "step_function_compile": entry(
+            compile_s, f"{compile_cpu_s:.1f} s of processors", "s", "<= 20"
+        ),
         "step_function_2000_steps": entry(descent_s, f"{n} parameters, 19 unknowns", "s", "<= 10"),
-        "step_function_descent_saves": entry(1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"),
+        "step_function_descent_saves": entry(
+            1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"
+        ),
         "step_function_gradient": entry(
-            2 * n * predict_s / gradient_s, f"central differences of predict, {n} parameters", "x time", ">= 100"
+            2 * n * predict_s / gradient_s,
+            f"central differences of predict, {n} parameters",
+            "x time",
+            ">= 100",
         ),
     }

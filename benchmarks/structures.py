@@ -1,5 +1,5 @@
-"""Time to build structures: the vectorised builder against one that walks op by op in plain Python; and every schedule,
-and how it grows: 32 stages, 512 micro-batches."""
+"""Time to build structures: the vectorised builder against one that walks op by op in plain Python;
+and every schedule, and how it grows: 32 stages, 512 micro-batches."""
 
 from collections import deque
 from itertools import pairwise
@@ -14,7 +14,9 @@ CASES = {
     LARGE: ProgramSpec(stages=64, micro_batches=512, sends="op"),
     "1f1b_p64_m512": ProgramSpec(stages=64, micro_batches=512),
     "1f1b_p16_m192": ProgramSpec(stages=16, micro_batches=192),
-    "interleaved_p16_m192_v6": ProgramSpec(schedule="interleaved", stages=16, micro_batches=192, chunks=6),
+    "interleaved_p16_m192_v6": ProgramSpec(
+        schedule="interleaved", stages=16, micro_batches=192, chunks=6
+    ),
 }
 STAGES, MICRO_BATCHES = 32, 512
 
@@ -42,7 +44,10 @@ def plain_build(spec: ProgramSpec) -> list[tuple[int, Phase, int, int, int]]:
             queue.popleft()
             ops.append((device, phase, stage, last[device], place.get(need, -1)))
             last[device] = len(ops) - 1
-            if spec.sends == "op" and 0 <= (stage + 1 if forward else stage - 1) < schedule.n_stages:
+            if (
+                spec.sends == "op"
+                and 0 <= (stage + 1 if forward else stage - 1) < schedule.n_stages
+            ):
                 ops.append((device, phase, stage, last[device], -1))
             done = (forward, stage, micro_batch)
             place[done] = len(ops) - 1
@@ -59,10 +64,14 @@ def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
 
 
 def run() -> dict[str, dict[str, object]]:
-    """How many times faster `build` is than the plain builder, and its time against the design's limit."""
+    """How many times faster `build` is than the plain builder, and its time against the design's
+    limit."""
     results: dict[str, dict[str, object]] = {}
     for name, spec in CASES.items():
-        seconds, plain_s = best_s(lambda s=spec: build(s), 5), best_s(lambda s=spec: plain_build(s), 3)
+        seconds, plain_s = (
+            best_s(lambda s=spec: build(s), 5),
+            best_s(lambda s=spec: plain_build(s), 3),
+        )
         results[f"structures/{name}"] = {
             "ratio": plain_s / seconds,
             "baseline": "op-by-op Python builder",
@@ -87,10 +96,14 @@ def seconds(name: str, micro_batches: int) -> tuple[float, int]:
 
 
 def of_schedules() -> dict[str, dict[str, object]]:
-    """For each schedule the seconds of a build, and the time per op against a build of half as many micro-batches."""
+    """For each schedule the seconds of a build, and the time per op against a build of half as many
+    micro-batches."""
     results: dict[str, dict[str, object]] = {}
     for name in schedule_names():
-        (half_s, half_ops), (whole_s, ops) = seconds(name, MICRO_BATCHES // 2), seconds(name, MICRO_BATCHES)
+        (half_s, half_ops), (whole_s, ops) = (
+            seconds(name, MICRO_BATCHES // 2),
+            seconds(name, MICRO_BATCHES),
+        )
         results[f"schedule_{name}_build"] = {
             "ratio": whole_s,
             "baseline": f"nothing; {ops:,} ops",

@@ -18,8 +18,8 @@ def best_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def best_cpu_s(call: Callable[[], object], repeats: int) -> float:
-    """Processor seconds, of all threads, of the cheapest of some calls: what other programs of a machine change
-    least."""
+    """Processor seconds, of all threads, of the cheapest of some calls: what other programs of a
+    machine change least."""
 
     def once() -> float:
         start = time.process_time()
@@ -38,4 +38,6 @@ def show(results: dict[str, dict[str, Any]]) -> None:
     """A line per ratio."""
     for key, entry in results.items():
         target = f" (target {entry['target']})" if "target" in entry else ""
-        print(f"{key:60s} {entry['ratio']:10.4g} {entry['unit']}, against {entry['baseline']}{target}")
+        print(
+            f"{key:60s} {entry['ratio']:10.4g} {entry['unit']}, against {entry['baseline']}{target}"
+        )

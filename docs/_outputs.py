@@ -2,9 +2,10 @@
 
 python docs/_outputs.py
 
-A block of a page that is marked `console` begins with `$ perfmodel ...`, and goes on with what that prints at 80
-columns in a folder that holds the files of `perfmodel samples`. Run as a script this renews what has changed;
-`tests/test_docs.py` fails where a page is stale. What a page leaves out stands as `...`.
+A block of a page that is marked `console` begins with `$ perfmodel ...`, and goes on with what that
+prints at 80 columns in a folder that holds the files of `perfmodel samples`. Run as a script this
+renews what has changed; `tests/test_docs.py` fails where a page is stale. What a page leaves out
+stands as `...`.
 """
 
 import io
@@ -25,7 +26,8 @@ HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")
 """Folders that `_pages.py` makes."""
 _BLOCK = re.compile(
-    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*\n)(?P<output>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*\n)(?P<output>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 TOLERANCE = 0.01
@@ -43,7 +45,9 @@ class Shown:
     def printed(self) -> str:
         """What the command prints now, errors too."""
         words = shlex.split(self.command.replace("\\\n", " "))
-        assert words[0] == "perfmodel", f"{self.page}: a console block shows a command of perfmodel, not {words[0]}"
+        assert words[0] == "perfmodel", (
+            f"{self.page}: a console block shows a command of perfmodel, not {words[0]}"
+        )
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = "80"
         try:
@@ -72,7 +76,8 @@ def shown_on(page: Path) -> Iterator[Shown]:
 
 
 def is_current(shown: str, printed: str) -> bool:
-    """Whether a page shows what is printed: the same words, and numbers but for rounding; `...` stands for anything."""
+    """Whether a page shows what is printed: the same words, and numbers but for rounding; `...`
+    stands for anything."""
     words = _NUMBER.sub("0", shown).split()
     pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*?") for word in words)
     if re.fullmatch(rf"\s*{pattern}\s*", _NUMBER.sub("0", printed), re.DOTALL) is None:
@@ -101,4 +106,7 @@ def renew(page: Path) -> bool:
 
 if __name__ == "__main__":
     stale = [page for page in pages() if renew(page)]
-    sys.stdout.write("".join(f"{page.relative_to(HERE)}: renewed\n" for page in stale) or "every page is current\n")
+    sys.stdout.write(
+        "".join(f"{page.relative_to(HERE)}: renewed\n" for page in stale)
+        or "every page is current\n"
+    )

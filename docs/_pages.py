@@ -31,7 +31,8 @@ _HELPERS_OF_DOORS = ("perfmodel._lazy", "perfmodel.display._repr")
 
 
 def collect() -> None:
-    """Write the folders of `MADE`; files that would stay the same keep their times, others of before go."""
+    """Write the folders of `MADE`; files that would stay the same keep their times, others of
+    before go."""
     pages = {HERE / folder / path.name: path.read_bytes() for folder, path in _copied()}
     pages |= {HERE / page: (HERE.parent / report).read_bytes() for report, page in _RENAMED.items()}
     reference = HERE / "reference"
@@ -51,7 +52,8 @@ def collect() -> None:
 
 
 def fingerprint() -> str:
-    """Changes with every file of the package: results of notebooks are kept for as long as it does not."""
+    """Changes with every file of the package: results of notebooks are kept for as long as it does
+    not."""
     sources = (path for path in sorted((HERE.parent / "perfmodel").rglob("*")) if path.is_file())
     kept = (path.read_bytes() for path in sources if path.suffix != ".pyc")
     return hashlib.sha256(b"".join(kept)).hexdigest()[:16]
@@ -91,7 +93,8 @@ def _doors(package: str) -> Iterator[str]:
 
 
 def _public_names(door: str) -> Iterator[PublicName]:
-    """What a door defines, and what a package's door imports from the modules below it for others to use."""
+    """What a door defines, and what a package's door imports from the modules below it for others
+    to use."""
     top_level = _statements(door)
     is_package = hasattr(importlib.import_module(door), "__path__")
     for node in top_level:
@@ -105,30 +108,42 @@ def _public_names(door: str) -> Iterator[PublicName]:
             continue
         for name in names:
             home, original = _definition(door, name)
-            if not name.startswith("_") and home not in _HELPERS_OF_DOORS and home.startswith("perfmodel"):
+            if (
+                not name.startswith("_")
+                and home not in _HELPERS_OF_DOORS
+                and home.startswith("perfmodel")
+            ):
                 yield PublicName(door, name, home, original)
 
 
 def _statements(module: str) -> list[ast.stmt]:
     """Statements of a module, with those of its `if TYPE_CHECKING`."""
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
-    blocks = [statement.body if isinstance(statement, ast.If) else [statement] for statement in body]
+    blocks = [
+        statement.body if isinstance(statement, ast.If) else [statement] for statement in body
+    ]
     return list(chain.from_iterable(blocks))
 
 
 def _definition(module: str, name: str) -> tuple[str, str]:
-    """The module that defines what `module` calls `name`, and its name there: imports are followed."""
+    """The module that defines what `module` calls `name`, and its name there: imports are
+    followed."""
     for node in _statements(module):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
                     source = str(node.module)
-                    return _definition(source, alias.name) if source.startswith("perfmodel") else (source, alias.name)
+                    return (
+                        _definition(source, alias.name)
+                        if source.startswith("perfmodel")
+                        else (source, alias.name)
+                    )
     return module, name
 
 
 def _documented_at(doors: Iterable[str]) -> dict[tuple[str, str], PublicName]:
-    """The one door that documents each value: that of its home where this has the name, else the first in the alphabet.
+    """The one door that documents each value: that of its home where this has the name, else the
+    first in the alphabet.
 
     Sphinx refuses two descriptions of one object.
     """
@@ -154,12 +169,15 @@ def _door_page(door: str, documented_at: Mapping[tuple[str, str], PublicName]) -
         if place == public:
             lines += _entry(public)
         else:
-            elsewhere.append(f"* ``{door}.{public.name}`` is :doc:`{place.door}`'s ``{place.name}``")
+            elsewhere.append(
+                f"* ``{door}.{public.name}`` is :doc:`{place.door}`'s ``{place.name}``"
+            )
     return "\n".join([*lines, *elsewhere]) + "\n"
 
 
 def _entry(public: PublicName) -> list[str]:
-    """The directive that documents a name; none for modules, and for what needs a package that is not installed."""
+    """The directive that documents a name; none for modules, and for what needs a package that is
+    not installed."""
     try:
         value = getattr(importlib.import_module(public.door), public.name)
     except ImportError:
@@ -176,7 +194,8 @@ def _entry(public: PublicName) -> list[str]:
 
 
 def escaped(lines: Sequence[str]) -> list[str]:
-    """Plain text with `code` as reStructuredText: all else that this would read as markup is escaped."""
+    """Plain text with `code` as reStructuredText: all else that this would read as markup is
+    escaped."""
     parts = re.split(r"`([^`]+)`", "\n".join(lines))
     parts[::2] = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
     # an escaped space ends markup where a letter follows, and is not shown

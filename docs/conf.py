@@ -27,7 +27,9 @@ html_title = f"perfmodel {version}"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(Path(__file__).parents[1] / "out" / "notebooks" / _pages.fingerprint())
+nb_execution_cache_path = str(
+    Path(__file__).parents[1] / "out" / "notebooks" / _pages.fingerprint()
+)
 nb_execution_timeout = 300  # of a cell; the whole build has a limit in the Makefile
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
@@ -39,17 +41,24 @@ napoleon_numpy_docstring = False
 suppress_warnings = ["ref.python", "config.cache"]
 
 
-def _plain_text(_app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def _plain_text(
+    _app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
     """Docstrings here are plain text with `code`."""
     lines[:] = _pages.escaped(lines)
-    if what in ("attribute", "property"):  # else what stands before a colon would be taken for a type
+    if what in (
+        "attribute",
+        "property",
+    ):  # else what stands before a colon would be taken for a type
         lines.insert(0, "")
 
 
 def _pictures_are_shown(app: Sphinx, error: Exception | None) -> None:
     """A picture that a notebook shows as its name only is an error."""
     pages = [] if error else (Path(app.outdir) / "notebooks").glob("*.html")
-    if named := [page.stem for page in pages if "&lt;Figure size" in page.read_text(encoding="utf-8")]:
+    if named := [
+        page.stem for page in pages if "&lt;Figure size" in page.read_text(encoding="utf-8")
+    ]:
         raise ExtensionError(f"pictures without their image in the notebooks {', '.join(named)}")
 
 

@@ -1,7 +1,9 @@
-"""Run the notebooks and keep what they print and draw, so that a code host shows them (`make notebooks`).
+"""Run the notebooks and keep what they print and draw, so that a code host shows them
+(`make notebooks`).
 
-Kept are texts, tables and pictures. Left out are interactive pages, which code hosts do not run, standard error,
-progress bars, and what changes from run to run without saying anything: times and identifiers of executions.
+Kept are texts, tables and pictures. Left out are interactive pages, which code hosts do not run,
+standard error, progress bars, and what changes from run to run without saying anything: times and
+identifiers of executions.
 """
 
 import sys
@@ -24,7 +26,9 @@ def run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     # Cells name files relative to their own folder, wherever this is started.
     own_folder = {"metadata": {"path": str(NOTEBOOKS)}}
-    NotebookClient(notebook, timeout=CELL_LIMIT_S, kernel_name="python3", resources=own_folder).execute()
+    NotebookClient(
+        notebook, timeout=CELL_LIMIT_S, kernel_name="python3", resources=own_folder
+    ).execute()
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for count, cell in enumerate(code_cells, start=1):
         cell.execution_count = count
@@ -42,7 +46,9 @@ def is_shown(output: Any) -> bool:
         return True
     kinds = shown_kinds(output)
     # The text of an object that is HTML alone is its address.
-    return bool(kinds) and not (kinds == ["text/plain"] and output.data["text/plain"].startswith("<IPython.core"))
+    return bool(kinds) and not (
+        kinds == ["text/plain"] and output.data["text/plain"].startswith("<IPython.core")
+    )
 
 
 def shown_kinds(output: Any) -> list[str]:

@@ -3,9 +3,10 @@
     import perfmodel as pm
     pm.predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
 
-This module offers the functions that the documentation shows and the records that they take. Everything else, such as
-the records that they return, is in the packages below (`perfmodel.catalog.devices`, `perfmodel.prediction.Site`). Names
-are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
+This module offers the functions that the documentation shows and the records that they take.
+Everything else, such as the records that they return, is in the packages below
+(`perfmodel.catalog.devices`, `perfmodel.prediction.Site`). Names are imported on first use, so that
+`import perfmodel` stays immediate and starts no backend.
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +38,15 @@ if TYPE_CHECKING:
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.health import check_run, runs_of_logs
-    from perfmodel.planning.layouts import SearchOptions, Tariff, ask, default_space, pareto, restrict, search
+    from perfmodel.planning.layouts import (
+        SearchOptions,
+        Tariff,
+        ask,
+        default_space,
+        pareto,
+        restrict,
+        search,
+    )
     from perfmodel.planning.optimise import partition
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, compare_schedules, explain, predict, step_problem

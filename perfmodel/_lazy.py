@@ -9,7 +9,8 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package that offers the names it imports under `if TYPE_CHECKING`.
+    """Return `__getattr__` and `__dir__` for a package that offers the names it imports under
+    `if TYPE_CHECKING`.
 
     Each comes from its module on first use, so that a process imports only what it uses.
     """
@@ -43,8 +44,8 @@ def _take_loaded_classes(package: str, source_of: Mapping[str, tuple[str, str]])
 
     door = sys.modules[package]
     for name, (module, name_there) in source_of.items():
-        # A module that is still being imported may lack the name. One whose names are lazy is not asked for more than
-        # it has: the question would import the module behind the name.
+        # A module that is still being imported may lack the name. One whose names are lazy is not
+        # asked for more than it has: the question would import the module behind the name.
         present = vars(sys.modules[module]) if module in sys.modules else {}
         value = present.get(name_there)
         if isinstance(value, type):
@@ -54,7 +55,8 @@ def _take_loaded_classes(package: str, source_of: Mapping[str, tuple[str, str]])
 
 def _type_checking_imports(package: str) -> dict[str, tuple[str, str]]:
     """Module of each name that a package imports inside an `if`, and its name there."""
-    # Read from the source, as Python never executes this block. So names stand once, where type checkers see them.
+    # Read from the source, as Python never executes this block. So names stand once, where type
+    # checkers see them.
     spec: Any = sys.modules[package].__spec__
     statements = ast.parse(spec.loader.get_source(package)).body
     blocks = [statement for statement in statements if isinstance(statement, ast.If)]

@@ -1,5 +1,5 @@
-"""The package's exceptions. Each says what is wrong, where, and what to do. Text from outside is cleaned before it is
-quoted."""
+"""The package's exceptions. Each says what is wrong, where, and what to do. Text from outside is
+cleaned before it is quoted."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Final
 
-# --- texts of others -----------------------------------------------------------------------------------
+# --- texts of others
+# -----------------------------------------------------------------------------------
 #
 # Replaces escape sequences in untrusted text, such as names in files, before it is shown.
 
@@ -16,27 +17,30 @@ from typing import Final
 # Characters that reorder or hide text, control characters but tab and line feed.
 _MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
 
-# Whole escape sequences, so that no part of them remains: strings for the terminal, then commands to it.
+# Whole escape sequences, so that no part of them remains: strings for the terminal, then commands
+# to it.
 _STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
 """Pattern of the characters that `plain_text` replaces."""
 REPLACEMENT: Final = "\ufffd"
-"""Stands where `plain_text` replaced something, as it does for bytes that are no text: a reader sees that the name is
-another one."""
+"""Stands where `plain_text` replaced something, as it does for bytes that are no text: a reader
+sees that the name is another one."""
 _LINE_END: Final = r"\r(?=\n)"
 _STEERING: Final = re.compile(f"(?P<line_end>{_LINE_END})|{STEERING}")
 
 
 def plain_text(text: str) -> str:
-    """Replace escape sequences, control characters and bidirectional marks of a text by `REPLACEMENT`."""
+    """Replace escape sequences, control characters and bidirectional marks of a text by
+    `REPLACEMENT`."""
     # Nearly all texts are plain, which is quick to see.
     if text.isascii() and text.isprintable():
         return text
     return _STEERING.sub(lambda match: "" if match["line_end"] else REPLACEMENT, text)
 
 
-# --- errors --------------------------------------------------------------------------------------------
+# --- errors
+# --------------------------------------------------------------------------------------------
 
 
 MOST_NAMES: Final = 40
@@ -48,8 +52,8 @@ FEW_NAMES: Final = 12
 class PerfModelError(ValueError):
     """Bad input: one clear line that names the offending thing and the remedy.
 
-    The command line prints the message to stderr and exits with status 2. The message may quote names from files, so
-    it is printed as plain text wherever it is printed.
+    The command line prints the message to stderr and exits with status 2. The message may quote
+    names from files, so it is printed as plain text wherever it is printed.
     """
 
     def __str__(self) -> str:
@@ -62,8 +66,8 @@ class UnknownNameError(PerfModelError):
     def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         super().__init__(kind, name, tuple(known), remedy)
 
-    # Close names are looked for when the message is read: whoever only asks whether there is such a name does not
-    # wait for it.
+    # Close names are looked for when the message is read: whoever only asks whether there is such a
+    # name does not wait for it.
     def __str__(self) -> str:
         kind, name, known, remedy = self.args
         known = sorted(set(known))
@@ -89,13 +93,16 @@ def _examples(names: list[str]) -> str:
 class Reason(Enum):
     """Reasons why a layout is rejected, as errors name them and searches count them.
 
-    Each has a sentence, in which `{}` stands for its subject (`Rejection.about`), and the fields of a layout or problem
-    that one can change to remove it.
+    Each has a sentence, in which `{}` stands for its subject (`Rejection.about`), and the fields of
+    a layout or problem that one can change to remove it.
     """
 
     DEVICES = "tp*cp*pp does not divide the devices", ("tp", "cp", "pp", "devices")
     CAPACITY = "more devices than the cluster has", ("devices",)
-    BATCH = "global batch not divisible by dp*micro_batch", ("tp", "cp", "pp", "micro_batch", "devices", "global_batch")
+    BATCH = (
+        "global batch not divisible by dp*micro_batch",
+        ("tp", "cp", "pp", "micro_batch", "devices", "global_batch"),
+    )
     HEADS = "attention heads not divisible by tp", ("tp",)
     KV_HEADS = "key and value heads do not divide by tp, nor tp by them", ("tp",)
     HIDDEN = "hidden size not divisible by tp", ("tp",)
@@ -152,7 +159,10 @@ class Reason(Enum):
     CONSTRAINT = "cannot satisfy {}", ("constraint",)
     CONSTRAINTS = "does not satisfy the constraints", ("constraint",)
     SLOWER = "cannot be among the best: a lower bound on their time is longer", ()
-    WORSE = "cannot be among the best: the objective is worse even at a lower bound on their time", ()
+    WORSE = (
+        "cannot be among the best: the objective is worse even at a lower bound on their time",
+        (),
+    )
     DOMINATED = "dominated even at a lower bound, or cannot satisfy the constraints", ()
     VARIANT = "no faster than a variant that fits and recomputes or offloads less", ()
     NOT_EVALUATED = "not evaluated", ()
@@ -164,8 +174,8 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """The reason for a rejection, with its subject where the reason has one: a schedule, a part of memory, a
-    constraint."""
+    """The reason for a rejection, with its subject where the reason has one: a schedule, a part of
+    memory, a constraint."""
 
     reason: Reason
     about: str = ""
@@ -195,7 +205,8 @@ class TableError(PerfModelError):
 
 
 class LaunchFileError(PerfModelError):
-    """A broken launch file of a training framework, or a layout that the framework's launch file cannot express."""
+    """A broken launch file of a training framework, or a layout that the framework's launch file
+    cannot express."""
 
 
 class CalibrationError(PerfModelError):

@@ -1,8 +1,9 @@
 """Safe reading of untrusted files, with limits on size, expanded size, depth and number of nodes.
 
-A compressed file of a few megabytes can hold gigabytes, and a few hundred bytes of YAML can stand for more nodes than
-there are atoms. These functions return the content of such a file, or raise a `ValueError` of one line that names the
-broken limit. Callers convert it into their own exception, which names the file.
+A compressed file of a few megabytes can hold gigabytes, and a few hundred bytes of YAML can stand
+for more nodes than there are atoms. These functions return the content of such a file, or raise a
+`ValueError` of one line that names the broken limit. Callers convert it into their own exception,
+which names the file.
 """
 
 import bz2
@@ -33,8 +34,8 @@ LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
 USUAL_LIMIT_GB: Final = 0.5
 """Default limit; parsing the worst JSON takes twenty times as much memory."""
 MOST_TEXT_BYTES: Final = 16_000_000
-"""Largest size in bytes of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs count
-as data."""
+"""Largest size in bytes of a file that a person writes: a job, a cluster, a model, a plan, a
+schedule. Programs count as data."""
 MOST_DEPTH: Final = 64
 """Deepest accepted nesting of tables and lists; Python's own limit is about a thousand."""
 MOST_YAML_NODES: Final = 20_000
@@ -50,8 +51,8 @@ _MAGIC_BYTES: Final = max(len(magic) for magic, _ in _COMPRESSIONS)
 _ZIP: Final = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _ZIP_RATIO: Final = 4
-"""Largest ratio of an archive's content to its size on disk at which the size on disk shows its content, as for weights
-of a model."""
+"""Largest ratio of an archive's content to its size on disk at which the size on disk shows its
+content, as for weights of a model."""
 UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
 """Placeholder for the checksum of a fitted file until `sealed` writes the right one."""
 _SEAL: Final = re.compile(rb"perfmodel-sha256:[0-9a-f]{64}")
@@ -95,7 +96,8 @@ def read_data(path: Path) -> bytes:
     Raises:
         OSError: no such file.
         TooLargeError: more bytes than `data_limit_bytes`.
-        OSError, EOFError, zlib.error, lzma.LZMAError: damaged or truncated compressed data (`DAMAGED`).
+        OSError, EOFError, zlib.error, lzma.LZMAError: damaged or truncated compressed data
+        (`DAMAGED`).
     """
     # By the first bytes, not the name: files come under any name.
     limit = data_limit_bytes()
@@ -127,10 +129,12 @@ def _read_within(file: Any, limit: int) -> bytes:
 
 
 def require_archive_within(path: Path) -> None:
-    """Check the expanded size of a zip archive (`.npz`, `.pt2`) by its table of contents; other files pass unchecked.
+    """Check the expanded size of a zip archive (`.npz`, `.pt2`) by its table of contents; other
+    files pass unchecked.
 
     Raises:
-        TooLargeError: its members hold more than `data_limit_bytes`, and several times what the archive takes on disk.
+        TooLargeError: its members hold more than `data_limit_bytes`, and several times what the
+            archive takes on disk.
         OSError, zipfile.BadZipFile: no such file, or a damaged one.
     """
     with path.open("rb") as file:
@@ -157,7 +161,9 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise TooLargeError(f"holds more than {limit / 1e6:.3g} MB, more than a file of this kind may have")
+        raise TooLargeError(
+            f"holds more than {limit / 1e6:.3g} MB, more than a file of this kind may have"
+        )
     return content.decode("utf-8")
 
 
@@ -193,7 +199,8 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
 
-    # The depth is counted level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
+    # The depth is counted level by level, without recursion: dotted keys of TOML nest deeper than
+    # Python can recurse.
     level = [value] if isinstance(value, _NESTED) else []
     depth = 0
     while level:
@@ -217,7 +224,8 @@ def compose_yaml(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: not YAML.
-        TooLargeError: more than `MOST_YAML_NODES` keys and values, aliases written out; or an alias within itself.
+        TooLargeError: more than `MOST_YAML_NODES` keys and values, aliases written out; or an alias
+            within itself.
         ValueError: nested too deeply.
     """
     import yaml
@@ -254,15 +262,18 @@ def compose_yaml(text: str) -> Any:
 _DIRECTIVES: Final = re.compile(
     r"^\ufeff?%[^\n]*\n(?:(?:%[^\n]*|[ \t]*(?:#[^\n]*)?)\r?\n)*(?=---(?:\s|$))", re.MULTILINE
 )
-"""Directives (`%YAML 1.2`) before the line that begins their document, which change nothing that is read here."""
+"""Directives (`%YAML 1.2`) before the line that begins their document, which change nothing that is
+read here."""
 
 
 def load_yaml_documents(text: str) -> list[Any]:
-    """Values of all documents of a YAML text, with aliases that are safe to follow; empty documents are left out.
+    """Values of all documents of a YAML text, with aliases that are safe to follow; empty documents
+    are left out.
 
     Raises:
         yaml.YAMLError: not YAML.
-        TooLargeError: more than `MOST_YAML_NODES` keys and values in a document, aliases written out.
+        TooLargeError: more than `MOST_YAML_NODES` keys and values in a document, aliases written
+            out.
         ValueError: nested too deeply, or a value that its type does not have.
     """
     import yaml
@@ -278,8 +289,10 @@ def load_yaml_documents(text: str) -> list[Any]:
 
 
 def _require_few_nodes(root: Any) -> None:
-    """Raise `TooLargeError` for more than `MOST_YAML_NODES`, counted as if every alias were written out."""
-    # Aliases make a graph out of the tree. Each node is counted once, so that this takes no longer than reading it.
+    """Raise `TooLargeError` for more than `MOST_YAML_NODES`, counted as if every alias were written
+    out."""
+    # Aliases make a graph out of the tree. Each node is counted once, so that this takes no longer
+    # than reading it.
     counts: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -313,7 +326,9 @@ def _yaml_children(node: Any) -> list[Any]:
 
 
 def _too_many_nodes() -> TooLargeError:
-    return TooLargeError(f"more than {MOST_YAML_NODES:,} keys and values once its aliases are written out")
+    return TooLargeError(
+        f"more than {MOST_YAML_NODES:,} keys and values once its aliases are written out"
+    )
 
 
 def sealed(content: bytes) -> bytes:
@@ -336,7 +351,9 @@ def require_intact(content: bytes, name: object, *, needed: bool = True) -> None
     if seal is None and not needed:
         return
     if seal is None:
-        raise CalibrationError(f"{name}: has no checksum; fit it again, or install perfmodel again if it came with it")
+        raise CalibrationError(
+            f"{name}: has no checksum; fit it again, or install perfmodel again if it came with it"
+        )
 
     # The checksum is that of the file with the placeholder in its place.
     unsealed = content[: seal.start()] + UNSEALED.encode() + content[seal.end() :]
@@ -354,7 +371,10 @@ def _seal(content: bytes) -> bytes:
 
 def checksum_lines(folder: Path) -> str:
     """The lines of `CHECKSUMS_FILE` for the JSON files now in a folder."""
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.json"))}
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob("*.json"))
+    }
     return "".join(f"{digest}  {name}\n" for name, digest in digests.items())
 
 
@@ -381,7 +401,8 @@ def read_checked(folder: Traversable, name: str) -> bytes:
 
 
 CACHES: Final = ("structures", "pipelines", "xla", "peer")
-"""Folders below `cache_dir()`: compiled structures, pipelines, what XLA compiled, the C code of emulated ranks."""
+"""Folders below `cache_dir()`: compiled structures, pipelines, what XLA compiled, the C code of
+emulated ranks."""
 
 
 def cache_folder(name: str) -> Path:
@@ -412,7 +433,8 @@ CACHE_SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
-    """Size limit of all disk caches, or of one of `CACHE_SHARES`, by `$PERFMODEL_CACHE_LIMIT_GB` (0: no cache).
+    """Size limit of all disk caches, or of one of `CACHE_SHARES`, by `$PERFMODEL_CACHE_LIMIT_GB`
+    (0: no cache).
 
     Raises:
         PerfModelError: if the variable is no number of gigabytes.
@@ -454,8 +476,8 @@ def code_digest(*names: str) -> str:
 def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
     """Delete the least recently used files of `folder` until the rest fit in `limit_bytes`.
 
-    Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds it open keeps it,
-    and one that is already gone or cannot be deleted is passed over.
+    Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds
+    it open keeps it, and one that is already gone or cannot be deleted is passed over.
     """
     files: list[tuple[float, int, str]] = []
     with suppress(OSError), os.scandir(folder) as entries:
@@ -465,7 +487,9 @@ def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
                     status = entry.stat(follow_symlinks=False)
                     # File systems mounted with noatime do not move the time of
                     # access, hence `mark_used` and the later of both.
-                    files.append((max(status.st_mtime, status.st_atime), status.st_size, entry.path))
+                    files.append(
+                        (max(status.st_mtime, status.st_atime), status.st_size, entry.path)
+                    )
     excess = sum(size for _, size, _ in files) - limit_bytes
     for _, size, path in sorted(files):
         if excess <= 0:

@@ -1,6 +1,7 @@
 """The normal distribution for arrays, from Python's standard library.
 
-SciPy has it too, but importing `scipy.special` takes a quarter of a second, a sixth of a whole `perfmodel predict`.
+SciPy has it too, but importing `scipy.special` takes a quarter of a second, a sixth of a whole
+`perfmodel predict`.
 """
 
 from math import erfc, sqrt
@@ -26,5 +27,6 @@ def normal_cdf(z: Float[Any, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
 
 def normal_quantile(probability: Float[Any, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """Value that a standard normal variable is below with a probability, which is neither 0 nor 1."""
+    """Value that a standard normal variable is below with a probability, which is neither 0 nor
+    1."""
     return np.asarray(_QUANTILE(np.asarray(probability, float)), float)

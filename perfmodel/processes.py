@@ -1,8 +1,9 @@
 """Child processes that end together with their parent, however it ends.
 
-A process that was killed cannot end what it started, so the kernel of Linux does: it sends a signal to a process when
-its parent ends. Our own ranks ask for that themselves (`end_with_parent`). Programs of others, such as a launcher or a
-shell script, run under a supervisor that asks for it (`supervised`) and ends their whole process group.
+A process that was killed cannot end what it started, so the kernel of Linux does: it sends a signal
+to a process when its parent ends. Our own ranks ask for that themselves (`end_with_parent`).
+Programs of others, such as a launcher or a shell script, run under a supervisor that asks for it
+(`supervised`) and ends their whole process group.
 """
 
 import ctypes
@@ -29,33 +30,37 @@ def end_with_parent(parent: int | None = None, number: signal.Signals = signal.S
     On Linux only; on other systems a child notices by its pipe.
 
     Args:
-        parent: process id of the parent as it was told; a process whose parent has ended meanwhile ends at once.
+        parent: process id of the parent as it was told; a process whose parent has ended meanwhile
+            ends at once.
         number: the signal.
     """
     if sys.platform != "linux":
         return
-    # A parent that ended before this call sends no signal any more; the process then has another parent.
+    # A parent that ended before this call sends no signal any more; the process then has another
+    # parent.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
 def end_with_spawner() -> None:
-    """Make this `multiprocessing` process end with its parent, even if the parent has already ended."""
+    """Make this `multiprocessing` process end with its parent, even if the parent has already
+    ended."""
     spawner = parent_process()
     end_with_parent(None if spawner is None else spawner.pid)
 
 
 def supervised(command: Sequence[str]) -> tuple[str, ...]:
-    """The command that starts a program in its own process group, so that all its processes end with this one.
+    """The command that starts a program in its own process group, so that all its processes end
+    with this one.
 
-    The supervisor ends as the program does, by its exit status or its signal. It uses only modules of the standard
-    library. On systems other than Linux the program starts without a supervisor.
+    The supervisor ends as the program does, by its exit status or its signal. It uses only modules
+    of the standard library. On systems other than Linux the program starts without a supervisor.
     """
     if sys.platform != "linux":
         return tuple(command)
-    # Run this file as a program of its own, isolated (-I) and without site packages (-S), which a rank may have
-    # changed.
+    # Run this file as a program of its own, isolated (-I) and without site packages (-S), which a
+    # rank may have changed.
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
 
 
@@ -66,7 +71,11 @@ def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.Compl
         subprocess.TimeoutExpired: it takes longer.
     """
     with subprocess.Popen(
-        supervised(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        supervised(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         # On any error or interrupt, the whole group ends.
         try:
@@ -80,8 +89,8 @@ def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.Compl
 def _supervise(parent: int, command: Sequence[str]) -> None:
     """Run a program, and end the process group when the parent ends."""
 
-    # A signal ends the group only if it tells of the parent's end; any other one is for the program, which is in the
-    # same group and has got it too.
+    # A signal ends the group only if it tells of the parent's end; any other one is for the
+    # program, which is in the same group and has got it too.
     def end_if_orphaned(number: int, frame: FrameType | None) -> None:
         if os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)

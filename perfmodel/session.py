@@ -1,8 +1,8 @@
 """Everything that is cached between calls.
 
-A session never changes an answer, only how soon it comes: values are cached by everything that they depend on (whole
-frozen records, the content of files), never by a name, a path or a time. So no call has to name its session, and any
-may be cleared at any moment.
+A session never changes an answer, only how soon it comes: values are cached by everything that they
+depend on (whole frozen records, the content of files), never by a name, a path or a time. So no
+call has to name its session, and any may be cleared at any moment.
 """
 
 from collections import OrderedDict
@@ -52,30 +52,37 @@ class Cache:
                 self._entries.move_to_end(key)
                 return entry.value
 
-        # Computed without the lock, because it may need other values of this cache. Two threads may make the same
-        # value; the later one stays.
+        # Computed without the lock, because it may need other values of this cache. Two threads may
+        # make the same value; the later one stays.
         value = make()
         with self._lock:
             self._keep(key, value)
         return value
 
-    def get_or_compute_each(self, keys: Sequence[Key], make: Callable[[list[Key]], Iterable[tuple[Key, T]]]) -> list[T]:
+    def get_or_compute_each(
+        self, keys: Sequence[Key], make: Callable[[list[Key]], Iterable[tuple[Key, T]]]
+    ) -> list[T]:
         """Return the values of keys, computing all absent ones in one call.
 
         Args:
-            make: computes the values of the absent keys, and returns them by key; it may add values of further keys.
+            make: computes the values of the absent keys, and returns them by key; it may add values
+                of further keys.
         """
         with self._lock:
             entries = [self._entries.get(key) for key in keys]
             for key, entry in zip(keys, entries, strict=True):
                 if entry is not None:
                     self._entries.move_to_end(key)
-        absent = dict.fromkeys(key for key, entry in zip(keys, entries, strict=True) if entry is None)
+        absent = dict.fromkeys(
+            key for key, entry in zip(keys, entries, strict=True) if entry is None
+        )
         if not absent:
             return [entry.value for entry in entries if entry is not None]
 
         # Computed without the lock, as in `get_or_compute`. They need not all fit into the cache.
-        values = {key: entry.value for key, entry in zip(keys, entries, strict=True) if entry is not None}
+        values = {
+            key: entry.value for key, entry in zip(keys, entries, strict=True) if entry is not None
+        }
         computed = list(make(list(absent)))
         values.update(computed)
         with self._lock:
@@ -107,20 +114,23 @@ class Cache:
 class Session:
     """Holds loaded weights, priced parts of layouts and compiled programs.
 
-    Calls use the default session. Inside `with Session():` they use a new one, which is dropped afterwards with its
-    contents. A session that is pickled for another process becomes the session of that process.
+    Calls use the default session. Inside `with Session():` they use a new one, which is dropped
+    afterwards with its contents. A session that is pickled for another process becomes the session
+    of that process.
     """
 
     def __init__(self) -> None:
         self.weight_files = Cache(8)
         """Content of calibration folders, by folder and what the file system says of its files."""
         self.cost_models = Cache(8)
-        """Cost models with the events that they have priced, and corrections from runs, by content of the calibration
-        folder."""
+        """Cost models with the events that they have priced, and corrections from runs, by content
+        of the calibration folder."""
         self.problems = Cache(64)
-        """Problems prepared for prediction, by model, cluster, job, framework, cost models and scenario."""
+        """Problems prepared for prediction, by model, cluster, job, framework, cost models and
+        scenario."""
         self.parts = Cache(128)
-        """Results that layouts share: one cache per setting (without prices), and one per problem (with prices)."""
+        """Results that layouts share: one cache per setting (without prices), and one per problem
+        (with prices)."""
         self.batches = Cache(1)
         """The programs of the last batch, joined for evaluation."""
         self.grid_models = Cache(1)
@@ -128,7 +138,8 @@ class Session:
         self.programs = Cache(1.5 * 2**30, lambda program: float(program.n_bytes))
         """Programs compiled for evaluation, by `ProgramSpec`."""
         self.kernels = Cache(4096)
-        """Compiled kernels of programs that are executed, by op, attributes as written, and shapes."""
+        """Compiled kernels of programs that are executed, by op, attributes as written, and
+        shapes."""
 
     def __repr__(self) -> str:
         counts = [f"{name}={len(cache)}" for name, cache in vars(self).items()]
@@ -139,7 +150,8 @@ class Session:
         for cache in vars(self).values():
             cache.clear()
 
-    # A stack per context: threads and tasks that enter a session of their own do not see each other's.
+    # A stack per context: threads and tasks that enter a session of their own do not see each
+    # other's.
     def __enter__(self) -> "Session":
         _active.set((*_active.get(), self))
         return self

@@ -27,8 +27,8 @@ DTYPE_BYTES: Final[dict[str, int]] = {
     "fp4": 1,
     "int8": 1,
 }
-"""Bytes of one element as stored in memory (tf32 is a compute mode of 4-byte storage; fp4 with its scales takes 9/16 of
-a byte and is rounded up)."""
+"""Bytes of one element as stored in memory (tf32 is a compute mode of 4-byte storage; fp4 with its
+scales takes 9/16 of a byte and is rounded up)."""
 
 
 DTYPE_ALIASES: Final[dict[str, str]] = {
@@ -56,7 +56,8 @@ _DTYPE_OF: Final = _dtype_of_alias()
 
 
 def dtype_name(text: str) -> str:
-    """The element type for a name such as `bfloat16`, `torch.half` or `e4m3`; unknown names are returned unchanged."""
+    """The element type for a name such as `bfloat16`, `torch.half` or `e4m3`; unknown names are
+    returned unchanged."""
     # Accept names as people paste them from code.
     lower_name = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
     return _DTYPE_OF.get(lower_name, text)
@@ -70,14 +71,16 @@ def dtype_bytes(dtype: str) -> int:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
 
 
-# --- quantities as people write them -------------------------------------------------------------------
+# --- quantities as people write them
+# -------------------------------------------------------------------
 
 _SI_PREFIXES: Final = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY_PREFIXES: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def _bytes_and_bits(per_second: bool) -> dict[str, float]:
-    """Units of bytes and bits, or of their rates, with all prefixes: a large B is bytes, a small b or `bit` bits."""
+    """Units of bytes and bits, or of their rates, with all prefixes: a large B is bytes, a small b
+    or `bit` bits."""
     byte_units, bit_units = ("B",), ("bit", "b")
     if per_second:
         byte_units, bit_units = ("B/s", "Bps"), ("bit/s", "b/s", "bps")
@@ -110,7 +113,9 @@ class QuantityKind:
 
 QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
     "time": QuantityKind(
-        "time", "2ms, 50us or 0.002", {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+        "time",
+        "2ms, 50us or 0.002",
+        {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
     ),
     "tokens": QuantityKind(
         "number of tokens",
@@ -123,22 +128,29 @@ QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
         {"": 1.0, "k": 2.0**10, "K": 2.0**10, "Ki": 2.0**10, "M": 2.0**20, "Mi": 2.0**20},
     ),
     "bandwidth": QuantityKind(
-        "bandwidth", "25e9 (bytes/s), 25GB/s or 200Gbit/s", {"": 1.0} | _bytes_and_bits(per_second=True)
+        "bandwidth",
+        "25e9 (bytes/s), 25GB/s or 200Gbit/s",
+        {"": 1.0} | _bytes_and_bits(per_second=True),
     ),
-    "memory": QuantityKind("amount of memory", "80GiB or 85.9e9", {"": 1.0} | _bytes_and_bits(per_second=False)),
+    "memory": QuantityKind(
+        "amount of memory", "80GiB or 85.9e9", {"": 1.0} | _bytes_and_bits(per_second=False)
+    ),
     "rate": QuantityKind(
         "rate of computing",
         "989TFLOP/s",
         {"": 1.0} | _rates_of_computing(),
     ),
-    "frequency": QuantityKind("frequency", "1.98GHz", {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}),
+    "frequency": QuantityKind(
+        "frequency", "1.98GHz", {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
+    ),
     "power": QuantityKind("power", "700W", {"": 1.0, "W": 1.0, "mW": 1e-3, "kW": 1e3, "MW": 1e6}),
 }
 _NUMBER_AND_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z/]*)\s*")
 
 
 def parse_quantity(text: str, kind: str) -> float:
-    """Parse a quantity of one of `QUANTITY_KINDS`, such as `200Gbit/s`, `1T` or `50us`, into SI units.
+    """Parse a quantity of one of `QUANTITY_KINDS`, such as `200Gbit/s`, `1T` or `50us`, into SI
+    units.
 
     Raises:
         PerfModelError: no such quantity, negative or not finite.
@@ -155,7 +167,8 @@ def parse_quantity(text: str, kind: str) -> float:
 
 
 def quantity_text(value: float, kind: str) -> str:
-    """Write a quantity as `parse_quantity` reads it, in the unit that makes it shortest: `25GB/s`, `50us`.
+    """Write a quantity as `parse_quantity` reads it, in the unit that makes it shortest: `25GB/s`,
+    `50us`.
 
     Args:
         value: value in SI units.
@@ -174,7 +187,8 @@ def parse_seconds(text: str) -> float:
 
 
 LONGEST_SEQUENCE: Final = 100_000_000
-"""Longest accepted sequence in tokens, over a hundred times the longest that models were trained on."""
+"""Longest accepted sequence in tokens, over a hundred times the longest that models were trained
+on."""
 
 
 def parse_length(text: str) -> int:
@@ -202,7 +216,8 @@ LARGEST_NUMBER: Final = 1e30
 def plain_whole(text: str) -> int:
     """A whole number written in plain digits, such as `8` or `-1`.
 
-    Python would read `1_0`, `+8`, digits of other scripts and blanks around a number too, which are usually slips.
+    Python would read `1_0`, `+8`, digits of other scripts and blanks around a number too, which are
+    usually slips.
 
     Raises:
         PerfModelError: another text; names it.
@@ -219,7 +234,9 @@ def plain_number(text: str) -> float:
         PerfModelError: another text, or a number that no quantity has; names it.
     """
     if not _PLAIN_NUMBER.fullmatch(text):
-        raise PerfModelError(f"{text[:40]!r} is not a finite number in plain digits, like 0.5 or 2e-6")
+        raise PerfModelError(
+            f"{text[:40]!r} is not a finite number in plain digits, like 0.5 or 2e-6"
+        )
     value = float(text)
     if value == 0 and text.startswith("-"):
         raise PerfModelError(f"{text[:40]!r} is a negative zero; write 0")
@@ -227,12 +244,15 @@ def plain_number(text: str) -> float:
     # Python reads 1e-999 as 0, which is not the stated number.
     states_zero = not text.lower().partition("e")[0].strip("-0.")
     if abs(value) > LARGEST_NUMBER or (abs(value) < 1 / LARGEST_NUMBER and not states_zero):
-        raise PerfModelError(f"{text[:40]!r} is not plausible: quantities lie between 1e-30 and 1e30")
+        raise PerfModelError(
+            f"{text[:40]!r} is not plausible: quantities lie between 1e-30 and 1e30"
+        )
     return value
 
 
 def require_whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
-    """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`.
+    """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to
+    `most`.
 
     The message names all that are not.
     """
@@ -241,11 +261,17 @@ def require_whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: in
         # Most values are plain, and records are made by the thousand.
         if type(value) is not int:
             untraced(f"{owner}: {name}", value)
-        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        if (
+            not isinstance(value, Integral)
+            or isinstance(value, bool)
+            or not least <= int(value) <= most
+        ):
             wrong.append(f"{name}={value!r}"[:60])
     if wrong:
         numbers = "whole numbers" if len(wrong) > 1 else "a whole number"
-        raise PerfModelError(f"{owner}: {', '.join(wrong)} must be {numbers} from {least} to {most:,}")
+        raise PerfModelError(
+            f"{owner}: {', '.join(wrong)} must be {numbers} from {least} to {most:,}"
+        )
 
 
 def divisors(n: int, limit: int | None = None) -> tuple[int, ...]:
@@ -331,7 +357,8 @@ def counted(value: float) -> str:
 
 
 MIN_FIT: Final = 0.9
-"""Least probability of fitting into memory at which a layout is called fitting, and is recommended by default."""
+"""Least probability of fitting into memory at which a layout is called fitting, and is recommended
+by default."""
 
 
 def fit_words(probability: float) -> str:

@@ -13,30 +13,34 @@ import pytest
 
 from perfmodel.session import current_session
 
-# examples are judged by their results: how long one takes says something of the machine's load only. A gate tells
-# good code from bad by the same examples every time; PERFMODEL_EXPLORE=1 draws others
+# examples are judged by their results: how long one takes says something of the machine's load
+# only. A gate tells good code from bad by the same examples every time; PERFMODEL_EXPLORE=1 draws
+# others
 EXPLORES = "PERFMODEL_EXPLORE" in os.environ
 hypothesis.settings.register_profile(
     "untimed", deadline=None, derandomize=not EXPLORES, max_examples=500 if EXPLORES else 50
 )
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What XLA has compiled once serves all workers, the processes that tests start, and later runs: a quarter of the time
-# of files that compile much. It stands where the command line keeps its own (`perfmodel.files.cache_dir`), which
-# drops what is not used; every program of other code, flags or versions has another name.
+# What XLA has compiled once serves all workers, the processes that tests start, and later runs: a
+# quarter of the time of files that compile much. It stands where the command line keeps its own
+# (`perfmodel.files.cache_dir`), which drops what is not used; every program of other code, flags or
+# versions has another name.
 USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ.get("PERFMODEL_CACHE") or USER_CACHE) / "xla"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(os.environ.get("PERFMODEL_CACHE") or USER_CACHE) / "xla")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# A shell lets what it starts in the background ignore interrupts, and nohup lets it ignore hang-ups: processes that
-# tests start would inherit that.
+# A shell lets what it starts in the background ignore interrupts, and nohup lets it ignore
+# hang-ups: processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# JAX and the tests themselves are a million objects that stay. At Python's default of 700 new objects, a tenth of the
-# tests' time goes into looking for garbage among them.
+# JAX and the tests themselves are a million objects that stay. At Python's default of 700 new
+# objects, a tenth of the tests' time goes into looking for garbage among them.
 COLLECTED_EVERY = 50_000
 """Objects that a process makes between two searches for reference cycles."""
 gc.set_threshold(COLLECTED_EVERY)
@@ -75,15 +79,18 @@ def data_dir() -> Path:
 
 
 MOST_RESIDENT_BYTES = 1.6e9
-"""No test takes as much as is left to 2 GiB; what goes sooner than it must is compiled again and again."""
+"""No test takes as much as is left to 2 GiB; what goes sooner than it must is compiled again and
+again."""
 GROWTH_BYTES = 0.4e9
 RESIDENT_BYTES = [0.0]
-"""After the last time that compiled code was dropped: what cannot go does not make every test compile anew."""
+"""After the last time that compiled code was dropped: what cannot go does not make every test
+compile anew."""
 
 
 @pytest.fixture(autouse=True)
 def as_a_test_finds_it() -> Iterator[None]:
-    """No test may leave JAX in another precision for the next one; what was compiled goes once it takes much memory."""
+    """No test may leave JAX in another precision for the next one; what was compiled goes once it
+    takes much memory."""
     yield
     if "jax" in sys.modules:
         jax = sys.modules["jax"]
@@ -98,7 +105,8 @@ def as_a_test_finds_it() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_anew() -> Iterator[None]:
-    """XLA tells a module's text, memory and FLOPs of what it compiles itself, not of what it finds compiled."""
+    """XLA tells a module's text, memory and FLOPs of what it compiles itself, not of what it finds
+    compiled."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 

@@ -1,4 +1,5 @@
-"""Prices that are the same for ever: kernels and collectives at constant rates, at a site without fitted constants."""
+"""Prices that are the same for ever: kernels and collectives at constant rates, at a site without
+fitted constants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +25,13 @@ _SLOWER_BY_NAME = {"A100-SXM4-80GB": 1.6, "a100": 1.3}
 
 
 class Rates:
-    """Kernels and collectives at constant rates, which are lower on every machine but the newest."""
+    """Kernels and collectives at constant rates, which are lower on every machine but the
+    newest."""
 
     def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
-        time_s = _SLOWER_BY_NAME.get(machine.name, 1.0) * np.array([_seconds(op) for op in ops], float)
+        time_s = _SLOWER_BY_NAME.get(machine.name, 1.0) * np.array(
+            [_seconds(op) for op in ops], float
+        )
         return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
 
 

@@ -1,7 +1,8 @@
-"""Every change of one formula of a file that a caller could see: a sign, a term, a factor, a name for its neighbour.
+"""Every change of one formula of a file that a caller could see: a sign, a term, a factor, a name
+for its neighbour.
 
-`mutants.py` draws from these and lets tests judge them. What nobody can see is excluded by the rules of
-`_is_invisible`, not by hand.
+`mutants.py` draws from these and lets tests judge them. What nobody can see is excluded by the
+rules of `_is_invisible`, not by hand.
 """
 
 import ast
@@ -27,7 +28,13 @@ SWAPPED_NAMES = (
     ("first", "last"),
     ("m", "n"),
 )
-SWAPPED_CALLS = (("min", "max"), ("minimum", "maximum"), ("floor", "ceil"), ("argmin", "argmax"), ("any", "all"))
+SWAPPED_CALLS = (
+    ("min", "max"),
+    ("minimum", "maximum"),
+    ("floor", "ceil"),
+    ("argmin", "argmax"),
+    ("any", "all"),
+)
 SWAPPED_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -51,7 +58,8 @@ SHIFTED_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 
 GUARDS = (1e-9, 1e15)
-"""Smaller and larger constants keep divisions and logarithms finite: what they are exactly says nothing."""
+"""Smaller and larger constants keep divisions and logarithms finite: what they are exactly says
+nothing."""
 INVISIBLE_KEYWORDS = (
     "strict",
     "copy",
@@ -67,9 +75,17 @@ INVISIBLE_KEYWORDS = (
 )
 INVISIBLE_CALLS = ("round", "warn", "lru_cache", "report_progress", "cast", "astype")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes", "most_rounds", "most_steps")
-"""Assignments and functions with these in their names decide how fast an answer comes, how it is shown, or where a loop
-ends that has long converged."""
+INVISIBLE_NAMES = (
+    "cache",
+    "progress",
+    "tolerance",
+    "rounding",
+    "chunk_bytes",
+    "most_rounds",
+    "most_steps",
+)
+"""Assignments and functions with these in their names decide how fast an answer comes, how it is
+shown, or where a loop ends that has long converged."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +138,8 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_invisible(node: ast.AST) -> bool:
-    """Whether no caller sees a change: docstrings, messages, imports, guards, caches, progress, rounding for people."""
+    """Whether no caller sees a change: docstrings, messages, imports, guards, caches, progress,
+    rounding for people."""
     match node:
         case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
             return True
@@ -132,7 +149,11 @@ def _is_invisible(node: ast.AST) -> bool:
             return name in INVISIBLE_KEYWORDS
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name in INVISIBLE_CALLS or name.endswith(("Error", "Warning"))
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+        case (
+            ast.FunctionDef(name=name)
+            | ast.ClassDef(name=name)
+            | ast.AnnAssign(target=ast.Name(id=name))
+        ):
             return _names_speed_or_looks(name)
         case ast.Assign(targets=[ast.Name(id=name)]):
             return _names_speed_or_looks(name)
@@ -147,7 +168,9 @@ def _names_speed_or_looks(name: str) -> bool:
     lowered = name.lower()
     if "torch" in lowered and not HAS_TORCH:
         return True  # nothing here can run it
-    return lowered in ("__repr__", "__str__", "__all__") or any(part in lowered for part in INVISIBLE_NAMES)
+    return lowered in ("__repr__", "__str__", "__all__") or any(
+        part in lowered for part in INVISIBLE_NAMES
+    )
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -170,17 +193,25 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
         case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
             yield "negation", _text(operand)
         case ast.BoolOp(op=op, values=values):
-            yield "and or", _text(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
+            yield (
+                "and or",
+                _text(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)),
+            )
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             if other := OPPOSITE_COMPARISONS.get(type(op)):
                 yield "comparison", _text(ast.Compare(left, [other()], [right]))
-            # of numbers that are counted, the boundary matters too; nothing lies on a boundary of 0 seconds or bytes
+            # of numbers that are counted, the boundary matters too; nothing lies on a boundary of 0
+            # seconds or bytes
             counts = [
-                side.value for side in (left, right) if isinstance(side, ast.Constant) and type(side.value) is int
+                side.value
+                for side in (left, right)
+                if isinstance(side, ast.Constant) and type(side.value) is int
             ]
             if any(counts) and (other := SHIFTED_COMPARISONS.get(type(op))):
                 yield "boundary", _text(ast.Compare(left, [other()], [right]))
-        case ast.Call(func=ast.Name() | ast.Attribute() as called, args=args, keywords=keywords) if args:
+        case ast.Call(
+            func=ast.Name() | ast.Attribute() as called, args=args, keywords=keywords
+        ) if args:
             name = called.id if isinstance(called, ast.Name) else called.attr
             for other in _partners(name, SWAPPED_CALLS):
                 yield "min for max", _text(ast.Call(_renamed(called, other), args, keywords))
@@ -219,4 +250,8 @@ def _renamed(node: ast.Name | ast.Attribute, name: str) -> ast.expr:
 def _text(node: ast.expr) -> str:
     """Of an expression, in brackets where it needs them."""
     text = ast.unparse(node)
-    return text if isinstance(node, ast.Constant | ast.Name | ast.Attribute | ast.Call) else f"({text})"
+    return (
+        text
+        if isinstance(node, ast.Constant | ast.Name | ast.Attribute | ast.Call)
+        else f"({text})"
+    )

@@ -1,16 +1,19 @@
-"""Mutation testing: change one formula of the package at random and see whether the tests of its room fail.
+"""Mutation testing: change one formula of the package at random and see whether the tests of its
+room fail.
 
     python tests/mutants.py --count 100 --seed 1 --out out/mutants.csv
     python tests/mutants.py --rooms memory units --count 10 --seed 7
     python tests/mutants.py --count 100 --seed 1 --out out/mutants.csv --resume
 
-`mutants.toml` names the rooms, the files of each and the tests that watch over them. Mutants are drawn by a seed: first
-a room, each in turn, then a kind of change, then a place. Each is written into a scratch copy of the repository, never
-into the working tree, and the tests of its room run there until the first of them fails.
+`mutants.toml` names the rooms, the files of each and the tests that watch over them. Mutants are
+drawn by a seed: first a room, each in turn, then a kind of change, then a place. Each is written
+into a scratch copy of the repository, never into the working tree, and the tests of its room run
+there until the first of them fails.
 
-A mutant that the tests run through without a failure has survived: either a truth that no test states, or a change
-that no caller can see. The tests have a minute of processor time, which other work on the machine does not use up. A
-run that was stopped goes on with `--resume`; after new tests, `--again` judges what survived.
+A mutant that the tests run through without a failure has survived: either a truth that no test
+states, or a change that no caller can see. The tests have a minute of processor time, which other
+work on the machine does not use up. A run that was stopped goes on with `--resume`; after new
+tests, `--again` judges what survived.
 """
 
 import argparse
@@ -58,8 +61,8 @@ class Verdict:
     """What the tests of its room said of a mutant."""
 
     outcome: str
-    """`caught`, `caught: ran on` (past the limit of processor time, of which the unchanged tests need half at most),
-    `SURVIVED`, or `undecided` (past a limit)."""
+    """`caught`, `caught: ran on` (past the limit of processor time, of which the unchanged tests
+    need half at most), `SURVIVED`, or `undecided` (past a limit)."""
     seconds: float
     """Of processor time, with the processes that the tests started and waited for."""
     test: str
@@ -104,7 +107,8 @@ def draw(rooms: Sequence[Room], count: int, seed: int, folder: Path = ROOT) -> l
     return drawn
 
 
-# --- what the tests say of them ------------------------------------------------------------------------
+# --- what the tests say of them
+# ------------------------------------------------------------------------
 
 
 class Scratch:
@@ -121,7 +125,8 @@ class Scratch:
                 shutil.copy2(ROOT / name, folder / name)
 
     def write(self, file: str, source: bytes) -> None:
-        """Replace a file and forget what it was compiled to, which may have been in the same second."""
+        """Replace a file and forget what it was compiled to, which may have been in the same
+        second."""
         path = self.folder / file
         path.write_bytes(source)
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
@@ -137,10 +142,17 @@ class Scratch:
         finally:
             self.write(mutant.file, source)
         if verdict.outcome == "caught: ran on" and self.unchanged(tests).seconds > LIMIT_S / 2:
-            # These tests need most of their time without any change, and say nothing by taking longer.
+            # These tests need most of their time without any change, and say nothing by taking
+            # longer.
             return Verdict("undecided", verdict.seconds, "")
-        if verdict.is_caught and verdict.test and "::" not in verdict.test and self.run(tests).outcome != "SURVIVED":
-            # No test failed, but none could be imported: of the package as it is neither, so the machine is at fault.
+        if (
+            verdict.is_caught
+            and verdict.test
+            and "::" not in verdict.test
+            and self.run(tests).outcome != "SURVIVED"
+        ):
+            # No test failed, but none could be imported: of the package as it is neither, so the
+            # machine is at fault.
             raise SystemExit(f"the tests cannot run at all: {verdict.test}")
         return verdict
 
@@ -193,7 +205,8 @@ class Scratch:
 
 
 def _exit_status(child: int, deadline: float) -> tuple[int | None, float]:
-    """Exit code and processor seconds of a process; negative where a signal ended it, None where it had to be ended."""
+    """Exit code and processor seconds of a process; negative where a signal ended it, None where it
+    had to be ended."""
     try:
         while time.monotonic() < deadline:
             ended, status, usage = os.wait4(child, os.WNOHANG)
@@ -214,10 +227,13 @@ def _end(child: int) -> float:
 
 
 def _import_what_is_slow() -> None:
-    """Libraries that the tests of most rooms use, with threads and caches as a scratch copy needs them."""
+    """Libraries that the tests of most rooms use, with threads and caches as a scratch copy needs
+    them."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "mutants-xla"))
+    os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "mutants-xla")
+    )
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     for name in ("jax.numpy", "pandas", "scipy.optimize", "scipy.special", "scipy.stats"):
         importlib.import_module(name)
@@ -231,18 +247,45 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="*", help="names in mutants.toml; all of them by default")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="of the mutants drawn, every Nth from the Ith on")
-    parser.add_argument("--places", type=int, nargs="*", metavar="N", help="of the mutants drawn, these (from --list)")
-    parser.add_argument("--resume", action="store_true", help="keep the verdicts of the table `--out`; judge the rest")
-    parser.add_argument("--again", action="store_true", help="the same, but judge what survived or was undecided")
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="I/N",
+        help="of the mutants drawn, every Nth from the Ith on",
+    )
+    parser.add_argument(
+        "--places",
+        type=int,
+        nargs="*",
+        metavar="N",
+        help="of the mutants drawn, these (from --list)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the verdicts of the table `--out`; judge the rest",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="the same, but judge what survived or was undecided"
+    )
     parser.add_argument("--next", type=int, metavar="N", help="judge at most so many more")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without any change first")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.csv", help="a table of all verdicts")
-    parser.add_argument("--list", action="store_true", help="print the mutants without running any test")
+    parser.add_argument(
+        "--trust", action="store_true", help="do not run the tests without any change first"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "out" / "mutants.csv", help="a table of all verdicts"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the mutants without running any test"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the scratch copy goes too
 
-    rooms = {room.name: room for room in read_rooms() if not arguments.rooms or room.name in arguments.rooms}
+    rooms = {
+        room.name: room
+        for room in read_rooms()
+        if not arguments.rooms or room.name in arguments.rooms
+    }
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         # the working tree may change meanwhile: all is of the copy
         scratch = Scratch(Path(folder))
@@ -261,17 +304,22 @@ def main() -> None:
         if arguments.list:
             for m in left:
                 place = place_of[m]
-                print(f"{place:3} {m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
+                print(
+                    f"{place:3} {m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}"
+                )
             return
         _import_what_is_slow()
         if not arguments.trust:
-            _check_unchanged(scratch, dict.fromkeys(rooms[m.room].tests_of_file[m.file] for m in left))
+            _check_unchanged(
+                scratch, dict.fromkeys(rooms[m.room].tests_of_file[m.file] for m in left)
+            )
         verdicts = _judge_all(scratch, left, known, rooms, arguments.out)
     print(_summary(verdicts, arguments.seed))
 
 
 def _known_verdicts(table: Path, mutants: Sequence[Mutant]) -> dict[Mutant, Verdict]:
-    """Verdicts that a table has on mutants, which it knows by their file and text: lines move with other changes."""
+    """Verdicts that a table has on mutants, which it knows by their file and text: lines move with
+    other changes."""
     with table.open(newline="") as file:
         row_of = {(row["file"], row["before"], row["after"]): row for row in csv.DictReader(file)}
     verdicts: dict[Mutant, Verdict] = {}
@@ -292,9 +340,14 @@ def _check_unchanged(scratch: Scratch, all_tests: Iterable[tuple[str, ...]]) -> 
 
 
 def _judge_all(
-    scratch: Scratch, left: Sequence[Mutant], known: dict[Mutant, Verdict], rooms: dict[str, Room], out: Path
+    scratch: Scratch,
+    left: Sequence[Mutant],
+    known: dict[Mutant, Verdict],
+    rooms: dict[str, Room],
+    out: Path,
 ) -> dict[Mutant, Verdict]:
-    """Known verdicts and those on the mutants left, each printed and written to a table as soon as it is there."""
+    """Known verdicts and those on the mutants left, each printed and written to a table as soon as
+    it is there."""
     verdicts: dict[Mutant, Verdict] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="") as file:
@@ -302,7 +355,9 @@ def _judge_all(
         writer.writerow(COLUMNS)
         # What is known is on disk before anything else is judged: another stop loses nothing.
         for m in [*known, *left]:
-            verdict = known[m] if m in known else scratch.judge(m, rooms[m.room].tests_of_file[m.file])
+            verdict = (
+                known[m] if m in known else scratch.judge(m, rooms[m.room].tests_of_file[m.file])
+            )
             verdicts[m] = verdict
             changed = [m.room, m.file, m.line, m.kind, m.before, m.after]
             writer.writerow([*changed, verdict.outcome, round(verdict.seconds), verdict.test])
@@ -310,7 +365,9 @@ def _judge_all(
             if m in known:
                 continue
             place = f"{m.kind:<15} {m.file}:{m.line}"
-            print(f"{verdict.outcome:<14} {verdict.seconds:4.0f} s  {m.room:<12} {place}", flush=True)
+            print(
+                f"{verdict.outcome:<14} {verdict.seconds:4.0f} s  {m.room:<12} {place}", flush=True
+            )
             if not verdict.is_caught:
                 print(f"    {m.before}\n    {m.after}", flush=True)
     return verdicts
@@ -321,7 +378,9 @@ def _summary(verdicts: dict[Mutant, Verdict], seed: int) -> str:
     caught_of_room: dict[str, list[bool]] = {}
     for mutant, verdict in verdicts.items():
         caught_of_room.setdefault(mutant.room, []).append(verdict.is_caught)
-    lines = [f"{room:<14} {sum(caught)} of {len(caught)}" for room, caught in caught_of_room.items()]
+    lines = [
+        f"{room:<14} {sum(caught)} of {len(caught)}" for room, caught in caught_of_room.items()
+    ]
     caught = sum(verdict.is_caught for verdict in verdicts.values())
     return "\n".join([*lines, f"{caught} of {len(verdicts)} mutants caught, seed {seed}"])
 

@@ -1,4 +1,5 @@
-"""Parsed files with one thing wrong, for tests that everything a user may write ends in a value or in one line."""
+"""Parsed files with one thing wrong, for tests that everything a user may write ends in a value or
+in one line."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,11 +10,15 @@ VALUES: tuple[Any, ...] = (
     DROPPED, None, 0, -1, 2.5, 0.5, 10**30, 1e300, float("nan"), float("inf"), "", "many", "8", True,
     [], [4, 8], {}, {"x": {"y": 1}},
 )  # fmt: skip
-"""Put in place of every value: nothing, null, zero, negative, fractions, huge, not finite, text, lists, nested."""
+"""Put in place of every value: nothing, null, zero, negative, fractions, huge, not finite, text,
+lists, nested."""
 
 
-def mutations(data: dict[str, Any], values: tuple[Any, ...] = VALUES) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each value of a parsed file, however deep, replaced by each of `values`; with words for what was done."""
+def mutations(
+    data: dict[str, Any], values: tuple[Any, ...] = VALUES
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each value of a parsed file, however deep, replaced by each of `values`; with words for what
+    was done."""
     for path in _paths(data):
         for value in values:
             changed = deepcopy(data)
@@ -24,11 +29,20 @@ def mutations(data: dict[str, Any], values: tuple[Any, ...] = VALUES) -> Iterato
                 del at[path[-1]]
             else:
                 at[path[-1]] = value
-            yield f"{'.'.join(map(str, path))} -> {'dropped' if value is DROPPED else repr(value)[:40]}", changed
+            yield (
+                f"{'.'.join(map(str, path))} -> {'dropped' if value is DROPPED else repr(value)[:40]}",
+                changed,
+            )
 
 
 def _paths(data: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
     for key, value in items:
         yield (*before, key)
         yield from _paths(value, (*before, key))
@@ -45,7 +59,11 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_value(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_value(k)} = {_value(v)}" for k, v in value.items() if v is not None)
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(_value(v) for v in value if v is not None) + "]"
     return repr(value)

@@ -1,6 +1,8 @@
-"""Every optional feature of a record switched on: each of its fields with other values than its own.
+"""Every optional feature of a record switched on: each of its fields with other values than its
+own.
 
-Tables of stored answers are made of these, so that a new field is in them from the day on which it is added.
+Tables of stored answers are made of these, so that a new field is in them from the day on which it
+is added.
 """
 
 from collections.abc import Iterator
@@ -9,11 +11,13 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SMALL_BY_UNIT = (("_per_s", 1e9), ("_s", 1e-4), ("_bytes", 2e8), ("_params", 1e8))
-"""Values of figures that are 0 or unknown by default, by the end of the name that has their unit."""
+"""Values of figures that are 0 or unknown by default, by the end of the name that has their
+unit."""
 
 
 def other_values(record: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of every change of one field, those of sections included, which are named by their field alone."""
+    """Name and value of every change of one field, those of sections included, which are named by
+    their field alone."""
     hints = get_type_hints(type(record))
     for field in fields(record):
         value = getattr(record, field.name)

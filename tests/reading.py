@@ -1,7 +1,8 @@
-"""How hard each room of the package is to read: figures to look at beside those of other codebases (`make reading`).
+"""How hard each room of the package is to read: figures to look at beside those of other codebases
+(`make reading`).
 
-None of them is a limit. Each points at a habit: a line that packs several thoughts, a name that could stand for
-anything, a record that nobody can hold in mind.
+None of them is a limit. Each points at a habit: a line that packs several thoughts, a name that
+could stand for anything, a record that nobody can hold in mind.
 """
 
 import ast
@@ -15,7 +16,21 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 VAGUE_NAMES = frozenset(
     (
-        *("found", "one", "own", "of", "told", "held", "kept", "given", "mine", "some", "other", "others", "whole"),
+        *(
+            "found",
+            "one",
+            "own",
+            "of",
+            "told",
+            "held",
+            "kept",
+            "given",
+            "mine",
+            "some",
+            "other",
+            "others",
+            "whole",
+        ),
         *("like", "left", "dealt", "words", "to", "where", "by", "per"),
     )
 )
@@ -69,7 +84,9 @@ def figures_of(folder: Path) -> Figures:
         _count_lines(figures, text, tree)
         _count_nodes(figures, tree)
         if path.name == "__init__.py":
-            exported = sum(len(node.names) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+            exported = sum(
+                len(node.names) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+            )
             figures.largest_facade = max(figures.largest_facade, exported)
     return figures
 
@@ -100,7 +117,9 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
         if not isinstance(body, list):
             continue
         for statement in body:
-            is_string = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            is_string = isinstance(statement, ast.Expr) and isinstance(
+                statement.value, ast.Constant
+            )
             if is_string and isinstance(statement.value.value, str):
                 rows.update(range(statement.lineno, statement.end_lineno + 1))
     return rows
@@ -109,7 +128,9 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
 def _count_nodes(figures: Figures, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, COMPREHENSIONS):
-            inside = any(isinstance(inner, COMPREHENSIONS) for inner in ast.walk(node) if inner is not node)
+            inside = any(
+                isinstance(inner, COMPREHENSIONS) for inner in ast.walk(node) if inner is not node
+            )
             figures.nested_comprehensions += inside or len(node.generators) > 1
         elif isinstance(node, FUNCTIONS):
             arguments = (*node.args.args, *node.args.kwonlyargs)
@@ -127,7 +148,9 @@ def rooms_of(package: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    packages = [Path(argument) for argument in sys.argv[1:]] or [Path(__file__).parents[1] / "perfmodel"]
+    packages = [Path(argument) for argument in sys.argv[1:]] or [
+        Path(__file__).parents[1] / "perfmodel"
+    ]
     print(HEAD)
     for package in packages:
         print(figures_of(package).row(package.name))

@@ -1,4 +1,5 @@
-"""Tables of stored answers: figures of many cases, each beside a base from which it differs in few of them."""
+"""Tables of stored answers: figures of many cases, each beside a base from which it differs in few
+of them."""
 
 import csv
 import math
@@ -32,11 +33,14 @@ def write_cases(table: Path, cases: Iterable[StoredCase]) -> None:
             changed = {
                 name: case.figures.get(name, math.nan)
                 for name in base.keys() | case.figures.keys()
-                if name not in base or not _is_close(case.figures.get(name, math.nan), base[name], 1e-9)
+                if name not in base
+                or not _is_close(case.figures.get(name, math.nan), base[name], 1e-9)
             }
             if case.base == case.name:
                 bases[case.base] = case.figures
-            writer.writerow([case.base, case.name, " ".join(f"{k}={v:.7g}" for k, v in sorted(changed.items()))])
+            writer.writerow(
+                [case.base, case.name, " ".join(f"{k}={v:.7g}" for k, v in sorted(changed.items()))]
+            )
 
 
 def read_cases(table: Path) -> Iterator[StoredCase]:
@@ -72,7 +76,9 @@ def moved_figures(
         for name in sorted(stored.keys() | case.figures.keys()):
             values = stored.get(name, math.nan), case.figures.get(name, math.nan)
             if not _is_close(*values, ROUNDING if name in exact else rounding):
-                moved.append(f"{case.base}: {case.name}: {name} was {values[0]:.9g}, is {values[1]:.9g}")
+                moved.append(
+                    f"{case.base}: {case.name}: {name} was {values[0]:.9g}, is {values[1]:.9g}"
+                )
     return [*moved, *(f"{base}: {name} is gone" for base, name in then)]
 
 

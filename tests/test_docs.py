@@ -1,4 +1,5 @@
-"""The documentation's code, page by page: Python runs, `shell` commands run, other commands at least parse."""
+"""The documentation's code, page by page: Python runs, `shell` commands run, other commands at
+least parse."""
 
 import ast
 import importlib.util
@@ -28,14 +29,23 @@ def commands(text: str) -> list[list[str]]:
     lines = text.replace("\\\n", " ").splitlines()
     if text.startswith("$ "):  # what follows a command is what it prints
         lines = [line for line in lines if line.startswith("$ ")]
-    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "perfmodel" in line]
-    return [line[1 : line.index(">") if ">" in line else None] for line in words if line[0] == "perfmodel"]
+    words = [
+        shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "perfmodel" in line
+    ]
+    return [
+        line[1 : line.index(">") if ">" in line else None]
+        for line in words
+        if line[0] == "perfmodel"
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
+@pytest.mark.parametrize(
+    "page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES]
+)
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .sh ...) becomes this file."""
+    """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .sh ...)
+    becomes this file."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
     for language, text in BLOCK.findall(page.read_text()):
@@ -59,13 +69,17 @@ def test_commands_of_a_page_parse(page: Path) -> None:
                 parser().parse_args(argv)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
+@pytest.mark.parametrize(
+    "page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES]
+)
 def test_code_that_a_page_includes_is_there(page: Path) -> None:
     for file, options in INCLUDED.findall(page.read_text()):
         source = (page.parent / file).read_text()
         values = dict(re.findall(r"^:([a-z-]+): (.*)$", options, re.MULTILINE))
         tree = ast.parse(source)
-        (function,) = [node for node in tree.body if getattr(node, "name", "") == values["pyobject"]]
+        (function,) = [
+            node for node in tree.body if getattr(node, "name", "") == values["pyobject"]
+        ]
         code = ast.get_source_segment(source, function) or ""
         for limit in ("start-after", "end-before"):
             assert values.get(limit, "") in code, limit
@@ -79,13 +93,19 @@ def test_files_that_contributing_names_are_there() -> None:
     for name in re.findall(r"`(perfmodel/[\w./]+)`", text):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`(_\w+\.py)`", tables):
-        assert any((ROOT / "perfmodel" / room / name).is_file() for room in ("prediction", "schedule")), name
+        assert any(
+            (ROOT / "perfmodel" / room / name).is_file() for room in ("prediction", "schedule")
+        ), name
 
 
 def test_every_public_name_has_a_line() -> None:
     lines = names_page().splitlines()
     names = [name for name in dir(perfmodel) if not name.startswith("__")]
-    rows = {match[1]: match[2] for line in lines if (match := re.match(r"\| `pm\.(\w+)` \| (.*) \|$", line))}
+    rows = {
+        match[1]: match[2]
+        for line in lines
+        if (match := re.match(r"\| `pm\.(\w+)` \| (.*) \|$", line))
+    }
     assert set(rows) == set(names)
     assert all(len(text) > 10 and text.endswith(".") for text in rows.values()), rows
 
@@ -95,7 +115,9 @@ def test_the_readme_is_short() -> None:
 
 
 def test_schedule_in_the_page_can_run() -> None:
-    (text,) = re.findall(r"```\n(# 1F1B.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```\n(# 1F1B.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL
+    )
     require_valid(parse_schedule(text))
 
 
@@ -117,9 +139,12 @@ def test_printed_output_stands_with_its_command() -> None:
         if text.startswith("$ ") and language != "console"
     ]
     assert not loose
-    assert sum(1 for page in PAGES for language, _ in BLOCK.findall(page.read_text()) if language == "console") == len(
-        [shown for page in pages() for shown in shown_on(page)]
-    )
+    assert sum(
+        1
+        for page in PAGES
+        for language, _ in BLOCK.findall(page.read_text())
+        if language == "console"
+    ) == len([shown for page in pages() for shown in shown_on(page)])
 
 
 def test_a_stale_figure_is_noticed() -> None:
@@ -142,7 +167,11 @@ def test_the_page_of_seconds_has_a_row_for_each_journey() -> None:
         patch.setitem(sys.modules, "journeys", journeys)
         spec.loader.exec_module(journeys)
     page = journeys.PAGE.read_text()
-    rows = [re.match(r"\| (.*?) \| `(.*)` \| [\d.]+, [\d.]+ \|", line) for line in page.splitlines()]
-    assert [row.groups() for row in rows if row] == [(one.question, one.shown) for one in journeys.JOURNEYS]
+    rows = [
+        re.match(r"\| (.*?) \| `(.*)` \| [\d.]+, [\d.]+ \|", line) for line in page.splitlines()
+    ]
+    assert [row.groups() for row in rows if row] == [
+        (one.question, one.shown) for one in journeys.JOURNEYS
+    ]
     _, _, table = page.partition("-->\n")
     assert journeys.with_table(page, table.partition("\n<!--")[0]) == page

@@ -12,9 +12,11 @@ PACKAGE = Path(perfmodel.__file__).parent
 TESTS = Path(__file__).parent
 MOST_NAMES = 40
 WIDE = {"perfmodel"}
-"""The door that is wider: a function for every command, and the records that they take (`pm.NAME`)."""
+"""The door that is wider: a function for every command, and the records that they take
+(`pm.NAME`)."""
 LOOK_INSIDE = {
-    # The command's own module: what it is given in place of a search, of processes or of a printed report.
+    # The command's own module: what it is given in place of a search, of processes or of a printed
+    # report.
     "cli/test_cli.py",
     "cli/test_cli_emulate.py",
     "cli/test_printed_tables.py",
@@ -43,7 +45,10 @@ LOOK_INSIDE = {
 def imports(path: Path) -> Iterator[tuple[str, str]]:
     """Module and name of everything that a file imports from the package."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "perfmodel":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] == "perfmodel"
+        ):
             for alias in node.names:
                 yield str(node.module), alias.name
         if isinstance(node, ast.Import):
@@ -52,7 +57,9 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_private(module: str, name: str) -> bool:
-    return module.startswith("perfmodel.") and any(part.startswith("_") for part in f"{module}.{name}".split("."))
+    return module.startswith("perfmodel.") and any(
+        part.startswith("_") for part in f"{module}.{name}".split(".")
+    )
 
 
 def test_tests_go_through_doors() -> None:
@@ -63,7 +70,9 @@ def test_tests_go_through_doors() -> None:
     assert inside == LOOK_INSIDE
 
 
-@pytest.mark.parametrize("door", sorted(PACKAGE.rglob("__init__.py")), ids=lambda door: door.parent.name)
+@pytest.mark.parametrize(
+    "door", sorted(PACKAGE.rglob("__init__.py")), ids=lambda door: door.parent.name
+)
 def test_doors_are_narrow(door: Path) -> None:
     room = door.parent.relative_to(PACKAGE.parent).as_posix()
     names = {name for module, name in imports(door) if name not in ("lazy_names", "shorten_reprs")}

@@ -1,4 +1,5 @@
-"""What the package says about itself: bounds of dependencies, metadata, files that a maintainer expects."""
+"""What the package says about itself: bounds of dependencies, metadata, files that a maintainer
+expects."""
 
 import importlib.util
 import re
@@ -30,7 +31,9 @@ def test_every_dependency_is_tested_at_its_lower_bound():
         assert pins[name] == version
 
 
-@pytest.mark.parametrize("requirement", ["jax", "jax>0.7", "jax==0.7.1", "jax>=0.7,<1", "jax ~= 0.7"])
+@pytest.mark.parametrize(
+    "requirement", ["jax", "jax>0.7", "jax==0.7.1", "jax>=0.7,<1", "jax ~= 0.7"]
+)
 def test_a_dependency_without_a_plain_lower_bound_is_refused(requirement, tmp_path):
     pyproject = tmp_path / "pyproject.toml"
     extras = "[project.optional-dependencies]\nviz = []\n"
@@ -79,9 +82,13 @@ def test_the_package_is_typed_and_says_where_it_comes_from():
 
 
 def test_pre_commit_runs_the_linters_of_make_lint():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]["hooks"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0][
+        "hooks"
+    ]
     entries = {hook["entry"].split()[0].rsplit("/", 1)[1] for hook in hooks}
-    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nlint:")[2].partition("\nformat:")[0]
+    recipe = (
+        (ROOT / "Makefile").read_text("utf-8").partition("\nlint:")[2].partition("\nformat:")[0]
+    )
     assert entries == set(re.findall(r"\$\(BIN\)/(\S+)", recipe))
 
 

@@ -1,7 +1,9 @@
-"""What a reader of one prediction walks through: functions, files, and rooms in order of first call (`make walk`).
+"""What a reader of one prediction walks through: functions, files, and rooms in order of first call
+(`make walk`).
 
-Counted are functions and methods of the package that `pm.predict` runs in a new process, without caches on disk.
-Imports do not count; comprehensions and functions inside of functions belong to the function that they stand in.
+Counted are functions and methods of the package that `pm.predict` runs in a new process, without
+caches on disk. Imports do not count; comprehensions and functions inside of functions belong to the
+function that they stand in.
 """
 
 import os
@@ -34,7 +36,12 @@ class Walk:
             return
         # Bodies of classes are not optimised: they run once, when their module is imported.
         is_function = code.co_flags & CO_OPTIMIZED and "<" not in code.co_qualname
-        if event == "call" and is_function and not self._imports and PACKAGE in Path(code.co_filename).parents:
+        if (
+            event == "call"
+            and is_function
+            and not self._imports
+            and PACKAGE in Path(code.co_filename).parents
+        ):
             self.functions.setdefault(code)
 
     @staticmethod
@@ -50,7 +57,8 @@ class Walk:
 if __name__ == "__main__":
     predict = pm.predict
     walk = Walk()
-    # Structures that an earlier run left on disk would be read instead of built: some sixty functions less.
+    # Structures that an earlier run left on disk would be read instead of built: some sixty
+    # functions less.
     with TemporaryDirectory() as empty_cache:
         os.environ["PERFMODEL_CACHE"] = empty_cache
         sys.setprofile(walk)

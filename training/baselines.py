@@ -3,8 +3,8 @@
     PERFMODEL_DATA=DIR python training/baselines.py [RECIPE ...]
 
 Plain roofline: max(FLOPs / peak, bytes / bandwidth). Trees: gradient boosting (scikit-learn) of log
-time on log shapes, FLOPs, bytes, device figures and kind; once as is, once told the software. Writes
-training/baselines.json, which training/report.py prints beside our own errors.
+time on log shapes, FLOPs, bytes, device figures and kind; once as is, once told the software.
+Writes training/baselines.json, which training/report.py prints beside our own errors.
 """
 
 import json
@@ -33,7 +33,11 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
 
     fit_on, check_on, test = split(samples, holdout)
     log_time = np.log(samples.time_s)
-    result = {"roofline": float(absolute_percent(log_time[test] - roofline_log_time(samples)[test]).mean())}
+    result = {
+        "roofline": float(
+            absolute_percent(log_time[test] - roofline_log_time(samples)[test]).mean()
+        )
+    }
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
     seen = np.random.default_rng(0).choice(seen, min(len(seen), MOST_ROWS), replace=False)
     for label, with_software in (("trees", False), ("trees_told_software", True)):
@@ -47,16 +51,22 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
 
 
 def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
-    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
+    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first
+    baseline."""
     physics, machine = samples.physics()
     return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
 
 
 def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
-    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
+    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and
+    stack)."""
     physics, machine = samples.physics()
     columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
-    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
+    columns += [
+        np.log2(physics.flops),
+        np.log2(physics.bytes),
+        *(np.log2(figure) for figure in machine),
+    ]
     code = one_hot(KindCode.of(samples.rows.kinds), samples.rows)
     extra = [samples.stack.astype(np.float64)] if with_software else []
     return np.column_stack([*columns, code, *extra])

@@ -1,4 +1,5 @@
-"""Fit the shipped kernel weights: `PERFMODEL_DATA=DIR python training/fit.py [RECIPE ...] [--out DIR]`.
+"""Fit the shipped kernel weights:
+`PERFMODEL_DATA=DIR python training/fit.py [RECIPE ...] [--out DIR]`.
 
 About two hours on two cores for all recipes; stops and resumes at any time. Afterwards
 `python training/baselines.py` and `python training/report.py` renew the report and cards.
@@ -20,10 +21,18 @@ HERE = Path(__file__).parent
 def main() -> None:
     """Fit the named recipes, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipes", nargs="*", help="names of files in training/recipes; all by default")
-    parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "cost" / "learn" / "weights")
-    parser.add_argument("--seed", type=int, default=0, help="of the start and the order of rows (default 0)")
+    parser.add_argument(
+        "recipes", nargs="*", help="names of files in training/recipes; all by default"
+    )
+    parser.add_argument(
+        "--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE.parent / "perfmodel" / "cost" / "learn" / "weights"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the start and the order of rows (default 0)"
+    )
     arguments = parser.parse_args()
     if arguments.data is None:
         parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
@@ -46,7 +55,12 @@ def main() -> None:
             recipe = read_recipe(HERE / "recipes" / f"{name}.toml")
             tables = [p for p in paths if p.name.startswith(recipe.family)]
             figures = fit(
-                tables, arguments.out, family=recipe.family, recipes=[recipe], seed=arguments.seed, progress=progress
+                tables,
+                arguments.out,
+                family=recipe.family,
+                recipes=[recipe],
+                seed=arguments.seed,
+                progress=progress,
             )
             print(name, figures[name])
 

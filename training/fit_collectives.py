@@ -1,8 +1,10 @@
-"""Fit the shipped collective weights; write their card and a report of their worth where nothing was measured.
+"""Fit the shipped collective weights; write their card and a report of their worth where nothing
+was measured.
 
     python training/fit_collectives.py --data DIR [--out DIR] [--no-study]
 
-Some ten minutes on one core, most of it the study; `--no-study` keeps the interval widths of the shipped weights.
+Some ten minutes on one core, most of it the study; `--no-study` keeps the interval widths of the
+shipped weights.
 """
 
 import argparse
@@ -62,30 +64,51 @@ def collective_card(weights: CollectiveWeights, hashes: Mapping[str, str]) -> st
     text += [f"| {name} | `{digest}` |" for name, digest in hashes.items()]
     for tier in ("inside", "between"):
         links = sorted({effect.link for effect in weights.physics if effect.part == f"hop_{tier}"})
-        text += ["", f"Links {tier} nodes: hop in the low-latency protocol, efficiency by kind.", ""]
+        text += [
+            "",
+            f"Links {tier} nodes: hop in the low-latency protocol, efficiency by kind.",
+            "",
+        ]
         text += [f"| link | hop us | {' | '.join(KINDS)} |", "|---|--:|" + "--:|" * len(KINDS)]
         for link in links:
             hop_us = 1e6 * exp(weights.physics[Effect(f"hop_{tier}", link)])
             shares = " | ".join(f"{_efficiency(weights, tier, link, kind):.2f}" for kind in KINDS)
             text.append(f"| {link} | {hop_us:.1f} | {shares} |")
     text += ["", "| interval for | factor |", "|---|--:|"]
-    shared = sorted((_words(scope), width) for scope, width in weights.spread.items() if scope.series is None)
+    shared = sorted(
+        (_words(scope), width) for scope, width in weights.spread.items() if scope.series is None
+    )
     text += [f"| {words} | {exp(width):.2f} |" for words, width in shared]
     return "\n".join(text) + "\n"
 
 
 def _efficiency(weights: CollectiveWeights, tier: str, link: str, kind: str) -> float:
     effects = (Effect(tier, kind=kind), Effect(tier, link), Effect(tier, link, kind))
-    return 1 / (1 + exp(-sum(weights.physics.get(effect, expected(effect)[0]) for effect in effects)))
+    return 1 / (
+        1 + exp(-sum(weights.physics.get(effect, expected(effect)[0]) for effect in effects))
+    )
 
 
 def _words(scope: Scope) -> str:
-    return " ".join(part for part in (scope.what, scope.where, scope.kind, "large" if scope.large else "small") if part)
+    return " ".join(
+        part
+        for part in (scope.what, scope.where, scope.kind, "large" if scope.large else "small")
+        if part
+    )
 
 
 def study_lines(study: Study) -> list[str]:
     """The table of a study: errors by what was left out, size and collective."""
-    heads = ("kept out", "size", "collective", "rows", "this model", "median", "series alike", "physics alone")
+    heads = (
+        "kept out",
+        "size",
+        "collective",
+        "rows",
+        "this model",
+        "median",
+        "series alike",
+        "physics alone",
+    )
     lines = [
         f"| {' | '.join(heads)} | interpolation | inside 90 % interval |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -93,8 +116,15 @@ def study_lines(study: Study) -> list[str]:
     for part in study.parts:
         large = part.rows.buffer_bytes >= 1 << LARGE
         kept = np.flatnonzero(np.isfinite(part.error))
-        for size, among in (("all", kept), ("below 1 MiB", kept[~large[kept]]), ("1 MiB and more", kept[large[kept]])):
-            kinds = [("all", among), *((kind, among[i]) for (kind,), i in groups_of(part.rows.kind[among]))]
+        for size, among in (
+            ("all", kept),
+            ("below 1 MiB", kept[~large[kept]]),
+            ("1 MiB and more", kept[large[kept]]),
+        ):
+            kinds = [
+                ("all", among),
+                *((kind, among[i]) for (kind,), i in groups_of(part.rows.kind[among])),
+            ]
             lines += [_line(part, size, kind, index) for kind, index in kinds if len(index)]
     return [*lines, "", *_fabric_lines(study), "", EXCHANGES, *_exchange_lines(study)]
 
@@ -112,10 +142,14 @@ def _fabric_lines(study: Study) -> list[str]:
         lines.append(f"| {fabric} | {kind} | {_SIZES[big]} | {_errors(part, known[own])} |")
     whole = groups_of(fabric_names(part.rows)[known], large[known])
     for big in (False, True):
-        alike = [np.abs(np.expm1(part.error[known[own]])) for (_, size), own in whole if size == big]
+        alike = [
+            np.abs(np.expm1(part.error[known[own]])) for (_, size), own in whole if size == big
+        ]
         mean = 100 * np.mean([off.mean() for off in alike])
         rows = sum(len(off) for off in alike)
-        lines.append(f"| {len(alike)} fabrics alike | all | {_SIZES[big]} | {rows} | **{mean:.1f}** | - | - | - |")
+        lines.append(
+            f"| {len(alike)} fabrics alike | all | {_SIZES[big]} | {rows} | **{mean:.1f}** | - | - | - |"
+        )
     return lines
 
 
@@ -151,7 +185,9 @@ def _exchange_lines(study: Study) -> list[str]:
         known = np.isfinite(error)
         off = 100 * np.abs(np.expm1(error[known]))
         inside = 100 * np.mean(np.abs(error[known]) <= half_width[known])
-        lines.append(f"| {what} | {known.sum()} | **{off.mean():.1f}** | {np.median(off):.1f} | {inside:.0f} |")
+        lines.append(
+            f"| {what} | {known.sum()} | **{off.mean():.1f}** | {np.median(off):.1f} | {inside:.0f} |"
+        )
     return lines
 
 
@@ -179,10 +215,18 @@ the tables, mean and median absolute error in per cent:
 
 def main() -> None:
     """Read the plan and the tables, study, fit, write weights, card and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the public measurement tables")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "cost" / "learn" / "weights")
-    parser.add_argument("--no-study", action="store_true", help="keep the interval widths of the shipped weights")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with the public measurement tables"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE.parent / "perfmodel" / "cost" / "learn" / "weights"
+    )
+    parser.add_argument(
+        "--no-study", action="store_true", help="keep the interval widths of the shipped weights"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = tomllib.loads((HERE / "collectives.toml").read_text())
@@ -190,7 +234,9 @@ def main() -> None:
     tables = [read_table(path) for path in paths.values()]
     unhealthy = tuple(tuple(parts) for parts in plan["unhealthy"])
     as_timed = tuple(tuple(parts) for parts in plan["as_timed"])
-    sources = Sources(tuple(plan["reference"]), unhealthy, as_timed, tuple(plan["physics_only"]), keep_slow=True)
+    sources = Sources(
+        tuple(plan["reference"]), unhealthy, as_timed, tuple(plan["physics_only"]), keep_slow=True
+    )
     if arguments.no_study:
         spread = dict(collective_weights(weight_files(None)).spread)
     else:
@@ -198,7 +244,9 @@ def main() -> None:
         spread = study.spread
         write_text(HERE / "collectives_report.md", REPORT + "\n".join(study_lines(study)) + "\n")
     weights = fit_collectives(tables, arguments.out, sources=sources, spread=spread)
-    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items()}
+    hashes = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items()
+    }
     write_text(HERE / "cards" / "collectives.md", collective_card(weights, hashes))
 
 

@@ -1,5 +1,6 @@
-"""Fit the one-shot all-reduce of `perfmodel.cost` (latency, share of the link) on A100 and H100, and hold it against
-devices that the fit does not see: `PERFMODEL_DATA=DIR python training/inference.py` writes training/cards/inference.md.
+"""Fit the one-shot all-reduce of `perfmodel.cost` (latency, share of the link) on A100 and H100,
+and hold it against devices that the fit does not see:
+`PERFMODEL_DATA=DIR python training/inference.py` writes training/cards/inference.md.
 """
 
 import os
@@ -21,10 +22,14 @@ MOST_BYTES = 2**17
 
 def rows(data: Path) -> pd.DataFrame:
     """TensorRT-LLM's kernels in CUDA graphs, with the link rate of their device."""
-    table = pd.read_csv(data / TABLE, low_memory=False).replace({"device": {"GB300-NVL": "GB300-NVL72"}})
+    table = pd.read_csv(data / TABLE, low_memory=False).replace(
+        {"device": {"GB300-NVL": "GB300-NVL72"}}
+    )
     kept = table[table.software.str.startswith("trtllm") & (table.bytes <= MOST_BYTES)]
     kept = kept[kept.device.isin([*FITTED, *HELD_OUT])]
-    return kept.assign(link=[catalog.device(name).link_bandwidth_bytes_per_s for name in kept.device])
+    return kept.assign(
+        link=[catalog.device(name).link_bandwidth_bytes_per_s for name in kept.device]
+    )
 
 
 def seconds(constants: np.ndarray, table: pd.DataFrame) -> np.ndarray:
@@ -36,7 +41,9 @@ def seconds(constants: np.ndarray, table: pd.DataFrame) -> np.ndarray:
 def main() -> None:
     table = rows(Path(os.environ["PERFMODEL_DATA"]))
     seen = table[table.device.isin(FITTED)]
-    weight = seen.groupby("device").time_us.transform("size").to_numpy() ** -0.5  # every device counts the same
+    weight = (
+        seen.groupby("device").time_us.transform("size").to_numpy() ** -0.5
+    )  # every device counts the same
     error = lambda constants: weight * np.log(seconds(constants, seen) / (seen.time_us * 1e-6))  # noqa: E731
     found = least_squares(error, np.log([4e-6, 0.5])).x
     latency_s, share = np.exp(found)

@@ -1,9 +1,10 @@
-"""Kinds of kernels hidden from the plan, one at a time: `PERFMODEL_DATA=DIR python training/kinds_left_out.py`.
+"""Kinds of kernels hidden from the plan, one at a time:
+`PERFMODEL_DATA=DIR python training/kinds_left_out.py`.
 
-Where a device's own measurements lack a kind, its time is either a ratio to a measured kind or that of devices of the
-same silicon. Every kind that a device and another one of its silicon have is hidden on the device, and predicted both
-ways from what is left. (The regressors have seen the rows: what is compared is the plan, not the network.) Writes
-training/kinds_left_out.md.
+Where a device's own measurements lack a kind, its time is either a ratio to a measured kind or that
+of devices of the same silicon. Every kind that a device and another one of its silicon have is
+hidden on the device, and predicted both ways from what is left. (The regressors have seen the rows:
+what is compared is the plan, not the network.) Writes training/kinds_left_out.md.
 """
 
 import argparse
@@ -16,7 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost.learn import PriceQuery, Query, Regressor, kernel_records, load_regressor, shipped_folder
+from perfmodel.cost.learn import (
+    PriceQuery,
+    Query,
+    Regressor,
+    kernel_records,
+    load_regressor,
+    shipped_folder,
+)
 from perfmodel.cost.learn.intervals import absolute_percent
 from perfmodel.cost.learn.plans import KernelRequest, Plan, ratio_plan
 from perfmodel.cost.learn.stack import Stack
@@ -40,7 +48,9 @@ class RatioOnly(Regressor):
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """As the regressor's, without siblings."""
-        of_device = [i for i, stack in enumerate(self.stacks) if stack.figures.same_kernels(query.figures)]
+        of_device = [
+            i for i, stack in enumerate(self.stacks) if stack.figures.same_kernels(query.figures)
+        ]
         ratio = ratio_plan(KernelRequest(self.stacks, query.figures, kind), of_device)
         return ratio or super().plan(query, kind, direct=direct)
 
@@ -48,7 +58,9 @@ class RatioOnly(Regressor):
 def main() -> None:
     """Predict, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
+    parser.add_argument(
+        "--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables"
+    )
     data = parser.parse_args().data
     if data is None:
         parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
@@ -60,9 +72,15 @@ def main() -> None:
         rows += hidden_kinds(regressor, samples)
     table = pd.DataFrame(rows)
     chosen: Any = table[table["mode"] == "sibling"].groupby("regressor")
-    summary = chosen.agg(kinds=("kind", "size"), ratio=("ratio", "mean"), sibling=("ours", "mean")).reset_index()
+    summary = chosen.agg(
+        kinds=("kind", "size"), ratio=("ratio", "mean"), sibling=("ours", "mean")
+    ).reset_index()
     asked: Any = table.groupby("regressor")["kind"].size()
-    lines = [TITLE, "", "| regressor | kinds hidden | answered by a sibling | those by a ratio | by the sibling |"]
+    lines = [
+        TITLE,
+        "",
+        "| regressor | kinds hidden | answered by a sibling | those by a ratio | by the sibling |",
+    ]
     lines.append("|---|--:|--:|--:|--:|")
     for name, kinds, ratio, sibling in summary.itertuples(index=False):
         lines.append(f"| {name} | {asked[name]} | {kinds} | {ratio:.1f} | **{sibling:.1f}** |")
@@ -77,12 +95,20 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
     keys = np.array([s.key for s in samples.stacks], object)[samples.stack]
     for stack in regressor.stacks:
         figures = stack.figures
-        alike = [s for s in regressor.stacks if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)]
+        alike = [
+            s
+            for s in regressor.stacks
+            if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)
+        ]
         for kind in sorted(stack.kinds):
-            index = np.flatnonzero((keys == stack.key) & (samples.rows.by_kind(lambda of, kind=kind: of == kind)))
+            index = np.flatnonzero(
+                (keys == stack.key) & (samples.rows.by_kind(lambda of, kind=kind: of == kind))
+            )
             if len(index) < FEWEST or not any(kind in s.kinds for s in alike):
                 continue
-            left = tuple(without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks)
+            left = tuple(
+                without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks
+            )
             index = index[:: max(1, len(index) // MOST)]
             ours = replace(regressor, stacks=left, _plans=Cache(PLANS))
             ratio = RatioOnly(**vars(ours) | {"_plans": Cache(PLANS)})
@@ -103,7 +129,9 @@ def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Quer
     """Median absolute error in per cent."""
     at = np.zeros(len(index), np.int64)
     eager = samples.stacks[samples.stack[index[0]]].host_launch
-    predicted = regressor.predict(PriceQuery(samples.rows.take(index), (query,), at, host_launch=eager))
+    predicted = regressor.predict(
+        PriceQuery(samples.rows.take(index), (query,), at, host_launch=eager)
+    )
     return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 
 

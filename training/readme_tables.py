@@ -1,13 +1,14 @@
-"""Put the measured accuracy and the beginning of what `make plan` prints into README.md, between its markers, and what
-naming a framework is worth into docs/explanation/where_it_is_wrong.md.
+"""Put the measured accuracy and the beginning of what `make plan` prints into README.md, between
+its markers, and what naming a framework is worth into docs/explanation/where_it_is_wrong.md.
 
     python training/readme_tables.py
 
-The figures are those that training/report.py, training/fit_collectives.py, validate/live.py, validate/blind.py and
-validate/run.py wrote; each row names the report that has the rest. The plan is searched anew.
+The figures are those that training/report.py, training/fit_collectives.py, validate/live.py,
+validate/blind.py and validate/run.py wrote; each row names the report that has the rest. The plan
+is searched anew.
 
-One rule for all: every source of runs, op family and series of collectives counts the same, however many rows it has;
-where the mean over rows is another figure, it stands beside (`beside`).
+One rule for all: every source of runs, op family and series of collectives counts the same, however
+many rows it has; where the mean over rows is another figure, it stands beside (`beside`).
 """
 
 import io
@@ -40,7 +41,10 @@ COLLECTIVES = {
     ("devices", "all"): "collectives inside a node of devices never seen",
     ("fabrics between nodes", "1 MiB and more"): "collectives from 1 MiB on fabrics never seen",
     ("fabrics between nodes", "below 1 MiB"): "collectives below 1 MiB on fabrics never seen",
-    ("rank counts beyond", "1 MiB and more"): "collectives from 1 MiB over more ranks than were measured",
+    (
+        "rank counts beyond",
+        "1 MiB and more",
+    ): "collectives from 1 MiB over more ranks than were measured",
 }
 
 
@@ -56,7 +60,14 @@ def blind() -> list[str]:
         )
 
     runs = f"{first['predicted']} runs of {first['sources']} sources not seen before"
-    rows = [row(f"**steps of {runs}, first prediction**", first["mean_over_sources"], words(first), report)]
+    rows = [
+        row(
+            f"**steps of {runs}, first prediction**",
+            first["mean_over_sources"],
+            words(first),
+            report,
+        )
+    ]
     if today["predicted"]:
         again = f"today, {today['predicted']} runs of {today['sources']} sources; nothing is fitted to their teams"
         rows.append(row(again, today["mean_over_sources"], words(today), report))
@@ -64,12 +75,15 @@ def blind() -> list[str]:
 
 
 def steps() -> list[str]:
-    """Published runs that were looked at while the model was built, equal weight for every source."""
+    """Published runs that were looked at while the model was built, equal weight for every
+    source."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     mean, groups = cases["over_sources"], cases["groups"]
     worst = max((of["mean_ape"], name) for name, of in cases["sources"].items() if of["n"])
     memory = [of["memory"] for of in cases["sources"].values() if of["memory"]["n"]]
-    memory_error, memory_by_row = means([of["mean_ape"] for of in memory], [of["n"] for of in memory])
+    memory_error, memory_by_row = means(
+        [of["mean_ape"] for of in memory], [of["n"] for of in memory]
+    )
     by_row = beside(mean["mean_ape"], cases["all"]["mean_ape"])
     report = "`validate/report.md`"
     return [
@@ -100,7 +114,9 @@ def kernels() -> list[str]:
     errors = [record["mean_ape"] / 100 for record in records.values()]
     counts = [record["n"] for record in records.values()]
     ours, by_row = means(errors, counts)
-    physics = float(np.mean([baselines[name]["roofline"] for name in records if name in baselines])) / 100
+    physics = (
+        float(np.mean([baselines[name]["roofline"] for name in records if name in baselines])) / 100
+    )
     words = f"{beside(ours, by_row)}{sum(counts):,} rows, {len(records)} op families; a roofline {physics:.0%}"
     return [row("kernels of shapes never seen", ours, words, "`training/report.md`")]
 
@@ -110,9 +126,15 @@ def collectives() -> list[str]:
     out = []
     for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
         cells = [c.strip() for c in line.strip("| ").split("|")]
-        if len(cells) == 10 and cells[2] == "all" and (words := COLLECTIVES.get((cells[0], cells[1]))):
+        if (
+            len(cells) == 10
+            and cells[2] == "all"
+            and (words := COLLECTIVES.get((cells[0], cells[1])))
+        ):
             by_row = f"{int(cells[3]):,} rows, by row {cells[4].strip('*')} %, median {cells[5]} %"
-            out.append(row(words, float(cells[6]) / 100, by_row, "`training/collectives_report.md`"))
+            out.append(
+                row(words, float(cells[6]) / 100, by_row, "`training/collectives_report.md`")
+            )
     return out
 
 
@@ -120,7 +142,14 @@ def live() -> list[str]:
     """Real ranks on one machine."""
     figures = json.loads((ROOT / "validate" / "live.json").read_text())
     words = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
-    return [row("a machine that was calibrated (`make live`)", figures["mean_step_error"], words, "`validate/live.md`")]
+    return [
+        row(
+            "a machine that was calibrated (`make live`)",
+            figures["mean_step_error"],
+            words,
+            "`validate/live.md`",
+        )
+    ]
 
 
 def means(errors: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
@@ -153,7 +182,8 @@ def _without_factors() -> float:
 
 
 def factors() -> str:
-    """What naming a framework is worth: what it does, and the factors that its name multiplies times by."""
+    """What naming a framework is worth: what it does, and the factors that its name multiplies
+    times by."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     named, generic = (of["over_sources"]["mean_ape"] for of in (cases, cases["generic"]))
     facts_alone = _without_factors()
@@ -172,7 +202,9 @@ def plan() -> str:
     Raises:
         PerfModelError: the search failed.
     """
-    recipe = re.search(r"^plan:.*?\n(.*?)\n\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+    recipe = re.search(
+        r"^plan:.*?\n(.*?)\n\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert recipe is not None
     words = shlex.split(recipe[1].replace("\\\n", " ").partition("/perfmodel ")[2])
     argv = words[: words.index("--script")]

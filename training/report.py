@@ -26,12 +26,15 @@ def main() -> None:
     text = report(records, baselines)
     write_text(HERE / "report.md", text)
     for name, record in records.items():
-        write_text(HERE / "cards" / f"{name}.md", card(name, record, baselines.get(name, {}), sources))
+        write_text(
+            HERE / "cards" / f"{name}.md", card(name, record, baselines.get(name, {}), sources)
+        )
     print(text)
 
 
 def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]]) -> str:
-    """One line per regressor: errors on kept-out shapes against the baselines, and beyond the data."""
+    """One line per regressor: errors on kept-out shapes against the baselines, and beyond the
+    data."""
     lines = [
         "# Kernel regressors: mean absolute error in per cent on shapes that training never saw",
         "",
@@ -55,10 +58,14 @@ def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, fl
 def left_out(record: dict[str, Any], relation: str) -> str:
     """Errors on devices left out, by device."""
     devices = record.get("device_left_out", {})
-    return ", ".join(f"{d} {v['mean_ape']:.0f}" for d, v in devices.items() if v["relation"] == relation)
+    return ", ".join(
+        f"{d} {v['mean_ape']:.0f}" for d, v in devices.items() if v["relation"] == relation
+    )
 
 
-def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources: dict[str, Any]) -> str:
+def card(
+    name: str, record: dict[str, Any], baselines: dict[str, float], sources: dict[str, Any]
+) -> str:
     """Model card of one weights file."""
     inside = record["in_range"]
     lines = [
@@ -71,7 +78,9 @@ def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources
         "|---|--:|---|---|",
     ]
     for source, rows in record["rows_by_source"].items():
-        lines.append(f"| {source} | {rows:,} | {sources[source]['origin']} | {sources[source]['licence']} |")
+        lines.append(
+            f"| {source} | {rows:,} | {sources[source]['origin']} | {sources[source]['licence']} |"
+        )
     share = record["recipe"]["holdout"] if "recipe" in record else record["holdout"]
     lines += [
         "",
@@ -88,7 +97,9 @@ def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources
     lines += ["Beyond the data (trained without them):", ""]
     large = record.get("large_left_out", NOT_STUDIED)
     beyond = {"largest tenth of shapes": large} if large["n"] else {}
-    beyond |= {f"{d} ({v['relation']} relative)": v for d, v in record.get("device_left_out", {}).items()}
+    beyond |= {
+        f"{d} ({v['relation']} relative)": v for d, v in record.get("device_left_out", {}).items()
+    }
     return "\n".join(lines + table("left out", beyond))
 
 
@@ -106,7 +117,9 @@ def table(title: str, figures: dict[str, dict[str, Any]]) -> list[str]:
     """Error figures as a table."""
     lines = [f"| {title} | n | mean % | median % | p90 % | bias % |", "|---|--:|--:|--:|--:|--:|"]
     for label, f in figures.items():
-        lines.append(f"| {label} | {f['n']:,} | {f['mean_ape']} | {f['median_ape']} | {f['p90_ape']} | {f['bias']} |")
+        lines.append(
+            f"| {label} | {f['n']:,} | {f['mean_ape']} | {f['median_ape']} | {f['p90_ape']} | {f['bias']} |"
+        )
     return [*lines, ""]
 
 

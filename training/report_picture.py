@@ -1,4 +1,5 @@
-"""Draw the picture of README anew: the report page of GPT-3 175B on 1,024 A100s, as a browser shows it.
+"""Draw the picture of README anew: the report page of GPT-3 175B on 1,024 A100s, as a browser shows
+it.
 
     python training/report_picture.py
 
@@ -24,16 +25,22 @@ def main() -> None:
     """Search, write the page, and keep its first screen."""
     page_file = Path("out") / "report.html"
     page_file.parent.mkdir(exist_ok=True)
-    made = pm.report("gpt3-175b", "dgx-a100", devices=1024, global_batch=1536, framework="megatron-core")
+    made = pm.report(
+        "gpt3-175b", "dgx-a100", devices=1024, global_batch=1536, framework="megatron-core"
+    )
     made.write(page_file)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": WIDTH_PX, "height": HEIGHT_PX})
         page.goto(page_file.resolve().as_uri())
         page.wait_for_function("window.perfmodelReport")
         page.screenshot(path=PICTURE)
         browser.close()
-    Image.open(PICTURE).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
+    Image.open(PICTURE).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+        PICTURE, optimize=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Write `perfmodel/planning/layouts/sobol.npy`: the direction numbers of SciPy's scrambled Sobol sequences.
+"""Write `perfmodel/planning/layouts/sobol.npy`: the direction numbers of SciPy's scrambled Sobol
+sequences.
 
-A search draws the same joint errors every time. SciPy makes such draws too, but to import `scipy.stats` takes longer
-than to price a thousand layouts. `tests/planning/layouts/test_robust.py` holds both to be equal.
+A search draws the same joint errors every time. SciPy makes such draws too, but to import
+`scipy.stats` takes longer than to price a thousand layouts. `tests/planning/layouts/test_robust.py`
+holds both to be equal.
 """
 
 from pathlib import Path
@@ -16,7 +18,8 @@ OUT = Path(__file__).parents[1] / "perfmodel" / "planning" / "layouts" / SOBOL_F
 
 
 def direction_numbers(dimensions: int) -> UInt32[np.ndarray, "dimensions numbers"]:
-    """The first point of a sequence, then the number by which every bit of a point's index changes the point."""
+    """The first point of a sequence, then the number by which every bit of a point's index changes
+    the point."""
     points = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
     whole = (points.T / RESOLUTION).astype(np.uint32)
     # The point at index 2^k differs from the one before by the direction number of bit k.
@@ -25,7 +28,9 @@ def direction_numbers(dimensions: int) -> UInt32[np.ndarray, "dimensions numbers
 
 
 def main() -> None:
-    table = np.concatenate([direction_numbers(dimensions) for dimensions in range(1, MOST_STORED + 1)])
+    table = np.concatenate(
+        [direction_numbers(dimensions) for dimensions in range(1, MOST_STORED + 1)]
+    )
     np.save(OUT, table)
     print(f"wrote {OUT}: {len(table)} rows")
 

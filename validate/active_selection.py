@@ -1,4 +1,5 @@
-"""Active selection against uniform grids, random points and pure uncertainty: writes active_selection.json and .md.
+"""Active selection against uniform grids, random points and pure uncertainty: writes
+active_selection.json and .md.
 
 python validate/active_selection.py --data DIR [--report]
 
@@ -36,7 +37,8 @@ STRATEGIES: Final = ("ours", "uncertainty", "random")
 CORNERS: Final = 32
 """Grids of fewer points have two levels per size."""
 Run = dict[str, Any]
-"""`run`: kind, device, model, seed, whether needed shapes were kept out; `points`: of `selection_study.study`."""
+"""`run`: kind, device, model, seed, whether needed shapes were kept out; `points`: of
+`selection_study.study`."""
 
 
 def main() -> None:
@@ -52,8 +54,12 @@ def main() -> None:
         run = [kind, device, str(model), seed, held_out]
         if chosen.report or run in done:
             continue
-        case = (training_case if kind == "training" else prefill_case)(chosen.data, device, model, seed)
-        runs.append({"run": run, "points": selection_study(case, exclude_needed=held_out, seed=seed)})
+        case = (training_case if kind == "training" else prefill_case)(
+            chosen.data, device, model, seed
+        )
+        runs.append(
+            {"run": run, "points": selection_study(case, exclude_needed=held_out, seed=seed)}
+        )
         write_text(results, "[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
         print(*run, flush=True)
     write_text(HERE / "active_selection.md", selection_report(runs))
@@ -62,17 +68,35 @@ def main() -> None:
 def selection_report(runs: Sequence[Run]) -> str:
     """The study as Markdown."""
     lines = [_HEAD]
-    for held_out, title in ((False, "Any shape may be measured"), (True, "Shapes that the layouts need are kept out")):
+    for held_out, title in (
+        (False, "Any shape may be measured"),
+        (True, "Shapes that the layouts need are kept out"),
+    ):
         chosen = [run for run in runs if run["run"][4] == held_out]
         if not chosen:
             continue
-        lines += [f"\n## {title}\n", *_grids(chosen), "\n### Interval and error of ours\n", _intervals(chosen)]
+        lines += [
+            f"\n## {title}\n",
+            *_grids(chosen),
+            "\n### Interval and error of ours\n",
+            _intervals(chosen),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _grids(runs: Sequence[Run]) -> list[str]:
-    """Per device and grid: points and error of the grid, and points at which a strategy is as good."""
-    head = ("step, device", "runs", "grid: points", "grid: error", "ours: points", "share", "uncertainty", "random")
+    """Per device and grid: points and error of the grid, and points at which a strategy is as
+    good."""
+    head = (
+        "step, device",
+        "runs",
+        "grid: points",
+        "grid: error",
+        "ours: points",
+        "share",
+        "uncertainty",
+        "random",
+    )
     rows, devices = [], _devices(runs)
     shares: list[tuple[float, float]] = []
     for name, members in [*devices.items(), ("all", list(runs))]:
@@ -83,8 +107,13 @@ def _grids(runs: Sequence[Run]) -> list[str]:
             share = f"{ours / points:.2f}" if ours else "-"
             if name in devices:
                 shares.append((points, ours / points if ours else np.inf))
-            cells = [f"{needed[s]:.0f}" if needed[s] else f"over {curves[s][0][-1]:.0f}" for s in STRATEGIES]
-            rows.append((name, len(members), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:]))
+            cells = [
+                f"{needed[s]:.0f}" if needed[s] else f"over {curves[s][0][-1]:.0f}"
+                for s in STRATEGIES
+            ]
+            rows.append(
+                (name, len(members), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:])
+            )
     few = [share for points, share in shares if points < CORNERS]
     more = [share for points, share in shares if points >= CORNERS]
     return [
@@ -99,7 +128,10 @@ def _intervals(runs: Sequence[Run]) -> str:
     head = ("points", "mean error", "mean half-width of the 90 % interval", "layouts inside it")
     shortest = min(len(run["points"]["ours"]) for run in runs)
     table = np.array([run["points"]["ours"][:shortest] for run in runs]).mean(axis=0)
-    rows = [(f"{n:.0f}", f"{error:.2%}", f"{half:.2%}", f"{inside:.0%}") for n, error, half, inside in table[::2]]
+    rows = [
+        (f"{n:.0f}", f"{error:.2%}", f"{half:.2%}", f"{inside:.0%}")
+        for n, error, half, inside in table[::2]
+    ]
     return rows_table(head, rows, left=0)
 
 

@@ -1,12 +1,14 @@
-"""The blind record: what every source was predicted to take before anything was changed for it, beside today.
+"""The blind record: what every source was predicted to take before anything was changed for it,
+beside today.
 
 python validate/blind.py --data DIR [--record | --first-looks] [--sources PATTERN]
 
-Reads the collections of DIR (folders `published2`, `published3` ...). `--record` predicts the sources that have no
-first look yet and keeps the answers with the commit in validate/blind; it never changes what is recorded. Without it
-every source is predicted as today, with the settings that its notes state and its teams left out of all that is fitted,
-and validate/blind/README.md and blind.json say how that compares with the first look; some minutes. `--first-looks`
-predicts nothing and writes them without today's figures. `--sources` prints the page for some sources only.
+Reads the collections of DIR (folders `published2`, `published3` ...). `--record` predicts the
+sources that have no first look yet and keeps the answers with the commit in validate/blind; it
+never changes what is recorded. Without it every source is predicted as today, with the settings
+that its notes state and its teams left out of all that is fitted, and validate/blind/README.md and
+blind.json say how that compares with the first look; some minutes. `--first-looks` predicts nothing
+and writes them without today's figures. `--sources` prints the page for some sources only.
 """
 
 import argparse
@@ -40,11 +42,19 @@ from perfmodel.validation import predict_cases
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--record", action="store_true", help="record sources that have no first look")
-    arguments.add_argument("--first-looks", action="store_true", help="leave out today's predictions")
-    arguments.add_argument("--sources", default="*", help="pattern of the sources to print, such as 'MLPerf*'")
+    arguments.add_argument(
+        "--record", action="store_true", help="record sources that have no first look"
+    )
+    arguments.add_argument(
+        "--first-looks", action="store_true", help="leave out today's predictions"
+    )
+    arguments.add_argument(
+        "--sources", default="*", help="pattern of the sources to print, such as 'MLPerf*'"
+    )
     asked = arguments.parse_args()
     folders = collections(asked.data)
     if not folders:
@@ -63,20 +73,27 @@ def record(folders: Sequence[Path]) -> None:
     commit = commit_of_package(FOLDER.parents[1])
     for folder in folders:
         new, late = record_first_looks(folder.name, runs_of(folder), commit, predict_cases)
-        print(f"{folder.name}: {len(new)} sources recorded at {commit}" + "".join(f"\n  {name}" for name in new))
+        print(
+            f"{folder.name}: {len(new)} sources recorded at {commit}"
+            + "".join(f"\n  {name}" for name in new)
+        )
         if late:
-            print(f"  {len(late)} rows came after their source's first look and stay without one: {', '.join(late)}")
+            print(
+                f"  {len(late)} rows came after their source's first look and stay without one: {', '.join(late)}"
+            )
 
 
 def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
-    """Predict everything as today, where that is asked for, and write the page; with a pattern of sources only print
-    it."""
+    """Predict everything as today, where that is asked for, and write the page; with a pattern of
+    sources only print it."""
     known, first, today, all_looks = KnownSources.read(), [], [], []
     with progress("runs") as report:
         for folder in folders:
             runs, looks = runs_of(folder), recorded_looks(folder.name)
             asked = [fnmatchcase(str(source), pattern) for source in runs["source"]]
-            runs = runs[runs["case_id"].isin(set(looks["case_id"])) & np.array(asked)].reset_index(drop=True)
+            runs = runs[runs["case_id"].isin(set(looks["case_id"])) & np.array(asked)].reset_index(
+                drop=True
+            )
             if runs.empty:
                 continue
             of_rows = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
@@ -88,7 +105,9 @@ def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
                 today.append(Look.of(runs, not_predicted(runs)))
             all_looks.append(of_rows)
     if not first:
-        raise PerfModelError(f"no recorded source matches {pattern!r}; record new ones with --record")
+        raise PerfModelError(
+            f"no recorded source matches {pattern!r}; record new ones with --record"
+        )
     now = Look.joined(today)
     figures = blind_figures(Look.joined(first), now, known)
     page = blind_page(figures, all_looks, now, known)

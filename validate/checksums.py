@@ -1,7 +1,8 @@
 """Write the checksums of the fitted JSON files of the package anew: `make checksums`.
 
-`fit_sites.py` and `fit_priors.py` do it for what they write. Run this after a fitted file was changed by hand, or after
-files of two branches were merged; the package refuses a file that does not agree with its checksum.
+`fit_sites.py` and `fit_priors.py` do it for what they write. Run this after a fitted file was
+changed by hand, or after files of two branches were merged; the package refuses a file that does
+not agree with its checksum.
 """
 
 from pathlib import Path

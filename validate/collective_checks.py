@@ -1,10 +1,12 @@
-"""What hosts that agree on a collective first hold it up (`perfmodel.prediction.blocks.COLLECTIVE_CHECK_S`).
+"""What hosts that agree on a collective first hold it up
+(`perfmodel.prediction.blocks.COLLECTIVE_CHECK_S`).
 
 python validate/collective_checks.py [--ranks 2] [--calls 400]
 
-With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps process groups: each collective begins with a barrier and two gathers
-over TCP. Times an all-reduce of one number over gloo with and without, on processes of this machine (no more than it
-has cores), and prints the difference per call and rank at the fifth percentile: what is left when nothing else runs.
+With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps process groups: each collective begins with a
+barrier and two gathers over TCP. Times an all-reduce of one number over gloo with and without, on
+processes of this machine (no more than it has cores), and prints the difference per call and rank
+at the fifth percentile: what is left when nothing else runs.
 """
 
 import argparse
@@ -41,7 +43,10 @@ def seconds(ranks: int, calls: int, level: str) -> float:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     found = context.SimpleQueue()
-    started = [context.Process(target=_rank, args=(rank, ranks, calls, port, found)) for rank in range(ranks)]
+    started = [
+        context.Process(target=_rank, args=(rank, ranks, calls, port, found))
+        for rank in range(ranks)
+    ]
     for process in started:
         process.start()
     took_s = found.get()
@@ -57,4 +62,6 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     plain_s, checked_s = (seconds(chosen.ranks, chosen.calls, level) for level in ("OFF", "DETAIL"))
     per_rank_s = (checked_s - plain_s) / chosen.ranks
-    print(f"{1e3 * plain_s:.2f} ms, checked {1e3 * checked_s:.2f} ms: {1e3 * per_rank_s:.2f} ms per rank")
+    print(
+        f"{1e3 * plain_s:.2f} ms, checked {1e3 * checked_s:.2f} ms: {1e3 * per_rank_s:.2f} ms per rank"
+    )

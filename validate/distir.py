@@ -1,7 +1,8 @@
-"""DistIR through programs: tables 2 and 3, and table 4 on the ranks of this machine; writes validate/distir.md.
+"""DistIR through programs: tables 2 and 3, and table 4 on the ranks of this machine; writes
+validate/distir.md.
 
-python validate/distir.py [tables] [ranks] [--minutes M]: what was computed before is kept, so that an interrupted run
-goes on where it stopped; without a section only the page is written.
+python validate/distir.py [tables] [ranks] [--minutes M]: what was computed before is kept, so that
+an interrupted run goes on where it stopped; without a section only the page is written.
 """
 
 import argparse
@@ -49,12 +50,15 @@ NEAR: Final = (0.5, 1, 2)
 BASELINE_BATCHES: Final = tuple(128 << 2 * k for k in range(6))
 FIXED_COSTS_S: Final = (0.0, 1e-4, 2e-4, 4e-4, 1e-3, 2e-3)
 FIXED_COST_CHOICES: Final = ("1/8/2/2", "1/8/2/4", "1/8/2/8", "1/16/1/1", "1/1/16/128")
-"""The paper's choice, more micro-batches, tensor parallelism alone, and the pipeline that the paper compares with."""
+"""The paper's choice, more micro-batches, tensor parallelism alone, and the pipeline that the paper
+compares with."""
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("sections", nargs="*", choices=("tables", "ranks", []), help="what to compute")
+    arguments.add_argument(
+        "sections", nargs="*", choices=("tables", "ranks", []), help="what to compute"
+    )
     arguments.add_argument("--minutes", type=float, default=9.0, help="of measuring on ranks")
     given = arguments.parse_args()
     if "tables" in given.sections:
@@ -72,7 +76,9 @@ def tables() -> None:
         if key not in rows:
             start = time.perf_counter()
             rows[key] = training_row(model, batch) if batch else inference_row(model)
-            print(f"{key}: {rows[key]['ours']} (paper {rows[key]['paper']}), {time.perf_counter() - start:.0f} s")
+            print(
+                f"{key}: {rows[key]['ours']} (paper {rows[key]['paper']}), {time.perf_counter() - start:.0f} s"
+            )
             write_text(ROWS, json.dumps(rows, indent=1) + "\n")
     for key, row in rows.items():
         if key != FIXED and "baselines" not in row:
@@ -80,7 +86,9 @@ def tables() -> None:
             row["baselines"] = baselines(row)
             for old in ("vs D", "vs T", "vs P"):
                 row.pop(old, None)
-            print(f"{key}: over pure layouts {row['baselines']} (paper {PAPER_SPEEDUPS[row['model']][row['batch']]})")
+            print(
+                f"{key}: over pure layouts {row['baselines']} (paper {PAPER_SPEEDUPS[row['model']][row['batch']]})"
+            )
             write_text(ROWS, json.dumps(rows, indent=1) + "\n")
     for model in INFERENCE:
         row = rows[f"{model} inference"]
@@ -88,7 +96,12 @@ def tables() -> None:
             row["additive"] = additive_choice(model)
             write_text(ROWS, json.dumps(rows, indent=1) + "\n")
     for key, row in rows.items():
-        if key != FIXED and row["model"] in TRAINING and not row["held"] and "memory share" not in row:
+        if (
+            key != FIXED
+            and row["model"] in TRAINING
+            and not row["held"]
+            and "memory share" not in row
+        ):
             program = model_program(catalog.model(row["model"]), row["batch"], dtype="fp16")
             row["memory share"] = _memory_share(program, row["ours"])
             write_text(ROWS, json.dumps(rows, indent=1) + "\n")
@@ -117,7 +130,9 @@ def inference_row(model: str) -> dict[str, Any]:
     paper_batch, paper = INFERENCE[model]
     searches = []
     for batch in (int(paper_batch * factor) for factor in NEAR):
-        found = search_programs(inference_program(model, batch), catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32)
+        found = search_programs(
+            inference_program(model, batch), catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32
+        )
         if found.candidates:
             searches.append(found)
     best = max(searches, key=lambda s: s.candidates[0].samples_per_s)
@@ -133,13 +148,15 @@ def inference_row(model: str) -> dict[str, Any]:
 
 def inference_program(model: str, batch: int) -> Program:
     """A row of table 3 as a program of one device."""
-    program = model_program(catalog.model(model), batch, seq_len=TOKENS, dtype="fp16", mode="inference")
+    program = model_program(
+        catalog.model(model), batch, seq_len=TOKENS, dtype="fp16", mode="inference"
+    )
     return pad_vocabulary(program, DEVICES)  # 50,257 divides over no number of tensor ranks
 
 
 def additive_choice(model: str) -> str:
-    """The best layout of a row of table 3 at the paper's batch, with kernels priced by the form of the paper's
-    regressions; and how much faster than the paper's choice that makes it."""
+    """The best layout of a row of table 3 at the paper's batch, with kernels priced by the form of
+    the paper's regressions; and how much faster than the paper's choice that makes it."""
     batch, paper = INFERENCE[model]
     found = search_programs(
         inference_program(model, batch), catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32,
@@ -151,8 +168,9 @@ def additive_choice(model: str) -> str:
 
 
 def fixed_cost_rows(model: str) -> list[dict[str, Any]]:
-    """How long choices of a row of table 3 take over the paper's (1: as long), by a fixed cost of every kernel and
-    collective beside the paper's prices: what a regression's constant and PyTorch's dispatch add."""
+    """How long choices of a row of table 3 take over the paper's (1: as long), by a fixed cost of
+    every kernel and collective beside the paper's prices: what a regression's constant and
+    PyTorch's dispatch add."""
     batch, paper = INFERENCE[model]
     program = inference_program(model, batch)
     found: dict[str, list[float]] = {}
@@ -160,16 +178,19 @@ def fixed_cost_rows(model: str) -> list[dict[str, Any]]:
         spread = on_one_stream(distribute(program, degrees, representative=True))
         structure = program_structure(spread.function, catalog.cluster(CLUSTER))
         name = f"{degrees.data}/{degrees.tensor}/{degrees.pipeline}/{degrees.micro_batches}"
-        found[name] = [simulate(structure, _additive_timer(cost)).makespan_s for cost in FIXED_COSTS_S]
+        found[name] = [
+            simulate(structure, _additive_timer(cost)).makespan_s for cost in FIXED_COSTS_S
+        ]
     return [
-        {"fixed cost us": round(1e6 * cost)} | {name: times[i] / found[paper][i] for name, times in found.items()}
+        {"fixed cost us": round(1e6 * cost)}
+        | {name: times[i] / found[paper][i] for name, times in found.items()}
         for i, cost in enumerate(FIXED_COSTS_S)
     ]
 
 
 def _additive_timer(fixed_s: float) -> Timer:
-    """Kernels by the form of the paper's regressions, collectives as measured, each with a fixed cost; messages
-    without."""
+    """Kernels by the form of the paper's regressions, collectives as measured, each with a fixed
+    cost; messages without."""
     hardware = catalog.cluster(CLUSTER)
     measured, additive = cluster_timer(hardware), AdditiveProducts()
 
@@ -195,7 +216,8 @@ def _beside(found: ProgramSearch, paper: str) -> dict[str, Any]:
 
 
 def training_baselines(row: dict[str, Any]) -> dict[str, float]:
-    """Time of each pure layout over that of our choice, of a row of table 2; infinite where it does not fit."""
+    """Time of each pure layout over that of our choice, of a row of table 2; infinite where it does
+    not fit."""
     program = model_program(catalog.model(row["model"]), row["batch"], dtype="fp16")
     choice_s = _step_time_s(program, row["ours"])
     return {name: _step_time_s(program, layout) / choice_s for name, layout in BASELINES.items()}
@@ -210,7 +232,10 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
     rate = int(batch) / _step_time_s(inference_program(row["model"], int(batch)), choice)
     speedups: dict[str, float] = {}
     for name, layout in BASELINES.items():
-        rates = [size / _step_time_s(inference_program(row["model"], size), layout) for size in BASELINE_BATCHES]
+        rates = [
+            size / _step_time_s(inference_program(row["model"], size), layout)
+            for size in BASELINE_BATCHES
+        ]
         speedups[name] = rate / max(rates) if max(rates) else float("inf")
     return speedups
 
@@ -218,7 +243,8 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
 def _step_time_s(program: Program, layout: str) -> float:
     """Simulated time of one layout, infinite where its values do not fit."""
     degrees, cluster = Degrees.parse(layout), catalog.cluster(CLUSTER)
-    # Weights that do not fit even if they divide evenly rule a layout out before it is written down.
+    # Weights that do not fit even if they divide evenly rule a layout out before it is written
+    # down.
     weights_bytes = sum(program.types[name].n_bytes for name in program.values_of("parameter"))
     if weights_bytes / (degrees.tensor * degrees.pipeline) > cluster.device.memory_bytes:
         return float("inf")
@@ -234,7 +260,9 @@ def _step_time_s(program: Program, layout: str) -> float:
 def _memory_share(program: Program, layout: str) -> float:
     """Share of a device's memory that the values of a layout need at their peak."""
     spread = on_one_stream(distribute(program, Degrees.parse(layout), representative=True))
-    return float(live_memory(spread.function).peak_bytes.max() / catalog.cluster(CLUSTER).device.memory_bytes)
+    return float(
+        live_memory(spread.function).peak_bytes.max() / catalog.cluster(CLUSTER).device.memory_bytes
+    )
 
 
 def with_speedups(row: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +287,9 @@ def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame([with_speedups(row) for row in rows])
     if "additive" in table:
         table["additive"] = table["additive"].fillna("")
-    table["paper's/ours"] = ["-" if not np.isfinite(x) else f"{x:.2f}" for x in table["paper's/ours"].astype(float)]
+    table["paper's/ours"] = [
+        "-" if not np.isfinite(x) else f"{x:.2f}" for x in table["paper's/ours"].astype(float)
+    ]
     return table
 
 
@@ -276,11 +306,17 @@ def speedup_text(rows: list[dict[str, Any]]) -> str:
             for row in rows:
                 paper = PAPER_SPEEDUPS[row["model"]][row["batch"]]["DTP".index(name)]
                 ours = row.get("baselines", {}).get(name, float("inf"))
-                if paper is not None and np.isfinite(ours) and (row["batch"] < _LARGE_BATCH) == small:
+                if (
+                    paper is not None
+                    and np.isfinite(ours)
+                    and (row["batch"] < _LARGE_BATCH) == small
+                ):
                     ratios.append(ours / paper)
             if ratios:
                 size = "below" if small else "from"
-                sentences.append(f"{words} {size} {_LARGE_BATCH:,}: {min(ratios):.2f} to {max(ratios):.2f}")
+                sentences.append(
+                    f"{words} {size} {_LARGE_BATCH:,}: {min(ratios):.2f} to {max(ratios):.2f}"
+                )
     return f"Ours over the paper's: {'; '.join(sentences)}."
 
 
@@ -330,7 +366,9 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
     if our_count == paper_count:
         return "For 175B these prices lead to the paper's choice. "
     stages = int(paper[2])
-    idle, our_idle = ((stages - 1) / (int(count) + stages - 1) for count in (paper_count, our_count))
+    idle, our_idle = (
+        (stages - 1) / (int(count) + stages - 1) for count in (paper_count, our_count)
+    )
     return (
         f"For 175B these prices lead to the paper's D/T/P, but not to its K of {paper_count}, with which {stages} "
         f"stages idle {idle:.0%} of the time (of {our_count} micro-batches {our_idle:.0%}). "
@@ -338,7 +376,8 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def fixed_cost_text(fixed: pd.DataFrame) -> str:
-    """From which fixed cost on the paper's choice of K beats more micro-batches on the same devices."""
+    """From which fixed cost on the paper's choice of K beats more micro-batches on the same
+    devices."""
     first, *others = FIXED_COST_CHOICES
     same_devices = [name for name in others if name.rpartition("/")[0] == first.rpartition("/")[0]]
     best = fixed[(fixed[same_devices] >= 1).all(axis=1)]
@@ -366,7 +405,11 @@ def page() -> str:
     inference = as_table([row for row in rows if "/ " in str(row["paper"])]).drop(columns="batch")
     held = f"{sum(bool(row['held']) for row in trained)} of {len(trained)}"
     left = [f"{model} {batch}" for model, batch in PAPER_ROWS if f"{model} {batch}" not in given]
-    missing = f"Not computed yet: {', '.join(left)}." if left else f"All {len(PAPER_ROWS)} rows of the paper are here."
+    missing = (
+        f"Not computed yet: {', '.join(left)}."
+        if left
+        else f"All {len(PAPER_ROWS)} rows of the paper are here."
+    )
     speedups = speedup_text(trained)
     same = sum(row["ours"] == row["paper"] for row in trained)
     runs = pd.read_csv(RUNS)

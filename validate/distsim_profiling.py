@@ -13,25 +13,63 @@ from perfmodel.spec import Job
 
 HERE = Path(__file__).parent
 PAPER = {"profiling": 49.18, "direct": 380.35, "scale": 0.1296}
-"""DistSim, arXiv 2306.08423, table 3: GPU-seconds of profiling and of running directly, and their ratio."""
-SEARCH = [f"{tp}M{pp}P{16 // tp // pp}D" for tp in (1, 2, 4, 8, 16) for pp in (1, 2, 4, 8, 16) if tp * pp <= 16]
+"""DistSim, arXiv 2306.08423, table 3: GPU-seconds of profiling and of running directly, and their
+ratio."""
+SEARCH = [
+    f"{tp}M{pp}P{16 // tp // pp}D"
+    for tp in (1, 2, 4, 8, 16)
+    for pp in (1, 2, 4, 8, 16)
+    if tp * pp <= 16
+]
 """The 15 layouts of 16 devices that its section 6 searches."""
 HYBRID = ["1M2P2D", "2M2P1D", "2M2P2D", "2M4P1D", "2M2P4D", "2M4P2D", "4M2P2D"]
 """Layouts of 4, 8 and 16 devices in the notation of its section 5."""
 CASES = (
-    ("search of section 6", "bert-exlarge", "a10x4", SEARCH, Job(global_batch=16, seq_len=512, dtype="fp16")),
-    ("BERT-Large, section 5", "bert-large", "a40x4", HYBRID, Job(global_batch=64, seq_len=512, dtype="fp16")),
-    ("GPT-2-345M, section 5", "gpt2-345m", "a40x4", HYBRID, Job(global_batch=64, seq_len=1024, dtype="fp16")),
+    (
+        "search of section 6",
+        "bert-exlarge",
+        "a10x4",
+        SEARCH,
+        Job(global_batch=16, seq_len=512, dtype="fp16"),
+    ),
+    (
+        "BERT-Large, section 5",
+        "bert-large",
+        "a40x4",
+        HYBRID,
+        Job(global_batch=64, seq_len=512, dtype="fp16"),
+    ),
+    (
+        "GPT-2-345M, section 5",
+        "gpt2-345m",
+        "a40x4",
+        HYBRID,
+        Job(global_batch=64, seq_len=1024, dtype="fp16"),
+    ),
     ("T5, section 5", "t5-base", "a40x4", HYBRID, Job(global_batch=64, seq_len=512, dtype="fp16")),
-    ("GPT 145B, section 5.5", "gpt-145b", "dgx-a100", ["8M16P1D"], Job(global_batch=16, seq_len=2048)),
+    (
+        "GPT 145B, section 5.5",
+        "gpt-145b",
+        "dgx-a100",
+        ["8M16P1D"],
+        Job(global_batch=16, seq_len=2048),
+    ),
 )
 
 
 def main() -> None:
-    plans = {title: model_plan(model, cluster, job, layouts) for title, model, cluster, layouts, job in CASES}
+    plans = {
+        title: model_plan(model, cluster, job, layouts)
+        for title, model, cluster, layouts, job in CASES
+    }
     search = plans["search of section 6"]
     per_step_s = search.run_device_s / search.iterations
-    text = HEAD.format(**PAPER, ours=search.relative_scale, steps=PAPER["direct"] / per_step_s, per_step_s=per_step_s)
+    text = HEAD.format(
+        **PAPER,
+        ours=search.relative_scale,
+        steps=PAPER["direct"] / per_step_s,
+        per_step_s=per_step_s,
+    )
     text += f"{saving(plans)}\n\n## The search, layout by layout\n\n{layouts(search)}\n"
     write_text(HERE / "distsim_profiling.md", text)
     print(text)
@@ -60,7 +98,16 @@ def layouts(plan: ModelPlan) -> str:
     for name, cost in zip(SEARCH, plan.layouts, strict=True):
         least_s, most_s = cost.measure_device_s
         measuring = f"{least_s:.1f} to {most_s:.1f}"
-        rows.append((name, f"{cost.step_time_s:.3f}", f"{cost.executions:,.0f}", cost.distinct, cost.new, measuring))
+        rows.append(
+            (
+                name,
+                f"{cost.step_time_s:.3f}",
+                f"{cost.executions:,.0f}",
+                cost.distinct,
+                cost.new,
+                measuring,
+            )
+        )
     return rows_table(head, rows)
 
 

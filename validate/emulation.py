@@ -1,8 +1,9 @@
-"""Emulated ranks against real ones on this machine: `python validate/emulation.py [--out DIR] [--only PART...]`.
+"""Emulated ranks against real ones on this machine:
+`python validate/emulation.py [--out DIR] [--only PART...]`.
 
-Parts, each added to the report as it is done: prices, micro, steps, host_prices, hosts, curve, what_if, scale,
-memory. The steps take Linux with two cores, hosts also root and iproute2. `--only` without a part writes the report of
-what was measured before.
+Parts, each added to the report as it is done: prices, micro, steps, host_prices, hosts, curve,
+what_if, scale, memory. The steps take Linux with two cores, hosts also root and iproute2. `--only`
+without a part writes the report of what was measured before.
 """
 
 import argparse
@@ -70,9 +71,13 @@ def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The paper's table 1: real runs, each followed by an emulation that was told what it found. The medians over the
-    rounds count, for the speed of a shared machine may change between two runs."""
-    sizes, kinds = (1 << 10, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24), ("all_reduce", "all_gather")
+    """The paper's table 1: real runs, each followed by an emulation that was told what it found.
+    The medians over the rounds count, for the speed of a shared machine may change between two
+    runs."""
+    sizes, kinds = (
+        (1 << 10, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24),
+        ("all_reduce", "all_gather"),
+    )
     found = []
     for number in range(MICRO_ROUNDS):
         real = measure_prices(2, kinds, sizes, calls=24)
@@ -95,9 +100,10 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Real and emulated runs in turn, of which the slower rank counts.
 
-    Emulated are `both` ranks, which wait for one another (`Orders.apart`) while their calls take what the prices say,
-    and `each` by itself on its own core, both awake. The cores of a shared machine are not independent: a rank runs
-    faster while its neighbour waits, which real ranks do at the same time and ranks that are not in step do not.
+    Emulated are `both` ranks, which wait for one another (`Orders.apart`) while their calls take
+    what the prices say, and `each` by itself on its own core, both awake. The cores of a shared
+    machine are not independent: a rank runs faster while its neighbour waits, which real ranks do
+    at the same time and ranks that are not in step do not.
     """
     table, result = prices_of(out), {}
     prices = priced(table)
@@ -118,7 +124,13 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "both": [emulated(command, 0, 1)],
             "each": [emulated(command, 0), emulated(command, 1)],
         }  # fmt: skip
-        found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S, patience_s=arguments.patience)
+        found = in_turn(
+            kinds,
+            turn_s=TURN_S,
+            total_s=arguments.seconds,
+            start_s=START_S,
+            patience_s=arguments.patience,
+        )
         path = data_file(out, f"steps_{name.replace(' ', '_')}")
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
         found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
@@ -131,7 +143,8 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of collectives between hosts in namespaces with shaped links; sizes are not those of the script."""
+    """Of collectives between hosts in namespaces with shaped links; sizes are not those of the
+    script."""
     kinds, sizes = ("all_reduce", "broadcast", "all_gather"), (1 << 8, 1 << 14, 1 << 18, 1 << 20)
     for ranks in arguments.ranks:
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
@@ -143,8 +156,8 @@ def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The script on such hosts, and emulated: rank 0 alone, and all ranks apart.
 
-    Where ranks outnumber the cores, they compute at the same time and by so much more slowly than one alone: its
-    emulated others are told to.
+    Where ranks outnumber the cores, they compute at the same time and by so much more slowly than
+    one alone: its emulated others are told to.
     """
     result, command = {}, script("mlp", 16, WIDTH=192)
     for ranks in arguments.ranks:
@@ -156,9 +169,13 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             together = table.conditions | {"apart": True}
             for _ in range(arguments.launches):  # in turns: the speed of a shared machine drifts
                 real.append(run_real(command, ranks, hosts=emulated.hosts).iteration_s())
-                apart.append(run_real(command, ranks, prices=prices, conditions=together).iteration_s())
+                apart.append(
+                    run_real(command, ranks, prices=prices, conditions=together).iteration_s()
+                )
                 alone.append(run_emulated(command, ranks, table, conditions=crowded).iteration_s())
-        result[f"{ranks} ranks"] = compared(real, alone) | {"apart_error": compared(real, apart)["error"]}
+        result[f"{ranks} ranks"] = compared(real, alone) | {
+            "apart_error": compared(real, apart)["error"]
+        }
     return result
 
 
@@ -166,7 +183,10 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The paper's figure 4."""
     delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
     table = prices_of(out)
-    for name, occupancy in (("library on the core (gloo)", table), ("library beside it (GPU)", None)):
+    for name, occupancy in (
+        ("library on the core (gloo)", table),
+        ("library beside it (GPU)", None),
+    ):
         found = emulate(Emulation(
             command=script("bert", every * len(delays_s) * 3 + 1, BUCKET_MB=1, BATCH=3), world_size=2,
             prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy), cores=usable_cores()[:1],
@@ -179,8 +199,8 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Less bandwidth and slower ranks: emulated, and predicted from one run without either.
 
-    Half the bandwidth doubles what the network takes; with a straggler everybody's next collective waits until it
-    has computed as long as it does.
+    Half the bandwidth doubles what the network takes; with a straggler everybody's next collective
+    waits until it has computed as long as it does.
     """
     table, result = prices_of(out), {}
 
@@ -204,7 +224,10 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 0.5 * passes_s),
     ):
         predicted_s = replace(found, durations_s=found.durations_s + more_s).time_s()
-        result[name] = {"emulated_s": float(np.median(emulated.iteration_s())), "predicted_s": predicted_s}
+        result[name] = {
+            "emulated_s": float(np.median(emulated.iteration_s())),
+            "predicted_s": predicted_s,
+        }
     return result
 
 
@@ -225,9 +248,11 @@ def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against the prediction.
+    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against
+    the prediction.
 
-    What the libraries take for themselves, as a context does on a GPU, is what a model of next to no size takes.
+    What the libraries take for themselves, as a context does on a GPU, is what a model of next to
+    no size takes.
     """
     model, batch, result = catalog.model(str(SCRIPTS / "gpt.toml")), 4, {}
     none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
@@ -239,17 +264,27 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     for how, zero in (("ddp", 0), ("fsdp", 3)):
         options |= {"FSDP": 1} if zero else {}
-        own_bytes = taken(emulate(Emulation(command=script("gpt", 4, SMALL=1, **options), world_size=2, prices=none)))
+        own_bytes = taken(
+            emulate(
+                Emulation(command=script("gpt", 4, SMALL=1, **options), world_size=2, prices=none)
+            )
+        )
         for ranks in (2, 8):
             command = script("gpt", 4, **options)
-            job = Job(global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False)
+            job = Job(
+                global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False
+            )
             layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
             found = predict(
                 model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job,
                 framework=EAGER.replace(context_bytes=float(own_bytes)),
             )  # fmt: skip
             emulated = emulate(Emulation(command=command, world_size=ranks, prices=none))
-            one = {"predicted_bytes": found.memory.peak, "emulated_bytes": taken(emulated), "context_bytes": own_bytes}
+            one = {
+                "predicted_bytes": found.memory.peak,
+                "emulated_bytes": taken(emulated),
+                "context_bytes": own_bytes,
+            }
             if ranks == 2:
                 one["real_bytes"] = taken(run_real(command, ranks))
             result[f"gpt {how}, {ranks} ranks"] = one | {"parts": found.memory.to_dict()}
@@ -274,14 +309,25 @@ def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Run the parts, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv)")
-    parser.add_argument("--only", nargs="*", choices=tuple(PARTS), help="some of the parts, or none")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv)"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=tuple(PARTS), help="some of the parts, or none"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
-    parser.add_argument("--launches", type=int, default=5, help="of every configuration on emulated hosts")
-    parser.add_argument("--seconds", type=float, default=60, help="of all turns of a model of the steps")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE_S, help="seconds for which the turns of a model wait for quiet"
+        "--launches", type=int, default=5, help="of every configuration on emulated hosts"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="of all turns of a model of the steps"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        help="seconds for which the turns of a model wait for quiet",
     )
     arguments = parser.parse_args()
     os.environ.update(MALLOC)

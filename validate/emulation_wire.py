@@ -1,7 +1,8 @@
-"""One real rank, the others on the wire, against real ranks: `python validate/emulation_wire.py [--only PART...]`.
+"""One real rank, the others on the wire, against real ranks:
+`python validate/emulation_wire.py [--only PART...]`.
 
-Parts, each added to the report (`emulation_wire.md`) as it is done: micro, models, ranks, delay, turns. Two cores.
-`--only` without a part writes the report of what was measured before.
+Parts, each added to the report (`emulation_wire.md`) as it is done: micro, models, ranks, delay,
+turns. Two cores. `--only` without a part writes the report of what was measured before.
 """
 
 import argparse
@@ -49,14 +50,21 @@ REDUCED_BYTES = 1 << 24
 BARS = {"micro": 0.04, "turns": 0.02}
 RANKS = (2, 4, 8, 16, 32, 64)
 DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16)
-TURNS = tuple(f"{model} {how}" for model in ("resnet", "bert", "recommend", "vit") for how in ("ddp", "fsdp"))
+TURNS = tuple(
+    f"{model} {how}" for model in ("resnet", "bert", "recommend", "vit") for how in ("ddp", "fsdp")
+)
 TURN_S, START_S, TOTAL_S = 1.5, 15.0, 45.0
 ENDLESS = 10**6
 
 
 def both(command: tuple[str, ...]) -> dict[str, Emulation]:
     """Two real ranks, and one of them with the other on the wire."""
-    common: dict[str, Any] = {"command": command, "world_size": 2, "cores": usable_cores(), "timeout_s": 600.0}
+    common: dict[str, Any] = {
+        "command": command,
+        "world_size": 2,
+        "cores": usable_cores(),
+        "timeout_s": 600.0,
+    }
     return {
         "real": Emulation(**common, real_ranks=(0, 1)),
         "wire": Emulation(**common, wire=Network()),
@@ -71,12 +79,15 @@ def core_s(run: EmulatedRun, rank: int) -> float:
 
 
 def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Table 1: a block of calls one after another in the real world, one in the emulated world, and so on."""
+    """Table 1: a block of calls one after another in the real world, one in the emulated world, and
+    so on."""
     worlds = both(("true",))
     command = partial(script, "blocks")
     with at_once():
         table = blocks_in_turn(
-            worlds["real"], worlds["wire"], lambda *paths: command(*paths, ",".join(KINDS), ",".join(map(str, SIZES)))
+            worlds["real"],
+            worlds["wire"],
+            lambda *paths: command(*paths, ",".join(KINDS), ",".join(map(str, SIZES))),
         )
     rows = []
     for (kind, nbytes), blocks in table.groupby(["collective", "bytes"]):
@@ -97,11 +108,16 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Table 3, and whose processor time it takes."""
     rows = []
     for name in arguments.models or MODELS:
-        runs = {kind: emulate(emulation) for kind, emulation in both(script("sized", name, MODELS[name])).items()}
+        runs = {
+            kind: emulate(emulation)
+            for kind, emulation in both(script("sized", name, MODELS[name])).items()
+        }
         peer = runs["wire"].peer
         if peer is None:
             raise RuntimeError(f"{name}: nobody was on the wire")
-        times_s = {kind: run.iterations().groupby("iteration").time_s.max() for kind, run in runs.items()}
+        times_s = {
+            kind: run.iterations().groupby("iteration").time_s.max() for kind, run in runs.items()
+        }
         rows.append(
             {
                 "model": name, "real_s": float(times_s["real"].median()), "wire_s": float(times_s["wire"].median()),
@@ -114,11 +130,14 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The process of the others as the world grows: its processor time beside that of the one real rank."""
+    """The process of the others as the world grows: its processor time beside that of the one real
+    rank."""
     rows, steps = [], 12
     for world_size in RANKS:
         command = script("reduce", REDUCED_BYTES, steps)
-        run = emulate(Emulation(command=command, world_size=world_size, cores=usable_cores(), wire=Network()))
+        run = emulate(
+            Emulation(command=command, world_size=world_size, cores=usable_cores(), wire=Network())
+        )
         if run.peer is None:
             raise RuntimeError("nobody was on the wire")
         rows.append(
@@ -140,13 +159,18 @@ def delay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         run = emulate(told)
         reductions = (run.collectives().kind == "all_reduce").sum() / 16
         rows.append(
-            {"delay_s": delay_s, "iteration_s": float(run.to_dict()["iteration_s"]), "calls": float(reductions)}
+            {
+                "delay_s": delay_s,
+                "iteration_s": float(run.to_dict()["iteration_s"]),
+                "calls": float(reductions),
+            }
         )
     return rows
 
 
 def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One rank alone and two real ones, awake in turn; turns of which others took more of the cores count less."""
+    """One rank alone and two real ones, awake in turn; turns of which others took more of the cores
+    count less."""
     rows = []
     for name in arguments.models or TURNS:
         model, how = name.split()
@@ -194,7 +218,11 @@ def _core_noise_text(row: dict[str, Any]) -> str:
 
 def _judged_core(row: dict[str, Any]) -> str:
     """Whether a rank's processor time is within the bar; of earlier runs its noise is not known."""
-    return judged(row["core_error"], row["core_noise"], BARS["turns"]) if "core_noise" in row else "not judged"
+    return (
+        judged(row["core_error"], row["core_noise"], BARS["turns"])
+        if "core_noise" in row
+        else "not judged"
+    )
 
 
 def _ms(seconds: float) -> str:
@@ -271,14 +299,27 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
 
 
 def report(results: dict[str, Any]) -> str:
-    lines = ["# One rank real, the others on the wire", "", "`python validate/emulation_wire.py` printed this.", ""]
+    lines = [
+        "# One rank real, the others on the wire",
+        "",
+        "`python validate/emulation_wire.py` printed this.",
+        "",
+    ]
     for part, (title, note, columns) in COLUMNS.items():
         if part not in results:
             continue
         load = results[part]["load"]
-        lines += [f"## {title}", "", f"{note} Processes that wanted a core meanwhile: {load:.1f} of 2 cores.", ""]
+        lines += [
+            f"## {title}",
+            "",
+            f"{note} Processes that wanted a core meanwhile: {load:.1f} of 2 cores.",
+            "",
+        ]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        lines += [f"| {' | '.join(cell(row) for cell in columns.values())} |" for row in results[part]["rows"]]
+        lines += [
+            f"| {' | '.join(cell(row) for cell in columns.values())} |"
+            for row in results[part]["rows"]
+        ]
         lines.append("")
     return "\n".join([*lines, *missed(results), ""])
 
@@ -290,7 +331,9 @@ def missed(results: dict[str, Any]) -> list[str]:
         lines.append(f"- {COLUMNS['micro'][0]}: {_calls_text(calls)}")
     if steps := results.get("turns", {}).get("rows", ()):
         judgements = [judged(row["error"], row["noise"], BARS["turns"]) for row in steps]
-        lines.append(f"- {COLUMNS['turns'][0]}: {claims(judgements, BARS['turns'])}. {waited_text(steps)}")
+        lines.append(
+            f"- {COLUMNS['turns'][0]}: {claims(judgements, BARS['turns'])}. {waited_text(steps)}"
+        )
         lines.append(_cores_text(steps, results["turns"].get("neighbour", False)))
     if loads := [result["load"] for result in results.values()]:
         lines.append(
@@ -309,9 +352,13 @@ def missed(results: dict[str, Any]) -> list[str]:
 def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
     """How many overheads are within the bar, and which are not."""
     bar, judgements = BARS["micro"], [_judged_call(row) for row in rows]
-    longer = sorted((row for row in rows if row["overhead"] > bar), key=lambda row: -row["overhead"])
+    longer = sorted(
+        (row for row in rows if row["overhead"] > bar), key=lambda row: -row["overhead"]
+    )
     close = sum(abs(row["overhead"]) <= bar for row in rows)
-    missed_by = ", ".join(f"{row['collective']} of {row['bytes']} {row['overhead']:+.1%}" for row in longer)
+    missed_by = ", ".join(
+        f"{row['collective']} of {row['bytes']} {row['overhead']:+.1%}" for row in longer
+    )
     return (
         f"{len(rows) - len(longer)} of {len(rows)} take at most {bar:.0%} longer than real ones, "
         f"{judgements.count('yes')} of them even with the noise added{f'; longer: {missed_by}' if longer else ''}. "
@@ -339,7 +386,11 @@ def _cores_text(rows: Sequence[dict[str, Any]], neighbour: bool) -> str:
 
 def _language_text(results: dict[str, Any]) -> str:
     """Which message loop was measured."""
-    parts = [part for part in ("micro", "turns") if part in results and not results[part].get("compiled", False)]
+    parts = [
+        part
+        for part in ("micro", "turns")
+        if part in results and not results[part].get("compiled", False)
+    ]
     if not parts:
         return "- Messages were answered by the loop in C."
     return (
@@ -355,7 +406,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(COLUMNS), choices=list(COLUMNS))
     parser.add_argument("--models", nargs="*", help="of the parts models and turns")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE_S, help="seconds for which the turns of a script wait for quiet"
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        help="seconds for which the turns of a script wait for quiet",
     )
     arguments = parser.parse_args()
     kept = arguments.out / "emulation_wire.json"

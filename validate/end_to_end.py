@@ -2,7 +2,8 @@
 
 python validate/end_to_end.py --data DIR
 
-A third of a source's runs (or one model, or one cluster size) is fitted; errors are those of the other runs.
+A third of a source's runs (or one model, or one cluster size) is fitted; errors are those of the
+other runs.
 """
 
 import argparse
@@ -48,7 +49,10 @@ def main() -> None:
         "one cluster size": by([run.layout.devices for run in multi]),
         "pp up to 4, or above": by([run.layout.pp > 4 for run in multi]),
     }
-    rows = [figures(f"vTrain, several nodes: fitted {name}", multi, splits) for name, splits in folds.items()]
+    rows = [
+        figures(f"vTrain, several nodes: fitted {name}", multi, splits)
+        for name, splits in folds.items()
+    ]
     for name, (file, pattern) in SOURCES.items():
         own = runs_of(data / file, pattern)
         print(name, len(own), flush=True)
@@ -75,19 +79,25 @@ def thirds(runs: Sequence[Run], seeds: int) -> Iterator[tuple[np.ndarray, np.nda
 
 def by(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     labels = np.array([str(key) for key in keys])
-    yield from ((np.flatnonzero(labels == key), np.flatnonzero(labels != key)) for key in np.unique(labels))
+    yield from (
+        (np.flatnonzero(labels == key), np.flatnonzero(labels != key)) for key in np.unique(labels)
+    )
 
 
 def predicted(run: Run, fitted: dict[str, EndToEnd]) -> tuple[float, float]:
     """Error relative to the measured time, and whether the interval covers that."""
     model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
     device = run.cluster.device.name
-    found = explain(model.adjusted(fitted[device].adjustment) if device in fitted else model, run.layout)
+    found = explain(
+        model.adjusted(fitted[device].adjustment) if device in fitted else model, run.layout
+    )
     inside = found.step_time_lo_s <= run.measured_s <= found.step_time_hi_s
     return found.step_time_s / run.measured_s - 1, float(inside)
 
 
-def figures(name: str, runs: list[Run], splits: Iterator[tuple[np.ndarray, np.ndarray]]) -> dict[str, object]:
+def figures(
+    name: str, runs: list[Run], splits: Iterator[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, object]:
     """Means over splits of the errors on what was not fitted."""
     before = np.array([predicted(run, {}) for run in runs])
     found = []
@@ -95,7 +105,9 @@ def figures(name: str, runs: list[Run], splits: Iterator[tuple[np.ndarray, np.nd
         fitted = calibrate_end_to_end([runs[i] for i in fit])
         after = np.array([predicted(runs[i], fitted) for i in rest])
         for part in (before[rest], after):
-            found.append((np.abs(part[:, 0]).mean(), np.median(np.abs(part[:, 0])), part[:, 1].mean()))
+            found.append(
+                (np.abs(part[:, 0]).mean(), np.median(np.abs(part[:, 0])), part[:, 1].mean())
+            )
     means = np.array(found).reshape(-1, 2, 3).mean(axis=0)
     return {"runs": name, "n": len(runs), "before": means[0], "after": means[1]}
 
@@ -104,8 +116,13 @@ def table(rows: list[dict]) -> str:
     head = (
         "runs", "n", "mean before", "mean after", "median before", "median after", "inside 90 % before", "after",
     )  # fmt: skip
-    pairs = [[f"{100 * row[when][i]:.1f}" for i in range(3) for when in ("before", "after")] for row in rows]
-    return rows_table(head, [(row["runs"], row["n"], *cells) for row, cells in zip(rows, pairs, strict=True)])
+    pairs = [
+        [f"{100 * row[when][i]:.1f}" for i in range(3) for when in ("before", "after")]
+        for row in rows
+    ]
+    return rows_table(
+        head, [(row["runs"], row["n"], *cells) for row, cells in zip(rows, pairs, strict=True)]
+    )
 
 
 def worst(runs: list[Run]) -> str:
@@ -115,7 +132,9 @@ def worst(runs: list[Run]) -> str:
     errors = []
     for run in runs:
         model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
-        step_s = explain(model.adjusted(parameters_only[run.cluster.device.name]), run.layout).step_time_s
+        step_s = explain(
+            model.adjusted(parameters_only[run.cluster.device.name]), run.layout
+        ).step_time_s
         errors.append(abs(step_s / run.measured_s - 1))
     order = np.argsort(errors)[::-1]
     lines = [
@@ -123,7 +142,10 @@ def worst(runs: list[Run]) -> str:
         "longer than runs beside them that differ in micro-batch or in one degree, and no hardware figure tells why.",
         "", rows_table(("run", "off by"), [(runs[i].name, f"{100 * errors[i]:.0f} %") for i in order[:5]]),
     ]  # fmt: skip
-    share, rest = sum(errors[i] for i in order[:5]) / len(runs), np.mean([errors[i] for i in order[5:]])
+    share, rest = (
+        sum(errors[i] for i in order[:5]) / len(runs),
+        np.mean([errors[i] for i in order[5:]]),
+    )
     lines += [
         "",
         f"These five alone are {100 * share:.1f} points of the mean; the mean of the others is {100 * rest:.1f} %.",
@@ -134,7 +156,10 @@ def worst(runs: list[Run]) -> str:
 def parameters(runs: list[Run]) -> str:
     """Parameters from all runs of vTrain on several nodes."""
     (fitted,) = calibrate_end_to_end(runs).values()
-    lines = ["Parameters from all of them (logs of factors; losses as amounts), those that the runs narrowed:", ""]
+    lines = [
+        "Parameters from all of them (logs of factors; losses as amounts), those that the runs narrowed:",
+        "",
+    ]
     rows = [
         (p.name, f"{p.prior_sd:.3f}", f"{p.value:+.3f}", f"{p.lo:+.3f} to {p.hi:+.3f}")
         for p in fitted.parameters

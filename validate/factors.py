@@ -1,10 +1,11 @@
-"""What the factors of named frameworks are worth: errors of published runs without them, in `factors.json`.
+"""What the factors of named frameworks are worth: errors of published runs without them, in
+`factors.json`.
 
     python validate/factors.py --data DIR
 
 Naming a framework tells what it does, and multiplies times by the factors of its median site
-(`perfmodel/prediction/sites/population.md`). Here it tells what the framework does alone, for the runs that the report
-also predicts as `generic`, which tells neither.
+(`perfmodel/prediction/sites/population.md`). Here it tells what the framework does alone, for the
+runs that the report also predicts as `generic`, which tells neither.
 """
 
 import argparse
@@ -27,7 +28,8 @@ HERE = Path(__file__).parent
 
 
 def without_factors(source: str) -> Site:
-    """Constants fitted without a source's teams, none of which multiplies a time because of the framework's name."""
+    """Constants fitted without a source's teams, none of which multiplies a time because of the
+    framework's name."""
     return replace(Site.without(source), population=NEUTRAL)
 
 
@@ -36,7 +38,9 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     asked = arguments.parse_args()
     with progress("runs") as report, TemporaryDirectory() as folder:
-        runs, _ = read_tables(prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder)))
+        runs, _ = read_tables(
+            prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
+        )
         sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
         predicted = predict_cases(sample, None, report, site_of=without_factors)
     figures = {"over_sources": cases_report(sample, predicted)["over_sources"]}

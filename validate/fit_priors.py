@@ -1,7 +1,8 @@
 """Learn how people run from published runs: `python validate/fit_priors.py DATA`.
 
-Counts, by team, of the choices that the rows of both collections state, and the strength with which they are smoothed.
-Writes `perfmodel/validation/choice_priors.json`, which every prediction of a described run reads.
+Counts, by team, of the choices that the rows of both collections state, and the strength with which
+they are smoothed. Writes `perfmodel/validation/choice_priors.json`, which every prediction of a
+described run reads.
 """
 
 import argparse
@@ -40,7 +41,9 @@ def main() -> None:
     for scale, by_source in fitted["log_likelihood"].items():
         totals = np.sum(list(by_source.values()), axis=0)
         choices, sites = fitted["tunings"][int(np.argmax(totals))]
-        print(f"{scale:24} tuning of choices {choices:g}, of sites {sites:g}, {len(by_source)} sources")
+        print(
+            f"{scale:24} tuning of choices {choices:g}, of sites {sites:g}, {len(by_source)} sources"
+        )
     print(f"wrote {OUT}; {np.sum(list(fitted['rows'].values()))} rows")
 
 

@@ -1,17 +1,20 @@
-"""The constants of an unknown site that predictions take, fitted to the published runs: `perfmodel fit --sites`.
+"""The constants of an unknown site that predictions take, fitted to the published runs:
+`perfmodel fit --sites`.
 
 python validate/fit_sites.py --data DIR
 
-Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json, population.json and its
-card population.md of perfmodel/prediction/sites; with numpyro (extra `sampler`) the card compares the posterior with a
-sampler's. Run it again after anything that moves predicted times or memory; it takes some ten minutes on one core.
+Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json,
+population.json and its card population.md of perfmodel/prediction/sites; with numpyro (extra
+`sampler`) the card compares the posterior with a sampler's. Run it again after anything that moves
+predicted times or memory; it takes some ten minutes on one core.
 """
 
 import argparse
 import os
 
-# The fit solves many small equations. BLAS's threads then mostly wait for one another, and while they wait they spin:
-# with another program on the machine the fit takes several times as long. NumPy reads this when it is imported.
+# The fit solves many small equations. BLAS's threads then mostly wait for one another, and while
+# they wait they spin: with another program on the machine the fit takes several times as long.
+# NumPy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from importlib.util import find_spec
@@ -41,8 +44,9 @@ UNSTATED = (
     "nanoGPT threads",
     "torchao",
 )
-"""Beginnings of names of sources that say nothing of products under load: their tables leave recompute or the kernels
-to recipes, their device was never measured, or something else holds them back."""
+"""Beginnings of names of sources that say nothing of products under load: their tables leave
+recompute or the kernels to recipes, their device was never measured, or something else holds them
+back."""
 
 
 def main() -> None:
@@ -53,12 +57,16 @@ def main() -> None:
     if find_spec("numpyro"):
         from studies.sampler import of_fit as more
     else:
-        print("numpyro is not installed (extra `sampler`): the card has no comparison with a sampler")
+        print(
+            "numpyro is not installed (extra `sampler`): the card has no comparison with a sampler"
+        )
     first, _ = read_tables(sorted((asked.data / WITHOUT_A_LOOK).glob("*.csv")))
     in_view = FactsInView(set(first["source"]))
     folders = (asked.data / WITHOUT_A_LOOK, *collections(asked.data))
     with TemporaryDirectory() as into:
-        files = prepared([path for folder in folders for path in sorted(folder.glob("*.csv"))], Path(into))
+        files = prepared(
+            [path for folder in folders for path in sorted(folder.glob("*.csv"))], Path(into)
+        )
         fit_sites(
             files,
             OUT,

@@ -2,8 +2,8 @@
 
 python validate/gate.py --data DIR [--subset] [--write]
 
-Exit status 1 where a source is less accurate than the committed report says, beyond a tolerance. `--subset`: a few runs
-of every source, of `validate/gate.json`, which `--write` renews.
+Exit status 1 where a source is less accurate than the committed report says, beyond a tolerance.
+`--subset`: a few runs of every source, of `validate/gate.json`, which `--write` renews.
 """
 
 import argparse
@@ -38,10 +38,14 @@ def main() -> None:
     arguments.add_argument("--write", action="store_true", help="renew the subset's figures")
     asked = arguments.parse_args()
     with TemporaryDirectory() as folder:
-        runs, _ = read_tables(prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder)))
+        runs, _ = read_tables(
+            prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
+        )
     if asked.write:
         chosen = subset(runs)
-        write_json(SUBSET, {"cases": {"sources": figures(chosen)}, "runs": chosen["case_id"].tolist()})
+        write_json(
+            SUBSET, {"cases": {"sources": figures(chosen)}, "runs": chosen["case_id"].tolist()}
+        )
         return
     before = json.loads((SUBSET if asked.subset else HERE / "report.json").read_text())
     if asked.subset:
@@ -54,7 +58,10 @@ def main() -> None:
 def subset(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs spread evenly over every source's timed ones."""
     timed = runs[runs["measured_iter_time_s"].notna()]
-    parts = [part.iloc[:: max(1, len(part) // OF_A_SOURCE)].head(OF_A_SOURCE) for _, part in timed.groupby("source")]
+    parts = [
+        part.iloc[:: max(1, len(part) // OF_A_SOURCE)].head(OF_A_SOURCE)
+        for _, part in timed.groupby("source")
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -71,8 +78,8 @@ def figures(runs: pd.DataFrame) -> dict[str, Any]:
 def worse(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What became less accurate, in words; both by source as `figures` has them.
 
-    Compared are the mean errors of step times and of peak memory, on the same rows: a source whose rows have become
-    fewer is named too.
+    Compared are the mean errors of step times and of peak memory, on the same rows: a source whose
+    rows have become fewer is named too.
     """
     told = []
     old, new = dict(_errors(before)), dict(_errors(after))

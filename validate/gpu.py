@@ -1,13 +1,17 @@
-"""Everything that needs a GPU and has only run with a stand-in, on one GPU in less than ten minutes.
+"""Everything that needs a GPU and has only run with a stand-in, on one GPU in less than ten
+minutes.
 
 python validate/gpu.py [--out validate/gpu] [--stand-in]
 
-Measures and writes, for the card that it finds, `OUT/CARD/`: a page, and the tables with their cards. `--stand-in` runs
-the same code on the CPU with small sizes and writes nothing: it tells whether the script works, and no figures.
+Measures and writes, for the card that it finds, `OUT/CARD/`: a page, and the tables with their
+cards. `--stand-in` runs the same code on the CPU with small sizes and writes nothing: it tells
+whether the script works, and no figures.
 
-1. `calibrate`: kernels of all families by CUDA events, warm and cold, fp8 by `torch._scaled_mm` where the card has it;
-   each held against the shipped price of the device, where the catalog knows it.
-2. `calibrate`, NCCL: one rank alone, its calls by CUDA graphs; between GPUs where there are two or more.
+1. `calibrate`: kernels of all families by CUDA events, warm and cold, fp8 by `torch._scaled_mm`
+   where the card has it; each held against the shipped price of the device, where the catalog knows
+   it.
+2. `calibrate`, NCCL: one rank alone, its calls by CUDA graphs; between GPUs where there are two or
+   more.
 3. `emulate`: a script whose tensors are on the GPU.
 4. `run --backend torch`: the kernels of a program's device, against the reference executor.
 5. Clock and power under load: a large product for some seconds, by `nvidia-smi`.
@@ -36,13 +40,21 @@ from perfmodel.ir.execution import execute_function, random_inputs
 from perfmodel.ir.execution.torch_kernels import torch_dtype, torch_kernel
 from perfmodel.ir.models import mlp, training_step
 from perfmodel.measure import Plan, run_plan
-from perfmodel.measure.ranks import GlooSession, NcclSession, Place, RankGroup, RankProcess, free_port
+from perfmodel.measure.ranks import (
+    GlooSession,
+    NcclSession,
+    Place,
+    RankGroup,
+    RankProcess,
+    free_port,
+)
 from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, OptimizerStep
 
 SCRIPT: Final = Path(__file__).parent / "emulated_scripts" / "on_device.py"
 LOAD_S: Final = 8.0
-"""Of large products one after another: a card's power limit holds its clock down after some seconds."""
+"""Of large products one after another: a card's power limit holds its clock down after some
+seconds."""
 CALLS: Final = 100
 ANSWER_S: Final = 60.0
 
@@ -84,11 +96,14 @@ def find_card(stand_in: bool) -> Card:
     if not torch.cuda.is_available():
         raise PerfModelError("no GPU that torch can use; --stand-in tries the script on the CPU")
     capability = torch.cuda.get_device_capability(0)
-    return Card(torch.cuda.get_device_name(0), "cuda", capability >= (8, 9), torch.cuda.device_count())
+    return Card(
+        torch.cuda.get_device_name(0), "cuda", capability >= (8, 9), torch.cuda.device_count()
+    )
 
 
 def kernels(card: Card) -> tuple[KernelOp, ...]:
-    """A few of every family: a transformer layer's of hidden size 4,096, and of 64 for a stand-in."""
+    """A few of every family: a transformer layer's of hidden size 4,096, and of 64 for a
+    stand-in."""
     h, tokens = (64, 32) if card.is_stand_in else (4096, 4096)
     dtype = "fp32" if card.is_stand_in else "bf16"
     shapes = [(tokens, h, h), (tokens, 4 * h, h), (tokens, h, 4 * h), (16, h, h)]
@@ -102,13 +117,17 @@ def kernels(card: Card) -> tuple[KernelOp, ...]:
                 dtype=dtype, pass_=pass_,
             )
         )  # fmt: skip
-    ops += [MemoryBound(op=name, rows=tokens, hidden=h, dtype=dtype) for name in ("layer_norm", "gelu", "softmax")]
+    ops += [
+        MemoryBound(op=name, rows=tokens, hidden=h, dtype=dtype)
+        for name in ("layer_norm", "gelu", "softmax")
+    ]
     ops.append(OptimizerStep(n_params=h * h, bytes_per_param=28.0))
     return tuple(ops)
 
 
 def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
-    """Measured microseconds of kernels, and the shipped price of a device that the catalog knows."""
+    """Measured microseconds of kernels, and the shipped price of a device that the catalog
+    knows."""
     ops = kernels(card)
     plan = Plan(
         device=card.catalog_name or card.name,
@@ -141,7 +160,8 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
 
 
 def one_rank_table(card: Card) -> pd.DataFrame:
-    """Seconds of a collective of one rank alone: what launching it takes, by graphs where it is NCCL's."""
+    """Seconds of a collective of one rank alone: what launching it takes, by graphs where it is
+    NCCL's."""
     session = GlooSession if card.is_stand_in else NcclSession
     place = Place(0, 1, f"127.0.0.1:{free_port()}")
     process = RankProcess(place, session)
@@ -154,12 +174,21 @@ def one_rank_table(card: Card) -> pd.DataFrame:
     try:
         _answer(process)  # it has joined
         for nbytes in (1 << 10, 1 << 20, 1 << 24):
-            op = Collective(collective="all_reduce", bytes=nbytes, num_ranks=1, ranks_per_node=1, dtype="fp32")
+            op = Collective(
+                collective="all_reduce", bytes=nbytes, num_ranks=1, ranks_per_node=1, dtype="fp32"
+            )
             ask("load", op)
             ask("run", CALLS)  # captures
             spans = ask("run", CALLS)
             call_s = (spans[-1][1] - spans[0][0]) / CALLS
-            rows.append({"collective": "all_reduce", "bytes": nbytes, "ranks": 1, "measured, us": 1e6 * call_s})
+            rows.append(
+                {
+                    "collective": "all_reduce",
+                    "bytes": nbytes,
+                    "ranks": 1,
+                    "measured, us": 1e6 * call_s,
+                }
+            )
         process.send(("stop",))
     finally:
         process.end(5.0)
@@ -174,7 +203,8 @@ def _answer(process: RankProcess) -> Any:
 
 
 def group_table(card: Card) -> pd.DataFrame:
-    """Collectives between all GPUs; between two processes for a stand-in, and nothing where there is one GPU."""
+    """Collectives between all GPUs; between two processes for a stand-in, and nothing where there
+    is one GPU."""
     from perfmodel.measure.timing import NoMeter, machine_meter
 
     ranks = 2 if card.is_stand_in else card.gpus
@@ -185,16 +215,30 @@ def group_table(card: Card) -> pd.DataFrame:
     with RankGroup(ranks, GlooSession if card.is_stand_in else NcclSession) as group:
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
             for nbytes in (1 << 14, 1 << 24):
-                op = Collective(collective=kind, bytes=nbytes, num_ranks=ranks, ranks_per_node=ranks, dtype="fp32")
+                op = Collective(
+                    collective=kind,
+                    bytes=nbytes,
+                    num_ranks=ranks,
+                    ranks_per_node=ranks,
+                    dtype="fp32",
+                )
                 group.load(op)
                 group.sample(20, meter)
                 sample = group.sample(20, meter)
-                rows.append({"collective": kind, "bytes": nbytes, "ranks": ranks, "measured, us": 1e6 * sample.call_s})
+                rows.append(
+                    {
+                        "collective": kind,
+                        "bytes": nbytes,
+                        "ranks": ranks,
+                        "measured, us": 1e6 * sample.call_s,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
 def emulation_table(card: Card) -> pd.DataFrame:
-    """A script on the card as rank 0 of eight: time of an iteration, with and without 5 ms added to each reduction."""
+    """A script on the card as rank 0 of eight: time of an iteration, with and without 5 ms added to
+    each reduction."""
     cluster = catalog.cluster("dgx-a100")
     prices = Prices(cluster, modelled(cluster, CollectiveModel.load()))
     rows = []
@@ -217,7 +261,8 @@ def emulation_table(card: Card) -> pd.DataFrame:
 
 
 def program_table(card: Card) -> pd.DataFrame:
-    """A training step of a small network by torch's kernels on the card: its largest error, and how long it takes."""
+    """A training step of a small network by torch's kernels on the card: its largest error, and how
+    long it takes."""
     import torch  # pyright: ignore[reportMissingImports]
 
     whole = training_step(mlp(64, (256, 256, 256)))
@@ -226,16 +271,25 @@ def program_table(card: Card) -> pd.DataFrame:
     types, device = program.types, torch.device(card.device)
 
     def run() -> dict[str, Any]:
-        values = {name: torch.tensor(a, dtype=torch_dtype(types[name]), device=device) for name, a in inputs.items()}
+        values = {
+            name: torch.tensor(a, dtype=torch_dtype(types[name]), device=device)
+            for name, a in inputs.items()
+        }
         for instruction in program.instructions:
-            kernel = torch_kernel(instruction, [types[name] for name in instruction.outputs], device)
-            values.update(zip(instruction.outputs, kernel(*map(values.get, instruction.inputs)), strict=True))
+            kernel = torch_kernel(
+                instruction, [types[name] for name in instruction.outputs], device
+            )
+            values.update(
+                zip(instruction.outputs, kernel(*map(values.get, instruction.inputs)), strict=True)
+            )
         return {name: values[name].cpu().numpy() for name in program.outputs}
 
     found = run()
     begin_s = time.perf_counter()
     run()
-    errors = [float(np.abs(found[n] - v).max() / max(np.abs(v).max(), 1e-30)) for n, v in expected.items()]
+    errors = [
+        float(np.abs(found[n] - v).max() / max(np.abs(v).max(), 1e-30)) for n, v in expected.items()
+    ]
     row = {
         "program": "training step of an MLP", "instructions": len(program.instructions),
         "largest relative error": max(errors), "time, ms": 1e3 * (time.perf_counter() - begin_s),
@@ -244,7 +298,8 @@ def program_table(card: Card) -> pd.DataFrame:
 
 
 def load_table(card: Card) -> pd.DataFrame:
-    """Rate, clock and power of a large product in the first half-second and at the end of `LOAD_S`."""
+    """Rate, clock and power of a large product in the first half-second and at the end of
+    `LOAD_S`."""
     import torch  # pyright: ignore[reportMissingImports]
 
     n = 256 if card.is_stand_in else 8192
@@ -262,14 +317,22 @@ def load_table(card: Card) -> pd.DataFrame:
             count += 10
         now_s = time.perf_counter()
         smi = {} if card.is_stand_in else clock_and_power()
-        rows.append({"after, s": now_s - begin_s, "TFLOP/s": 2e-12 * n**3 * count / (now_s - at_s)} | smi)
+        rows.append(
+            {"after, s": now_s - begin_s, "TFLOP/s": 2e-12 * n**3 * count / (now_s - at_s)} | smi
+        )
         at_s = time.perf_counter()
     return pd.DataFrame([rows[0], rows[-1]])
 
 
 def clock_and_power() -> dict[str, float]:
     """SM clock and power of the first GPU now, by its driver."""
-    query = ["nvidia-smi", "-i", "0", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "-i",
+        "0",
+        "--query-gpu=clocks.sm,power.draw",
+        "--format=csv,noheader,nounits",
+    ]
     done = subprocess.run(query, capture_output=True, text=True, check=True)
     clock, power = done.stdout.strip().split(",")
     return {"SM clock, MHz": float(clock), "power, W": float(power)}
@@ -301,15 +364,25 @@ def page(card: Card, folder: Path) -> tuple[str, bool]:
     for title, result, seconds in sections(card, folder):
         print(f"{title}: {seconds:.0f} s", file=sys.stderr)
         complete &= not isinstance(result, str)
-        shown = result if isinstance(result, str) else markdown_table(result) if len(result) else "not on one GPU\n"
+        shown = (
+            result
+            if isinstance(result, str)
+            else markdown_table(result)
+            if len(result)
+            else "not on one GPU\n"
+        )
         text.append(f"## {title}\n\n{shown}")
     return "\n".join(text), complete
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu")
-    arguments.add_argument("--stand-in", action="store_true", help="on the CPU, small, to try the script")
+    arguments.add_argument(
+        "--stand-in", action="store_true", help="on the CPU, small, to try the script"
+    )
     given = arguments.parse_args()
     card = find_card(given.stand_in)
     if card.is_stand_in:

@@ -1,8 +1,10 @@
-"""Kill real calibrations: `python validate/kill_calibration.py [--kills 50] [--backend jax|torch] [--seed 0]`.
+"""Kill real calibrations:
+`python validate/kill_calibration.py [--kills 50] [--backend jax|torch] [--seed 0]`.
 
-A tiny plan of kernels and collectives is run by `perfmodel calibrate`, which is killed (SIGKILL, its ranks left
-behind) after random times until there were as many kills as asked for, and then left to end; a new folder is begun
-whenever a run comes to its end. No row may be lost, doubled or measured again, no file half written.
+A tiny plan of kernels and collectives is run by `perfmodel calibrate`, which is killed (SIGKILL,
+its ranks left behind) after random times until there were as many kills as asked for, and then left
+to end; a new folder is begun whenever a run comes to its end. No row may be lost, doubled or
+measured again, no file half written.
 """
 
 import argparse
@@ -63,9 +65,12 @@ def main() -> None:
             finished = False
             while not finished:
                 before, going = rows(folder), seen["killed"] < arguments.kills
-                # while Python, the framework and the ranks start; else that long after something was written
+                # while Python, the framework and the ranks start; else that long after something
+                # was written
                 kill_after_s = draw.uniform(0.1, 3.0) if going else math.inf
-                finished = run(folder, arguments.backend, kill_after_s, from_first_write=draw.random() < 0.8)
+                finished = run(
+                    folder, arguments.backend, kill_after_s, from_first_write=draw.random() < 0.8
+                )
                 after = rows(folder)
                 # what was measured before is there still, with the very same time
                 assert before.items() <= after.items(), "a row was lost or measured again"
@@ -82,7 +87,10 @@ def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bo
     words = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perfmodel.cli", *words], cwd=folder, stdout=output, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "perfmodel.cli", *words],
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
         before, start_s = written(folder), time.monotonic()
         while process.poll() is None:
@@ -117,7 +125,10 @@ def rows(folder: Path) -> dict[str, float]:
     for table in (folder / "kernels.csv", folder / "collectives.csv"):
         if card_path(table).exists():
             json.loads(card_path(table).read_text())
-    return {key: row["time_us"] for key, row in kept_rows(read_plan(folder / "plan.toml"), folder).items()}
+    return {
+        key: row["time_us"]
+        for key, row in kept_rows(read_plan(folder / "plan.toml"), folder).items()
+    }
 
 
 def check_finished(folder: Path) -> None:
@@ -126,7 +137,12 @@ def check_finished(folder: Path) -> None:
     assert sum(read_card(table).rows for table in tables) == len(points(folder))
     assert sum(len(read_table(table)) for table in tables) == len(points(folder))
     assert set(rows(folder)) == set(points(folder))
-    expected = {"plan.toml", "output", *(t.name for t in tables), *(card_path(t).name for t in tables)}
+    expected = {
+        "plan.toml",
+        "output",
+        *(t.name for t in tables),
+        *(card_path(t).name for t in tables),
+    }
     assert {path.name for path in folder.iterdir()} == expected
 
 

@@ -1,4 +1,5 @@
-"""Calibrate on two ranks, predict, run for real on up to eight, compare: `python validate/live.py [--out DIR]`.
+"""Calibrate on two ranks, predict, run for real on up to eight, compare:
+`python validate/live.py [--out DIR]`.
 
 Needs Linux, root and iproute2: the ranks run on hosts made of network namespaces.
 """
@@ -20,8 +21,12 @@ from perfmodel.ingest.tables import write_json, write_text
 def main() -> int:
     """Run everything, write the reports, print their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md and json)")
-    parser.add_argument("--only", choices=("steps", "collectives"), help="one of the two sets of configurations")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for the reports (md and json)"
+    )
+    parser.add_argument(
+        "--only", choices=("steps", "collectives"), help="one of the two sets of configurations"
+    )
     arguments = parser.parse_args()
     sets = {"steps": ("live", live_cases), "collectives": ("live_collectives", collective_cases)}
     for chosen in [arguments.only] if arguments.only else sets:
@@ -30,7 +35,9 @@ def main() -> int:
             with Progress(console=Console(stderr=True)) as bar, at_once() as is_allowed:
                 task = bar.add_task("calibrating", total=None)
 
-                def show(what: str, n: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
+                def show(
+                    what: str, n: int, total: int, bar: Progress = bar, task: TaskID = task
+                ) -> None:
                     bar.update(task, description=what, completed=n, total=total or None)
 
                 report = validate_live(LiveSettings(at_once=is_allowed), cases(), progress=show)

@@ -2,10 +2,11 @@
 
 python validate/memory.py --data DIR [--most N] [--collection NAME] [--out TABLE.csv]
 
-Reads the collections of DIR (folders `published*`), what notes state made columns, and predicts at most N rows of every
-source, spread evenly over it, with the source's teams left out of all that is fitted. Prints for each collection the
-error of peak memory by source and software, over rows with a measured peak, and over those of them that say all that
-decides it; and of the probability to fit the Brier score and reliability. `--out` keeps the predictions.
+Reads the collections of DIR (folders `published*`), what notes state made columns, and predicts at
+most N rows of every source, spread evenly over it, with the source's teams left out of all that is
+fitted. Prints for each collection the error of peak memory by source and software, over rows with a
+measured peak, and over those of them that say all that decides it; and of the probability to fit
+the Brier score and reliability. `--out` keeps the predictions.
 """
 
 import argparse
@@ -38,7 +39,9 @@ EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--most", type=int, default=MOST, help="rows of a source")
     arguments.add_argument("--collection", help="this one alone, such as published2")
@@ -62,9 +65,9 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
     """Predict the rows of tables that ran, or ran out of memory.
 
     Returns:
-        Columns `case_id`, `source`, `framework`, `measured_bytes` (NaN if not measured), `peak_bytes`,
-        `fits_probability`, `ran`, `assumed` and `says_all` (`says_all_of_memory`); rows that cannot be predicted are
-        left out.
+        Columns `case_id`, `source`, `framework`, `measured_bytes` (NaN if not measured),
+        `peak_bytes`, `fits_probability`, `ran`, `assumed` and `says_all` (`says_all_of_memory`);
+        rows that cannot be predicted are left out.
     """
     with TemporaryDirectory() as folder:
         runs, _ = read_tables(prepared(files, Path(folder)))
@@ -82,7 +85,9 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
             "fits_probability": pd.to_numeric(predicted["fits_probability"]),
             "ran": runs["status"].map(OUTCOMES),
             "assumed": predicted["assumed"],
-            "says_all": [says_all_of_memory(assumed) for assumed in predicted["assumed"].fillna("")],
+            "says_all": [
+                says_all_of_memory(assumed) for assumed in predicted["assumed"].fillna("")
+            ],
         }
     )
     return pd.DataFrame(table[table["fits_probability"].notna()]).reset_index(drop=True)
@@ -92,16 +97,21 @@ def says_all_of_memory(assumed: str) -> bool:
     """Whether nothing that a run leaves open decides its memory.
 
     Args:
-        assumed: what was assumed of it, as `predict_cases` lists it: names, with what they do to the step time.
+        assumed: what was assumed of it, as `predict_cases` lists it: names, with what they do to
+            the step time.
     """
-    # That a run needs more memory than there is, is said by the prediction, and not by the run. It comes last.
+    # That a run needs more memory than there is, is said by the prediction, and not by the run. It
+    # comes last.
     left_open = assumed.partition("memory: ")[0]
-    names = {re.split(r" \(|: ", assumption)[0] for assumption in left_open.split(", ") if assumption}
+    names = {
+        re.split(r" \(|: ", assumption)[0] for assumption in left_open.split(", ") if assumption
+    }
     return names <= TAKE_NO_MEMORY
 
 
 def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many rows of every source, spread evenly over those with a measured peak and over the others."""
+    """At most so many rows of every source, spread evenly over those with a measured peak and over
+    the others."""
     has_peak = np.isfinite(memory_bytes(runs))
     chosen = []
     for _, rows in runs.groupby([runs["source"], has_peak], sort=False):
@@ -133,7 +143,9 @@ def unlikely_lines(unlikely: pd.DataFrame) -> list[str]:
     known = KnownSources.read()
     lines = []
     for case_id, probability in zip(unlikely["case_id"], unlikely["fits_probability"], strict=True):
-        lines.append(f"- {case_id} ({probability:.3f}): {known.why_not_to_fit(case_id) or 'not known'}")
+        lines.append(
+            f"- {case_id} ({probability:.3f}): {known.why_not_to_fit(case_id) or 'not known'}"
+        )
     return ["\n".join(lines)] if lines else []
 
 
@@ -141,7 +153,10 @@ def memory_errors(peaks: pd.DataFrame) -> pd.DataFrame:
     """`runs`, mean relative `error` and `bias` of peak memory by source and software."""
     relative = peaks["peak_bytes"] / peaks["measured_bytes"] - 1
     groups = [peaks["source"], peaks["framework"]]
-    columns = {"runs": relative.groupby(groups).size(), "error": relative.abs().groupby(groups).mean()}
+    columns = {
+        "runs": relative.groupby(groups).size(),
+        "error": relative.abs().groupby(groups).mean(),
+    }
     return pd.DataFrame(columns | {"bias": relative.groupby(groups).mean()})
 
 
@@ -150,7 +165,13 @@ def memory_table(errors: pd.DataFrame) -> str:
     rows = []
     for (source, framework), figures in errors.sort_values("error", ascending=False).iterrows():  # pyright: ignore[reportGeneralTypeIssues]
         rows.append(
-            (source, framework, int(figures["runs"]), percent(figures["error"]), f"{100 * figures['bias']:+.1f} %")
+            (
+                source,
+                framework,
+                int(figures["runs"]),
+                percent(figures["error"]),
+                f"{100 * figures['bias']:+.1f} %",
+            )
         )
     return rows_table(("source", "software", "runs", "mean error", "bias"), rows)
 
@@ -171,7 +192,14 @@ def reliability_table(table: pd.DataFrame) -> str:
     rows = []
     for told, members in table.groupby(ranges, observed=True):
         said, ran = members["fits_probability"].mean(), members["ran"].mean()
-        rows.append((f"{max(told.left, 0):.2f} to {told.right:.2f}", len(members), percent(said), percent(ran)))  # pyright: ignore[reportAttributeAccessIssue]
+        rows.append(
+            (
+                f"{max(told.left, 0):.2f} to {told.right:.2f}",
+                len(members),
+                percent(said),
+                percent(ran),
+            )
+        )  # pyright: ignore[reportAttributeAccessIssue]
     return rows_table(("probability", "runs", "mean", "ran"), rows)
 
 
@@ -181,7 +209,11 @@ def _squared_distance(table: pd.DataFrame) -> pd.Series:
 
 def _mean_error(peaks: pd.DataFrame) -> str:
     errors = memory_errors(peaks)
-    return f"{percent(errors['error'].mean())} ({len(errors)} groups, {len(peaks)} rows)" if len(errors) else "none"
+    return (
+        f"{percent(errors['error'].mean())} ({len(errors)} groups, {len(peaks)} rows)"
+        if len(errors)
+        else "none"
+    )
 
 
 if __name__ == "__main__":

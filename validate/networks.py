@@ -39,25 +39,44 @@ def rank_latency_s(file: Path) -> float:
 
 
 def omni_path(file: Path) -> tuple[float, float]:
-    """Share of the links' rate and exponent of the nodes, both beside what the collective model says of these links:
-    the exponent of the one pair that differs in nodes alone, and the median over all of the share that is left."""
+    """Share of the links' rate and exponent of the nodes, both beside what the collective model
+    says of these links: the exponent of the one pair that differs in nodes alone, and the median
+    over all of the share that is left."""
     table = _table(file, "Omni-Path")
-    rate = np.array([_predicted_s(table.loc[[row]]) for row in table.index]) / (table["time_us"].to_numpy() * 1e-6)
+    rate = np.array([_predicted_s(table.loc[[row]]) for row in table.index]) / (
+        table["time_us"].to_numpy() * 1e-6
+    )
     nodes = table["num_nodes"].to_numpy(float)
-    (few, many) = (rate[(table["variant"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16"))
+    (few, many) = (
+        rate[(table["variant"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16")
+    )
     exponent = float(np.log(few / many) / np.log(16 / 4))
     return float(np.median(rate * nodes**exponent)), exponent
 
 
 def _table(file: Path, link: str) -> pd.DataFrame:
     table = published_collectives(pd.read_csv(file))
-    return table.loc[(table["num_nodes"] > 1) & table["interconnect"].str.contains(link)].reset_index(drop=True)
+    return table.loc[
+        (table["num_nodes"] > 1) & table["interconnect"].str.contains(link)
+    ].reset_index(drop=True)
 
 
 def _ops(table: pd.DataFrame) -> list[Collective]:
-    columns = zip(table["collective"], table["bytes"], table["num_ranks"], table["ranks_per_node"], strict=True)
+    columns = zip(
+        table["collective"],
+        table["bytes"],
+        table["num_ranks"],
+        table["ranks_per_node"],
+        strict=True,
+    )
     return [
-        Collective(collective=kind, bytes=float(size), num_ranks=int(ranks), ranks_per_node=int(per_node), level=1)
+        Collective(
+            collective=kind,
+            bytes=float(size),
+            num_ranks=int(ranks),
+            ranks_per_node=int(per_node),
+            level=1,
+        )
         for kind, size, ranks, per_node in columns
     ]
 
@@ -66,7 +85,9 @@ def _predicted_s(row: pd.DataFrame) -> float:
     """Time of one measured all-reduce by the collective model, over links at their nominal rate."""
     per_node = int(row["ranks_per_node"].iloc[0])
     shared = catalog.cluster_for(row["device"].iloc[0], per_node, "", "Omni-Path, 4 links per node")
-    link = replace(shared.levels[1], bandwidth_bytes_per_s=OMNI_PATH_NODE_GB * 1e9 / per_node, contention=0.0)
+    link = replace(
+        shared.levels[1], bandwidth_bytes_per_s=OMNI_PATH_NODE_GB * 1e9 / per_node, contention=0.0
+    )
     nominal = replace(shared, levels=(shared.levels[0], link))
     return float(CollectiveModel.load().times(nominal, _ops(row)).time_s[0])
 

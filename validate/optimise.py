@@ -1,7 +1,8 @@
-"""What `perfmodel.planning.optimise` finds beside exact answers and other methods: writes validate/optimise.md.
+"""What `perfmodel.planning.optimise` finds beside exact answers and other methods: writes
+validate/optimise.md.
 
-python validate/optimise.py [SECTION ...]: only these (models, launches, devices, partition, continuous, mixed, sizes,
-hardware).
+python validate/optimise.py [SECTION ...]: only these (models, launches, devices, partition,
+continuous, mixed, sizes, hardware).
 """
 
 import sys
@@ -56,10 +57,14 @@ def launches() -> str:
     table = launch_table()
     wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
     best, worst = table.loc[table.gain.idxmax()], table.loc[table.gain.idxmin()]
-    verdict = f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"
+    verdict = (
+        f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"
+    )
     verdict += f"; at best by {best.gain:.1%} ({best.model}, {best.layout})" if wins else ""
     verdict += (
-        f"; at worst it is {-worst.gain:.1%} slower ({worst.model}, {worst.layout})" if worst.gain < -SAME else ""
+        f"; at worst it is {-worst.gain:.1%} slower ({worst.model}, {worst.layout})"
+        if worst.gain < -SAME
+        else ""
     )
     if not wins:
         verdict += ". On real layouts gradients thus gain nothing over dynamic programming"
@@ -68,7 +73,8 @@ def launches() -> str:
         f"of {', '.join(map(str, LAUNCHED_MICRO_BATCHES))} sequences. `even_s`: even stages at the best micro-batch; "
         "`cut_s`: dynamic programming (moves of layers where a rank has two stages) for every micro-batch and kind of "
         "recompute; `relaxed_s`: gradients and single changes, without the comparison with dynamic programming that "
-        f"`search --method relax` adds (nan and inf: nothing fits).\n\n{verdict}.\n\n" + frame_table(table, ".4g")
+        f"`search --method relax` adds (nan and inf: nothing fits).\n\n{verdict}.\n\n"
+        + frame_table(table, ".4g")
     )
 
 
@@ -84,7 +90,10 @@ def partition() -> str:
         "and improved by moves": table.relaxed_s / table.exact_s - 1,
         "even stages": table.even_s / table.exact_s - 1,
     }
-    rows = [{"method": k, "median above": v.median(), "largest above": v.max()} for k, v in ratio.items()]
+    rows = [
+        {"method": k, "median above": v.median(), "largest above": v.max()}
+        for k, v in ratio.items()
+    ]
     within = (ratio["and improved by moves"] <= CLOSE).sum()
     return (
         "## Contiguous partition: 96 unequal layers on 16 unequal stages, recompute by stage under memory\n\n"
@@ -104,7 +113,10 @@ def continuous() -> str:
     return (
         "## Continuous unknowns: bandwidth split over links\n\nSeconds until 99 % of the relaxation's gain over equal "
         "shares (inf: not in 10 s); `gap` to the certified bound. All evaluate the same compiled timeline; CMA-ES its "
-        "population in one call.\n\n" + frame_table(times, ".4g") + "\n" + frame_table(shares, ".4g")
+        "population in one call.\n\n"
+        + frame_table(times, ".4g")
+        + "\n"
+        + frame_table(shares, ".4g")
     )
 
 
@@ -113,7 +125,10 @@ def mixed() -> str:
     names = {"uniform_s": "even, equal", "cuts_alone_s": "cuts and recompute alone (exact)",
              "annealed_s": "annealing, same time", "annealed_longer_s": "annealing, 3 times as long"}  # fmt: skip
     shorter = {text: 1 - table.found_s / table[k] for k, text in names.items()}
-    better = [{"against": text, "mean": share.mean(), "least": share.min()} for text, share in shorter.items()]
+    better = [
+        {"against": text, "mean": share.mean(), "least": share.min()}
+        for text, share in shorter.items()
+    ]
     return (
         "## Cuts, recompute and bandwidth together: 192 layers, 32 stages\n\nHow much shorter the step is "
         f"({len(table)} random instances, {table.seconds.median():.1f} s each; gap to a bound that leaves bandwidth "

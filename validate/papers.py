@@ -1,4 +1,5 @@
-"""The tables of papers beside ours: writes validate/papers/SYSTEM.md and pictures, which pages of docs/systems show.
+"""The tables of papers beside ours: writes validate/papers/SYSTEM.md and pictures, which pages of
+docs/systems show.
 
 python validate/papers.py [SYSTEM ...]
 """
@@ -25,7 +26,9 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for name in given.systems or PAGES:
         text = PAGES[name](OUT)
-        write_text(OUT / f"{name}.md", f"<!-- written by `python validate/papers.py {name}` -->\n\n{text}")
+        write_text(
+            OUT / f"{name}.md", f"<!-- written by `python validate/papers.py {name}` -->\n\n{text}"
+        )
         print(text)
 
 

@@ -1,8 +1,9 @@
 """Tables of the record with what their notes say in columns of their own.
 
-The package reads columns alone. Rows of the record were collected before it knew keys of job files as columns, so that
-some of their settings stand in prose: adapters, vocabularies of tokenizers, the release of a recipe. This step, outside
-the package, turns them into columns once; every study reads the record through it.
+The package reads columns alone. Rows of the record were collected before it knew keys of job files
+as columns, so that some of their settings stand in prose: adapters, vocabularies of tokenizers, the
+release of a recipe. This step, outside the package, turns them into columns once; every study reads
+the record through it.
 """
 
 import re
@@ -26,27 +27,38 @@ _LAUNCHES_UNKNOWN: Final = "launch blocking state not stated"
 
 
 def prepared(files: Iterable[Path], folder: Path) -> list[Path]:
-    """The tables of runs among some files as `prepare` has them, written to a folder under their own names; the other
-    files as they are."""
+    """The tables of runs among some files as `prepare` has them, written to a folder under their
+    own names; the other files as they are."""
     paths = []
     for file in files:
         table = pd.read_csv(file, low_memory=False) if file.suffix == ".csv" else pd.DataFrame()
         if not {"case_id", "notes"} <= set(table.columns):
             paths.append(file)
             continue
-        target = folder / f"{file.parent.name}-{file.name}" if (folder / file.name).exists() else folder / file.name
+        target = (
+            folder / f"{file.parent.name}-{file.name}"
+            if (folder / file.name).exists()
+            else folder / file.name
+        )
         prepare(table).to_csv(target, index=False)
         paths.append(target)
     return paths
 
 
 def prepare(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of runs with the settings that its notes state in columns of their own. Cells that are filled stay."""
+    """A table of runs with the settings that its notes state in columns of their own. Cells that
+    are filled stay."""
     records: list[Row] = table.astype(object).where(table.notna(), None).to_dict("records")  # pyright: ignore[reportAssignmentType]
-    changes = [{name: value for change in CHANGES for name, value in change(row).items()} for row in records]
+    changes = [
+        {name: value for change in CHANGES for name, value in change(row).items()}
+        for row in records
+    ]
     names = list(dict.fromkeys(name for each in changes for name in each))
     columns = {
-        name: [each[name] if name in each else row.get(name) for row, each in zip(records, changes, strict=True)]
+        name: [
+            each[name] if name in each else row.get(name)
+            for row, each in zip(records, changes, strict=True)
+        ]
         for name in names
     }
     return table.assign(**columns)
@@ -68,7 +80,9 @@ def adapters(row: Row) -> Row:
         return {}
     rank = re.search(r"LoRA rank (\d+)", notes)
     found: Row = {"job.frozen": "true", "job.adapter_rank": int(rank[1]) if rank else 0}
-    exchanges = bool(re.search(r"lora_a2a=(1|true)", _words(row, "launch_and_overlap"), re.IGNORECASE))
+    exchanges = bool(
+        re.search(r"lora_a2a=(1|true)", _words(row, "launch_and_overlap"), re.IGNORECASE)
+    )
     return found | {"job.adapter_all_to_all": "true" if exchanges and rank else "false"}
 
 
@@ -93,7 +107,8 @@ def vocabulary(row: Row) -> Row:
 def dense_layers(row: Row) -> Row:
     """Leading layers without experts: `1 dense layer`, `first layer dense`."""
     noted = re.search(
-        r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b", _words(row, "notes").lower()
+        r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b",
+        _words(row, "notes").lower(),
     )
     if not noted or not _is_empty(row, "first_dense_layers"):
         return {}
@@ -104,13 +119,21 @@ def dense_layers(row: Row) -> Row:
 def decoder_length(row: Row) -> Row:
     """Tokens of the decoder of a T5: `decoder length 128`."""
     noted = re.search(r"decoder length (\d+)", _words(row, "notes").lower())
-    return {"model.decoder_seq_len": int(noted[1])} if noted and "t5" in _words(row, "model").lower() else {}
+    return (
+        {"model.decoder_seq_len": int(noted[1])}
+        if noted and "t5" in _words(row, "model").lower()
+        else {}
+    )
 
 
 def experts(row: Row) -> Row:
     """The dispatcher of tokens, and whether it runs beside kernels."""
     notes = _words(row, "notes").lower()
-    dispatchers = (("hybridep", "hybridep"), ("deepep", "deepep"), ("all-to-all dispatcher", "alltoall"))
+    dispatchers = (
+        ("hybridep", "hybridep"),
+        ("deepep", "deepep"),
+        ("all-to-all dispatcher", "alltoall"),
+    )
     found: Row = {}
     named = next((name for word, name in dispatchers if word in notes), "")
     if named:
@@ -121,11 +144,13 @@ def experts(row: Row) -> Row:
 
 
 def overlap(row: Row) -> Row:
-    """Communication that runs beside kernels: none where notes say `no comm overlap`; torchtitan's tensor parallelism
-    is `async` (training.enable_async_tensor_parallel, which cuts collectives between products) or `vanilla`.
+    """Communication that runs beside kernels: none where notes say `no comm overlap`; torchtitan's
+    tensor parallelism is `async` (training.enable_async_tensor_parallel, which cuts collectives
+    between products) or `vanilla`.
 
-    What the README of Megatron-LM times overlaps by `--tp-comm-overlap` as well (NVIDIA/Megatron-LM README.md of Core
-    0.8, Training Speed and Scalability; read with times in view), which its rows leave out.
+    What the README of Megatron-LM times overlaps by `--tp-comm-overlap` as well (NVIDIA/Megatron-LM
+    README.md of Core 0.8, Training Speed and Scalability; read with times in view), which its rows
+    leave out.
     """
     if "no comm overlap" in _words(row, "notes").lower():
         return {
@@ -143,8 +168,9 @@ def overlap(row: Row) -> Row:
 
 
 def recipe(row: Row) -> Row:
-    """The release of the recipe that the row's settings are of: of the framework, by the notes (`release 26.04`), or of
-    the launch scripts, by the tag of the page; `default` where recipes have none."""
+    """The release of the recipe that the row's settings are of: of the framework, by the notes
+    (`release 26.04`), or of the launch scripts, by the tag of the page; `default` where recipes
+    have none."""
     notes, page = _words(row, "notes"), _words(row, "url_or_repo")
     release = re.search(r"release (\d+\.\d+)", notes)
     if release and "in the recipe" in notes and "pre-training" in notes:
@@ -177,12 +203,16 @@ def shards(row: Row) -> Row:
 def sharded_optimizer(row: Row) -> Row:
     """`optimizer states sharded`, where no stage of ZeRO is said."""
     notes = _words(row, "notes").lower()
-    return {"zero_stage": 1} if "optimizer states sharded" in notes and _is_empty(row, "zero_stage") else {}
+    return (
+        {"zero_stage": 1}
+        if "optimizer states sharded" in notes and _is_empty(row, "zero_stage")
+        else {}
+    )
 
 
 def compiled(row: Row) -> Row:
-    """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at the end of the
-    framework's name."""
+    """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at
+    the end of the framework's name."""
     noted = re.search(r"torch\.compile\b[ =]*(no|off)?", _words(row, "notes").lower())
     named = re.search(r"[ ,]compile$", _words(row, "framework_as_stated").lower())
     in_recipe = re.search(r"\bcompile\b", _words(row, "dtype_recipe").lower())
@@ -194,15 +224,21 @@ def compiled(row: Row) -> Row:
 
 
 def liger_kernels(row: Row) -> Row:
-    """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss together."""
+    """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss
+    together."""
     if "liger kernels" not in _words(row, "notes").lower():
         return {}
-    return {"job.eager_kernels": "[]", "job.chunked_loss": "true", "job.in_place_activation": "true"}
+    return {
+        "job.eager_kernels": "[]",
+        "job.chunked_loss": "true",
+        "job.in_place_activation": "true",
+    }
 
 
 def benchmark_scripts(row: Row) -> Row:
-    """FlagPerf's scripts for DeepSpeed (training/benchmarks/*/deepspeed/run_pretraining.py of the page's repository):
-    `zero.Init(mem_efficient_linear=False)`, and models of Hugging Face without gradient checkpointing."""
+    """FlagPerf's scripts for DeepSpeed (training/benchmarks/*/deepspeed/run_pretraining.py of the
+    page's repository): `zero.Init(mem_efficient_linear=False)`, and models of Hugging Face without
+    gradient checkpointing."""
     page = _words(row, "url_or_repo")
     if "FlagOpen/FlagPerf" not in page or not re.search(r"/[^/]+(?<!megatron)-deepspeed/", page):
         return {}
@@ -213,13 +249,20 @@ def benchmark_scripts(row: Row) -> Row:
 def accumulated_batch(row: Row) -> Row:
     """OpenLM's batch of a device, which `--accum-freq` divides into micro-batches.
 
-    open_lm/params.py: `--batch-size` is "Batch size per GPU"; open_lm/train.py: with a batch size of 8 and an
-    accum-freq of 4 "you only process 2 items at a time". Rows whose notes have the page's command were collected as if
-    each micro-batch had them all; their step times follow from tokens per second (read with results in view).
+    open_lm/params.py: `--batch-size` is "Batch size per GPU"; open_lm/train.py: with a batch size
+    of 8 and an accum-freq of 4 "you only process 2 items at a time". Rows whose notes have the
+    page's command were collected as if each micro-batch had them all; their step times follow from
+    tokens per second (read with results in view).
     """
-    noted = re.search(r"micro-batch (\d+) and (\d+) accumulations of the page's command", _words(row, "notes"))
+    noted = re.search(
+        r"micro-batch (\d+) and (\d+) accumulations of the page's command", _words(row, "notes")
+    )
     collected_batch = row.get("global_batch")
-    if not noted or "mlfoundations/open_lm" not in _words(row, "url_or_repo") or collected_batch is None:
+    if (
+        not noted
+        or "mlfoundations/open_lm" not in _words(row, "url_or_repo")
+        or collected_batch is None
+    ):
         return {}
     per_device, accumulations = int(noted[1]), int(noted[2])
     global_batch = per_device * int(row["dp"])
@@ -238,7 +281,8 @@ _ORDINALS: Final = {"other": 2, "second": 2, "third": 3, "fourth": 4}
 
 
 def experts_in_some_layers(row: Row) -> Row:
-    """`experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop tokens."""
+    """`experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop
+    tokens."""
     notes = _words(row, "notes").lower()
     settings: Row = {}
     if layers := re.search(r"experts in every (other|second|third|fourth) layer", notes):
@@ -250,20 +294,25 @@ def experts_in_some_layers(row: Row) -> Row:
 
 def framework_as_stated(row: Row) -> Row:
     """ATorch's own entry of the catalog, for rows that were collected before there was one."""
-    return {"framework": "atorch@2023"} if _words(row, "framework_as_stated").startswith("ATorch") else {}
+    return (
+        {"framework": "atorch@2023"}
+        if _words(row, "framework_as_stated").startswith("ATorch")
+        else {}
+    )
 
 
 def memory_unit(row: Row) -> Row:
-    """GiB where a page copies what torchtitan (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`) or
-    KempnerForge (kempnerforge/metrics/memory.py: bytes over `1024**3`) logs, whatever the page's heading says."""
+    """GiB where a page copies what torchtitan (components/metrics.py:
+    `memory: {max_reserved_gib:5.2f}GiB`) or KempnerForge (kempnerforge/metrics/memory.py: bytes
+    over `1024**3`) logs, whatever the page's heading says."""
     kind = _words(row, "memory_kind")
     by_kempnerforge = _words(row, "framework").startswith("kempnerforge") and kind == "as logged"
     return {"memory_unit": "GiB"} if by_kempnerforge or "logged by torchtitan" in kind else {}
 
 
 def collected_adapters(row: Row) -> Row:
-    """Columns of adapters that were collected from other numbers of the same words (storage, the name of an instance)
-    are emptied."""
+    """Columns of adapters that were collected from other numbers of the same words (storage, the
+    name of an instance) are emptied."""
     told = row.get("nics_per_node")
     words = _words(row, "inter_link_as_stated")
     if told is None or not words:

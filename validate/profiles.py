@@ -2,8 +2,9 @@
 
 `python validate/profiles.py [--out DIR]`.
 
-Needs torch with gloo. Two cores should be free of others' work: what these take shows as noise. A machine's speed
-drifts by more than what is looked for, so configurations take short turns, each of which sees all of the drift.
+Needs torch with gloo. Two cores should be free of others' work: what these take shows as noise. A
+machine's speed drifts by more than what is looked for, so configurations take short turns, each of
+which sees all of the drift.
 """
 
 import argparse
@@ -31,7 +32,11 @@ MODEL: Final = Transformer(
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
 SERIAL: Final = Framework(
-    name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False, zero_overlaps=False
+    name="serial",
+    execution="compiled",
+    overlap_grad_reduce=False,
+    overlap_param_gather=False,
+    zero_overlaps=False,
 )
 """What `profile_ranks` does: hosts compute themselves, and wait for what they send."""
 CASES: Final = tuple(
@@ -72,7 +77,9 @@ class ProfileStudy:
     def errors(self, kinds: Sequence[str] = ("tp=2", "dp=2", "pp=2", "")) -> tuple[float, float]:
         """Mean relative errors of the layouts that were not profiled, before and after."""
         others = [row for row in self.rows[1:] if any(kind in row.case for kind in kinds)]
-        pairs = [(abs(r.before_s / r.measured_s - 1), abs(r.after_s / r.measured_s - 1)) for r in others]
+        pairs = [
+            (abs(r.before_s / r.measured_s - 1), abs(r.after_s / r.measured_s - 1)) for r in others
+        ]
         before, after = np.mean(pairs, axis=0).tolist()
         return before, after
 
@@ -93,10 +100,19 @@ class ProfileStudy:
             for r in self.rows
         ]
         lines += ["", "| of the others | before | after |", "|---|---|---|"]
-        for name, kind in (("tensor parallel", "tp=2"), ("data parallel", "dp=2"), ("pipeline", "pp=2")):
-            lines.append(f"| {name} | " + " | ".join(f"{error:.1%}" for error in self.errors((kind,))) + " |")
+        for name, kind in (
+            ("tensor parallel", "tp=2"),
+            ("data parallel", "dp=2"),
+            ("pipeline", "pp=2"),
+        ):
+            lines.append(
+                f"| {name} | " + " | ".join(f"{error:.1%}" for error in self.errors((kind,))) + " |"
+            )
         lines += ["", "| parameter | profile | ms per step behind it |", "|---|---|---|"]
-        lines += [f"| {c.name} | {amount(c)} | {1e3 * c.seconds:.3g} |" for c in self.fit.report.corrections]
+        lines += [
+            f"| {c.name} | {amount(c)} | {1e3 * c.seconds:.3g} |"
+            for c in self.fit.report.corrections
+        ]
         return "\n".join([*lines, ""])
 
 
@@ -111,15 +127,20 @@ def profile_study(rounds: int, steps: int) -> ProfileStudy:
         chosen = CASES[PROFILED]
         base, out = folder / "tables", folder / "profile"
         fit_calibration([DATASETS / name for name in TABLES], base)
-        fitted = fit_profile(_problem(chosen), chosen.layout, files, base=base, out=out, step_s=measured[PROFILED][0])
+        fitted = fit_profile(
+            _problem(chosen), chosen.layout, files, base=base, out=out, step_s=measured[PROFILED][0]
+        )
         rows = [_compared(case, *measured[n], base, out) for n, case in enumerate(CASES)]
     return ProfileStudy(fitted, (rows[PROFILED], *rows[:PROFILED], *rows[PROFILED + 1 :]))
 
 
-def _compared(case: RankCase, measured_s: float, of_turns: list[float], base: Path, profiled: Path) -> Compared:
+def _compared(
+    case: RankCase, measured_s: float, of_turns: list[float], base: Path, profiled: Path
+) -> Compared:
     problem = _problem(case)
     before_s, after_s = (
-        predict(problem, layout=case.layout, calibration=calibration).step_time_s for calibration in (base, profiled)
+        predict(problem, layout=case.layout, calibration=calibration).step_time_s
+        for calibration in (base, profiled)
     )
     return Compared(case.name, measured_s, float(np.std(of_turns) / measured_s), before_s, after_s)
 
@@ -134,7 +155,10 @@ def _cluster() -> Cluster:
     """Cores of this machine as devices, those that the tables measured."""
     core = catalog.device("EPYC-Genoa-core")
     level = NetworkLevel(
-        name="loopback", size=2, bandwidth_bytes_per_s=core.link_bandwidth_bytes_per_s, latency_s=50e-6
+        name="loopback",
+        size=2,
+        bandwidth_bytes_per_s=core.link_bandwidth_bytes_per_s,
+        latency_s=50e-6,
     )
     return Cluster(name="two cores", device=core, levels=(level,))
 
@@ -163,7 +187,8 @@ def _run(rounds: int, steps: int, folder: Path) -> Stamps:
 
 
 def _quantiles(stamps: Stamps, number: int, rounds: int) -> tuple[float, list[float]]:
-    """Seconds of a step, over all turns and turn by turn: from the last rank's start to the last rank's end."""
+    """Seconds of a step, over all turns and turn by turn: from the last rank's start to the last
+    rank's end."""
     devices = CASES[number if number >= 0 else PROFILED].layout.devices
     of_turns = []
     for turn in range(rounds):
@@ -176,7 +201,9 @@ def _quantiles(stamps: Stamps, number: int, rounds: int) -> tuple[float, list[fl
 def main() -> None:
     """Run all, write the report, print it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for profiles.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent, help="folder for profiles.md"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="turns of all configurations")
     parser.add_argument("--steps", type=int, default=2, help="steps of a configuration in a turn")
     arguments = parser.parse_args()

@@ -2,11 +2,12 @@
 
 python validate/published_runs.py
 
-Reported figures, with what their pages say of the layout, are in published_runs.csv; nothing is fitted to them. Where
-the record of published runs has runs of the same team, the model of sites is the one without them.
+Reported figures, with what their pages say of the layout, are in published_runs.csv; nothing is
+fitted to them. Where the record of published runs has runs of the same team, the model of sites is
+the one without them.
 
-A row is blind until something was mended after its prediction had been seen: `seen` names what, `first_s` keeps what
-was predicted before. Rows of a new source begin with both empty.
+A row is blind until something was mended after its prediction had been seen: `seen` names what,
+`first_s` keeps what was predicted before. Rows of a new source begin with both empty.
 """
 
 from dataclasses import replace
@@ -36,7 +37,8 @@ LIKE: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Models that the catalog lacks: one that it has, and what they have otherwise."""
 REPEATED = 4 / 3
-"""FLOPs of a step with full recompute, a second forward, over those without (Korthikanti et al. 2022, section 6.3)."""
+"""FLOPs of a step with full recompute, a second forward, over those without (Korthikanti et al.
+2022, section 6.3)."""
 HEAD = """# Public runs outside the record
 
 Made by `python validate/published_runs.py` from `published_runs.csv`: what papers and pages report of a step, beside
@@ -84,15 +86,21 @@ def cluster_of(name: str) -> Cluster:
     if name == "h800":
         return replace(h100, name=name, device=catalog.device("H800-SXM5-80GB"))
     if name == "grand-teton":  # HBM2e of 2.4 TB/s, limited to 500 W
-        return replace(h100, name=name, device=replace(catalog.device("H100-SXM5-94GB"), power_w=500.0))
+        return replace(
+            h100, name=name, device=replace(catalog.device("H100-SXM5-94GB"), power_w=500.0)
+        )
     if name == "h100x4":
         return replace(h100, name=name, levels=(replace(node, size=4), fabric))
     if name == "aws-p4de":
-        return replace(catalog.cluster("aws-p4d"), name=name, device=catalog.device("A100-SXM4-80GB"))
+        return replace(
+            catalog.cluster("aws-p4d"), name=name, device=catalog.device("A100-SXM4-80GB")
+        )
     if name == "tpu-v4-3072":  # PaLM's pods, of fewer chips than the largest
         pods = catalog.cluster("tpu-v4-pod")
         inside, between = pods.levels
-        return replace(pods, name=name, levels=(replace(inside, size=3072), replace(between, size=6144)))
+        return replace(
+            pods, name=name, levels=(replace(inside, size=3072), replace(between, size=6144))
+        )
     return catalog.cluster(name)
 
 

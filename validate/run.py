@@ -1,5 +1,5 @@
-"""Everything measured against everything predicted: writes validate/report.json and report.md, and out/report.html, the
-same with plots.
+"""Everything measured against everything predicted: writes validate/report.json and report.md, and
+out/report.html, the same with plots.
 
 python validate/run.py --data DIR [--runs-only]
 """
@@ -25,20 +25,28 @@ HERE = Path(__file__).parent
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--runs-only", action="store_true", help="kernels as they were in the last report")
+    arguments.add_argument(
+        "--runs-only", action="store_true", help="kernels as they were in the last report"
+    )
     asked = arguments.parse_args()
     with progress("runs") as report, TemporaryDirectory() as folder:
         files = prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
         record, frame = published_record(files, progress=report)
     # the report is committed: file names, not the folders of this machine
-    record["skipped_files"] = {Path(file).name: reason for file, reason in record["skipped_files"].items()}
+    record["skipped_files"] = {
+        Path(file).name: reason for file, reason in record["skipped_files"].items()
+    }
     if asked.runs_only:
         kernels = json.loads((HERE / "report.json").read_text())["kernels"]
     else:
-        kernels = validate_kernels([f for f in sorted(asked.data.glob("*/*.csv.gz")) if measured(f)], marked=False)
+        kernels = validate_kernels(
+            [f for f in sorted(asked.data.glob("*/*.csv.gz")) if measured(f)], marked=False
+        )
     live = json.loads((HERE / "live.json").read_text())
     text = record_text(record, kernels, live)
-    write_text(HERE / "report.json", json.dumps({"cases": record, "kernels": kernels}, indent=1) + "\n")
+    write_text(
+        HERE / "report.json", json.dumps({"cases": record, "kernels": kernels}, indent=1) + "\n"
+    )
     write_text(HERE / "report.md", text)
     write_text(HERE.parent / "out" / "report.html", record_html(text, frame, record["pairs"]))
     print(text.partition("## Kernels")[0])

@@ -1,6 +1,7 @@
 """Searches of DistIR and Megatron-LM: writes validate/search.md.
 
-python validate/search.py --data DIR [SECTION ...]: only these (distir, megatron); the others stay as they are.
+python validate/search.py --data DIR [SECTION ...]: only these (distir, megatron); the others stay
+as they are.
 """
 
 import argparse
@@ -46,7 +47,9 @@ def main() -> None:
         arguments.error(f"no section {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
     for name in given.sections or SECTIONS:
         before = PAGE.read_text().split("\n## ")[1:]
-        parts = dict(zip(SECTIONS, (f"## {text}" for text in before), strict=True)) | {name: SECTIONS[name](given.data)}
+        parts = dict(zip(SECTIONS, (f"## {text}" for text in before), strict=True)) | {
+            name: SECTIONS[name](given.data)
+        }
         write_text(PAGE, HEAD + "\n".join(parts.values()))
     print(PAGE.read_text())
 
@@ -84,12 +87,13 @@ by our evaluation, unless every kernel has a fixed cost (`validate/distir.md`). 
 
 
 def megatron_table(data: Path) -> pd.DataFrame:
-    """Each row of table 1: where its layout ranks, and what it takes more than our best, in two spaces.
+    """Each row of table 1: where its layout ranks, and what it takes more than our best, in two
+    spaces.
 
-    `all`: tp up to a node, pp, dp, micro-batch up to 16 and interleaving, with what the authors always had (full
-    recompute, no ZeRO, reductions after the last backward). `rule`: of these, what their takeaway 1 leaves (section
-    3.2): tensor parallelism up to the devices of a node, pipelines only beyond. The authors did not search (section
-    1 says so) but followed such rules.
+    `all`: tp up to a node, pp, dp, micro-batch up to 16 and interleaving, with what the authors
+    always had (full recompute, no ZeRO, reductions after the last backward). `rule`: of these, what
+    their takeaway 1 leaves (section 3.2): tensor parallelism up to the devices of a node, pipelines
+    only beyond. The authors did not search (section 1 says so) but followed such rules.
     """
     runs = prepare(read_rows(data / "published" / "megatron.csv"))
     chosen = runs[runs["case_id"].str.startswith(ROWS)]
@@ -116,7 +120,9 @@ def megatron_search(case: Case) -> Ranked:
         PerfModelError: the model is no transformer.
     """
     if not isinstance(case.model, Transformer):
-        raise PerfModelError(f"{case.case_id}: Megatron-LM trains transformers, {case.model.name} is none")
+        raise PerfModelError(
+            f"{case.case_id}: Megatron-LM trains transformers, {case.model.name} is none"
+        )
     divisors = tuple(n for n in range(1, case.model.layers + 1) if case.model.layers % n == 0)
     space = replace(
         USUAL, tp=(1, 2, 4, 8), pp=divisors, vpp=divisors, micro_batch=(1, 2, 4, 8, 16), recompute=("full",),
@@ -137,7 +143,12 @@ def _standing(found: Ranked, layout: Layout) -> dict[str, Any]:
     over = float(found.step_s[place] / found.step_s[0] - 1)
     # the first is in the top however few there are
     top = place == 0 or place + 1 <= TOP * len(found.layouts)
-    return {"rank": place + 1, "of": len(found.layouts), "over best": over, "held": bool(top and over <= WITHIN)}
+    return {
+        "rank": place + 1,
+        "of": len(found.layouts),
+        "over best": over,
+        "held": bool(top and over <= WITHIN),
+    }
 
 
 def _short(layout: Layout) -> str:
@@ -147,7 +158,9 @@ def _short(layout: Layout) -> str:
 def _megatron(data: Path) -> str:
     table = megatron_table(data)
     error = np.abs(np.asarray(table["predicted_s"]) / np.asarray(table["measured_s"]) - 1)
-    within = {name: np.sum(np.asarray(table[f"{name}, over best"]) <= WITHIN) for name in ("all", "rule")}
+    within = {
+        name: np.sum(np.asarray(table[f"{name}, over best"]) <= WITHIN) for name in ("all", "rule")
+    }
     return f"""## Megatron-LM: the layouts of table 1 (SC21)
 
 In the top {TOP:.0%} and within {WITHIN:.0%} of our best: {held(table["all, held"])} rows of the whole

@@ -1,7 +1,9 @@
-"""Serving against published tables, and decode attention that its regressor has not seen: writes validate/serving.md.
+"""Serving against published tables, and decode attention that its regressor has not seen: writes
+validate/serving.md.
 
-python validate/serving.py [--decode]: `--decode` first fits the regressor of attention to decode rows alone, with
-shapes and whole devices kept out (half an hour on two cores; PERFMODEL_DATA names the folder of the tables).
+python validate/serving.py [--decode]: `--decode` first fits the regressor of attention to decode
+rows alone, with shapes and whole devices kept out (half an hour on two cores; PERFMODEL_DATA names
+the folder of the tables).
 """
 
 import json
@@ -45,7 +47,8 @@ def compared(every: int = 1) -> pd.DataFrame:
 
 
 def predicted(row: pd.Series) -> tuple[float, float, float]:
-    """The quantity of a published row with its interval; with as many requests as fit where the row says none."""
+    """The quantity of a published row with its interval; with as many requests as fit where the row
+    says none."""
     words = row[WORDS].to_dict()
     model, cluster, layout = (words.pop(name) for name in WORDS[:3])
     found = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **words)
@@ -70,7 +73,18 @@ def published() -> str:
     rows = by.agg(rows=("ape", "size"), mean=("ape", "mean"), median=("ape", "median"), bias=("error", "median"),
                   inside=("inside", "mean")).reset_index()  # fmt: skip
     worst = table[table["ape"] > 0.3]
-    shown = worst[["model", "cluster", "layout", "prompt_tokens", "output_tokens", "batch", "quantity", "error"]]
+    shown = worst[
+        [
+            "model",
+            "cluster",
+            "layout",
+            "prompt_tokens",
+            "output_tokens",
+            "batch",
+            "quantity",
+            "error",
+        ]
+    ]
     return (
         "## Published servers\n\nRows of `serving_published.csv`, to which nothing is fitted; `inside`: within the "
         f"90 % interval. All {len(table)}: mean {table.ape.mean():.1%}, median {table.ape.median():.1%}, "
@@ -83,7 +97,13 @@ def published() -> str:
 
 def decode() -> None:
     """Errors of the regressor of attention on decode rows that its training did not see."""
-    recipe = Recipe(name="attention", family="attention", steps=6000, left_out_steps=2500, devices_out=DEVICES_OUT)
+    recipe = Recipe(
+        name="attention",
+        family="attention",
+        steps=6000,
+        left_out_steps=2500,
+        devices_out=DEVICES_OUT,
+    )
     tables = [Path(os.environ["PERFMODEL_DATA"]) / "aiconfigurator" / "attention_decode.csv.gz"]
     with TemporaryDirectory() as folder:
         fit(tables, folder, family="attention", recipes=[recipe], seed=0)
@@ -99,10 +119,13 @@ def kernels() -> str:
     parts = {"15 % of shapes, on every device": shapes}
     parts |= {f"of these, {name}": figures for name, figures in shapes["by_device"].items()}
     parts["largest tenth of shapes"] = found["large_left_out"]
-    parts |= {f"{name} ({figures['relation']} relative)": figures for name, figures in near_or_far.items()}
+    parts |= {
+        f"{name} ({figures['relation']} relative)": figures for name, figures in near_or_far.items()
+    }
     columns = {"rows": "n", "mean": "mean_ape", "median": "median_ape", "bias": "bias"}
     rows = [
-        {"left out": name} | {head: figures[key] / (1 if key == "n" else 100) for head, key in columns.items()}
+        {"left out": name}
+        | {head: figures[key] / (1 if key == "n" else 100) for head, key in columns.items()}
         for name, figures in parts.items()
     ]
     table = pd.DataFrame(rows).astype({"rows": int})
@@ -117,6 +140,8 @@ def kernels() -> str:
 if __name__ == "__main__":
     if "--decode" in sys.argv:
         decode()
-    text = "# Serving\n\nWritten by `python validate/serving.py`.\n\n" + published() + "\n" + kernels()
+    text = (
+        "# Serving\n\nWritten by `python validate/serving.py`.\n\n" + published() + "\n" + kernels()
+    )
     write_text(HERE / "serving.md", text)
     print(text)

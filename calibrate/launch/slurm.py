@@ -1,10 +1,12 @@
-"""Calibrate several nodes under SLURM from Python, by submitit (extra `cluster`), resubmitted until it is done.
+"""Calibrate several nodes under SLURM from Python, by submitit (extra `cluster`), resubmitted
+until it is done.
 
-python calibrate/launch/slurm.py PLAN OUT --nodes 2 --per-node 8 --gpus-per-node 8 --partition gpu --account project \
-    --container /shared/perfmodel.sqsh --backend torch
+python calibrate/launch/slurm.py PLAN OUT --nodes 2 --per-node 8 --gpus-per-node 8 \
+    --partition gpu --account project --container /shared/perfmodel.sqsh --backend torch
 
-Options that it does not know go to `perfmodel calibrate`. A job that its time limit ends is queued again by submitit
-and goes on with the next row. `--cluster local --nodes 1` runs the same processes on this host, to try it.
+Options that it does not know go to `perfmodel calibrate`. A job that its time limit ends is queued
+again by submitit and goes on with the next row. `--cluster local --nodes 1` runs the same processes
+on this host, to try it.
 """
 
 import argparse
@@ -24,7 +26,13 @@ class Calibrate:
         from perfmodel.cli import main
 
         task = submitit.JobEnvironment()
-        place = ["--launched", "--process", str(task.global_rank), "--processes", str(task.num_tasks)]
+        place = [
+            "--launched",
+            "--process",
+            str(task.global_rank),
+            "--processes",
+            str(task.num_tasks),
+        ]
         if main([*self.arguments, *place]):
             raise RuntimeError("the calibration did not finish; its standard error says why")
 
@@ -34,7 +42,8 @@ class Calibrate:
 
 
 def slurm_options(given: argparse.Namespace) -> dict[str, object]:
-    """What submitit hands to sbatch and srun; nothing for what was not given, which the site then chooses."""
+    """What submitit hands to sbatch and srun; nothing for what was not given, which the site then
+    chooses."""
     options: dict[str, object] = {}
     for name in ("partition", "account", "qos", "constraint"):
         if value := getattr(given, name):
@@ -54,19 +63,31 @@ def slurm_options(given: argparse.Namespace) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("plan", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--per-node", type=int, default=1, help="processes, that is ranks, per node")
+    parser.add_argument(
+        "--per-node", type=int, default=1, help="processes, that is ranks, per node"
+    )
     parser.add_argument("--gpus-per-node", type=int, default=0)
-    parser.add_argument("--partition", help="which nodes; `sinfo -s` lists them (default: the site's)")
-    parser.add_argument("--account", help="who is charged; `sacctmgr show assoc user=$USER` lists yours")
+    parser.add_argument(
+        "--partition", help="which nodes; `sinfo -s` lists them (default: the site's)"
+    )
+    parser.add_argument(
+        "--account", help="who is charged; `sacctmgr show assoc user=$USER` lists yours"
+    )
     parser.add_argument("--qos")
     parser.add_argument("--constraint", help="features that the nodes must have, such as a GPU")
-    parser.add_argument("--container", help="image with perfmodel inside, for sites with pyxis (--container-image)")
-    parser.add_argument("--mounts", help="SOURCE:TARGET,... seen in the container; PLAN and OUT must be among them")
+    parser.add_argument(
+        "--container", help="image with perfmodel inside, for sites with pyxis (--container-image)"
+    )
+    parser.add_argument(
+        "--mounts", help="SOURCE:TARGET,... seen in the container; PLAN and OUT must be among them"
+    )
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--cluster", help="slurm or local (default: slurm where it is installed)")
     given, options = parser.parse_known_args()

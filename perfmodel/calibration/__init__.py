@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from perfmodel.calibration._calibrate import LayoutSteps, calibrate_model
     from perfmodel.calibration._corrections import LEAST_SHARE, NAMED_SD, Correction, corrections
     from perfmodel.calibration._end_to_end import EndToEnd, FittedParameter, calibrate_end_to_end
-    from perfmodel.calibration._model_plan import LayoutCost, ModelPlan, model_plan, plan_report, saving_text
+    from perfmodel.calibration._model_plan import (
+        LayoutCost,
+        ModelPlan,
+        model_plan,
+        plan_report,
+        saving_text,
+    )
     from perfmodel.calibration._parameters import Prior, priors
     from perfmodel.calibration._profile import (
         Difference,

@@ -44,7 +44,8 @@ class Steps(Protocol):
 def step_variance(
     beliefs: Beliefs, ops: Events, shares: Float[np.ndarray, "layouts ops"]
 ) -> Float[np.ndarray, " layouts"]:
-    """Variance of every layout's log step time: s^T C s, with C the covariance of the events' log times.
+    """Variance of every layout's log step time: s^T C s, with C the covariance of the events' log
+    times.
 
     Args:
         ops: the events, in the order of `shares`' columns.
@@ -62,10 +63,10 @@ def choose(
 ) -> list[int]:
     """Choose up to `count` candidates of `pool`, greedily.
 
-    Measuring candidate c, of variance v and noise n, reduces a layout's variance by (s^T C_c)^2 / (v + n), where C_c is
-    the covariance of the layout's events with c (Cohn, Ghahramani and Jordan, JAIR 4, 1996, for a weighted sum). The
-    reductions of all layouts are added. Each candidate is chosen as if the earlier ones were measured already, which
-    keeps a batch diverse.
+    Measuring candidate c, of variance v and noise n, reduces a layout's variance by (s^T C_c)^2 /
+    (v + n), where C_c is the covariance of the layout's events with c (Cohn, Ghahramani and Jordan,
+    JAIR 4, 1996, for a weighted sum). The reductions of all layouts are added. Each candidate is
+    chosen as if the earlier ones were measured already, which keeps a batch diverse.
     """
     return _greedy(beliefs, pool, count, shares @ beliefs.covariance(ops, pool))
 
@@ -84,8 +85,8 @@ def _greedy(
     """Choose candidates one after another, each with the largest gain after the ones before it.
 
     Args:
-        step_covariance: covariance of the log step times with each candidate's log time; None: candidates are chosen
-            by their own variance.
+        step_covariance: covariance of the log step times with each candidate's log time; None:
+            candidates are chosen by their own variance.
     """
     variance = beliefs.variance(pool)
     chosen: list[int] = []
@@ -102,7 +103,8 @@ def _greedy(
         if gain[best] <= 0:
             break
 
-        # Condition on the chosen one as if it were measured: a column of the pivoted Cholesky factor.
+        # Condition on the chosen one as if it were measured: a column of the pivoted Cholesky
+        # factor.
         root = np.sqrt(variance[best] + np.exp(NOISE))
         with_best = beliefs.covariance(pool, take(pool, best))[:, 0]
         column = with_best - sum(past * past[best] for past in columns)
@@ -120,8 +122,8 @@ Measure = Callable[[Sequence[Op]], Mapping[Op, float]]
 Progress = Callable[["Round"], None]
 
 BATCH = 8
-"""Number of measurements before the first fits. Later fits follow after a quarter of all measurements so far, because
-each further one adds less."""
+"""Number of measurements before the first fits. Later fits follow after a quarter of all
+measurements so far, because each further one adds less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,14 +153,20 @@ class Selection:
         return self.beliefs.measured
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return one row per round: the measurements so far, and the widest interval of any layout."""
+        """Return one row per round: the measurements so far, and the widest interval of any
+        layout."""
         import pandas as pd
 
-        rows = [{"measurements": r.measurements, "half_width": float(r.half_width.max())} for r in self.rounds]
+        rows = [
+            {"measurements": r.measurements, "half_width": float(r.half_width.max())}
+            for r in self.rounds
+        ]
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        return frame_html(self.to_frame(), f"{self.reason} after {self.rounds[-1].measurements} measurements")
+        return frame_html(
+            self.to_frame(), f"{self.reason} after {self.rounds[-1].measurements} measurements"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -188,16 +196,18 @@ def select(
 ) -> Selection:
     """Measure until each layout's step time is known precisely enough.
 
-    Repeats: fit the kriging to what is measured; evaluate the layouts' timelines, whose gradient weighs the
-    disagreement about every event; choose the batch of the pool that reduces the variance of the step times most
-    (`choose`); measure it.
+    Repeats: fit the kriging to what is measured; evaluate the layouts' timelines, whose gradient
+    weighs the disagreement about every event; choose the batch of the pool that reduces the
+    variance of the step times most (`choose`); measure it.
 
     Args:
         steps: the layouts of interest.
-        pool: kernels and collectives that can be measured: those layouts' events, or a grid of shapes around them.
+        pool: kernels and collectives that can be measured: those layouts' events, or a grid of
+            shapes around them.
         measure: measures a batch.
         base: prices before anything is measured.
-        target_half_width: half-width of the 90 % interval of every step time, as a share, at which to stop.
+        target_half_width: half-width of the 90 % interval of every step time, as a share, at which
+            to stop.
         budget: measurements at most, those in `measured` counted; the whole pool if not given.
         measured: seconds of ops measured before.
         progress: called after every fit.
@@ -210,7 +220,9 @@ def select(
             "no event of these layouts can be measured on this machine; give other layouts or another backend"
         )
     if not 0 < target_half_width < 1:
-        raise PerfModelError(f"the target interval must be a share between 0 and 1, got {target_half_width:g}")
+        raise PerfModelError(
+            f"the target interval must be a share between 0 and 1, got {target_half_width:g}"
+        )
     if batch < 1 or (budget is not None and budget < 1):
         raise PerfModelError(f"budget and batch must be at least 1, got {budget} and {batch}")
     measured_s = dict(measured or {})
@@ -228,14 +240,17 @@ def select(
         state = steps.at(beliefs)
         located = beliefs.locate(state.ops)
         spread = HALF_WIDTH * np.sqrt(step_variance(beliefs, located, state.shares))
-        rounds.append(Round(len(measured_s), state.step_time_s, np.hypot(spread, state.rest_half_width)))
+        rounds.append(
+            Round(len(measured_s), state.step_time_s, np.hypot(spread, state.rest_half_width))
+        )
         progress(rounds[-1])
         if rounds[-1].half_width.max() <= target_half_width:
             return Selection(tuple(rounds), beliefs, "target reached", tuple(failed))
         if budget is not None and len(measured_s) >= budget:
             return Selection(tuple(rounds), beliefs, "budget used", tuple(failed))
 
-        # The more measurements there are, the less one more adds, so batches grow with their number.
+        # The more measurements there are, the less one more adds, so batches grow with their
+        # number.
         count = max(batch, len(measured_s) // 4)
         count = count if budget is None else min(count, budget - len(measured_s))
         chosen: list[int] = []
@@ -247,15 +262,20 @@ def select(
         measured_now = measure(batch_ops)
         measured_s |= {op: measured_now[op] for op in batch_ops if op in measured_now}
 
-        # Events that could not be measured are not tried again; otherwise the loop would choose them forever.
+        # Events that could not be measured are not tried again; otherwise the loop would choose
+        # them forever.
         failed += [op for op in batch_ops if op not in measured_now]
         open_ops = [op for op in open_ops if op not in set(batch_ops)]
 
 
 def selection_text(selection: Selection) -> str:
-    """Format the measurements and the widest interval of each round, and the reason why the selection stopped."""
+    """Format the measurements and the widest interval of each round, and the reason why the
+    selection stopped."""
     last = selection.rounds[-1]
-    lines = [f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}" for r in selection.rounds]
+    lines = [
+        f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}"
+        for r in selection.rounds
+    ]
     lines.append(f"{selection.reason} after {last.measurements} measurements")
     if selection.failed:
         lines.append(f"{len(selection.failed)} chosen events could not be measured undisturbed")

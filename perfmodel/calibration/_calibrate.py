@@ -69,7 +69,8 @@ class LayoutSteps:
         # Price the layouts at the believed times, and take each event's share of the critical
         # path.
         priced = self.step_problem.repriced(
-            Believed(beliefs, kernels, self.unmeasured), Believed(beliefs, collectives, self.unmeasured)
+            Believed(beliefs, kernels, self.unmeasured),
+            Believed(beliefs, collectives, self.unmeasured),
         )
         shares_of_layouts = [event_shares(priced, layout) for layout in self.layouts]
         index: dict[Op, int] = {}
@@ -84,7 +85,9 @@ class LayoutSteps:
             for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True):
                 if op in index:
                     row[index[op]] += seconds / share.step_time_s
-        family_half_widths = np.array([self._family_half_width(share) for share in shares_of_layouts])
+        family_half_widths = np.array(
+            [self._family_half_width(share) for share in shares_of_layouts]
+        )
         step_time_s = np.array([share.step_time_s for share in shares_of_layouts])
         return StepShares(step_time_s, tuple(index), shares, family_half_widths)
 
@@ -108,7 +111,8 @@ Run = Callable[[Plan, Path], Any]
 
 
 def run_apart(plan: Plan, folder: Path) -> None:
-    """Run `run_plan` in a separate process, because threads must be pinned to a core before JAX starts.
+    """Run `run_plan` in a separate process, because threads must be pinned to a core before JAX
+    starts.
 
     Raises:
         CalibrationError: with what `run_plan` refused.
@@ -140,12 +144,14 @@ def calibrate_model(
 ) -> Selection:
     """Measure the events of a model plan that its layouts' step times depend on, and no more.
 
-    Tables and cards are written to `folder` after every batch, with the choices so far in `plan.toml`. A later call
-    continues from the rows there. `perfmodel fit` makes a calibration from the tables.
+    Tables and cards are written to `folder` after every batch, with the choices so far in
+    `plan.toml`. A later call continues from the rows there. `perfmodel fit` makes a calibration
+    from the tables.
 
     Args:
         wanted: the result of `model_plan`; its calibration prices events before they are measured.
-        target_half_width: half-width of every layout's 90 % interval, as a share of the step time, at which to stop.
+        target_half_width: half-width of every layout's 90 % interval, as a share of the step time,
+            at which to stop.
         budget: measurements at most.
         run: function that measures a plan.
         progress: called after every batch.
@@ -156,7 +162,9 @@ def calibrate_model(
     """
     folder, plan = Path(folder), wanted.plan
     steps = LayoutSteps(
-        wanted.step_problem, tuple(cost.layout for cost in wanted.layouts), frozenset(wanted.unmeasured)
+        wanted.step_problem,
+        tuple(cost.layout for cost in wanted.layouts),
+        frozenset(wanted.unmeasured),
     )
 
     # Rows that an interrupted calibration left in the folder count as measured.
@@ -189,7 +197,9 @@ def calibrate_model(
 def of_plan(plan: Plan, ops: Mapping[Op, float]) -> Plan:
     """The part of a plan that measures `ops`."""
     kernels = tuple(op for op in plan.kernels if op in ops)
-    return replace(plan, kernels=kernels, collectives=tuple(op for op in plan.collectives if op in ops))
+    return replace(
+        plan, kernels=kernels, collectives=tuple(op for op in plan.collectives if op in ops)
+    )
 
 
 def _base(problem: StepProblem) -> Callable[[Sequence[Op]], np.ndarray]:

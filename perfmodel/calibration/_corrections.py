@@ -22,18 +22,20 @@ from perfmodel.spec import Layout
 LEAST_SHARE: Final = 0.002
 """Least share of the step at which an event constrains a parameter."""
 _SHAPED, NAMED_SD, _PARTLY = 0.02, 0.05, 0.10
-"""Standard errors that remain for any number of calls: of families matched by shape, of families matched only by name,
-and of families recorded on only a few of many devices."""
+"""Standard errors that remain for any number of calls: of families matched by shape, of families
+matched only by name, and of families recorded on only a few of many devices."""
 _LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
-"""Prior standard deviation of log factors of links, and the standard deviation of log times of collectives around
-them."""
+"""Prior standard deviation of log factors of links, and the standard deviation of log times of
+collectives around them."""
 _HELD_UP: Final = 20.0
-"""Multiple of the median time between two launches above which the host counts as held up rather than issuing."""
+"""Multiple of the median time between two launches above which the host counts as held up rather
+than issuing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Value of one parameter (`perfmodel.prediction.sites.PARAMETERS`) from a profile, relative to the cost models."""
+    """Value of one parameter (`perfmodel.prediction.sites.PARAMETERS`) from a profile, relative to
+    the cost models."""
 
     name: str
     value: float
@@ -53,12 +55,15 @@ def corrections(
     sides: SideBySide,
     slowed_s: float = 0.0,
 ) -> tuple[Correction, ...]:
-    """Compute the corrections from a profile of a layout's step, relative to uncorrected cost models.
+    """Compute the corrections from a profile of a layout's step, relative to uncorrected cost
+    models.
 
     Args:
-        slowed_s: seconds by which recording lengthened the step, all of them on the host between operators.
+        slowed_s: seconds by which recording lengthened the step, all of them on the host between
+            operators.
     """
-    # Each source of time shows in another part of the profile, so they can be worked out one by one.
+    # Each source of time shows in another part of the profile, so they can be worked out one by
+    # one.
     settled = [
         *_kernel_factors(problem, sides),
         *_link_factors(problem, sides),
@@ -68,7 +73,8 @@ def corrections(
         *_between_steps(profile, sides),
     ]
 
-    # The hidden share comes last, because its prediction needs the measured times of everything else.
+    # The hidden share comes last, because its prediction needs the measured times of everything
+    # else.
     values = tuple((correction.name, correction.value) for correction in settled)
     so_far = Adjustment(device=problem.cluster.device.name, values=values)
     return (*settled, *_overlap_loss(problem.adjusted(so_far), layout, sides))
@@ -77,8 +83,8 @@ def corrections(
 def _kernel_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     """Factors of kernel families: measured over predicted seconds per device.
 
-    If only a few devices of a pipeline were recorded, kernels of known shape are compared instead, each with its own
-    prediction.
+    If only a few devices of a pipeline were recorded, kernels of known shape are compared instead,
+    each with its own prediction.
     """
     for family, (predicted_s, measured_s) in sides.families().items():
         is_negligible = measured_s < LEAST_SHARE * sides.predicted_step_s
@@ -90,7 +96,8 @@ def _kernel_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correct
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
         measured_s *= _usual_s(calls) / sum(call.time_s for call in calls)
-        # The standard error has a floor, which is higher if few devices were recorded or few kernels were matched.
+        # The standard error has a floor, which is higher if few devices were recorded or few
+        # kernels were matched.
         if sides.stands_for_all:
             floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
@@ -122,7 +129,8 @@ def _usual_s(calls: Sequence[Call]) -> float:
 
 
 def _spread_over_steps(calls: Sequence[Call]) -> float:
-    """Standard error of the log of the usual time of a step's calls; 0.05 if there is only one step."""
+    """Standard error of the log of the usual time of a step's calls; 0.05 if there is only one
+    step."""
     of_step: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         of_step[call.step].append(call)
@@ -133,7 +141,8 @@ def _spread_over_steps(calls: Sequence[Call]) -> float:
 
 
 def _link_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Latency and inverse bandwidth of each tier: least squares of the log times of collectives without their waits."""
+    """Latency and inverse bandwidth of each tier: least squares of the log times of collectives
+    without their waits."""
     from scipy.optimize import least_squares
 
     observations = list(_observed_links(problem, sides))
@@ -183,13 +192,13 @@ class _ObservedLink(NamedTuple):
     calls: float
     """Calls per device and step."""
     log_sd: float
-    """Standard error of the log of the time. On systems that delay some calls by milliseconds, a few calls do not
-    determine the mean well."""
+    """Standard error of the log of the time. On systems that delay some calls by milliseconds, a
+    few calls do not determine the mean well."""
 
 
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_ObservedLink]:
-    """Measured collectives by size. Those of unknown size are assumed to be the predicted ones of their kind (of any
-    kind, if no name identifies it), all slower by one common factor."""
+    """Measured collectives by size. Those of unknown size are assumed to be the predicted ones of
+    their kind (of any kind, if no name identifies it), all slower by one common factor."""
     known = []
     for total in sides.events.values():
         if isinstance(total.op, Collective):
@@ -241,8 +250,8 @@ def _host_times(
     sides: SideBySide,
     slowed_s: float,
 ) -> Iterator[Correction]:
-    """Return the host's time per operator, and the gap between kernels that were issued in time. If the host computes
-    itself, both are the time between its operators."""
+    """Return the host's time per operator, and the gap between kernels that were issued in time. If
+    the host computes itself, both are the time between its operators."""
     # Recording slows the host, so its overhead is subtracted from the host's part.
     gap_s = host_s = idle_s(profile, sides)["between kernels"]
     if profile.asynchronous:
@@ -260,8 +269,8 @@ def _host_times(
 
 
 def _issuing_s(sides: SideBySide) -> float:
-    """Return the host's time to issue a step's kernels: the sum of times between launches, except where it was
-    blocked."""
+    """Return the host's time to issue a step's kernels: the sum of times between launches, except
+    where it was blocked."""
     total = []
     for device in {call.device for call in sides.calls}:
         for step in {call.step for call in sides.calls}:
@@ -275,14 +284,15 @@ def _issuing_s(sides: SideBySide) -> float:
 
 
 def _arrival_spread(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Spread s of the times at which ranks reach a collective: ranks before the last wait s sqrt(2 ln n) on average.
-    The known spread of the site's devices already explains a part."""
+    """Spread s of the times at which ranks reach a collective: ranks before the last wait s sqrt(2
+    ln n) on average. The known spread of the site's devices already explains a part."""
     waited = [
         wait_s / sqrt(2 * log(call.op.num_ranks))
         for call, _, wait_s in sides.collectives
         if isinstance(call.op, Collective) and call.op.num_ranks > 1 and call.family != "send_recv"
     ]
-    # Few waits do not determine a spread. One rank sees only its own waits, so its spread is less certain.
+    # Few waits do not determine a spread. One rank sees only its own waits, so its spread is less
+    # certain.
     ranks = len({collective.call.device for collective in sides.collectives})
     if len(waited) < 8:
         return
@@ -304,8 +314,11 @@ def _arrival_spread(problem: StepProblem, sides: SideBySide) -> Iterator[Correct
     )
 
 
-def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """Slowdown of kernels that overlap with collectives, relative to the same kernel without overlap."""
+def _contention_loss(
+    problem: StepProblem, profile: Profile, sides: SideBySide
+) -> Iterator[Correction]:
+    """Slowdown of kernels that overlap with collectives, relative to the same kernel without
+    overlap."""
     if not profile.asynchronous:
         return
     extra_s = overlapped_s = 0.0
@@ -315,8 +328,8 @@ def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) 
         if not collectives:
             continue
 
-        # A kernel counts as overlapped if nine tenths of it run beside a collective. Kernels with less overlap are
-        # ignored.
+        # A kernel counts as overlapped if nine tenths of it run beside a collective. Kernels with
+        # less overlap are ignored.
         starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
         alone: dict[tuple, list[float]] = defaultdict(list)
         overlapped: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
@@ -348,8 +361,9 @@ def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) 
 
 
 def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
-    """Exposed share of the collectives that are predicted to hide behind kernels; 1 if the framework waits for every
-    collective. The prediction uses measured times, because longer collectives hide less."""
+    """Exposed share of the collectives that are predicted to hide behind kernels; 1 if the
+    framework waits for every collective. The prediction uses measured times, because longer
+    collectives hide less."""
     # Predicted share that hides, with the measured times of everything else.
     blocks = block_times(problem, layout)
     is_collective = np.array([group != "" for group in blocks.groups])
@@ -371,7 +385,11 @@ def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> It
     devices = {collective.call.device for collective in collectives}
     hidden_measured_s = 0.0
     for device in devices:
-        kernels = [call for call in sides.calls if call.device == device and call.kind == ActivityKind.COMPUTE]
+        kernels = [
+            call
+            for call in sides.calls
+            if call.device == device and call.kind == ActivityKind.COMPUTE
+        ]
         start_s = np.array([call.start_s for call in kernels])
         end_s = np.array([call.end_s for call in kernels])
         starts_s, ends_s = merged_intervals(start_s, end_s)
@@ -395,7 +413,8 @@ def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> It
 
 
 def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """Time between steps: from the end of one on its last device to the start of the next on its first."""
+    """Time between steps: from the end of one on its last device to the start of the next on its
+    first."""
     parts = profile.trace.steps()
     if len(parts) < 2:
         return

@@ -1,4 +1,5 @@
-"""Parameters of the cost models from measured runs, through the timeline: priors, posteriors and contradictions."""
+"""Parameters of the cost models from measured runs, through the timeline: priors, posteriors and
+contradictions."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.calibration._corrections import Correction
-from perfmodel.calibration._parameters import Posterior, Prior, corrected, covariance_of, fitted, priors
+from perfmodel.calibration._parameters import (
+    Posterior,
+    Prior,
+    corrected,
+    covariance_of,
+    fitted,
+    priors,
+)
 from perfmodel.calibration._runs import Observations, Run, check_units
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import PerfModelError
@@ -44,13 +52,15 @@ class FittedParameter:
     """Lower end of the 90 % interval."""
     hi: float
     measured_kernels: int | None
-    """Number of measured kernels of the device behind the prior; None if no kernel table measures the parameter."""
+    """Number of measured kernels of the device behind the prior; None if no kernel table measures
+    the parameter."""
     runs: int
     """Runs whose step one standard deviation of the prior moves by 0.5 % or more."""
     informed: bool
     """Whether the runs narrowed its interval by a tenth or more."""
     contradiction: str = ""
-    """Sentence that says so if the value lies outside the prior's 90 % interval; empty otherwise."""
+    """Sentence that says so if the value lies outside the prior's 90 % interval; empty
+    otherwise."""
 
     @property
     def sigmas(self) -> float:
@@ -72,12 +82,14 @@ class EndToEnd:
     error_after: float
     """Mean error of the same runs after the fit, which is no measure of accuracy."""
     overall_factor: float = 1.0
-    """Factor on the step times of all layouts; it differs from 1 if the runs agree with each other but not with
-    published runs."""
+    """Factor on the step times of all layouts; it differs from 1 if the runs agree with each other
+    but not with published runs."""
     beyond: str = ""
-    """Warning that the runs as a whole are faster or slower than predictions allow; empty if they are not."""
+    """Warning that the runs as a whole are faster or slower than predictions allow; empty if they
+    are not."""
     unexplained: tuple[tuple[str, float], ...]
-    """Runs that no parameter explains, worst first, with the excess of measured over fitted time."""
+    """Runs that no parameter explains, worst first, with the excess of measured over fitted
+    time."""
 
     @property
     def contradictions(self) -> tuple[str, ...]:
@@ -102,7 +114,8 @@ class EndToEnd:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per parameter: name, prior_sd, value, lo, hi, measured_kernels, runs, informed, contradiction."""
+        """One row per parameter: name, prior_sd, value, lo, hi, measured_kernels, runs, informed,
+        contradiction."""
         import pandas as pd
 
         return pd.DataFrame([vars(p) for p in self.parameters])
@@ -119,7 +132,8 @@ def mean_error(log_errors: np.ndarray) -> float:
 
 
 _FELT = 0.005
-"""Least change of a step, for one standard deviation of a prior, at which a run constrains a parameter."""
+"""Least change of a step, for one standard deviation of a prior, at which a run constrains a
+parameter."""
 _NARROWED = 0.9
 _FAR_OFF = 3.0
 """A run is named if it is more than this many standard deviations of a typical site's runs away."""
@@ -137,27 +151,32 @@ def calibrate_end_to_end(
 ) -> dict[str, EndToEnd]:
     """Fit the physical parameters of the step time to measured runs, device by device.
 
-    The parameters (`perfmodel.prediction.sites.PARAMETERS`) are log factors of kernel families, of latency and inverse
-    bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
-    come from the tables and the published record. The update is that of the model of sites (`FittedRuns`), linearised
-    with gradients through the timeline.
+    The parameters (`perfmodel.prediction.sites.PARAMETERS`) are log factors of kernel families, of
+    latency and inverse bandwidth of each network tier, and of host costs; and losses: overlap,
+    stragglers, overhead per step. Their priors come from the tables and the published record. The
+    update is that of the model of sites (`FittedRuns`), linearised with gradients through the
+    timeline.
 
     Args:
         runs: measured runs; a dozen layouts say more than a dozen repeats of one.
-        out: calibration directory to leave the parameters in, for `calibration=` of every prediction.
+        out: calibration directory to leave the parameters in, for `calibration=` of every
+            prediction.
         base: calibration directory whose cost models the runs correct; the shipped one by default.
         strict: refuse runs that contradict the tables.
-        profiled: parameters that a profile determined before (`fit_profile`), if all runs are of one kind of device.
+        profiled: parameters that a profile determined before (`fit_profile`), if all runs are of
+            one kind of device.
 
     Returns:
         The fit of each device.
 
     Raises:
-        PerfModelError: no runs, a run that cannot be laid out, a step that is not in seconds, or under `strict` a
-            contradiction.
+        PerfModelError: no runs, a run that cannot be laid out, a step that is not in seconds, or
+            under `strict` a contradiction.
     """
     if not runs:
-        raise PerfModelError("end-to-end calibration: there are no runs to fit to; give measured step times")
+        raise PerfModelError(
+            "end-to-end calibration: there are no runs to fit to; give measured step times"
+        )
 
     # Parameters belong to a device, so runs on other devices do not constrain them.
     by_device: dict[str, list[Run]] = defaultdict(list)
@@ -173,7 +192,9 @@ def calibrate_end_to_end(
 
     # Refused before anything is written, so that no folder holds parameters that were not wanted.
     if strict and contradictions:
-        raise PerfModelError(f"{'; '.join(contradictions)}; check the runs and the tables, or leave --strict out")
+        raise PerfModelError(
+            f"{'; '.join(contradictions)}; check the runs and the tables, or leave --strict out"
+        )
     if out is not None:
         _copy_weights(folder, Path(out))
         save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in fits.items()})
@@ -208,7 +229,8 @@ def _fit(
     names = tuple(prior.name for prior in parameter_priors)
     centre = np.array([prior.centre for prior in parameter_priors])
 
-    # The fit moves parameters from the centres of their priors, x = 0, so that bounds move with them.
+    # The fit moves parameters from the centres of their priors, x = 0, so that bounds move with
+    # them.
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     check_units(runs, np.exp(before) * [run.measured_s for run in runs])
@@ -238,7 +260,9 @@ def _fit(
         device=device,
         values=tuple(zip(names, (centre + posterior.values).tolist(), strict=True)),
         informed=frozenset(p.name for p in parameters if p.informed or p.name in profiled_names),
-        half_width=tuple((prior.name, prior.half_width) for prior in parameter_priors if prior.half_width),
+        half_width=tuple(
+            (prior.name, prior.half_width) for prior in parameter_priors if prior.half_width
+        ),
         runs=posterior.runs,
     )
 
@@ -257,8 +281,11 @@ def _fit(
     )
 
 
-def _unexplained(runs: Sequence[Run], beyond: np.ndarray, site_prior: SitePrior) -> tuple[tuple[str, float], ...]:
-    """Runs, by name, whose error beyond all parameters lies far outside a site's usual scatter, farthest first."""
+def _unexplained(
+    runs: Sequence[Run], beyond: np.ndarray, site_prior: SitePrior
+) -> tuple[tuple[str, float], ...]:
+    """Runs, by name, whose error beyond all parameters lies far outside a site's usual scatter,
+    farthest first."""
     layout_kernel = site_prior.layout_kernel
     usual_sd = np.sqrt(layout_kernel.amplitude**2 + layout_kernel.nugget**2 + site_prior.noise**2)
     unexplained = []
@@ -275,20 +302,25 @@ def _parameters(
     runs: int,
     device: str,
 ) -> tuple[FittedParameter, ...]:
-    """Parameters before and after the runs; a parameter at its bound is as uncertain as without the bound."""
+    """Parameters before and after the runs; a parameter at its bound is as uncertain as without the
+    bound."""
     # At its bound the posterior would have no width at all, which is more than the runs say.
     prior_covariance = covariance_of(parameter_priors, site_prior)
     unbounded = replace(posterior.runs, covariance=tuple(map(tuple, prior_covariance.tolist())))
     sd = np.sqrt(np.diag(unbounded.posterior))
     return tuple(
-        _parameter(prior, float(posterior.values[i]), float(sd[i]), posterior.gradient[:runs, i], device)
+        _parameter(
+            prior, float(posterior.values[i]), float(sd[i]), posterior.gradient[:runs, i], device
+        )
         for i, prior in enumerate(parameter_priors)
     )
 
 
-def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
-    """Return one parameter before and after the runs; they moved it by `moved`, and `sd` is its posterior standard
-    deviation."""
+def _parameter(
+    prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str
+) -> FittedParameter:
+    """Return one parameter before and after the runs; they moved it by `moved`, and `sd` is its
+    posterior standard deviation."""
     value = prior.centre + moved
     beyond_prior = abs(moved) > GAUSS_90 * prior.sd
 
@@ -308,7 +340,8 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
 
 
 def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
-    """A sentence if most runs took longer or shorter than the published record allows for a site."""
+    """A sentence if most runs took longer or shorter than the published record allows for a
+    site."""
     # Compare the median run with the interval of an unknown site that spends its step evenly on
     # all classes.
     median_error = float(np.median(-log_errors))
@@ -326,8 +359,8 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
 
 def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     """The contradiction in words: the shift, and the evidence against it."""
-    # Each kind of parameter contradicts something else: losses against an assumption, kernels against tables of the
-    # device, links against collectives.
+    # Each kind of parameter contradicts something else: losses against an assumption, kernels
+    # against tables of the device, links against collectives.
     edge = GAUSS_90 * prior.sd
     if prior.name in LOSSES:
         return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"

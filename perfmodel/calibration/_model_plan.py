@@ -15,7 +15,14 @@ from perfmodel.measure import Plan
 from perfmodel.measure.backends import check_kernel
 from perfmodel.measure.timing import StoppingRule, measuring_s
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction import EventShares, StepProblem, event_shares, layout_of, priced_events, step_problem_of
+from perfmodel.prediction import (
+    EventShares,
+    StepProblem,
+    event_shares,
+    layout_of,
+    priced_events,
+    step_problem_of,
+)
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
 
 if TYPE_CHECKING:
@@ -42,7 +49,8 @@ class LayoutCost:
     run_device_s: float
     """Device-seconds of running the layout itself for the plan's iterations."""
     measure_device_s: tuple[float, float]
-    """Device-seconds of its new measurements: a lower estimate, and an upper one at the stopping rule's limits."""
+    """Device-seconds of its new measurements: a lower estimate, and an upper one at the stopping
+    rule's limits."""
     once_device_s: float
     """Device-seconds of running each new event once, including events that cannot be measured."""
 
@@ -57,7 +65,8 @@ class ModelPlan:
     plan: Plan
     """Plan for `run_plan` or `write_plan`."""
     extrapolated: dict[Collective, tuple[Collective, ...]] = field(repr=False)
-    """Collectives out of reach of two nodes, and the measurements that they are extrapolated from."""
+    """Collectives out of reach of two nodes, and the measurements that they are extrapolated
+    from."""
     unmeasured: dict[Op, str] = field(repr=False)
     """Events that no collector can measure, with the reason; their times remain predicted."""
     unmeasured_share: float
@@ -79,9 +88,10 @@ class ModelPlan:
 
     @property
     def relative_scale(self) -> float:
-        """Cost of measuring each event once over running each step once (the relative scale of DistSim table 3)."""
-        # Both sides repeat equally often, so that the repeats cancel. The ratio is how often the same event recurs in
-        # the steps of the layouts.
+        """Cost of measuring each event once over running each step once (the relative scale of
+        DistSim table 3)."""
+        # Both sides repeat equally often, so that the repeats cancel. The ratio is how often the
+        # same event recurs in the steps of the layouts.
         once_s = sum(cost.once_device_s for cost in self.layouts)
         return once_s * self.iterations / self.run_device_s
 
@@ -151,12 +161,14 @@ def model_plan(
     rule: StoppingRule | None = None,
     collective_rule: StoppingRule | None = None,
 ) -> ModelPlan:
-    """Plan measurements of the distinct kernels and collectives of some layouts, on at most two nodes.
+    """Plan measurements of the distinct kernels and collectives of some layouts, on at most two
+    nodes.
 
     Args:
         framework: the training framework, as in `perfmodel.predict`.
         device: text of the tables' `device` column; the cluster's device if not given.
-        calibration: directory made by `perfmodel fit`, which predicts how long running and measuring take.
+        calibration: directory made by `perfmodel fit`, which predicts how long running and
+            measuring take.
         nodes: number of nodes at hand; with 1, collectives between nodes are left unmeasured.
         iterations: steps for which a layout would be run to know its step time.
         rule: condition under which a kernel's measurement has run long enough.
@@ -169,7 +181,9 @@ def model_plan(
     if not layouts:
         raise PerfModelError("no layout given; name at least one, e.g. 'tp=8,pp=2,dp=4'")
     if nodes < 1 or iterations < 1:
-        raise PerfModelError(f"nodes and iterations must be at least 1, got {nodes} and {iterations}")
+        raise PerfModelError(
+            f"nodes and iterations must be at least 1, got {nodes} and {iterations}"
+        )
     parsed = [layout_of(problem, layout)[0] for layout in layouts]
     step_problem = step_problem_of(problem, calibration)
 
@@ -198,7 +212,8 @@ def _assemble(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> ModelPlan:
-    """Collect the distinct measurements of all layouts, and the measurements that each layout adds."""
+    """Collect the distinct measurements of all layouts, and the measurements that each layout
+    adds."""
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
@@ -224,7 +239,18 @@ def _assemble(
             # A measurement that an earlier layout has asked for already costs this one nothing.
             new |= dict.fromkeys(measured for measured in ops if measured not in chosen)
         chosen |= new
-        costs.append(_cost(step_problem, layout, share, list(new), list(lost), iterations, rule, collective_rule))
+        costs.append(
+            _cost(
+                step_problem,
+                layout,
+                share,
+                list(new),
+                list(lost),
+                iterations,
+                rule,
+                collective_rule,
+            )
+        )
 
     # Sorted by kind, so that programs and groups of ranks are set up once.
     plan = Plan(
@@ -263,7 +289,8 @@ def _cost(
 ) -> LayoutCost:
     """Return the cost of running a layout, and of measuring its new events."""
     least, most, once = 0.0, 0.0, 0.0
-    # Running every event once needs those too that cannot be measured; measuring repeats the others by the rule.
+    # Running every event once needs those too that cannot be measured; measuring repeats the others
+    # by the rule.
     ops = [*new, *lost]
     for op, time_s in zip(ops, priced_events(step_problem, ops).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
@@ -303,12 +330,19 @@ def _kind(op: Op) -> tuple[str, ...]:
     """Sort key that puts ops of one kind together, so that a plan's text is short."""
     if isinstance(op, Collective):
         # Numbers are padded to one width, so that they sort as numbers among texts.
-        return (f"{op.num_ranks:6}", f"{op.ranks_per_node:6}", op.collective, op.dtype, f"{op.bytes:20.0f}")
+        return (
+            f"{op.num_ranks:6}",
+            f"{op.ranks_per_node:6}",
+            op.collective,
+            op.dtype,
+            f"{op.bytes:20.0f}",
+        )
     return (op.family, op.op, op.dtype, op.pass_)
 
 
 def plan_report(plan: ModelPlan) -> str:
-    """Report the saving per layout and in total, and the events that are extrapolated or not measured."""
+    """Report the saving per layout and in total, and the events that are extrapolated or not
+    measured."""
     return saving_text(plan.to_dict())
 
 
@@ -344,5 +378,7 @@ def saving_text(saving: dict[str, Any]) -> str:
             f"{saving['unmeasured']} events ({saving['unmeasured_share']:.1%} of the steps) cannot be measured "
             "and stay predicted:"
         )
-        lines += [f"  {count} x {reason}" for reason, count in saving["unmeasured_by_reason"].items()]
+        lines += [
+            f"  {count} x {reason}" for reason, count in saving["unmeasured_by_reason"].items()
+        ]
     return "\n".join(lines)

@@ -1,9 +1,10 @@
 """Prior and posterior of the parameters.
 
-The prior comes from the published record of sites and from the kernel tables. A parameter is its class's factor at the
-site (`perfmodel.prediction.sites.SitePrior`), which all parameters of the class share, plus a deviation of its own, as
-wide as the intervals of its events. A profile (`Correction`) takes the place of both. Runs update it as the model of
-sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the timeline (Gauss-Newton).
+The prior comes from the published record of sites and from the kernel tables. A parameter is its
+class's factor at the site (`perfmodel.prediction.sites.SitePrior`), which all parameters of the
+class share, plus a deviation of its own, as wide as the intervals of its events. A profile
+(`Correction`) takes the place of both. Runs update it as the model of sites has it
+(`perfmodel.prediction.sites.FittedRuns`), around tangents of the timeline (Gauss-Newton).
 """
 
 from collections import defaultdict
@@ -40,9 +41,9 @@ WIDTHS: Final = {
     "straggling": 0.01,
     "step_overhead_s": 0.05,
 }
-"""Prior standard deviations of parameters that neither tables nor published runs determine: GPUs of one type differ by
-a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some tenths
-of its time; loaders and loggers take about 10 ms."""
+"""Prior standard deviations of parameters that neither tables nor published runs determine: GPUs of
+one type differ by a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped
+collective may cost its neighbours some tenths of its time; loaders and loggers take about 10 ms."""
 _LEAST: Final = 0.01
 """Least standard deviation of the part that a parameter does not share with its class. Assumed."""
 
@@ -54,11 +55,14 @@ class Prior:
     name: str
     sd: float
     measured: int | None
-    """Number of measured kernels of this device behind the prior; None if no kernel table measures the parameter."""
+    """Number of measured kernels of this device behind the prior; None if no kernel table measures
+    the parameter."""
     half_width: float
-    """Log half-width of the 90 % intervals of the events that the parameter moves, 0 if it moves none."""
+    """Log half-width of the 90 % intervals of the events that the parameter moves, 0 if it moves
+    none."""
     centre: float = 0.0
-    """Expected value: 0 means that the tables are right; published runs or a profile may move it."""
+    """Expected value: 0 means that the tables are right; published runs or a profile may move
+    it."""
     own_sd: float = 0.0
     """The part of `sd` that the parameter shares with no other."""
 
@@ -69,13 +73,15 @@ class Prior:
 
 
 def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Prior]:
-    """Replace priors with a profile's measured values; parameters that no run affects come only from the profile."""
+    """Replace priors with a profile's measured values; parameters that no run affects come only
+    from the profile."""
     by_name = {correction.name: correction for correction in profiled}
     after_profile = []
     for prior in known:
         correction = by_name.pop(prior.name, None)
         after_profile.append(prior if correction is None else _profiled(prior, correction))
-    # The remaining corrections have no prior: no run depends on them, and only the profile constrains them.
+    # The remaining corrections have no prior: no run depends on them, and only the profile
+    # constrains them.
     for correction in by_name.values():
         after_profile.append(
             Prior(
@@ -99,8 +105,9 @@ def _profiled(prior: Prior, correction: Correction) -> Prior:
 def covariance_of(
     parameter_priors: Sequence[Prior], site_prior: SitePrior
 ) -> Float[np.ndarray, "parameters parameters"]:
-    """Prior covariance of the parameters: each has an independent variance, and the factors of a class share another at
-    a site. A parameter that a profile determined keeps only its own variance."""
+    """Prior covariance of the parameters: each has an independent variance, and the factors of a
+    class share another at a site. A parameter that a profile determined keeps only its own
+    variance."""
     # Parameters of one class share the class's factor at the site. Those that a profile measured
     # do not: `own_sd` is all of their `sd`.
     classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]
@@ -109,8 +116,11 @@ def covariance_of(
     return class_covariance + np.diag([prior.own_sd**2 for prior in parameter_priors])
 
 
-def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
-    """Priors of every parameter that moves an event of the runs, and of the host costs and losses."""
+def priors(
+    models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str
+) -> list[Prior]:
+    """Priors of every parameter that moves an event of the runs, and of the host costs and
+    losses."""
     # A parameter is as uncertain as the events that it moves, weighted by their time in these
     # runs.
     weight: dict[str, float] = defaultdict(float)
@@ -170,10 +180,12 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
-    """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
+    """Yield (event, its seconds in one pass of every block or one step, log half-width of its
+    interval)."""
     for batch in layout_batches(model, layouts):
         for table, classes in zip(batch.tables, event_classes(model, batch), strict=True):
-            # A pass runs an event as often as each block has it; events between blocks run once a step.
+            # A pass runs an event as often as each block has it; events between blocks run once a
+            # step.
             counts = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
             yield from _counted_events(table.ops, table.times, counts)
             yield from _counted_events(classes.ops, classes.times, np.ones(len(classes.ops)))
@@ -182,14 +194,16 @@ def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op,
 def _counted_events(
     ops: Sequence[Op], times: EventTimes, counts: Float[np.ndarray, " events"]
 ) -> Iterable[tuple[Op, float, float]]:
-    """Events that run `counts` times, each with all its seconds and the log half-width of its interval."""
+    """Events that run `counts` times, each with all its seconds and the log half-width of its
+    interval."""
     half_width = np.log(np.maximum(times.hi_s, 1e-12) / np.maximum(times.lo_s, 1e-12)) / 2
     return zip(ops, (counts * times.time_s).tolist(), half_width.tolist(), strict=True)
 
 
 Vector = Float[np.ndarray, " parameters"]
 ErrorsAndGradient = Callable[
-    [Vector], tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]]
+    [Vector],
+    tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]],
 ]
 
 _TANGENTS: Final = 12
@@ -213,9 +227,10 @@ class Posterior:
 def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vector) -> Posterior:
     """Parameters x given the log errors e(x) of runs.
 
-    e is replaced by its tangent, under which all is normal for every node of the site's scales, and again from the
-    parameters expected there. If a change of the critical path makes the parameters oscillate, the result is the point
-    where the errors agree best with those that the tangent predicts.
+    e is replaced by its tangent, under which all is normal for every node of the site's scales, and
+    again from the parameters expected there. If a change of the critical path makes the parameters
+    oscillate, the result is the point where the errors agree best with those that the tangent
+    predicts.
 
     Args:
         errors_and_gradient: x -> (e, de/dx), of log predicted over measured time.
@@ -230,7 +245,9 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
 
         # Linearise at x: e(y) = e(x) + G (y - x), so that G x - e(x) is what the runs observed of
         # G y.
-        linearised, expected = _conditioned_on_tangent(runs, gradient @ x - errors, gradient, lowest)
+        linearised, expected = _conditioned_on_tangent(
+            runs, gradient @ x - errors, gradient, lowest
+        )
         largest_step = float((np.abs(expected - x) / sd).max(initial=0.0))
         tried.append((largest_step, Posterior(x, linearised, errors, gradient)))
         if largest_step < _ENOUGH:
@@ -246,7 +263,8 @@ def _conditioned_on_tangent(
     gradient: np.ndarray,
     lowest: Vector,
 ) -> tuple[FittedRuns, Vector]:
-    """Condition the parameters on linearised runs, with those that would fall below their bounds held at the bounds.
+    """Condition the parameters on linearised runs, with those that would fall below their bounds
+    held at the bounds.
 
     Args:
         error: what the runs observed of `gradient` @ parameters.
@@ -258,7 +276,8 @@ def _conditioned_on_tangent(
     """
     at_bound = np.zeros(len(lowest), bool)
     prior = np.array(runs.covariance)
-    # A parameter at its bound is known exactly, which moves the others, so the bounds are found one after another.
+    # A parameter at its bound is known exactly, which moves the others, so the bounds are found one
+    # after another.
     while True:
         fixed = np.where(at_bound, lowest, 0.0)
         free = prior * ~at_bound[:, None] * ~at_bound

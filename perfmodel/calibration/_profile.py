@@ -10,7 +10,14 @@ import numpy as np
 
 from perfmodel.calibration._corrections import Correction, corrections
 from perfmodel.calibration._end_to_end import EndToEnd, calibrate_end_to_end
-from perfmodel.calibration._profile_events import GAPS, WAITS, SideBySide, Total, idle_s, side_by_side
+from perfmodel.calibration._profile_events import (
+    GAPS,
+    WAITS,
+    SideBySide,
+    Total,
+    idle_s,
+    side_by_side,
+)
 from perfmodel.calibration._runs import Run
 from perfmodel.display import frame_html, paragraph
 from perfmodel.errors import PerfModelError
@@ -25,8 +32,8 @@ if TYPE_CHECKING:
 SHOWN: Final = 20
 """Number of differences that are named."""
 LEAST_MATCHED: Final = 0.05
-"""Least share of the time of a profile's products that match predicted ones; below it the profile belongs to another
-run."""
+"""Least share of the time of a profile's products that match predicted ones; below it the profile
+belongs to another run."""
 _PRODUCTS: Final = "gemm"
 Files = Profile | Path | str | Sequence[Path | str]
 """A profile that is read already, or the files to read it from."""
@@ -45,7 +52,8 @@ class Difference:
     predicted_calls: float
     measured_calls: float
     effect_s: float
-    """Measured minus predicted seconds that lengthen the step; for a collective, only the exposed share."""
+    """Measured minus predicted seconds that lengthen the step; for a collective, only the exposed
+    share."""
     remedy: str
     """Change that would remove the difference."""
 
@@ -85,7 +93,9 @@ class ProfileReport:
         return pd.DataFrame([vars(difference) for difference in self.differences])
 
     def _repr_html_(self) -> str:
-        step = f"step: {self.predicted_step_s:.4g} s predicted, {self.measured_step_s:.4g} s measured"
+        step = (
+            f"step: {self.predicted_step_s:.4g} s predicted, {self.measured_step_s:.4g} s measured"
+        )
         return paragraph(step) + frame_html(self.to_frame())
 
 
@@ -120,7 +130,8 @@ def explain_profile(
 
     Raises:
         TableError: files that cannot be read.
-        PerfModelError: a profile of more devices than the layout has, or a layout that is not possible.
+        PerfModelError: a profile of more devices than the layout has, or a layout that is not
+            possible.
     """
     laid_out = layout_of(problem, layout)[0]
     model = step_problem_of(problem, calibration)
@@ -140,20 +151,21 @@ def fit_profile(
 ) -> ProfileFit:
     """Correct the cost models by a profile of one layout, for predictions of others.
 
-    Each part of the profile sets the parameters that it shows. Kernels set the factor of their family. Collectives,
-    without their waits, set those of the links, and the waits the skew of the ranks. Gaps between kernels set the
-    host's time, and kernels beside collectives how much these slow them. The step time sets the rest.
+    Each part of the profile sets the parameters that it shows. Kernels set the factor of their
+    family. Collectives, without their waits, set those of the links, and the waits the skew of the
+    ranks. Gaps between kernels set the host's time, and kernels beside collectives how much these
+    slow them. The step time sets the rest.
 
     Args:
         problem, layout, profile, format: as for `explain_profile`.
         base: calibration directory whose cost models are corrected; the shipped one by default.
         out: calibration directory to write, for `calibration=` of every prediction.
-        step_s: seconds of a step without the profiler, if known. The time that recording added is subtracted from
-            the host's time between operators.
+        step_s: seconds of a step without the profiler, if known. The time that recording added is
+            subtracted from the host's time between operators.
 
     Raises:
-        TableError, PerfModelError: as `explain_profile`; an implausible step time; a profile whose shapes match
-            almost none of the predicted matrix products.
+        TableError, PerfModelError: as `explain_profile`; an implausible step time; a profile whose
+            shapes match almost none of the predicted matrix products.
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
 
@@ -162,7 +174,8 @@ def fit_profile(
     model = step_problem_of(problem, base).adjusted(None)
     sides = side_by_side(model, laid_out, read)
     report = _report(model, laid_out, read, sides, SHOWN, step_s)
-    # A profile of another model or layout would be fitted without complaint, so its products must be predicted ones.
+    # A profile of another model or layout would be fitted without complaint, so its products must
+    # be predicted ones.
     known = sides.matched(_PRODUCTS)
     _, products_s = sides.families().get(_PRODUCTS, (0.0, 0.0))
     if known < LEAST_MATCHED and not report.unread and products_s > 0:
@@ -171,7 +184,8 @@ def fit_profile(
             "the model, job and layout that were recorded (`perfmodel explain --profile` shows the differences)"
         )
 
-    # The profiled step is also a run. It determines the parameters that no part of the profile shows.
+    # The profiled step is also a run. It determines the parameters that no part of the profile
+    # shows.
     run = Run(
         name="profile",
         model=problem.model,
@@ -200,12 +214,15 @@ def _report(
     most: int,
     step_s: float | None = None,
 ) -> ProfileReport:
-    """Compare a prediction with a profile: differences by event, and corrections of the parameters."""
+    """Compare a prediction with a profile: differences by event, and corrections of the
+    parameters."""
     # Recording slows the host. With the step's time without the profiler known, the difference is
     # what recording added.
     recorded_s = float(np.median(profile.step_s()))
     # Corrections are relative to the cost models, so those of an earlier fit are left out.
-    bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
+    bare = (
+        sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
+    )
     slowed_s = max(recorded_s - (step_s or recorded_s), 0.0)
     of_profile = corrections(problem.unadjusted, layout, profile, bare, slowed_s)
     differences = [*_events(sides), *_idle(sides, profile)]
@@ -269,7 +286,9 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
         call_text = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
         return f"fit --profile: {total.family} {change:+.0%} here{call_text}"
     if predicted_s > 0 and measured_s > 0:
-        side, other_side = ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
+        side, other_side = (
+            ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
+        )
         return (
             f"only in the {side}; the {other_side} has {total.family} of other shapes or fusions. fit --profile "
             f"rescales all {total.family}"
@@ -280,7 +299,8 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
-    """Return the time that no kernel takes: predicted on the critical path, measured on the mean device."""
+    """Return the time that no kernel takes: predicted on the critical path, measured on the mean
+    device."""
     # The remedy for idle time depends on what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices
@@ -293,7 +313,11 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
         ),
         (GAPS, idle["between kernels"], "fit --profile adjusts kernel_gap_s"),
         (WAITS, waited_s, "fit --profile adjusts the skew of ranks; or balance the ranks"),
-        ("idle (bubble, other ranks, copies)", idle["waits"], "compare the timelines with perfmodel compare"),
+        (
+            "idle (bubble, other ranks, copies)",
+            idle["waits"],
+            "compare the timelines with perfmodel compare",
+        ),
     )
     predicted = dict.fromkeys((name for name, _, _ in rows), 0.0) | sides.predicted_idle_s
     return [

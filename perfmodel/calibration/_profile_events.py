@@ -1,4 +1,5 @@
-"""Compares predicted and measured events of a step, in seconds per device and step, by event and family."""
+"""Compares predicted and measured events of a step, in seconds per device and step, by event and
+family."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +14,15 @@ from perfmodel.display import short_repr
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import Profile
 from perfmodel.ingest.profiles import ActivityKind, Call
-from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep, family_with_bmm
+from perfmodel.ops import (
+    Attention,
+    Collective,
+    Gemm,
+    MemoryBound,
+    Op,
+    OptimizerStep,
+    family_with_bmm,
+)
 from perfmodel.prediction import StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout
 
@@ -60,7 +69,8 @@ class SideBySide:
     """Idle seconds on the predicted step's critical path."""
     steps: int
     stands_for_all: bool
-    """Whether the recorded devices represent all devices: either all were recorded, or all do the same work."""
+    """Whether the recorded devices represent all devices: either all were recorded, or all do the
+    same work."""
     calls: tuple[Call, ...]
     """Measured calls of whole steps."""
     collectives: tuple[CollectiveCall, ...]
@@ -88,7 +98,8 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     """Events of a layout's step, predicted and measured.
 
     Raises:
-        PerfModelError: more devices recorded than the layout has, or a layout that the model does not divide into.
+        PerfModelError: more devices recorded than the layout has, or a layout that the model does
+            not divide into.
     """
     if profile.devices > layout.devices:
         raise PerfModelError(
@@ -137,8 +148,9 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
 
 
 def event_key(op: Op) -> Key:
-    """Key under which predicted and measured events match: products by their three sizes in any order; element-wise
-    kernels by size and pass, as frameworks fuse them differently; collectives by kind, ranks and size to two digits."""
+    """Key under which predicted and measured events match: products by their three sizes in any
+    order; element-wise kernels by size and pass, as frameworks fuse them differently; collectives
+    by kind, ranks and size to two digits."""
     match op:
         case Collective():
             return op.collective, op.num_ranks, f"{op.bytes:.1e}"
@@ -156,8 +168,9 @@ def event_key(op: Op) -> Key:
 def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
     """Separate the waits of collectives from their transfer time.
 
-    A collective's call waits for the ranks that come later; the last one's does not. Where all ranks of a group were
-    recorded, the shortest of the calls of one collective is what it takes; else the tenth percentile of its calls.
+    A collective's call waits for the ranks that come later; the last one's does not. Where all
+    ranks of a group were recorded, the shortest of the calls of one collective is what it takes;
+    else the tenth percentile of its calls.
     """
     groups: dict[Any, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
     for call in calls:
@@ -182,7 +195,8 @@ def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
-    """Number of operators that the host issues per step for one device, as the prediction counts them."""
+    """Number of operators that the host issues per step for one device, as the prediction counts
+    them."""
     # Events, and operators that launch no kernel but take the host's time
     # (`forward_bookkeeping`).
     shares = event_shares(problem, layout)
@@ -190,7 +204,9 @@ def issued(problem: StepProblem, layout: Layout) -> float:
     layers_of_stage = getattr(problem.model, "layers", 0) / layout.pp
     micro_batches = problem.job.global_batch / (layout.dp * layout.micro_batch)
     passes = layers_of_stage * micro_batches
-    bookkeeping = passes * (framework.host.forward_bookkeeping + framework.host.backward_bookkeeping)
+    bookkeeping = passes * (
+        framework.host.forward_bookkeeping + framework.host.backward_bookkeeping
+    )
     return float(shares.executions.sum()) / layout.devices + bookkeeping
 
 

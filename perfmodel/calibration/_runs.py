@@ -10,7 +10,15 @@ from jaxtyping import Float
 
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import EAGER, Site, StepProblem, layout_batches, prepared, step_derivatives, step_problem
+from perfmodel.prediction import (
+    EAGER,
+    Site,
+    StepProblem,
+    layout_batches,
+    prepared,
+    step_derivatives,
+    step_problem,
+)
 from perfmodel.prediction.composition import Prepared, layout_coordinates
 from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import Kind
@@ -33,8 +41,8 @@ class Run:
     framework: Framework = EAGER
     site: Site = field(default_factory=Site)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
-    """Measured starts and ends of the ops in the layout's program, if a trace exists; the fit then also uses the times
-    of each stage's passes, reductions and updates."""
+    """Measured starts and ends of the ops in the layout's program, if a trace exists; the fit then
+    also uses the times of each stage's passes, reductions and updates."""
 
     def __post_init__(self) -> None:
         if not 0 < self.measured_s < float("inf"):
@@ -44,7 +52,8 @@ class Run:
 
 
 TOO_SLOW = 100.0
-"""Multiple of the prediction above which a time is probably in another unit, if its thousandth is plausible."""
+"""Multiple of the prediction above which a time is probably in another unit, if its thousandth is
+plausible."""
 PLAUSIBLE = 10.0
 """Largest factor between a plausible step and its prediction."""
 
@@ -53,7 +62,8 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
     """Refuse runs whose step times cannot be in seconds per step.
 
     Raises:
-        PerfModelError: naming the first such run: milliseconds, or shorter than its arithmetic at the peak rate.
+        PerfModelError: naming the first such run: milliseconds, or shorter than its arithmetic at
+            the peak rate.
     """
     for run, expected_s in zip(runs, predicted_s.tolist(), strict=True):
         # Shorter than its arithmetic at the peak rate is impossible: the batch or the unit is
@@ -65,7 +75,8 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
                 f"the peak rate of {run.cluster.device.name} ({least_s:.3g} s); give measured_iter_time_s in "
                 "seconds, for the whole global batch"
             )
-        # A slow step is a slow step; one that would be plausible as milliseconds is in the wrong unit.
+        # A slow step is a slow step; one that would be plausible as milliseconds is in the wrong
+        # unit.
         in_ms = run.measured_s / 1000
         plausible = max(expected_s / PLAUSIBLE, least_s) <= in_ms <= expected_s * PLAUSIBLE
         if run.measured_s > TOO_SLOW * expected_s and plausible:
@@ -76,14 +87,16 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
 
 
 def arithmetic_s(run: Run) -> float:
-    """The step's model FLOPs on all devices at the peak rate of its dtype; fp32 may be run as tf32."""
+    """The step's model FLOPs on all devices at the peak rate of its dtype; fp32 may be run as
+    tf32."""
     dtypes = ("fp32", "tf32") if run.job.dtype == "fp32" else (run.job.dtype,)
     rate = max(run.cluster.device.peak.flops_per_s(dtype) for dtype in dtypes)
     return step_flops(run.model, run.job).total / run.layout.devices / rate
 
 
 _LEAST_SHARE = 0.01
-"""Least share of the measured step; classes with less are dominated by the resolution of the clock."""
+"""Least share of the measured step; classes with less are dominated by the resolution of the
+clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +107,8 @@ class _Traced:
     """Ops of each class in each sum."""
     measured_s: Float[np.ndarray, " sums"]
     weight: Float[np.ndarray, " sums"]
-    """Weight of each sum: the stages of a kind repeat one another and together count as one observation."""
+    """Weight of each sum: the stages of a kind repeat one another and together count as one
+    observation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +135,9 @@ class Observations:
                     (layout_batch,) = layout_batches(group.model, [runs[i].layout])
                     self._traced[i] = _traced(runs[i], timeline, prepared(layout_batch.spec))
         # Observations: the step times of all runs first, then the sums of traced events by class.
-        self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
+        self.weight = np.concatenate(
+            [np.ones(len(runs)), *(t.weight for t in self._traced.values())]
+        )
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
 
@@ -192,7 +208,9 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     """Sum a measured timeline's durations by kind of op and stage."""
     predicted, structure = prepared.structure, timeline.structure
     columns = ("duration", "class_kind", "class_stage", "class_segment")
-    if not all(np.array_equal(getattr(predicted, name), getattr(structure, name)) for name in columns):
+    if not all(
+        np.array_equal(getattr(predicted, name), getattr(structure, name)) for name in columns
+    ):
         raise PerfModelError(
             f"run {run.name}: its timeline does not belong to layout {run.layout.label} of {run.model.name}; make "
             "the structure with predict(..., timeline=True) and put the measured times into it"
@@ -201,8 +219,8 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     measured_s = np.bincount(structure.duration, timeline.end_s - timeline.start_s, n_classes)
     count = np.bincount(structure.duration, minlength=n_classes)
 
-    # Durations are added up by kind of op and stage. Classes that took no time tell nothing, and sums that are short
-    # beside the step mostly tell of the clock.
+    # Durations are added up by kind of op and stage. Classes that took no time tell nothing, and
+    # sums that are short beside the step mostly tell of the clock.
     kinds = np.where(measured_s > 0, structure.class_kind, Kind.ZERO)
     stages = structure.class_stage
     counts: list[np.ndarray] = []

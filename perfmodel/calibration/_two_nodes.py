@@ -18,8 +18,8 @@ class Reachable:
     """The measurements that determine a collective's time."""
 
     ops: tuple[Collective, ...]
-    """The collective itself, or similar collectives with fewer ranks from which it is extrapolated, the largest
-    first."""
+    """The collective itself, or similar collectives with fewer ranks from which it is extrapolated,
+    the largest first."""
     exact: bool
     """Whether the collective itself is measured."""
 
@@ -27,11 +27,12 @@ class Reachable:
 def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     """Find measurements on at most `nodes` nodes that determine the time of `op`.
 
-    A collective that fits is measured alone; `CollectiveModel` accounts for equal groups that share the links. A
-    collective over more nodes, or an all-reduce of more than `ALL_REDUCE_RANKS` ranks, is measured with the same bytes
-    at the largest feasible number of ranks and at half of it, with the same ranks per node where possible.
-    `CollectiveModel` extrapolates from both (hops grow with the ranks, the bytes that a rank sends with 2 (n - 1) / n),
-    `distsim_all_reduce_time` from the larger one.
+    A collective that fits is measured alone; `CollectiveModel` accounts for equal groups that share
+    the links. A collective over more nodes, or an all-reduce of more than `ALL_REDUCE_RANKS` ranks,
+    is measured with the same bytes at the largest feasible number of ranks and at half of it, with
+    the same ranks per node where possible. `CollectiveModel` extrapolates from both (hops grow with
+    the ranks, the bytes that a rank sends with 2 (n - 1) / n), `distsim_all_reduce_time` from the
+    larger one.
     """
     most_ranks = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
     if op.num_nodes <= nodes and op.num_ranks <= most_ranks:
@@ -49,7 +50,8 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
 
 
 def _on_ranks(op: Collective, ranks: int, per_node: int) -> Collective:
-    """The collective over other ranks, without concurrent groups and with whole elements on each rank."""
+    """The collective over other ranks, without concurrent groups and with whole elements on each
+    rank."""
     unit = dtype_bytes(op.dtype) * ranks
     n_bytes = max(unit, int(op.bytes) // unit * unit)
     return replace(
@@ -62,10 +64,13 @@ def _on_ranks(op: Collective, ranks: int, per_node: int) -> Collective:
     )
 
 
-def distsim_all_reduce_time(time_of_8_s: float | np.ndarray, ranks: float | np.ndarray) -> float | np.ndarray:
+def distsim_all_reduce_time(
+    time_of_8_s: float | np.ndarray, ranks: float | np.ndarray
+) -> float | np.ndarray:
     """All-reduce time [s] of more than 8 ranks from the measured time of 8 (DistSim section 4.2).
 
-    The bytes a device sends are 2 (N - 1) P / N, so the time scales by `[2 (N - 1) / N] / [2 * 7 / 8]`;
-    the latency, which does grow with N, is left out: a baseline, not what `CollectiveModel` uses.
+    The bytes a device sends are 2 (N - 1) P / N, so the time scales by
+    `[2 (N - 1) / N] / [2 * 7 / 8]`; the latency, which does grow with N, is left out: a baseline,
+    not what `CollectiveModel` uses.
     """
     return time_of_8_s * ((ranks - 1) / ranks) / (7 / 8)

@@ -21,7 +21,16 @@ from perfmodel.catalog._clusters import (
 )
 from perfmodel.catalog._devices import DeviceEntry, device, devices
 from perfmodel.catalog._frameworks import framework, framework_versions, framework_years, frameworks
-from perfmodel.catalog._models import every_model, hub_names, model, model_from_toml, model_with, models, resnet, vgg16
+from perfmodel.catalog._models import (
+    every_model,
+    hub_names,
+    model,
+    model_from_toml,
+    model_with,
+    models,
+    resnet,
+    vgg16,
+)
 from perfmodel.catalog._models import from_config as model_from_config
 from perfmodel.catalog._recipes import (
     ExchangeLibrary,

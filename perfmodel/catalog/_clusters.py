@@ -9,7 +9,13 @@ from typing import Any
 
 from perfmodel.catalog._devices import device, device_from_toml
 from perfmodel.catalog.entries import checked, index, key, read_toml, resolve, stated_entries
-from perfmodel.catalog.networks import NETWORK_WORDS, cluster_for, network_level, read_network, unread_link_words
+from perfmodel.catalog.networks import (
+    NETWORK_WORDS,
+    cluster_for,
+    network_level,
+    read_network,
+    unread_link_words,
+)
 from perfmodel.catalog.plausible import plausible_figures
 from perfmodel.catalog.this_machine import CPU_NAMES
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -29,7 +35,8 @@ class LevelEntry(Stated):
     latency_us: float
     source: str = ""
     contention: float = 0.0
-    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone on the network."""
+    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone
+    on the network."""
     rank_latency_us: float = 0.0
     """Microseconds that rings between nodes wait for each rank beyond the first."""
 
@@ -89,10 +96,14 @@ class KindEntry(Stated):
             )
             return entry.cluster(self.name, place)
         if self.levels:
-            raise PerfModelError(f"{place}: cluster = {self.cluster} already defines levels; leave them out")
+            raise PerfModelError(
+                f"{place}: cluster = {self.cluster} already defines levels; leave them out"
+            )
         base = cluster(self.cluster)
         if base.kinds:
-            raise PerfModelError(f"{place}: {self.cluster} has several kinds itself; list these here instead")
+            raise PerfModelError(
+                f"{place}: {self.cluster} has several kinds itself; list these here instead"
+            )
         return replace(
             base,
             name=self.name,
@@ -103,12 +114,14 @@ class KindEntry(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEntry(Stated):
-    """A cluster in TOML: a device (catalog name or table) with levels, or several kinds of nodes."""
+    """A cluster in TOML: a device (catalog name or table) with levels, or several kinds of
+    nodes."""
 
     device: Any = None
     levels: tuple[LevelEntry, ...] = ()
     devices_per_node: int | None = None
-    """Devices of a node. With the next four fields, links in words that replace `levels` (read by `cluster_for`)."""
+    """Devices of a node. With the next four fields, links in words that replace `levels` (read by
+    `cluster_for`)."""
     intra_link: str = ""
     inter_link: str | None = None
     nics_per_node: int | None = None
@@ -123,18 +136,23 @@ class ClusterEntry(Stated):
     def cluster(self, name: str, place: str) -> Cluster:
         """The cluster of this entry, with its device looked up and figures in SI units."""
         if self.kinds:
-            # A cluster states devices in one of three ways: kinds of nodes, links in words, or levels in figures. What
-            # belongs to another way is refused, since it would be passed over in silence.
+            # A cluster states devices in one of three ways: kinds of nodes, links in words, or
+            # levels in figures. What belongs to another way is refused, since it would be passed
+            # over in silence.
             single_kind_keys = ("device", "levels", "max_devices", "price_per_device_hour")
             misplaced = [key for key in single_kind_keys if getattr(self, key)]
             if misplaced:
-                raise PerfModelError(f"{place}: {', '.join(misplaced)}: state this in each kind instead")
+                raise PerfModelError(
+                    f"{place}: {', '.join(misplaced)}: state this in each kind instead"
+                )
             kinds = [entry.kind(place) for entry in self.kinds]
             # Nodes of different kinds meet on one network, whose level spans all of them.
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
-            raise PerfModelError(f"{place}: between is for clusters with several kinds of nodes; leave it out")
+            raise PerfModelError(
+                f"{place}: between is for clusters with several kinds of nodes; leave it out"
+            )
         if self.inter_link is not None and not self.levels and isinstance(self.device, str):
             return self._in_words(name, place)
         link_fields = [key for key in _LINK_WORDS if getattr(self, key)]
@@ -151,7 +169,9 @@ class ClusterEntry(Stated):
         elif isinstance(self.device, dict):
             resolved = device_from_toml(self.device, f"{place} device")
         else:
-            raise PerfModelError(f"{place}: device: must be a catalog name or a table, got {self.device!r}")
+            raise PerfModelError(
+                f"{place}: device: must be a catalog name or a table, got {self.device!r}"
+            )
         return Cluster(
             name=name,
             device=resolved,
@@ -175,10 +195,13 @@ class ClusterEntry(Stated):
             )
         except PerfModelError as error:
             raise PerfModelError(f"{place}: {error}") from None
-        # In a table of published runs words that nobody understands are left; in a user's own file they are mistakes.
+        # In a table of published runs words that nobody understands are left; in a user's own file
+        # they are mistakes.
         unread = (*network.not_understood, *unread_link_words(self.intra_link))
         if unread:
-            raise PerfModelError(f"{place}: {', '.join(map(repr, unread))} cannot be read in links; {NETWORK_WORDS}")
+            raise PerfModelError(
+                f"{place}: {', '.join(map(repr, unread))} cannot be read in links; {NETWORK_WORDS}"
+            )
         return replace(
             by_words,
             name=name,
@@ -199,7 +222,8 @@ _LINK_WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry(Stated):
-    """Network between nodes that replaces a cluster's own, in words or in figures, which override the words."""
+    """Network between nodes that replaces a cluster's own, in words or in figures, which override
+    the words."""
 
     inter_link: str = ""
     """Network between nodes in words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""
@@ -212,7 +236,8 @@ class NetworkEntry(Stated):
     latency_us: float | None = None
     """Latency of one hop of a collective, in microseconds."""
     contention: float | None = None
-    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone on the network."""
+    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone
+    on the network."""
     rank_latency_us: float | None = None
     """Time that a ring between nodes waits for each rank beyond the first, in microseconds."""
 
@@ -221,7 +246,8 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
     """A cluster with another network between nodes, as a table states it (`NetworkEntry`).
 
     Raises:
-        PerfModelError: naming `place` and every key that is unknown or malformed; words that are not understood.
+        PerfModelError: naming `place` and every key that is unknown or malformed; words that are
+            not understood.
     """
     entry = checked(NetworkEntry, table, place)
     if all(value in (None, "") for value in vars(entry).values()):
@@ -301,7 +327,8 @@ def cluster_from_toml(data: dict[str, Any], place: str, name: str) -> Cluster:
 
 
 def reference_system(device_name: str) -> Cluster | None:
-    """The reference system of a device's maker; None for devices other than accelerators in the catalog."""
+    """The reference system of a device's maker; None for devices other than accelerators in the
+    catalog."""
     try:
         accelerator = device(device_name)
     except UnknownNameError:

@@ -1,8 +1,9 @@
-"""Parses names of devices: maker, chip, architecture, form factor, memory and power limit in any order.
+"""Parses names of devices: maker, chip, architecture, form factor, memory and power limit in any
+order.
 
-`NVIDIA H100 SXM5 80GB HBM3`, `8x 80GB H100-SXM` and `h100_sxm5_80gb` name one device; `H100-SXM-96GB-HBM2e-500W`
-another with a power limit of 500 W; `v5litepod-256` is a slice of a TPU v5e. Every part that is named must be the
-device's own: nothing is guessed.
+`NVIDIA H100 SXM5 80GB HBM3`, `8x 80GB H100-SXM` and `h100_sxm5_80gb` name one device;
+`H100-SXM-96GB-HBM2e-500W` another with a power limit of 500 W; `v5litepod-256` is a slice of a TPU
+v5e. Every part that is named must be the device's own: nothing is guessed.
 """
 
 import re
@@ -98,7 +99,8 @@ _SPELLINGS: Final = (
     (r"\b[a-z]+\d+[a-z]*\.\d*x?large\b", " "),
     (r"(^|\() *\d+ ?[x\u00d7] ?(?=[a-z])", r"\1"),
     (r"\bai accelerators?\b|\bserver edition\b|\bultra (?=[bg]b?\d)", " "),
-    # TPUs: the small chips are called `lite`, and a number behind the version is the size of a slice.
+    # TPUs: the small chips are called `lite`, and a number behind the version is the size of a
+    # slice.
     (r"\b(?:tpu[- ]?)?v(\d)[- ]?lite(?:[- ]?pod)?(?![a-z])", r"tpu-v\1e"),
     (
         r"\b(?:tpu[- ]?)?(v\d[epx]?|(?<=tpu)\dx)[- ]?(?:pod(?:slice)?[- ]?)?(?:-\d{1,5})(?!\d|[gw]|[- ]?g?i?b)",
@@ -107,7 +109,8 @@ _SPELLINGS: Final = (
     (r"\btpu(?=v?\d)", "tpu-"),
     (r"pci-e", "pcie"),
 )
-"""Patterns in a lower-case name with their replacements, which are made before the name is divided into words."""
+"""Patterns in a lower-case name with their replacements, which are made before the name is divided
+into words."""
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
 _POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
 _KIND_OF_MEMORY: Final = re.compile(r"hbm\d?e?|gddr\d+x?|lpddr\d+x?")
@@ -141,7 +144,8 @@ class DeviceWords:
 
 def device_words(name: str) -> DeviceWords:
     """Parts of a device's name."""
-    # Some drivers write parts together (`h100sxm5`, `sxm480gb`): a blank is put where a form factor begins or ends.
+    # Some drivers write parts together (`h100sxm5`, `sxm480gb`): a blank is put where a form factor
+    # begins or ends.
     text = name.lower()
     for pattern, replacement in _SPELLINGS:
         text = re.sub(pattern, replacement, text)
@@ -179,7 +183,8 @@ def device_words(name: str) -> DeviceWords:
         elif word in ARCHITECTURES:
             architectures.add(ARCHITECTURES[word])
         elif word not in _FILLER:
-            # `RTX4090` and `RTX-4090` are one name. Several devices are written in the plural (`H100s`).
+            # `RTX4090` and `RTX-4090` are one name. Several devices are written in the plural
+            # (`H100s`).
             singular = re.sub(r"(?<=\d)s$", "", word) if _PLURAL.fullmatch(word) else word
             chip += re.findall(r"[a-z]+(?![a-z])|\d+[a-z]*|[^a-z\d]+", singular)
     return DeviceWords(
@@ -205,8 +210,8 @@ class PartNames:
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device matches all named parts."""
-        # All words of one of its names must be there, and none that no name of it has. Other facts must not
-        # contradict the device.
+        # All words of one of its names must be there, and none that no name of it has. Other facts
+        # must not contradict the device.
         words = set(stated.chip)
         has_a_name = any(words.issuperset(known.chip) for known in self.names if known.chip)
         if not has_a_name or words.difference(*(known.chip for known in self.names)):
@@ -218,7 +223,8 @@ class PartNames:
         if stated.memory_kind and kinds and stated.memory_kind not in kinds:
             return False
         forms = {known.form for known in self.names} - {""}
-        # `SXM` fits any generation of it. A device whose names contain no form factor is a PCIe card or an OAM.
+        # `SXM` fits any generation of it. A device whose names contain no form factor is a PCIe
+        # card or an OAM.
         forms = forms or {"pcie", "oam"}
         if stated.is_of_dgx and not any(form.startswith(("sxm", "nvl")) for form in forms):
             return False
@@ -231,7 +237,8 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     Args:
         parts: parts of each device's names, by device name.
     """
-    # An exact name wins. Else every part that fits is a candidate, and of several the chip's usual one.
+    # An exact name wins. Else every part that fits is a candidate, and of several the chip's usual
+    # one.
     for name, part in parts.items():
         if any(known.part == stated.part for known in part.names):
             return name
@@ -243,9 +250,18 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     default_part = next((name for name, part in parts.items() if bare in part.names), None)
     if default_part in fitting:
         return default_part
-    # If several devices have the stated memory, the one with the usual form factor and kind of memory is meant.
-    form = next((known.form for known in parts[default_part].names if known.form), "") if default_part else ""
-    fitting_form = [name for name in fitting if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))]
+    # If several devices have the stated memory, the one with the usual form factor and kind of
+    # memory is meant.
+    form = (
+        next((known.form for known in parts[default_part].names if known.form), "")
+        if default_part
+        else ""
+    )
+    fitting_form = [
+        name
+        for name in fitting
+        if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))
+    ]
     unmarked = []
     for name in fitting_form:
         if not any(known.memory_kind for known in parts[name].names):

@@ -50,7 +50,11 @@ class DeviceEntry(Stated):
         """The device of this entry, in SI units."""
         # Units of data sheets end here: everything behind this is in SI units.
         stated = dict(vars(self))
-        peak = {dtype: rate * 1e12 for dtype, rate in vars(stated.pop("peak_tflops")).items() if rate is not None}
+        peak = {
+            dtype: rate * 1e12
+            for dtype, rate in vars(stated.pop("peak_tflops")).items()
+            if rate is not None
+        }
         for stated_as, (name_si, factor) in _SI.items():
             value = stated.pop(stated_as)
             stated[name_si] = None if value is None else value * factor
@@ -71,8 +75,8 @@ _SI: Final = {
 def device(name: str) -> Device:
     """A device by name or alias, e.g. `A100-SXM4-80GB` or `h100`; `cpu` is the machine at hand.
 
-    Maker, chip, architecture, form factor, memory and power limit may stand in any order: `80GB SXM H100 500W` is an
-    H100 with a power limit of 500 W.
+    Maker, chip, architecture, form factor, memory and power limit may stand in any order:
+    `80GB SXM H100 500W` is an H100 with a power limit of 500 W.
 
     Raises:
         UnknownNameError: with the nearest known names.
@@ -86,8 +90,13 @@ def device(name: str) -> Device:
         return table[names[key(name)]]
     stated = device_words(name)
     named = part_named(stated, _part_names())
-    # A maker or an architecture that is not the device's (`AMD H100`) is a slip that nobody can settle here.
-    if named is None or stated.makers - {table[named].vendor} or stated.architectures - {table[named].architecture}:
+    # A maker or an architecture that is not the device's (`AMD H100`) is a slip that nobody can
+    # settle here.
+    if (
+        named is None
+        or stated.makers - {table[named].vendor}
+        or stated.architectures - {table[named].architecture}
+    ):
         return resolve("device", name, {}, table)
     return _limited(table[named], stated.power_w)
 
@@ -132,7 +141,8 @@ def _part_names() -> Mapping[str, PartNames]:
     """Parts of the names and aliases of each device, by its name."""
     part_names = {}
     for accelerator in _catalog()[0].values():
-        # A name without a chip (`Grace Hopper`) is known as a whole alone: as parts it would be any device's.
+        # A name without a chip (`Grace Hopper`) is known as a whole alone: as parts it would be any
+        # device's.
         by_name = [device_words(name) for name in (accelerator.name, *accelerator.aliases)]
         names = tuple(words for words in by_name if words.chip)
         part_names[accelerator.name] = PartNames(names, accelerator.memory_bytes / GIB)
@@ -146,9 +156,11 @@ def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str
         table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
     names = index([*((d.name, d.aliases) for d in table.values())])
 
-    # Parts of a die differ in clocks, memory and power alone: the share of the peak that the best product reaches on
-    # the one that was searched for it holds for all.
-    reached = {part.die: part.reached_share for part in table.values() if part.die and part.reached_share}
+    # Parts of a die differ in clocks, memory and power alone: the share of the peak that the best
+    # product reaches on the one that was searched for it holds for all.
+    reached = {
+        part.die: part.reached_share for part in table.values() if part.die and part.reached_share
+    }
     for name, part in table.items():
         known = reached.get(part.die)
         table[name] = part if known is None else replace(part, reached_share=known)

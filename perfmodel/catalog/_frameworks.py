@@ -1,8 +1,9 @@
 """Training frameworks by name and year, every fact with its source.
 
-A TOML file holds the versions of one framework: a table per year, in it a fact per key of `perfmodel.spec.Framework`
-as `field = { value = ..., source = "..." }`, and perhaps `based_on = "NAME@YEAR"`, whose facts hold where the version
-has none of its own. What else people call a framework is in `data/framework_names.toml`.
+A TOML file holds the versions of one framework: a table per year, in it a fact per key of
+`perfmodel.spec.Framework` as `field = { value = ..., source = "..." }`, and perhaps
+`based_on = "NAME@YEAR"`, whose facts hold where the version has none of its own. What else people
+call a framework is in `data/framework_names.toml`.
 """
 
 import tomllib
@@ -23,21 +24,26 @@ Versions = MappingProxyType[int, Framework]
 
 
 def framework(name: str | Framework) -> Framework:
-    """Look up a framework: `name` gives its newest version, `name@year` that of the year or the nearest earlier one.
+    """Look up a framework: `name` gives its newest version, `name@year` that of the year or the
+    nearest earlier one.
 
     `path.toml` and `path.toml@year` read your own TOML. A `Framework` is returned as it is.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
-        PerfModelError: for a malformed year or file, or a year before the first version or after the newest
-            framework that is known.
+        PerfModelError: for a malformed year or file, or a year before the first version or after
+            the newest framework that is known.
     """
     if isinstance(name, Framework):
         return name
     # From the right, as the path of a file may have an @ too.
-    name_only, separator, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
+    name_only, separator, year_text = (
+        name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
+    )
     if separator and not (year_text.isdecimal() and len(year_text) == 4):
-        raise PerfModelError(f"framework {name!r}: the part after @ must be a year, as in {name_only}@2024")
+        raise PerfModelError(
+            f"framework {name!r}: the part after @ must be a year, as in {name_only}@2024"
+        )
     year = int(year_text) if separator else None
     if name_only.endswith(".toml"):
         versions = _versions(read_toml(Path(name_only)), name_only, Path(name_only).stem)
@@ -48,7 +54,8 @@ def framework(name: str | Framework) -> Framework:
     newest = max(versions)
     if year is None:
         return versions[newest]
-    # A version holds until the next one, but nobody knows what frameworks do years after the catalog was written.
+    # A version holds until the next one, but nobody knows what frameworks do years after the
+    # catalog was written.
     latest_known = max(newest, _latest_year())
     if year > latest_known:
         raise PerfModelError(
@@ -83,8 +90,8 @@ def framework_years(name: str) -> tuple[int, ...]:
 
 
 def _version_named(name: str, year: int | None = None) -> Versions:
-    """The versions of a framework by one of its names; if several frameworks had the name in turn, those of the first
-    that existed in `year` (raises `UnknownNameError`)."""
+    """The versions of a framework by one of its names; if several frameworks had the name in turn,
+    those of the first that existed in `year` (raises `UnknownNameError`)."""
     candidates = _names().get(key(name))
     if candidates is None:
         raise UnknownNameError("framework", name, _names())
@@ -112,37 +119,51 @@ def _versions(content: dict[str, Any], place: str, name: str) -> Versions:
 def _facts(
     entry: dict[str, Any], place: str, earlier: Mapping[int, Framework], name: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values and sources of a version: its own facts, which override those of the version it is based on."""
+    """Values and sources of a version: its own facts, which override those of the version it is
+    based on."""
     entry = dict(entry)
     values: dict[str, Any] = {}
     sources: tuple[str, ...] = ()
     based_on = entry.pop("based_on", "")
     if based_on and isinstance(based_on, str):
         base_name, _, year = based_on.partition("@")
-        # Based on an earlier version of its own, or on one of another framework (forks of Megatron-LM).
+        # Based on an earlier version of its own, or on one of another framework (forks of
+        # Megatron-LM).
         base_versions: Mapping[int, Framework] = {}
         if base_name == name:
             base_versions = earlier
         elif base_name in _files():
             base_versions = _of_catalog(base_name)
         if not year.isdecimal() or int(year) not in base_versions:
-            raise PerfModelError(f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")
+            raise PerfModelError(
+                f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR"
+            )
         base = base_versions[int(year)]
         values = base.values()
         sources = base.sources
     for fact, stated in entry.items():
         # No fact without its source: what a framework does by default is known from its code alone.
-        if not isinstance(stated, dict) or set(stated) != {"value", "source"} or not isinstance(stated["source"], str):
-            raise PerfModelError(f'{place}: {fact}: must be {{ value = ..., source = "where it is from" }}')
+        if (
+            not isinstance(stated, dict)
+            or set(stated) != {"value", "source"}
+            or not isinstance(stated["source"], str)
+        ):
+            raise PerfModelError(
+                f'{place}: {fact}: must be {{ value = ..., source = "where it is from" }}'
+            )
         values[fact] = stated["value"]
-    return values, tuple(dict.fromkeys([*sources, *(stated["source"] for stated in entry.values())]))
+    return values, tuple(
+        dict.fromkeys([*sources, *(stated["source"] for stated in entry.values())])
+    )
 
 
 @cache
 def _files() -> MappingProxyType[str, dict[str, Any]]:
     """Contents of the catalog's files, by name of the framework."""
     tables = package_tables("frameworks")
-    return MappingProxyType({file.removesuffix(".toml"): content for file, content in tables.items()})
+    return MappingProxyType(
+        {file.removesuffix(".toml"): content for file, content in tables.items()}
+    )
 
 
 @cache
@@ -153,7 +174,9 @@ def _names() -> MappingProxyType[str, tuple[str, ...]]:
     aliases = files("perfmodel.catalog") / "data" / "framework_names.toml"
     for alias, candidates in tomllib.loads(aliases.read_text("utf-8"))["names"].items():
         if alias in names:
-            raise PerfModelError(f"framework_names.toml: {alias!r} is already the name of a framework")
+            raise PerfModelError(
+                f"framework_names.toml: {alias!r} is already the name of a framework"
+            )
         names[alias] = tuple(candidates)
     return MappingProxyType(names)
 

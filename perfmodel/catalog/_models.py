@@ -1,4 +1,5 @@
-"""Models by name, from a Hugging Face `config.json`, or from a TOML file; convolutional networks are written out."""
+"""Models by name, from a Hugging Face `config.json`, or from a TOML file; convolutional networks
+are written out."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +26,13 @@ from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, key_fiel
 
 Config = Mapping[str, Any]
 LONGEST_ASSUMED: Final = 8192
-"""Longest sequence assumed if a configuration states only its largest number of positions: models are pre-trained on
-shorter ones (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
+"""Longest sequence assumed if a configuration states only its largest number of positions: models
+are pre-trained on shorter ones (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
 
 
 def model(name_or_path: str | Path | Model) -> Model:
-    """Look up a model by catalog name, alias or Hugging Face id, or read it from a `.toml` file or a Hugging Face
-    `config.json` (or the folder that holds it). A `Model` is returned as it is.
+    """Look up a model by catalog name, alias or Hugging Face id, or read it from a `.toml` file or
+    a Hugging Face `config.json` (or the folder that holds it). A `Model` is returned as it is.
 
     A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
     fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.
@@ -42,7 +43,8 @@ def model(name_or_path: str | Path | Model) -> Model:
     """
     if isinstance(name_or_path, Model):
         return name_or_path
-    # From the surest form to the loosest: a file by its ending, a folder by its config.json, else a name.
+    # From the surest form to the loosest: a file by its ending, a folder by its config.json, else a
+    # name.
     path = Path(name_or_path)
     if path.suffix == ".json":
         return read_config(path)
@@ -58,7 +60,9 @@ def model(name_or_path: str | Path | Model) -> Model:
         known = [candidate for candidate in hub_names(name) if key(candidate) in names]
         name = known[0] if known else name
     if key(name) not in names and path.is_file():
-        raise PerfModelError(f"{path}: not a model; give a config.json or a .toml file, or a launch script with --from")
+        raise PerfModelError(
+            f"{path}: not a model; give a config.json or a .toml file, or a launch script with --from"
+        )
     return resolve("model", name, names, table)()
 
 
@@ -69,8 +73,8 @@ _VARIANT: Final = re.compile(
 
 
 _IN_CACHE: Final = re.compile(r"(?:^|/)models--(?P<id>[^/]+)(?:/snapshots(?:/\w+)?)?/?$")
-"""A folder of Hugging Face's cache, whose name has two dashes for the slash of the id (huggingface_hub file_download.py
-`repo_folder_name`)."""
+"""A folder of Hugging Face's cache, whose name has two dashes for the slash of the id
+(huggingface_hub file_download.py `repo_folder_name`)."""
 
 
 def hub_names(name: str) -> tuple[str, ...]:
@@ -110,8 +114,9 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
     kind = data.pop("kind", "transformer")
     match kind:
         case "transformer":
-            # Fill in values that the file leaves out, by the rules of Megatron-Core's arguments and Hugging Face's
-            # classes: all heads have keys, heads split the hidden size, 4x inner size.
+            # Fill in values that the file leaves out, by the rules of Megatron-Core's arguments and
+            # Hugging Face's classes: all heads have keys, heads split the hidden size, 4x inner
+            # size.
             hidden, heads = data.get("hidden"), data.get("heads")
             if isinstance(heads, int):
                 data.setdefault("kv_heads", heads)
@@ -140,9 +145,12 @@ def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
 
 
 def _as_table(model: Model) -> dict[str, Any]:
-    """A model's fields in the form of a file: keys of sections at the top level, other records as tables."""
+    """A model's fields in the form of a file: keys of sections at the top level, other records as
+    tables."""
     tables = asdict(model)
-    return {key: reduce(getitem, entry.path, tables) for key, entry in key_fields(type(model)).items()}
+    return {
+        key: reduce(getitem, entry.path, tables) for key, entry in key_fields(type(model)).items()
+    }
 
 
 def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +164,8 @@ def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 @cache
 def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxyType[str, str]]:
-    """Return the maker of each model of the catalog, and the model that each name and alias stands for.
+    """Return the maker of each model of the catalog, and the model that each name and alias stands
+    for.
 
     A model is made, and checked, when it is asked for: a process needs one of some two hundred.
     """
@@ -184,8 +193,10 @@ def read_config(path: Path) -> Transformer:
     """Read the model described by a `config.json`, using its `model_type`.
 
     Raises:
-        PerfModelError: if the file is not JSON, or keys that the family needs are missing or malformed; lists all.
-        UnknownNameError: for a `model_type` of none of the supported families, with a TOML file to complete.
+        PerfModelError: if the file is not JSON, or keys that the family needs are missing or
+            malformed; lists all.
+        UnknownNameError: for a `model_type` of none of the supported families, with a TOML file to
+            complete.
     """
     config = parsed(path, parse_json, "JSON")
     if not isinstance(config, dict):
@@ -196,17 +207,19 @@ def read_config(path: Path) -> Transformer:
 def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     """The model that a parsed configuration describes; see `read_config`.
 
-    Of a model of several parts (a language model that sees or hears) the language model is read; `left_out` says what
-    is not.
+    Of a model of several parts (a language model that sees or hears) the language model is read;
+    `left_out` says what is not.
     """
-    # The reader of a family is a dataclass of its keys: stated keys replace the class's defaults, which equal those of
-    # Hugging Face's own class.
+    # The reader of a family is a dataclass of its keys: stated keys replace the class's defaults,
+    # which equal those of Hugging Face's own class.
     whole_config = config
     config, family, left_out = huggingface.language_model(config, place)
     name = config.get("_name_or_path")
     relative = huggingface.RELATIVES.get(family, huggingface.Relative(family=family))
     if relative.family not in huggingface.FAMILIES:
-        raise huggingface.unknown_model_type(family, {*huggingface.FAMILIES, *huggingface.RELATIVES}, config)
+        raise huggingface.unknown_model_type(
+            family, {*huggingface.FAMILIES, *huggingface.RELATIVES}, config
+        )
     reader = huggingface.FAMILIES[relative.family]
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
     stated = {**relative.defaults, **_stated(config, aliases)}
@@ -214,14 +227,17 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     read = checked(reader, stated, family_place)
     try:
         fields = {**read.fields(), **relative.fields}
-        # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other words in them.
+        # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other
+        # words in them.
         if not getattr(reader, "READS_LAYER_TYPES", False):
             fields = huggingface.listed_layers(config, fields, family_place)
         fields |= _stated_tying(config, whole_config, fields)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
-            left_out="; ".join(filter(None, (*left_out, relative.left_out, getattr(read, "left_out", "")))),
+            left_out="; ".join(
+                filter(None, (*left_out, relative.left_out, getattr(read, "left_out", "")))
+            ),
             **_with_assumed_length(fields),
         )
     except huggingface.CannotDescribeError as error:
@@ -232,20 +248,25 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     """The configuration without nulls, with keys renamed to those of the family's reader."""
-    stated = {key: huggingface.one_number(value) for key, value in config.items() if value is not None}
+    stated = {
+        key: huggingface.one_number(value) for key, value in config.items() if value is not None
+    }
     if isinstance(stated.get("attn_config"), dict):
         stated["attn_config"] = _stated(stated["attn_config"], {})
     # Where a configuration has both names of a number, that which the reader knows wins.
     renamed = {aliases[key]: value for key, value in stated.items() if key in aliases}
-    # A name with another meaning in this family (MiniMax-M3's `intermediate_size` is that of an expert) is removed once
-    # it has been read under that meaning.
+    # A name with another meaning in this family (MiniMax-M3's `intermediate_size` is that of an
+    # expert) is removed once it has been read under that meaning.
     return renamed | {key: value for key, value in stated.items() if key not in aliases}
 
 
-def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the head shares the token embedding, if the language model's or the whole configuration states it."""
-    # Every class of Hugging Face with a head over tokens obeys this key; readers of families set only the default.
-    # Classes of images are no tokens.
+def _stated_tying(
+    config: Config, whole_config: Config, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Whether the head shares the token embedding, if the language model's or the whole
+    configuration states it."""
+    # Every class of Hugging Face with a head over tokens obeys this key; readers of families set
+    # only the default. Classes of images are no tokens.
     if fields.get("patches"):
         return {}
     for part in (config, whole_config):
@@ -256,14 +277,16 @@ def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:
-    # Positions are the longest sequence that a model can read, not the length that it was trained on: both are kept.
+    # Positions are the longest sequence that a model can read, not the length that it was trained
+    # on: both are kept.
     longest = fields["seq_len"]
     if longest <= LONGEST_ASSUMED:
         return fields
     return fields | {"seq_len": LONGEST_ASSUMED, "longest_seq_len": longest}
 
 
-# --- convolutional networks ----------------------------------------------------------------------------
+# --- convolutional networks
+# ----------------------------------------------------------------------------
 #
 # VGG and residual networks, written out layer by layer from their papers' rules.
 
@@ -281,10 +304,13 @@ class UnmadeConvNet(NamedTuple):
 
 
 def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
-    """Configuration D of Simonyan and Zisserman (arXiv 1409.1556, table 1), by default for ImageNet."""
+    """Configuration D of Simonyan and Zisserman (arXiv 1409.1556, table 1), by default for
+    ImageNet."""
     stack: list[ConvLayer] = []
     c_in, size = 3, image_size
-    for group, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
+    for group, (width, depth) in enumerate(
+        ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1
+    ):
         for i in range(1, depth + 1):
             name = f"conv_{group}.{i}"
             stack.append(
@@ -300,11 +326,15 @@ def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
                 )
             )
             c_in = width
-        # Every group ends with a pool that halves the image, and the next one is twice as wide until 512.
+        # Every group ends with a pool that halves the image, and the next one is twice as wide
+        # until 512.
         stack.append(_pool(f"conv_{group}.pool", "max_pool", c_in, size, kernel=2, stride=2))
         size //= 2
-    # The first dense layer reads the whole last image: 25,088 inputs, three quarters of all parameters.
-    for i, (width, k, s) in enumerate(((4096, c_in, size), (4096, 4096, 1), (classes, 4096, 1)), start=1):
+    # The first dense layer reads the whole last image: 25,088 inputs, three quarters of all
+    # parameters.
+    for i, (width, k, s) in enumerate(
+        ((4096, c_in, size), (4096, 4096, 1), (classes, 4096, 1)), start=1
+    ):
         stack.append(
             ConvLayer(
                 name=f"classifier_{i}",
@@ -328,8 +358,8 @@ _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
-    """Bottleneck residual network (He et al., arXiv 1512.03385, table 1), stride in the 3x3 convolution
-    (version 1.5, as NVIDIA and torchvision train it), by default for ImageNet."""
+    """Bottleneck residual network (He et al., arXiv 1512.03385, table 1), stride in the 3x3
+    convolution (version 1.5, as NVIDIA and torchvision train it), by default for ImageNet."""
     # The stem halves the image twice: by the stride of its convolution and by that of its pool.
     size = image_size // 2
     stack = [
@@ -372,13 +402,18 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
 
 
 def _resnet_aliases(depth: int) -> tuple[str, ...]:
-    """Other names of a residual network: without the dash, and with the version whose strides it has."""
+    """Other names of a residual network: without the dash, and with the version whose strides it
+    has."""
     return f"resnet{depth}", f"resnet{depth}-v1.5"
 
 
-def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, project: bool) -> Iterator[ConvLayer]:
-    """1x1, 3x3, 1x1; with a projected shortcut where the shape changes. The last adds the shortcut."""
-    # Version 1 had the stride in the first 1x1: moving it to the 3x3 gains accuracy and costs some more arithmetic.
+def _bottleneck(
+    name: str, c_in: int, width: int, size: int, stride: int, *, project: bool
+) -> Iterator[ConvLayer]:
+    """1x1, 3x3, 1x1; with a projected shortcut where the shape changes. The last adds the
+    shortcut."""
+    # Version 1 had the stride in the first 1x1: moving it to the 3x3 gains accuracy and costs some
+    # more arithmetic.
     out_size = size // stride
     yield ConvLayer(
         name=f"{name}.a",
@@ -424,7 +459,9 @@ def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, pro
     )
 
 
-def _pool(name: str, op: str, channels: int, size: int, *, kernel: int, stride: int, pad: int = 0) -> ConvLayer:
+def _pool(
+    name: str, op: str, channels: int, size: int, *, kernel: int, stride: int, pad: int = 0
+) -> ConvLayer:
     return ConvLayer(
         name=name,
         op="max_pool" if op == "max_pool" else "avg_pool",

@@ -1,9 +1,10 @@
 """Performance recipes of frameworks, and rates of their expert-exchange libraries.
 
-Settings of their published performance recipes, which tables of results leave out: a TOML file has the recipes of the
-framework of its name, or of its `frameworks` (see the head of `data/recipes/megatron-bridge.toml`). And libraries that
-dispatch tokens to experts: multiprocessors that they hold, and rates that their authors published, in a file of the
-dispatcher's name (see the head of `data/dispatchers/hybridep.toml`).
+Settings of their published performance recipes, which tables of results leave out: a TOML file has
+the recipes of the framework of its name, or of its `frameworks` (see the head of
+`data/recipes/megatron-bridge.toml`). And libraries that dispatch tokens to experts: multiprocessors
+that they hold, and rates that their authors published, in a file of the dispatcher's name (see the
+head of `data/dispatchers/hybridep.toml`).
 """
 
 from dataclasses import dataclass, fields
@@ -23,7 +24,8 @@ class Recipe:
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty: all, as for `models` and `devices`."""
+    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty: all, as for `models` and
+    `devices`."""
     since: str = ""
     until: str = ""
     """First and last release, such as `26.04`; empty: all."""
@@ -46,8 +48,8 @@ class Recipe:
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     fewer_on_last_stage: int | None = None
-    """Number of layers by which the last pipeline stage (of all model chunks) is shorter, because it also holds the
-    head."""
+    """Number of layers by which the last pipeline stage (of all model chunks) is shorter, because
+    it also holds the head."""
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether the recipe applies to a run with these names."""
@@ -65,7 +67,8 @@ _CHOSEN_BY = ("models", "devices", "dtypes", "since", "until")
 
 
 def recipe(framework: str, model: str, device: str, dtype: str, release: str) -> dict[str, Any]:
-    """Fields of `Layout` and `Job` that a framework's performance recipe sets for a model on a device.
+    """Fields of `Layout` and `Job` that a framework's performance recipe sets for a model on a
+    device.
 
     `recompute_layers` are whole layers per stage. Empty if no recipe is known.
 
@@ -133,12 +136,13 @@ class ExchangeRates:
     """Ranks inside a node, or nodes."""
     dispatch_gb_per_s: tuple[float, ...]
     combine_gb_per_s: tuple[float, ...]
-    """Rate of a combine [1e9 bytes/s]: inside a node, the bytes that a rank receives per second; between nodes, the
-    bytes that it sends to nodes. Its own bytes count too."""
+    """Rate of a combine [1e9 bytes/s]: inside a node, the bytes that a rank receives per second;
+    between nodes, the bytes that it sends to nodes. Its own bytes count too."""
 
     def __post_init__(self) -> None:
         for rates in (self.dispatch_gb_per_s, self.combine_gb_per_s):
-            # More parties share the same links, so that a rate that rises with them is a slip of the pen.
+            # More parties share the same links, so that a rate that rises with them is a slip of
+            # the pen.
             falls = all(after <= before for before, after in pairwise(rates))
             parties_rise = all(after > before for before, after in pairwise(self.parties))
             if len(rates) != len(self.parties) or not falls or not parties_rise:

@@ -1,4 +1,5 @@
-"""Reads and checks TOML entries of the catalog, and looks up names (ignoring case and separators, with aliases)."""
+"""Reads and checks TOML entries of the catalog, and looks up names (ignoring case and separators,
+with aliases)."""
 
 import json
 import tomllib
@@ -87,7 +88,8 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
 
 
 def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
-    """Build a dataclass from parsed TOML or JSON; unknown keys are ignored, or refused for `spec.Stated`.
+    """Build a dataclass from parsed TOML or JSON; unknown keys are ignored, or refused for
+    `spec.Stated`.
 
     Raises:
         PerfModelError: names `place` and, for every missing, unknown or malformed key, the key and
@@ -98,12 +100,16 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
     # A file has no sections: its keys are put into them, and errors name the keys alone.
     sectioned = issubclass(kind, Sectioned)
     tables = nested(kind, data) if sectioned else data
-    problems = [f"{key}: unknown key" for key in data if key not in key_fields(kind)] if sectioned else []
+    problems = (
+        [f"{key}: unknown key" for key in data if key not in key_fields(kind)] if sectioned else []
+    )
     try:
         # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
         record = _adapter(kind).validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        stated = [f"{_location(kind, e['loc'])}: {_reason(e['type'], e['msg'])}" for e in error.errors()]
+        stated = [
+            f"{_location(kind, e['loc'])}: {_reason(e['type'], e['msg'])}" for e in error.errors()
+        ]
         raise PerfModelError(f"{place}: {'; '.join([*stated, *problems])}") from None
     if problems:
         raise PerfModelError(f"{place}: {'; '.join(problems)}")
@@ -116,7 +122,9 @@ def _location(kind: type, location: tuple[str | int, ...]) -> str:
     return ".".join(map(str, inner)) or "entry"
 
 
-def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Iterable[str]) -> dict[str, Any]:
+def checked_fields(
+    kind: type, data: Mapping[str, Any], place: str, known: Iterable[str]
+) -> dict[str, Any]:
     """Check some fields of a dataclass from parsed TOML; lists become tuples where needed.
 
     Raises:
@@ -124,16 +132,21 @@ def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Itera
     """
     from pydantic import ValidationError
 
-    # Each field is checked by itself, since the others are stated elsewhere (by the framework, on the command line).
+    # Each field is checked by itself, since the others are stated elsewhere (by the framework, on
+    # the command line).
     by_key, known, values = key_fields(kind), tuple(known), {}
     for key, value in data.items():
         if key not in known:
             raise PerfModelError(f"{place}: {UnknownNameError('key', key, known)}")
         try:
-            values[key] = _adapter(by_key[key].hint).validate_json(json.dumps(value, default=str), strict=True)
+            values[key] = _adapter(by_key[key].hint).validate_json(
+                json.dumps(value, default=str), strict=True
+            )
         except ValidationError as error:
             reason = _reason(error.errors()[0]["type"], error.errors()[0]["msg"])
-            raise PerfModelError(f"{place}: {key}: {reason[0].lower() + reason[1:]}, got {value!r}") from None
+            raise PerfModelError(
+                f"{place}: {key}: {reason[0].lower() + reason[1:]}, got {value!r}"
+            ) from None
     return values
 
 

@@ -1,11 +1,12 @@
-"""Problems from names and keywords, or from a job file: model, cluster, job, layout, framework and search space in one
-TOML.
+"""Problems from names and keywords, or from a job file: model, cluster, job, layout, framework and
+search space in one TOML.
 
-At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a
-file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`),
-`[network]` (a network that replaces the cluster's), `[search]` (keywords of `perfmodel.search`) and `[serving]`
-(keywords of `perfmodel.serve`). A table `[model]` with `like = NAME`, and a table `[framework]` with `name = NAME`,
-change that entry of the catalog. Paths are relative to the file.
+At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or
+a table as such a file holds it, and `devices`; below it the tables `[job]` (fields of `Job`),
+`[layout]` (fields of `Layout`), `[network]` (a network that replaces the cluster's), `[search]`
+(keywords of `perfmodel.search`) and `[serving]` (keywords of `perfmodel.serve`). A table `[model]`
+with `like = NAME`, and a table `[framework]` with `name = NAME`, change that entry of the catalog.
+Paths are relative to the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,9 @@ from perfmodel.spec.notation import written, written_values
 _JOB_KEYS: Final = {key: entry for key, entry in key_fields(Job).items() if key != "assumed"}
 JOB_WORDS: Final = tuple(sorted(_JOB_KEYS, key=lambda key: len(_JOB_KEYS[key].path)))
 """Keys of `[job]` and keywords of a job: its plain fields first, then those of its sections."""
-FRAMEWORK_FACTS: Final = tuple(key for key in key_fields(Framework) if key not in ("name", "since", "sources"))
+FRAMEWORK_FACTS: Final = tuple(
+    key for key in key_fields(Framework) if key not in ("name", "since", "sources")
+)
 """Keys of a table [framework] other than `name`."""
 NAMED: Final = ("model", "cluster", "framework")
 SECTIONS: Final = ("job", "layout", "network", "search", "serving")
@@ -54,7 +57,8 @@ class JobFile:
 
 
 def is_job_file(name: object) -> bool:
-    """Whether a model's name is the path of a job file (a TOML with keys that only job files have)."""
+    """Whether a model's name is the path of a job file (a TOML with keys that only job files
+    have)."""
     if not isinstance(name, (str, Path)) or Path(name).suffix != ".toml":
         return False
     return any(key in read_toml(Path(name)) for key in JOB_FILE_KEYS)
@@ -68,10 +72,12 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         changes: keys with dots; values as TOML has them, or plain text.
 
     Raises:
-        PerfModelError: a file that cannot be read; an unknown key or a value that it cannot have, by name.
+        PerfModelError: a file that cannot be read; an unknown key or a value that it cannot have,
+            by name.
     """
     place = str(path) if path is not None else "--set"
-    # Only a file on disk has a folder that its schedule may lie in; changes of the command line may name any file.
+    # Only a file on disk has a folder that its schedule may lie in; changes of the command line may
+    # name any file.
     data = read_toml(Path(path)) if path is not None else {}
     if path is not None and "layout" in data:
         data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, place)
@@ -82,7 +88,8 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
 
 
 def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = None) -> JobFile:
-    """A job file from its parsed TOML, or from a row of a table whose columns are keys of job files.
+    """A job file from its parsed TOML, or from a row of a table whose columns are keys of job
+    files.
 
     Args:
         place: name of the file in messages.
@@ -98,10 +105,12 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     stated = _named_records(data, place, folder or Path())
     if "devices" in data:
         if type(data["devices"]) is not int:
-            raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
+            raise PerfModelError(
+                f"{place}: devices must be a whole number, got {data['devices']!r}"
+            )
         stated["devices"] = data["devices"]
-    # Tables of layout, search and serving are checked where they are read; here only their place in the file is
-    # checked.
+    # Tables of layout, search and serving are checked where they are read; here only their place in
+    # the file is checked.
     stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
     return JobFile(
         place=place,
@@ -114,15 +123,22 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
 
 def _check_keys(data: Mapping[str, Any], place: str) -> None:
     """Refuse unknown keys, and values of the wrong kind."""
-    # Few keys stand at the top; for one that belongs in a table or a launch file, the error says where it goes.
+    # Few keys stand at the top; for one that belongs in a table or a launch file, the error says
+    # where it goes.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
-            remark = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
+            remark = (
+                f"{key} belongs under [job]"
+                if key in JOB_WORDS
+                else UnknownNameError("key", key, JOB_FILE_KEYS)
+            )
             raise PerfModelError(f"{place}: {remark} (give launch files with --from)")
         if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
-            raise PerfModelError(f"{place}: {key} must be a name or the path of a file, got {value!r}")
+            raise PerfModelError(
+                f"{place}: {key} must be a name or the path of a file, got {value!r}"
+            )
 
 
 def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[str, Any]:
@@ -144,12 +160,15 @@ def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[st
             raise PerfModelError(
                 f"{place} [network]: this table changes the network of a cluster, but no cluster is named; name one"
             )
-        stated["cluster"] = with_network(named_cluster(stated["cluster"]), data["network"], f"{place} [network]")
+        stated["cluster"] = with_network(
+            named_cluster(stated["cluster"]), data["network"], f"{place} [network]"
+        )
     return stated
 
 
 def _model_table(table: dict[str, Any], place: str, stem: str) -> Model:
-    """The model of a table [model]: a complete one, or a catalog model (`like`) with some fields changed."""
+    """The model of a table [model]: a complete one, or a catalog model (`like`) with some fields
+    changed."""
     table = dict(table)
     base_name = table.pop("like", None)
     if base_name is None:
@@ -179,7 +198,9 @@ def _change(data: dict[str, Any], change: str) -> None:
         raise PerfModelError(f"--set {change}: not KEY=VALUE, like job.seq_len=4096")
     # A layout in its notation becomes a table, so that one key of it can be changed.
     if tables == ["layout"] and isinstance(data.get("layout"), str):
-        data["layout"] = {field: written(value) for field, value in Layout.values(data["layout"]).items()}
+        data["layout"] = {
+            field: written(value) for field, value in Layout.values(data["layout"]).items()
+        }
     # Tables that are not there yet are made, so that a change may add a whole section.
     table_value: Any = data
     for table in tables:
@@ -209,7 +230,8 @@ def _path_beside(folder: Path, value: Any) -> Any:
 def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     """A layout from a file; its schedule file, if any, must be inside a given folder.
 
-    Whoever writes a job file must not choose what else is read: only the command line names any file.
+    Whoever writes a job file must not choose what else is read: only the command line names any
+    file.
 
     Args:
         layout: the file's layout, a table or text.
@@ -248,11 +270,17 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
     notation = data.get("layout", "")
     if isinstance(notation, dict):
         # TOML has lists where a layout has tuples.
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in notation.items()}
+        values = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in notation.items()
+        }
         notation = ",".join(f"{key}={written(value)}" for key, value in values.items())
     if not isinstance(notation, str):
-        raise PerfModelError(f"{place}: layout must be a table, or text like 'tp=8,pp=4', got {notation!r}")
-    # The framework fills in the rest later: of a part of a layout only keys and values can be wrong.
+        raise PerfModelError(
+            f"{place}: layout must be a table, or text like 'tp=8,pp=4', got {notation!r}"
+        )
+    # The framework fills in the rest later: of a part of a layout only keys and values can be
+    # wrong.
     if notation:
         try:
             Layout.values(notation)
@@ -285,18 +313,19 @@ def problem(
     """Build the problem from the arguments of `predict`, `search` and similar functions.
 
     Args:
-        model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; the path of a job file, whose
-            keys apply unless an argument overrides them; or a complete `Problem`, which is returned as it is.
+        model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; the path of
+            a job file, whose keys apply unless an argument overrides them; or a complete `Problem`,
+            which is returned as it is.
         cluster: catalog name, path of a TOML, or a `Cluster`.
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence; the model's own if not given.
         dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
         devices: number of devices to lay the model out on.
-        job: attention kind, optimizer and so on. A `Job` is used as it is and overrides `global_batch`, `seq_len`
-            and `dtype`. Given as fields by name (`{"optimizer": "muon"}`), the framework supplies those that are left
-            out.
-        framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
-            given. It supplies the defaults of the job.
+        job: attention kind, optimizer and so on. A `Job` is used as it is and overrides
+            `global_batch`, `seq_len` and `dtype`. Given as fields by name
+            (`{"optimizer": "muon"}`), the framework supplies those that are left out.
+        framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`;
+            `generic` if not given. It supplies the defaults of the job.
         of_job: further fields of `Job` by name: `mode`, `flash_attention`, `optimizer` and so on.
 
     Raises:
@@ -330,11 +359,14 @@ def problem_and_layout(
     Raises:
         UnknownNameError, PerfModelError: as `problem`; a layout that is given twice.
     """
-    # Callers mix fields of a layout with words of a problem as keywords (`predict(..., tp=8, seq_len=4096)`).
+    # Callers mix fields of a layout with words of a problem as keywords
+    # (`predict(..., tp=8, seq_len=4096)`).
     layout_fields = {name: stated.pop(name) for name in list(stated) if name in LAYOUT_WORDS}
     layout_fields = {name: value for name, value in layout_fields.items() if value is not None}
     if layout_fields and layout:
-        raise PerfModelError(f"the layout is given twice, as layout= and as {', '.join(layout_fields)}; leave one out")
+        raise PerfModelError(
+            f"the layout is given twice, as layout= and as {', '.join(layout_fields)}; leave one out"
+        )
     # A notation, not a `Layout`: what it leaves out is the framework's to fill in.
     layout = layout_in_words(layout_fields or layout)
     stated = {name: value for name, value in stated.items() if value is not None}
@@ -371,7 +403,9 @@ def problem_and_layout(
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
     job = _job_of(framework, model, cluster, stated)
-    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout
+    return Problem(
+        model=model, cluster=cluster, job=job, framework=framework, devices=devices
+    ), layout
 
 
 def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[str, Any]) -> Job:
@@ -385,7 +419,9 @@ def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[s
             raise UnknownNameError("keyword of a job", str(min(unknown)), JOB_WORDS)
         stated = stated | dict(job)
     if "global_batch" not in stated:
-        raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
+        raise PerfModelError(
+            "global_batch is missing; give the sequences per step over all replicas"
+        )
     # Defaults of the cluster are reported together with those of the job.
     job = framework.job(model, cluster.device, **stated)
     return replace(job, assumed=(*job.assumed, *cluster.assumed))

@@ -1,4 +1,5 @@
-"""Describes this machine from what the operating system reports: its cores, and its CPU as a device."""
+"""Describes this machine from what the operating system reports: its cores, and its CPU as a
+device."""
 
 import os
 import re
@@ -14,7 +15,8 @@ DEFAULT_CLOCK_HZ = 2.5e9
 DEFAULT_MEMORY_BYTES = 8 * GIB
 DEFAULT_CACHE_BYTES = 8 * MIB
 BANDWIDTH_PER_CORE_BYTES_PER_S = 10e9
-"""Bandwidth at which one core streams from DRAM, limited by its outstanding misses; usually 8 to 15 GB/s."""
+"""Bandwidth at which one core streams from DRAM, limited by its outstanding misses; usually 8 to 15
+GB/s."""
 SOCKET_BANDWIDTH_BYTES_PER_S = 200e9
 """Largest DRAM bandwidth of a socket, however many cores use it: eight channels of DDR4-3200."""
 LOOPBACK_BYTES_PER_S = 5e9
@@ -48,7 +50,9 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
         vendor=info.get("vendor_id", "unknown"),
         architecture=info.get("model name", "unknown"),
         memory_bytes=_memory_bytes(root),
-        memory_bandwidth_bytes_per_s=min(count * BANDWIDTH_PER_CORE_BYTES_PER_S, SOCKET_BANDWIDTH_BYTES_PER_S),
+        memory_bandwidth_bytes_per_s=min(
+            count * BANDWIDTH_PER_CORE_BYTES_PER_S, SOCKET_BANDWIDTH_BYTES_PER_S
+        ),
         peak=PeakRates(fp64=fp32 / 2, fp32=fp32, bf16=bf16),
         compute_units=count,
         clock_hz=clock_hz,
@@ -82,7 +86,8 @@ def _cpu_info(text: str) -> dict[str, str]:
 
 
 def _clock_hz(root: Path, info: Mapping[str, str]) -> float:
-    # The highest clock is the one that peaks count; virtual machines hide it and say the current one.
+    # The highest clock is the one that peaks count; virtual machines hide it and say the current
+    # one.
     khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if khz.isdigit() and int(khz):
         return float(khz) * 1e3
@@ -99,7 +104,8 @@ def _memory_bytes(root: Path) -> float:
 
 def _cache_bytes(root: Path) -> float:
     """Largest cache of the first core."""
-    # Index 0 and 1 are the first level, for data and instructions; the levels above follow as far as there are any.
+    # Index 0 and 1 are the first level, for data and instructions; the levels above follow as far
+    # as there are any.
     sizes = []
     for number in range(5):
         text = _text(root / f"sys/devices/system/cpu/cpu0/cache/index{number}/size").strip()

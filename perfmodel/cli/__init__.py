@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(__name__)
 
 COLLECTED_EVERY: Final = 100_000
-"""Objects that a process makes between two searches for reference cycles (Python's default is 700)."""
+"""Objects that a process makes between two searches for reference cycles (Python's default is
+700)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted).
 
     Args:
-        argv: the command's words; if not given they are the process's, whose interrupts end in one line.
+        argv: the command's words; if not given they are the process's, whose interrupts end in one
+            line.
     """
     if argv is None:
-        # Importing JAX makes half a million objects that all stay: at Python's default, looking for garbage among them
-        # takes a fifth of a command's time.
+        # Importing JAX makes half a million objects that all stay: at Python's default, looking for
+        # garbage among them takes a fifth of a command's time.
         gc.set_threshold(COLLECTED_EVERY)
         return interruptible(_dispatch)
     return _dispatch(argv)

@@ -1,5 +1,5 @@
-"""`perfmodel calibrate`: measure this machine by a plan, or suggest a run to make; `calibrate diff`: compare two
-calibrations."""
+"""`perfmodel calibrate`: measure this machine by a plan, or suggest a run to make;
+`calibrate diff`: compare two calibrations."""
 
 import argparse
 import os
@@ -49,7 +49,9 @@ def add_command(commands: Any) -> None:
 def _add_measured(command: argparse.ArgumentParser) -> None:
     """Add the flags that say what is measured, with which library, and where the tables go."""
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
-    command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for the tables and their cards"
+    )
     command.add_argument(
         "--backend",
         default="jax",
@@ -113,11 +115,14 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         metavar="LAYOUTS",
         help='layouts whose events are measured, e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; may be repeated',
     )
-    model.add_argument("--device", metavar="NAME", help="device that is measured (default: the cluster's)")
+    model.add_argument(
+        "--device", metavar="NAME", help="device that is measured (default: the cluster's)"
+    )
 
 
 def _add_diff(command: argparse.ArgumentParser) -> None:
-    """Add `calibrate diff A B`, a subcommand because `calibrate` itself has no positional arguments."""
+    """Add `calibrate diff A B`, a subcommand because `calibrate` itself has no positional
+    arguments."""
     kinds = command.add_subparsers(dest="kind", metavar="diff")
     diff = kinds.add_parser("diff", help="compare two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")
@@ -145,7 +150,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the command; return the plan and the measured tables.
 
     Raises:
-        PerfModelError: bad input, a plan that cannot be measured here, or a folder that is not this run's.
+        PerfModelError: bad input, a plan that cannot be measured here, or a folder that is not this
+            run's.
         KeyboardInterrupt: on SIGINT or SIGTERM, with what to do next as its message.
     """
     from perfmodel import measure
@@ -178,7 +184,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.dry_run:
         refused = _refused_here(arguments, plan)
         remaining, rows = _unmeasured_rows(arguments, plan)
-        return report | measure.summary(remaining) | {"rows_kept": rows - len(remaining), "refused_here": refused}
+        return (
+            report
+            | measure.summary(remaining)
+            | {"rows_kept": rows - len(remaining), "refused_here": refused}
+        )
     return report | {"tables": _measure(arguments, plan, launch)}
 
 
@@ -192,8 +202,8 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
         coordinator=arguments.coordinator,
     )
 
-    # A process that a launcher started without telling it of the others would measure the same as they do, at the same
-    # time and on the same network.
+    # A process that a launcher started without telling it of the others would measure the same as
+    # they do, at the same time and on the same network.
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
             print(
@@ -208,7 +218,11 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
             "--processes N"
         )
     if arguments.backend == "nccl-tests" or arguments.dry_run:
-        flag = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
+        flag = (
+            "--dry-run"
+            if arguments.dry_run
+            else "--backend nccl-tests, which starts its own programs,"
+        )
         raise PerfModelError(f"calibrate: {flag} cannot be used with a launcher or --launched")
     if arguments.out is None:
         raise PerfModelError("calibrate: give --out DIR, the folder for the tables")
@@ -220,7 +234,9 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
     from perfmodel import measure
 
     if (arguments.plan is None) == (arguments.model is None):
-        raise PerfModelError("calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch")
+        raise PerfModelError(
+            "calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch"
+        )
     if arguments.plan is not None:
         return measure.read_plan(arguments.plan), None
     flags = lacking(arguments, "cluster", "layouts", "global_batch")
@@ -276,12 +292,16 @@ def _unmeasured_rows(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list
     from perfmodel import measure
 
     # Estimates are by the shipped calibration, those of finished rows are left out.
-    estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
+    estimates = measure.estimate_plan(
+        plan, arguments.backend, lambda points: guess_s(plan.device, points)
+    )
     measured_rows = measure.kept_rows(plan, arguments.out) if arguments.out else {}
     return [estimate for estimate in estimates if estimate.key not in measured_rows], len(estimates)
 
 
-def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
+def _measure(
+    arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None"
+) -> list[dict[str, Any]]:
     """Measure the remaining rows of a plan; return the tables that were written."""
     from perfmodel import measure
 
@@ -315,7 +335,8 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
 
 @contextmanager
 def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], None]]":
-    """A function to call with each point before it is measured, which reports the time that remains.
+    """A function to call with each point before it is measured, which reports the time that
+    remains.
 
     On a terminal it draws a bar, elsewhere it writes a line to stderr now and then.
 
@@ -342,7 +363,9 @@ def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Poi
 
 
 @contextmanager
-def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterator[tuple[Agent, ...]]":
+def _gathered(
+    arguments: argparse.Namespace, launch: "Launch | None"
+) -> "Iterator[tuple[Agent, ...]]":
     """The processes of the launch, once all have connected; none if this one measures alone."""
     from perfmodel import measure
 
@@ -361,8 +384,8 @@ def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterat
 
 
 def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
-    """Estimate the seconds of one call: kernels from the shipped calibration, collectives from bytes over link
-    bandwidth.
+    """Estimate the seconds of one call: kernels from the shipped calibration, collectives from
+    bytes over link bandwidth.
 
     A device that no catalog knows is taken for this CPU, by its roofline.
     """
@@ -394,7 +417,8 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    # Reports of three commands in one: two tables side by side, tables that were measured, or what there is to measure.
+    # Reports of three commands in one: two tables side by side, tables that were measured, or what
+    # there is to measure.
     if "cards" in report:
         _show_diff(report)
         return
@@ -410,7 +434,9 @@ def show(report: dict[str, Any]) -> None:
     print(f"{report['rows']} rows to measure on {report['device']} by {report['backend']}{done}")
     for name, family in report["families"].items():
         print(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
-    print(f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all")
+    print(
+        f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all"
+    )
     if report["refused_here"]:
         print(f"this machine cannot measure the plan: {report['refused_here']}")
 
@@ -420,12 +446,16 @@ def _show_diff(report: dict[str, Any]) -> None:
     print(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
     for name, family in report["families"].items():
         ratio = "-" if family["median_ratio"] is None else f"{family['median_ratio']:.3f}"
-        apart_text = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
+        apart_text = (
+            "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
+        )
         counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
         print(f"{name:15}{family['rows']:7}{ratio:>9}{apart_text:>8}{counts}")
     print("apart: number of rows whose confidence intervals do not overlap")
     if any(report["suspect_rows"]):
-        print(f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B")
+        print(
+            f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B"
+        )
     for name, (a, b) in report["cards"].items():
         print(f"{name}: {a} | {b}")
     if not report["cards"]:

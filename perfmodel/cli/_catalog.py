@@ -72,7 +72,8 @@ def _kinds(arguments: argparse.Namespace) -> int:
 
 
 def _number_of(kind: str) -> int:
-    """Number of entries of a kind, without making their records, which would count the parameters of every model."""
+    """Number of entries of a kind, without making their records, which would count the parameters
+    of every model."""
     from perfmodel import catalog
 
     if kind in VOCABULARY:
@@ -103,7 +104,9 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
         "clusters": (catalog.cluster, catalog.clusters, _cluster),
         "devices": (catalog.device, catalog.devices, _device),
     }[kind]
-    return [{"name": name, **record(find(name))} for name in names() if word.lower() in name.lower()]
+    return [
+        {"name": name, **record(find(name))} for name in names() if word.lower() in name.lower()
+    ]
 
 
 def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -113,7 +116,10 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
         return heads, [_model_cells(record) for record in records]
     if kind == "clusters":
         heads = ("cluster", "device", "per node", "network, from the inside")
-        return heads, [(r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"])) for r in records]
+        return heads, [
+            (r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"]))
+            for r in records
+        ]
     if kind == "frameworks":
         heads = ("framework", "steps", "attention", "own\ndefaults", "runs schedules")
         return heads, [_framework_cells(record) for record in records]
@@ -135,7 +141,9 @@ def _model_cells(record: dict[str, Any]) -> tuple[str, ...]:
 def _framework_cells(record: dict[str, Any]) -> tuple[str, ...]:
     facts = record["facts"]
     label = f"{record['name']}@{record['since']}" if record["since"] else record["name"]
-    attention = facts.get("attention", "fastest") if facts.get("flash_attention", True) else "unfused"
+    attention = (
+        facts.get("attention", "fastest") if facts.get("flash_attention", True) else "unfused"
+    )
     schedules = ", ".join(facts.get("schedules", ())) or "all"
     return (
         label,
@@ -184,7 +192,9 @@ def _cluster(cluster: "Cluster") -> dict[str, Any]:
         "device": " + ".join(kind.device.name for kind in kinds),
         "devices_per_node": cluster.devices_per_node,
         "levels": levels,
-        "kinds": [{"name": k.name, "device": k.device.name, "devices": k.capacity} for k in cluster.kinds],
+        "kinds": [
+            {"name": k.name, "device": k.device.name, "devices": k.capacity} for k in cluster.kinds
+        ],
     }
 
 

@@ -38,7 +38,10 @@ def add_command(commands: Any) -> None:
     )
     require(command, "model", "cluster", "global_batch", "log")
     command.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write the result as a page with a picture of the steps"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write the result as a page with a picture of the steps",
     )
     add_calibration(command)
     add_json(command)

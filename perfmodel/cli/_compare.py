@@ -1,5 +1,5 @@
-"""Compares a prediction with a measurement of the same step: `perfmodel compare` two timelines; `perfmodel explain`
-every event."""
+"""Compares a prediction with a measurement of the same step: `perfmodel compare` two timelines;
+`perfmodel explain` every event."""
 
 import argparse
 from pathlib import Path
@@ -40,7 +40,9 @@ def add_compare(commands: Any) -> None:
         metavar="FILE",
         help="write the errors per device, stage, phase and micro-batch (csv)",
     )
-    command.add_argument("--png", type=Path, metavar="FILE", help="draw both timelines, one above the other")
+    command.add_argument(
+        "--png", type=Path, metavar="FILE", help="draw both timelines, one above the other"
+    )
     add_json(command)
     command.set_defaults(run=reporting(_compare, _show_compared))
 
@@ -76,7 +78,9 @@ def add_picture(command: argparse.ArgumentParser) -> None:
     _add_traces(command)
 
 
-def draw_picture(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def draw_picture(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     """Draw the picture of `plot compare`.
 
     Raises:
@@ -127,7 +131,9 @@ def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrac
     """The predicted and the measured trace."""
     from perfmodel.ingest import read_trace
 
-    return read_trace("auto", [arguments.predicted]), read_trace(arguments.format, arguments.measured)
+    return read_trace("auto", [arguments.predicted]), read_trace(
+        arguments.format, arguments.measured
+    )
 
 
 def _show_compared(report: dict[str, Any]) -> None:
@@ -159,7 +165,9 @@ def _show_compared(report: dict[str, Any]) -> None:
         print(f"stage error: {errors}; worst:")
         for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
             # Tags that a trace does not tell are -1.
-            known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
+            known = [
+                f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0
+            ]
             activity = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
             print(f"  {activity}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
     written(report["written"])

@@ -1,4 +1,5 @@
-"""`perfmodel compare-clusters`: one job on several clusters, each with its best layout, in days, money and energy."""
+"""`perfmodel compare-clusters`: one job on several clusters, each with its best layout, in days,
+money and energy."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,19 @@ def add_command(commands: Any) -> None:
         help="find the best layout of a job on each of several clusters, with days, money and energy",
     )
     command.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the model, as for --model"
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="the model, as for --model",
     )
     add_job(command, clusters=True)
     add_space(command)
     command.add_argument(
-        "--by", default="cost", metavar="ORDER", help="sort the clusters by cost (default), time or energy"
+        "--by",
+        default="cost",
+        metavar="ORDER",
+        help="sort the clusters by cost (default), time or energy",
     )
     command.add_argument(
         "--tokens",
@@ -115,7 +123,8 @@ def show(result: "ClusterComparison", command: str) -> None:
     energy = "MWh" if tokens else "J/token"
     heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, "$/Mtok", energy)
 
-    # Tables of `rich` would break the layout; here, each cluster has further lines below its figures.
+    # Tables of `rich` would break the layout; here, each cluster has further lines below its
+    # figures.
     rows = [heads, *map(_cells, result.plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, plan in zip(rows, (None, *result.plans), strict=True):
@@ -123,7 +132,9 @@ def show(result: "ClusterComparison", command: str) -> None:
         print("  ".join((first.strip().ljust(widths[0]), *further)))
         if plan is not None:
             p = plan.prediction
-            print(f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}")
+            print(
+                f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}"
+            )
             print(f"  {memory_words(p)}")
             print(f"  {p.layout_notation}")
     p = best.prediction

@@ -48,7 +48,8 @@ _SETTINGS = (
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="show what is installed, and the devices, calibrations and caches of this machine"
+        "doctor",
+        help="show what is installed, and the devices, calibrations and caches of this machine",
     )
     command.add_argument(
         "--calibration",
@@ -66,7 +67,8 @@ def _examine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:
-    """Collect versions, extras, devices, programs, calibrations, caches and settings; `problems` has sentences.
+    """Collect versions, extras, devices, programs, calibrations, caches and settings; `problems`
+    has sentences.
 
     Raises:
         CalibrationError: if `calibration` is missing or unreadable.
@@ -80,7 +82,9 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
 
     # Each part reports what it finds wrong into `problems` and goes on: a broken torch must not
     # hide the rest.
-    own_calibration = {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
+    own_calibration = (
+        {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
+    )
     problems: list[str] = []
     return {
         "perfmodel": perfmodel.__version__,
@@ -92,7 +96,9 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         "extras": _extras(),
         "jax_devices": _jax_devices(problems),
         "torch_devices": _torch_devices(problems),
-        "programs": {name: shutil.which(name) or f"not found (for {use})" for name, use in _PROGRAMS.items()},
+        "programs": {
+            name: shutil.which(name) or f"not found (for {use})" for name, use in _PROGRAMS.items()
+        },
         "calibration": describe_calibration(None),
         **own_calibration,
         "caches": _caches(problems),
@@ -137,7 +143,8 @@ def _jax_devices(problems: list[str]) -> list[str]:
 
 
 def _torch_devices(problems: list[str]) -> list[str]:
-    """Devices that torch sees; none without it, with the reason among `problems` if it is broken."""
+    """Devices that torch sees; none without it, with the reason among `problems` if it is
+    broken."""
     if _version("torch") is None:
         return []
     try:
@@ -171,7 +178,9 @@ def _caches(problems: list[str]) -> dict[str, Any]:
     # Only caches that grow share the limit; a compiled peer is one small file per version.
     used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
     if used > report.get("limit_bytes", used):
-        problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit; run perfmodel doctor --clear-cache")
+        problems.append(
+            f"caches hold {used / 1e9:.1f} GB, more than their limit; run perfmodel doctor --clear-cache"
+        )
 
     # The cache folder may not exist yet; what counts is whether its nearest parent can be
     # written.

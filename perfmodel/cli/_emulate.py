@@ -39,17 +39,22 @@ def add_command(commands: Any) -> None:
     )
     add_flags(command)
     command.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command of the script, as in a shell"
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="command of the script, as in a shell",
     )
     add_json(command)
     command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the command; return the report and the files written. The ranks that it starts always end with it.
+    """Run the command; return the report and the files written. The ranks that it starts always end
+    with it.
 
     Raises:
-        PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.
+        PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and
+            number.
     """
     with terminable():
         return _report(arguments)
@@ -109,7 +114,9 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
             return _by_class(arguments, emulation, cluster)
         result = emulate(emulation, arguments.out)
 
-    return {"cluster": cluster.name} | _report_of_run(arguments, result, swept, sweep_s, delays_s, predicted)
+    return {"cluster": cluster.name} | _report_of_run(
+        arguments, result, swept, sweep_s, delays_s, predicted
+    )
 
 
 def _report_of_run(
@@ -120,7 +127,8 @@ def _report_of_run(
     delays_s: Mapping[str, float],
     predicted: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """Report a run: its figures, its files, the sweep's curve or the slack of each collective, and the prediction.
+    """Report a run: its figures, its files, the sweep's curve or the slack of each collective, and
+    the prediction.
 
     Args:
         swept, sweep_s: the kind of collective whose delay is swept (empty if none), and its delays.
@@ -162,9 +170,13 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     prediction_flags = [arguments.model, arguments.layout, arguments.global_batch]
     n_missing = prediction_flags.count(None)
     if 0 < n_missing < len(prediction_flags):
-        raise PerfModelError("emulate: to compare with a prediction, give --model, --layout and --global-batch")
+        raise PerfModelError(
+            "emulate: to compare with a prediction, give --model, --layout and --global-batch"
+        )
     if arguments.every < 1:
-        raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
+        raise PerfModelError(
+            f"emulate: --every must be at least 1 iteration, got {arguments.every}"
+        )
     if arguments.sweep and arguments.model:
         raise PerfModelError(
             "emulate: --sweep changes the delay between iterations, so it cannot be compared with --model; "
@@ -182,7 +194,9 @@ def _draw_curve(curve: "EmulatedCurve", path: Path | None) -> list[str]:
     return [str(path)]
 
 
-def _beside_prediction(report: Mapping[str, Any], iteration_s: float, memory_bytes: float) -> dict[str, float]:
+def _beside_prediction(
+    report: Mapping[str, Any], iteration_s: float, memory_bytes: float
+) -> dict[str, float]:
     """Return the predicted iteration time, and its error relative to the emulated one."""
     return {
         "iteration_s": iteration_s,
@@ -207,7 +221,9 @@ def _program(
     _refuse_flags_of_scripts(arguments)
     program = undistributed(parse_function(read_text(path, data_limit_bytes())))
     if program.n_devices != arguments.world_size:
-        raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
+        raise PerfModelError(
+            f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}"
+        )
 
     # Ranks of one class do the same, so that one of each is run.
     report: dict[str, Any] = {}
@@ -224,7 +240,9 @@ def _program(
     called: list[str] = []
     ranks = []
     for run in runs:
-        called += [kind for kind, across in zip(run.instructions, run.collective, strict=True) if across]
+        called += [
+            kind for kind, across in zip(run.instructions, run.collective, strict=True) if across
+        ]
         ranks.append(
             {
                 "rank": run.rank,
@@ -263,7 +281,8 @@ def _refuse_flags_of_scripts(arguments: argparse.Namespace) -> None:
 
 
 def _write_instructions(runs: "Sequence[EmulatedProgram]", out: Path) -> list[str]:
-    """Write the times of every instruction in every repeat, rank by rank; return the names of the files."""
+    """Write the times of every instruction in every repeat, rank by rank; return the names of the
+    files."""
     import pandas as pd
 
     from perfmodel.ingest.tables import write_text
@@ -283,8 +302,11 @@ def _write_instructions(runs: "Sequence[EmulatedProgram]", out: Path) -> list[st
     return [str(file)]
 
 
-def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:
-    """Run a rank of each class in turn; the slowest class sets the pace if no class waits for another."""
+def _by_class(
+    arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster"
+) -> dict[str, Any]:
+    """Run a rank of each class in turn; the slowest class sets the pace if no class waits for
+    another."""
     from perfmodel.emulate import classes_of_script, run_classes
 
     of_one_run = {
@@ -340,7 +362,8 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 def _slack(result: Any) -> dict[str, dict[str, float]]:
-    """Count collectives by kind, those that would feel a delay among them, with the delay that stays hidden."""
+    """Count collectives by kind, those that would feel a delay among them, with the delay that
+    stays hidden."""
     import numpy as np
 
     from perfmodel.emulate import replay, typical
@@ -367,11 +390,13 @@ _BUSY_S: Final = 2e-3
 
 def show(report: dict[str, Any]) -> None:
     """Print the report."""
-    # Four kinds of reports: of a program in its text form, by classes of ranks, of prices that were measured, or of
-    # a script.
+    # Four kinds of reports: of a program in its text form, by classes of ranks, of prices that were
+    # measured, or of a script.
     if "ranks" in report:
         for r in report["ranks"]:
-            times = f"{duration(r['step_s'])}, of which {duration(r['communication_s'])} in collectives"
+            times = (
+                f"{duration(r['step_s'])}, of which {duration(r['communication_s'])} in collectives"
+            )
             print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {times}")
     elif "classes" in report:
         for row in report["classes"]:
@@ -387,7 +412,9 @@ def show(report: dict[str, Any]) -> None:
             )
     else:
         real = ", ".join(map(str, report["real_ranks"]))
-        print(f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives")
+        print(
+            f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives"
+        )
         if report["iterations"]:
             _show_iterations(report)
         training_mib = report["training_memory_bytes"] / 2**20
@@ -425,10 +452,14 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
         f"core busy {report['utilisation']:.0%}"
     )
     for kind, slack in report.get("slack_s", {}).items():
-        tolerance = f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
+        tolerance = (
+            f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
+        )
         if slack["hidden_s"] < _NO_SLACK_S:
             tolerance = "the others would at any delay"
-        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {tolerance}")
+        print(
+            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {tolerance}"
+        )
     curve = report.get("curve")
     if curve:
         print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")

@@ -1,4 +1,5 @@
-"""Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction to compare with."""
+"""Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction to compare
+with."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -59,7 +60,8 @@ def _add_ranks(command: argparse.ArgumentParser) -> None:
 
 
 def _add_answers(command: argparse.ArgumentParser) -> None:
-    """Add the flags that choose how emulated ranks answer: in the real ranks' processes or over a network."""
+    """Add the flags that choose how emulated ranks answer: in the real ranks' processes or over a
+    network."""
     command.add_argument(
         "--wire",
         action="store_true",
@@ -80,7 +82,8 @@ def _add_answers(command: argparse.ArgumentParser) -> None:
 
 
 def _add_prices(command: argparse.ArgumentParser) -> None:
-    """Add the flags of collective times: from the calibration, or from a table or function of the user."""
+    """Add the flags of collective times: from the calibration, or from a table or function of the
+    user."""
     command.add_argument(
         "--calibration",
         type=Path,
@@ -143,7 +146,8 @@ def _add_faults(command: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:
-    """Add the flags of a sweep, in which one run of the script tries all delays, a few iterations each."""
+    """Add the flags of a sweep, in which one run of the script tries all delays, a few iterations
+    each."""
     command.add_argument(
         "--sweep",
         metavar="KIND=FIRST:LAST:COUNT",
@@ -174,7 +178,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop if a rank makes no call for this long",
     )
-    command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)"
+    )
 
 
 def _add_predicted_job(command: argparse.ArgumentParser) -> None:
@@ -188,10 +194,14 @@ def _add_predicted_job(command: argparse.ArgumentParser) -> None:
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
-    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="element type (default fp32)")
+    command.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="element type (default fp32)"
+    )
 
 
-def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
+def prices_of(
+    arguments: argparse.Namespace, cluster: "Cluster"
+) -> "tuple[Prices, dict[str, float]]":
     """Collective prices with CPU times measured on this machine."""
     from perfmodel.emulate import Prices, PriceTable, modelled, plugged
 
@@ -212,7 +222,8 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
 
 
 def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
-    """Return the latency and bandwidth that `--wire` adds: those of the network level that joins all ranks.
+    """Return the latency and bandwidth that `--wire` adds: those of the network level that joins
+    all ranks.
 
     Nothing is on top where the emulated cluster is this machine.
     """
@@ -287,7 +298,9 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
                 f"{', '.join(NETWORK)} and delays, and --straggler slows other ranks"
             )
         if setting.name in NETWORK and arguments.prices:
-            raise PerfModelError(f"emulate: {setting.name} does not change --prices; leave one of the two out")
+            raise PerfModelError(
+                f"emulate: {setting.name} does not change --prices; leave one of the two out"
+            )
     for text in arguments.delay:
         kind, _, value = text.partition("=")
         delay_s = parse_seconds(value)
@@ -299,9 +312,12 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
 
 
 def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the conditions of an emulation besides the network: slowness, jitter and a failing rank."""
+    """Return the conditions of an emulation besides the network: slowness, jitter and a failing
+    rank."""
     if not 0 < arguments.straggler < float("inf"):
-        raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
+        raise PerfModelError(
+            f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}"
+        )
     if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
         raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
     require_seed(arguments.seed)
@@ -322,7 +338,8 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
-    """The kind of collective and the delays in seconds that `--sweep` states; none if it is not given."""
+    """The kind of collective and the delays in seconds that `--sweep` states; none if it is not
+    given."""
     import numpy as np
 
     if not text:
@@ -330,7 +347,9 @@ def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
     kind, _, span = text.partition("=")
     parts = span.split(":")
     if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
-        raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
+        raise PerfModelError(
+            f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}"
+        )
     if int(parts[2]) > _MOST_POINTS:
         raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
 

@@ -25,7 +25,9 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="schedules, such as chimera:4 or file:PATH (default: all)",
     )
-    command.add_argument("--stages", type=int, default=8, metavar="P", help="number of pipeline devices (default 8)")
+    command.add_argument(
+        "--stages", type=int, default=8, metavar="P", help="number of pipeline devices (default 8)"
+    )
     command.add_argument(
         "--chunks",
         type=int,
@@ -67,7 +69,9 @@ def require_times_alone(arguments: argparse.Namespace) -> None:
     }
     for flag, is_given in further_flags.items():
         if is_given:
-            raise PerfModelError(f"schedules: --times cannot be combined with {flag}; leave one of them out")
+            raise PerfModelError(
+                f"schedules: --times cannot be combined with {flag}; leave one of them out"
+            )
 
 
 def schedules_named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
@@ -80,7 +84,9 @@ def schedules_named(arguments: argparse.Namespace, default: Sequence[str] = ()) 
 
     for name in arguments.names:
         get_schedule(name)
-    return arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
+    return (
+        arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
+    )
 
 
 def _chunks_of(arguments: argparse.Namespace, name: str) -> int:
@@ -95,13 +101,16 @@ def uniform_times(arguments: argparse.Namespace, stages: int) -> "PassTimes":
     """Times of p equal stages, each 1/p of the model."""
     from perfmodel.schedule import PassTimes
 
-    return PassTimes.uniform(stages, arguments.forward_s, arguments.backward_s, transfer_s=arguments.transfer_s)
+    return PassTimes.uniform(
+        stages, arguments.forward_s, arguments.backward_s, transfer_s=arguments.transfer_s
+    )
 
 
 def facts_and_drawings(
     arguments: argparse.Namespace,
 ) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
-    """Facts and drawings of schedules on equal stages, and why others cannot run; a named schedule must run."""
+    """Facts and drawings of schedules on equal stages, and why others cannot run; a named schedule
+    must run."""
     from perfmodel.schedule import get_schedule, require_valid, schedule_facts
     from perfmodel.schedule.facts import chunk_facts, equal_parts
 
@@ -132,7 +141,9 @@ def facts_and_drawings(
     return drawings, skipped
 
 
-def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int]) -> "list[ScheduleFacts]":
+def facts_by_micro_batches(
+    arguments: argparse.Namespace, counts: Iterable[int]
+) -> "list[ScheduleFacts]":
     """Facts of each schedule for each possible number of micro-batches."""
     from perfmodel.schedule import schedule_facts
 
@@ -142,7 +153,11 @@ def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int])
             # Some schedules cannot divide every number of micro-batches.
             with suppress(LayoutError):
                 chunks = _chunks_of(arguments, name)
-                facts.append(schedule_facts(name, arguments.stages, count, chunks=chunks, **_seconds(arguments)))
+                facts.append(
+                    schedule_facts(
+                        name, arguments.stages, count, chunks=chunks, **_seconds(arguments)
+                    )
+                )
     return facts
 
 
@@ -179,7 +194,9 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
         forward, input_gradient, weight_gradient = (Fraction(word) for word in text.split(","))
         transfer = Fraction(str(arguments.transfer_s))
     except (ValueError, ZeroDivisionError):
-        raise PerfModelError(f"schedules: --times must be three numbers F,B,W such as 1,1,1; got {text!r}") from None
+        raise PerfModelError(
+            f"schedules: --times must be three numbers F,B,W such as 1,1,1; got {text!r}"
+        ) from None
     return ChunkTimes(forward, input_gradient, weight_gradient, transfer)
 
 
@@ -201,7 +218,9 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     curves = []
     for name in schedules_named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
         # Every schedule sees the same data in the mini-batches of its own updates.
-        per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
+        per_step, x, y, passes = as_mini_batches(
+            name, m, inputs, targets, uniform_times(arguments, p)
+        )
         curves.append(
             training_curve(
                 name,
@@ -249,7 +268,9 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.ir.interpreter import TimeToAccuracy, accuracy_curve
 
     if not 0 < arguments.accuracy < 1:
-        raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")
+        raise PerfModelError(
+            f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}"
+        )
     passes = uniform_times(arguments, arguments.stages)
     rows = []
     for name in schedules_named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):

@@ -1,4 +1,5 @@
-"""The end of every command's `--help`: two examples, and the keys of layouts, schedules or tables that it takes."""
+"""The end of every command's `--help`: two examples, and the keys of layouts, schedules or tables
+that it takes."""
 
 import argparse
 import textwrap

@@ -1,4 +1,5 @@
-"""Fills in flags from a job file (`COMMAND JOB.toml`, `--set KEY=VALUE`) or a launch file (`--from FILE`)."""
+"""Fills in flags from a job file (`COMMAND JOB.toml`, `--set KEY=VALUE`) or a launch file
+(`--from FILE`)."""
 
 import argparse
 from collections.abc import Collection, Iterable
@@ -33,7 +34,8 @@ def add_job_file(
     Args:
         settings: help on the settings of the machine that --set takes besides keys of the file.
         positional: whether the file has a place of its own; else it may stand for the model.
-        program: whether a program may stand in its place: what does not end in .toml is one (`arguments.program`).
+        program: whether a program may stand in its place: what does not end in .toml is one
+            (`arguments.program`).
         layout: whether the file's layout counts also if the command does not need one.
     """
     if positional:
@@ -54,7 +56,8 @@ def add_job_file(
         action="append",
         default=[],
         metavar="KEY=VALUE" if not settings else "NAME=VALUE",
-        help=settings + "override a key of the job file: layout.tp=4, job.optimizer=sgd; may be repeated",
+        help=settings
+        + "override a key of the job file: layout.tp=4, job.optimizer=sgd; may be repeated",
     )
     command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
 
@@ -92,7 +95,8 @@ def lacking(arguments: argparse.Namespace, *names: str) -> str:
 def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) -> None:
     """Fill in flags from a job file and --set.
 
-    Fields of the job that no flag has stay in `arguments.of_job`, those of the search in `arguments.of_search`.
+    Fields of the job that no flag has stay in `arguments.of_job`, those of the search in
+    `arguments.of_search`.
 
     Args:
         stated: names of the flags that the command line states.
@@ -131,7 +135,8 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
 
 
 def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Path | None:
-    """Take the job file from the arguments, wherever it stands, and clear the argument that it filled.
+    """Take the job file from the arguments, wherever it stands, and clear the argument that it
+    filled.
 
     Raises:
         PerfModelError: a file that is no job file.
@@ -144,7 +149,11 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
     # A job file may stand among the names that a command takes.
     for several in ("names", "tables"):
         listed = getattr(arguments, several, None) or []
-        files = [name for name in listed if str(name).endswith(".toml") and not str(name).startswith("file:")]
+        files = [
+            name
+            for name in listed
+            if str(name).endswith(".toml") and not str(name).startswith("file:")
+        ]
         if arguments.job_file is None and len(files) == 1:
             arguments.job_file = Path(files[0])
             setattr(arguments, several, [name for name in listed if name not in files])
@@ -183,7 +192,8 @@ def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collecti
 
 
 def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
-    """Fill in the flags of a search that are not given; keep settings that have no flag separately."""
+    """Fill in the flags of a search that are not given; keep settings that have no flag
+    separately."""
     from perfmodel.planning.layouts.search_words import file_words
 
     for word, value in file_words(file).items():
@@ -201,8 +211,8 @@ def takes_several(arguments: argparse.Namespace) -> bool:
 
 
 def complete_from_launch(arguments: argparse.Namespace) -> None:
-    """Fill in the settings of the `--from` launch file, print assumptions and unread settings, and require what is
-    missing.
+    """Fill in the settings of the `--from` launch file, print assumptions and unread settings, and
+    require what is missing.
 
     Raises:
         PerfModelError: a broken file, or a flag that neither the command line nor the file gives.
@@ -212,7 +222,9 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "launch_file", None) is not None:
         missing = _fill_from_launch(arguments)
     if arguments.command == "emulate" and arguments.world_size is None:
-        arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
+        arguments.world_size = (
+            Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
+        )
 
     # Some commands need less, by what else is given.
     needed: tuple[str, ...] = getattr(arguments, "needed", ())
@@ -229,7 +241,9 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if flags:
         reads_scripts = getattr(arguments, "launch_file", "none") is None and "--model" in flags
-        from_script = "; a launch script given by --from states all but the cluster" if reads_scripts else ""
+        from_script = (
+            "; a launch script given by --from states all but the cluster" if reads_scripts else ""
+        )
         raise PerfModelError(
             f"{arguments.command}: the following arguments are required: {flags}{from_script}; see 'perfmodel "
             f"{arguments.command} --help'"
@@ -239,7 +253,8 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
 
 
 def of_calibration(arguments: argparse.Namespace) -> bool:
-    """Whether `report` describes a calibration instead of a job: it is given tables, or a calibration and no model."""
+    """Whether `report` describes a calibration instead of a job: it is given tables, or a
+    calibration and no model."""
     return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
 
 
@@ -247,7 +262,8 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Fill in flags from the launch file; return sentences on settings that it leaves open."""
     from perfmodel.ingest.launch import read_launch
 
-    # Flags are passed to the reader of the file, because settings that a script leaves open may follow from them.
+    # Flags are passed to the reader of the file, because settings that a script leaves open may
+    # follow from them.
     batches = arguments.global_batch
     launch = read_launch(
         arguments.launch_file,
@@ -263,7 +279,9 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.model is None:
         arguments.model = launch.model
     if batches is None and launch.global_batch is not None:
-        arguments.global_batch = [launch.global_batch] if takes_several(arguments) else launch.global_batch
+        arguments.global_batch = (
+            [launch.global_batch] if takes_several(arguments) else launch.global_batch
+        )
     arguments.framework = arguments.framework or launch.framework
     if launch.layout is not None:
         _fill_layout(arguments, launch.layout, launch.model)
@@ -288,7 +306,8 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
 
 
 def _say(launch: "Launch") -> None:
-    """Print on stderr the assumptions and the settings that were not understood; `emit` prints what may be wrong."""
+    """Print on stderr the assumptions and the settings that were not understood; `emit` prints what
+    may be wrong."""
     from perfmodel.ingest.launch import listed
 
     name = Path(launch.path).name

@@ -1,4 +1,5 @@
-"""`perfmodel fit`: trains cost models from tables, measured steps or a profile; fits constants of unknown sites."""
+"""`perfmodel fit`: trains cost models from tables, measured steps or a profile; fits constants of
+unknown sites."""
 
 import argparse
 import shlex
@@ -39,7 +40,9 @@ def add_command(commands: Any) -> None:
         help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
     )
     _add_site_fit(command)
-    command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
+    command.add_argument(
+        "--strict", action="store_true", help="refuse runs that contradict the tables"
+    )
     command.add_argument(
         "--out",
         type=Path,
@@ -56,9 +59,14 @@ def add_command(commands: Any) -> None:
 
 
 def _add_measurements(command: argparse.ArgumentParser) -> None:
-    """Add the flags of measurements to fit to: tables of kernels and collectives, whole runs, logs, a profile."""
+    """Add the flags of measurements to fit to: tables of kernels and collectives, whole runs, logs,
+    a profile."""
     command.add_argument(
-        "tables", nargs="*", type=Path, metavar="TABLE", help="table of measurements (csv, csv.gz or parquet)"
+        "tables",
+        nargs="*",
+        type=Path,
+        metavar="TABLE",
+        help="table of measurements (csv, csv.gz or parquet)",
     )
     command.add_argument(
         "--runs",
@@ -88,7 +96,8 @@ def _add_measurements(command: argparse.ArgumentParser) -> None:
 
 
 def _add_site_fit(command: argparse.ArgumentParser) -> None:
-    """Add the flags of a fit to published runs, which gives the constants of a site that nobody has measured."""
+    """Add the flags of a fit to published runs, which gives the constants of a site that nobody has
+    measured."""
     command.add_argument(
         "--sites",
         action="store_true",
@@ -160,7 +169,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
 
     # Constants of unknown sites are fitted to tables of published runs alone.
-    if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):
+    if arguments.sites and (
+        arguments.runs or arguments.base or arguments.family or not arguments.tables
+    ):
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )
@@ -177,7 +188,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_logs(arguments: argparse.Namespace) -> None:
-    """Refuse flags that cannot be combined with logs, which state what ran but not on which machine."""
+    """Refuse flags that cannot be combined with logs, which state what ran but not on which
+    machine."""
     for text in arguments.logs:
         _script_and_log(text)
     if arguments.cluster is None:
@@ -189,7 +201,8 @@ def _check_logs(arguments: argparse.Namespace) -> None:
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:
-    """Refuse flags that cannot be combined with a profile, which corrects one calibration by one step."""
+    """Refuse flags that cannot be combined with a profile, which corrects one calibration by one
+    step."""
     if arguments.tables or arguments.runs or arguments.sites or arguments.family:
         raise PerfModelError(
             "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
@@ -197,7 +210,9 @@ def _check_profile(arguments: argparse.Namespace) -> None:
         )
     flags = lacking(arguments, "model", "cluster", "global_batch", "layout")
     if flags:
-        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml) of the run that was profiled")
+        raise PerfModelError(
+            f"fit: --profile needs {flags} (or --from FILE, or JOB.toml) of the run that was profiled"
+        )
 
 
 def _check_no_job(arguments: argparse.Namespace) -> None:
@@ -210,16 +225,25 @@ def _check_no_job(arguments: argparse.Namespace) -> None:
 
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:
-    """Print fitted families and their errors; for collectives, the series that they replace and the rows set aside."""
+    """Print fitted families and their errors; for collectives, the series that they replace and the
+    rows set aside."""
     # Families may have different figures: columns are those that any of them has.
     heads: list[str] = []
     for figures in summary.values():
-        heads += [key for key, value in figures.items() if not isinstance(value, dict) and key not in heads]
+        heads += [
+            key
+            for key, value in figures.items()
+            if not isinstance(value, dict) and key not in heads
+        ]
     rows = []
     for family, figures in summary.items():
         errors = [error_figure(key, figures.get(key)) for key in heads]
         rows.append((family, *errors))
-    new_console().print(table("Fitted models, with errors on held-out rows", ["family", *map(error_head, heads)], rows))
+    new_console().print(
+        table(
+            "Fitted models, with errors on held-out rows", ["family", *map(error_head, heads)], rows
+        )
+    )
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
@@ -263,7 +287,9 @@ def _sites(arguments: argparse.Namespace) -> int:
         for key, group in fitted["population"][""]["of"].items():
             framework, architecture = key.split("|")
             rows.append((framework, architecture, *(f"{expm1(log):+.1%}" for log in group["mean"])))
-        console.print(table("Slowdown of events at the median site, relative to the physics", heads, rows))
+        console.print(
+            table("Slowdown of events at the median site, relative to the physics", heads, rows)
+        )
         for file, why in fitted["skipped_files"].items():
             console.print(f"{file}: {why}")
         written([arguments.out])
@@ -286,7 +312,9 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
 
     # Runs correct the tables that were just fitted, or a calibration that is there already.
     base = arguments.out if arguments.tables else arguments.base
-    fits = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
+    fits = calibrate_end_to_end(
+        runs, out=arguments.out, base=base, strict=arguments.strict, progress=report
+    )
     assumptions = run_assumptions(arguments.runs, base, report) if arguments.runs else []
     return {
         "end_to_end": {device: fitted.to_dict() for device, fitted in fits.items()},
@@ -303,7 +331,9 @@ def _script_and_log(text: str) -> tuple[str, Path]:
     """
     script, _, log_path = text.rpartition("=")
     if not script.strip() or not log_path.strip():
-        raise PerfModelError(f"fit: --log takes SCRIPT=LOG, such as train.sh=train.log; got {text!r}")
+        raise PerfModelError(
+            f"fit: --log takes SCRIPT=LOG, such as train.sh=train.log; got {text!r}"
+        )
     return script, Path(log_path)
 
 
@@ -330,7 +360,10 @@ def _to_profile(arguments: argparse.Namespace) -> int:
 
     def show() -> None:
         heads = ("parameter", "profile", "measured time", "calls")
-        rows = [(c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in profile_fit.report.corrections]
+        rows = [
+            (c.name, amount(c), duration(c.seconds), figure(c.calls))
+            for c in profile_fit.report.corrections
+        ]
         new_console().print(table("Results of the profile, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)
 
@@ -345,7 +378,9 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         # Only parameters that the runs say something of get a row.
         changed = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
-        console.print(f"{device}, {fitted['runs']} runs: costs relative to the calibration that these runs correct")
+        console.print(
+            f"{device}, {fitted['runs']} runs: costs relative to the calibration that these runs correct"
+        )
         if changed:
             console.print(table("", heads, [_parameter_row(p) for p in changed]))
         as_before = [p["name"] for p in fitted["parameters"] if p not in changed]
@@ -371,7 +406,8 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
 
 
 def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
-    """Print what the rows of a table leave open, the runs first whose step time depends most on it."""
+    """Print what the rows of a table leave open, the runs first whose step time depends most on
+    it."""
     if not assumptions:
         return
     width = new_console().width
@@ -389,7 +425,9 @@ def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
 
 def _print_written_folder(out: Path) -> None:
     """Print where a calibration is, and how to use it."""
-    print(f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command")
+    print(
+        f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command"
+    )
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:

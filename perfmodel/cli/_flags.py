@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import OPTIMIZERS, USUAL_DTYPES, Cluster, Framework, Layout, Model, Problem, RecomputeModule
+from perfmodel.spec import (
+    OPTIMIZERS,
+    USUAL_DTYPES,
+    Cluster,
+    Framework,
+    Layout,
+    Model,
+    Problem,
+    RecomputeModule,
+)
 from perfmodel.spec.notation import written_values
 from perfmodel.units import dtype_name, parse_length, parse_quantity, plain_number
 
@@ -72,7 +81,8 @@ def framework_of(arguments: argparse.Namespace) -> Framework:
 
 
 def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
-    """Parse a layout, complete it with the framework's defaults, check it, and print what was assumed.
+    """Parse a layout, complete it with the framework's defaults, check it, and print what was
+    assumed.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse`.
@@ -88,7 +98,9 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
 
 def layouts_of(arguments: argparse.Namespace, text: str, model: Model) -> list[Layout]:
     """Layouts separated by ';', each as `layout_of`."""
-    return [layout_of(arguments, notation, model) for notation in text.split(";") if notation.strip()]
+    return [
+        layout_of(arguments, notation, model) for notation in text.split(";") if notation.strip()
+    ]
 
 
 def add_job(
@@ -118,7 +130,9 @@ def add_job(
     add_json(command)
 
 
-def add_problem(command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False) -> None:
+def add_problem(
+    command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False
+) -> None:
     """Add the flags for model, cluster (or `clusters`), job and launch file."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
@@ -132,7 +146,8 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
 
 
 def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
-    """Add the flags of the machine; comparing clusters takes several, each with its number of devices."""
+    """Add the flags of the machine; comparing clusters takes several, each with its number of
+    devices."""
     if several:
         command.add_argument(
             "--clusters",
@@ -171,9 +186,12 @@ def _add_global_batch(command: argparse._ActionsContainer, *, several: bool) -> 
 
 
 def _add_job_defaults(command: argparse._ActionsContainer) -> None:
-    """Add the flags of what the step computes and in which precision, which the framework decides by default."""
+    """Add the flags of what the step computes and in which precision, which the framework decides
+    by default."""
     command.add_argument(
-        "--mode", choices=("train", "inference"), help="predict a training step or a forward pass (default train)"
+        "--mode",
+        choices=("train", "inference"),
+        help="predict a training step or a forward pass (default train)",
     )
     command.add_argument(
         "--attention",
@@ -274,7 +292,8 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
     """Flags that give another command the same job and machine, without the batch."""
     files = [] if arguments.job_file is None else [str(arguments.job_file)]
     flags = []
-    # Batch, devices and layout are said by flags, and the command of these flags searches nothing else.
+    # Batch, devices and layout are said by flags, and the command of these flags searches nothing
+    # else.
     said_by_flags = ("layout", "search.", "devices", "job.global_batch")
     for change in (*arguments.job_changes, *arguments.set):
         if not change.lstrip().startswith(said_by_flags):
@@ -290,7 +309,9 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
     return [*files, *flags]
 
 
-def predict_command(arguments: argparse.Namespace, prediction: "Prediction", cluster: str = "") -> str:
+def predict_command(
+    arguments: argparse.Namespace, prediction: "Prediction", cluster: str = ""
+) -> str:
     """The command line that repeats this prediction.
 
     Args:
@@ -323,7 +344,8 @@ def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> s
 
 
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
-    """The notation of a prediction's layout, including fields for which a launch file has another value."""
+    """The notation of a prediction's layout, including fields for which a launch file has another
+    value."""
     launch = getattr(arguments, "launch", None)
     if launch is None:
         return prediction.layout_notation
@@ -344,7 +366,8 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 
 
 def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layout: Layout) -> None:
-    """With --strict, refuse layouts outside the measurements, for commands that print no prediction.
+    """With --strict, refuse layouts outside the measurements, for commands that print no
+    prediction.
 
     Raises:
         NoDataError: under --strict, part of the layout's step rests on extrapolation.
@@ -368,8 +391,8 @@ def refuse_strict(arguments: argparse.Namespace, command: str) -> None:
 
 
 def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem:
-    """The problem described by the flags of `add_job`, with the first global batch. Prints assumptions as `problem_on`
-    does."""
+    """The problem described by the flags of `add_job`, with the first global batch. Prints
+    assumptions as `problem_on` does."""
     from perfmodel import catalog
 
     if isinstance(arguments.global_batch, list):
@@ -384,7 +407,8 @@ def problem_on(
     *,
     quiet: bool = False,
 ) -> Problem:
-    """The problem described by the flags of `add_job`, on a cluster; prints assumptions unless `quiet`."""
+    """The problem described by the flags of `add_job`, on a cluster; prints assumptions unless
+    `quiet`."""
     from perfmodel import catalog
 
     model = catalog.model(arguments.model)
@@ -406,7 +430,8 @@ def problem_on(
 
 
 def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the job stated by flags and files, except global batch, sequence length and element type."""
+    """Fields of the job stated by flags and files, except global batch, sequence length and element
+    type."""
     # Files first, flags over them.
     stated = job_fields(arguments) | arguments.of_job
     # A command may have some of the flags only.
@@ -447,6 +472,8 @@ def whole_numbers(text: str) -> list[int]:
         # Python reads digits of every script, and any number of them.
         is_number = digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS
         if not is_number or int(digits) == 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8"
+            )
         numbers.append(int(digits))
     return numbers

@@ -1,4 +1,5 @@
-"""`perfmodel calibrate --for-decision`: finds the run or profile that helps most to choose the fastest layout."""
+"""`perfmodel calibrate --for-decision`: finds the run or profile that helps most to choose the
+fastest layout."""
 
 import argparse
 import shlex
@@ -68,8 +69,11 @@ def is_for_decision(arguments: argparse.Namespace) -> bool:
     Raises:
         PerfModelError: flags of a decision beside those of measuring here.
     """
-    # The same command also measures this machine. Each of the two uses refuses the flags of the other.
-    wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
+    # The same command also measures this machine. Each of the two uses refuses the flags of the
+    # other.
+    wrong = [
+        name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given
+    ]
     if wrong:
         verb = "goes without" if arguments.for_decision else "is needed with"
         raise PerfModelError(f"calibrate: --for-decision {verb} {flags_of(wrong)}")
@@ -96,7 +100,9 @@ def _problem(arguments: argparse.Namespace) -> Problem:
     if flags:
         raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
     if isinstance(arguments.global_batch, list) and len(arguments.global_batch) > 1:
-        raise PerfModelError("calibrate: --for-decision takes one global batch; give a single --global-batch")
+        raise PerfModelError(
+            "calibrate: --for-decision takes one global batch; give a single --global-batch"
+        )
     problem = problem_of(arguments)
     problem.require_devices()
     return problem
@@ -109,7 +115,9 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     # Only options of the search are taken from the job file; its space comes through flags
     # (`space_of`).
     option_names = {f.name for f in fields(SearchOptions)}
-    file_options = {word: value for word, value in arguments.of_search.items() if word in option_names}
+    file_options = {
+        word: value for word, value in arguments.of_search.items() if word in option_names
+    }
     options = SearchOptions(**{"top": arguments.top, **file_options})
     if options.objective not in (None, "step_time"):
         raise PerfModelError(
@@ -203,6 +211,8 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         soft_wrap=True,
         markup=False,
     )
-    reason = f"  it shows whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
+    reason = (
+        f"  it shows whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
+    )
     console.print(reason, soft_wrap=True, markup=False)
     console.print(f"next: {report['next']}", soft_wrap=True, markup=False)

@@ -1,4 +1,5 @@
-"""Refuses flags that would have no effect in combination with the others, and says which `--set` have none."""
+"""Refuses flags that would have no effect in combination with the others, and says which `--set`
+have none."""
 
 import argparse
 from collections.abc import Callable
@@ -224,7 +225,8 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
 
 
 def idle_changes(arguments: argparse.Namespace) -> list[str]:
-    """Sentences about every `--set KEY=VALUE` of the job that a flag overrides, or that the command does not read."""
+    """Sentences about every `--set KEY=VALUE` of the job that a flag overrides, or that the command
+    does not read."""
     sentences = []
     for change in getattr(arguments, "job_changes", ()):
         key = change.partition("=")[0].strip()
@@ -234,7 +236,9 @@ def idle_changes(arguments: argparse.Namespace) -> list[str]:
             continue
         flag = _flag_of_key(section, name)
         if flag in arguments.given and hasattr(arguments, flag):
-            sentences.append(f"--set {change} has no effect beside {flags_of([_SPELLED.get(flag, flag)])}")
+            sentences.append(
+                f"--set {change} has no effect beside {flags_of([_SPELLED.get(flag, flag)])}"
+            )
     return sentences
 
 
@@ -251,7 +255,8 @@ def _reads_section(arguments: argparse.Namespace, section: str) -> bool:
 
 
 def _flag_of_key(section: str, name: str) -> str:
-    """The flag that is equivalent to a key of the job file, by its name in the namespace of arguments."""
+    """The flag that is equivalent to a key of the job file, by its name in the namespace of
+    arguments."""
     match section:
         case "job":
             return name

@@ -42,9 +42,14 @@ def add_command(commands: Any) -> None:
     )
     add_dimensions(command)
     command.add_argument(
-        "--trip-count", type=int, metavar="T", help="iterations to assume for loops that do not state their number"
+        "--trip-count",
+        type=int,
+        metavar="T",
+        help="iterations to assume for loops that do not state their number",
     )
-    command.add_argument("--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)"
+    )
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=reporting(run, show))
@@ -54,7 +59,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the command; return totals, unmapped ops and, with a target, the predicted time.
 
     Raises:
-        PerfModelError: a source of another kind or without such a function, or what the importers refuse.
+        PerfModelError: a source of another kind or without such a function, or what the importers
+            refuse.
     """
     table = _table(arguments)
     report: dict[str, Any] = table.to_dict()
@@ -133,7 +139,9 @@ def _table(arguments: argparse.Namespace) -> "OpTable":
             lambda: read(fn, *args, trip_count=arguments.trip_count, name=function),
             inside=True,
         )
-    raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
+    raise PerfModelError(
+        f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt"
+    )
 
 
 def _fake_devices(count: int) -> None:

@@ -1,4 +1,5 @@
-"""`perfmodel import`: converts files of benchmarks and profilers to measurement tables and traces."""
+"""`perfmodel import`: converts files of benchmarks and profilers to measurement tables and
+traces."""
 
 import argparse
 from pathlib import Path
@@ -38,14 +39,18 @@ def add_command(commands: Any) -> None:
         help="files of ranks or repeats, or JAX's log directory",
     )
     # What is written: rows of a table, a trace to compare with, or both.
-    command.add_argument("--out", type=Path, metavar="TABLE", help="table to write (csv, csv.gz, parquet)")
+    command.add_argument(
+        "--out", type=Path, metavar="TABLE", help="table to write (csv, csv.gz, parquet)"
+    )
     command.add_argument(
         "--timeline",
         type=Path,
         metavar="FILE",
         help="trace to write (json or json.gz), for compare",
     )
-    command.add_argument("--kind", default="", help="keep only rows of this kind: compute or collective")
+    command.add_argument(
+        "--kind", default="", help="keep only rows of this kind: compute or collective"
+    )
     # What logs of benchmarks leave out, or get wrong, the user states.
     command.add_argument(
         "--device",
@@ -85,13 +90,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the command; return rows, reasons for skipped ones, and the files written.
 
     Raises:
-        PerfModelError: nothing to write, files that the readers refuse, or no row for a table that was asked for.
+        PerfModelError: nothing to write, files that the readers refuse, or no row for a table that
+            was asked for.
     """
     from perfmodel import ingest
 
     if not (arguments.out or arguments.timeline):
-        raise PerfModelError("import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)")
-    format = ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
+        raise PerfModelError(
+            "import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)"
+        )
+    format = (
+        ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
+    )
     report: dict[str, Any] = {"format": format, "written": []}
     if arguments.timeline:
         from perfmodel.ingest.profiles import chrome
@@ -141,7 +151,9 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
     tables = measured.tables(arguments.kind, arguments.files[0])
     report: dict[str, Any] = {}
     if "collective" in tables:
-        tables["collective"] = _with_interconnect(interconnect, cluster, tables["collective"], arguments.files[0])
+        tables["collective"] = _with_interconnect(
+            interconnect, cluster, tables["collective"], arguments.files[0]
+        )
         report["set_aside"] = _set_aside(tables["collective"])
     return report | measured.to_dict() | {"tables": _write_tables(arguments.out, tables)}
 
@@ -149,15 +161,21 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
     for table in report.get("tables", ()):
-        print(f"wrote {table['file']}: {table['rows']} rows of {_CONTENTS[table['kind']]} ({table['what']})")
+        print(
+            f"wrote {table['file']}: {table['rows']} rows of {_CONTENTS[table['kind']]} ({table['what']})"
+        )
         if not table["device"]:
-            print("  no device named in the files; give --device NAME to use these rows for fitting")
+            print(
+                "  no device named in the files; give --device NAME to use these rows for fitting"
+            )
     for reason, count in report.get("set_aside", {}).items():
         print(f"  fit will set aside {count}: {reason}")
     for reason, count in report.get("skipped", {}).items():
         print(f"skipped {count}: {reason}")
     if "activities" in report:
-        print(f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}")
+        print(
+            f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}"
+        )
         written(report["written"][-1:])
     if "no_table" in report:
         print(f"no table was written: {report['no_table']}")
@@ -175,7 +193,9 @@ def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":
     if arguments.cluster is None:
         return arguments.interconnect.strip(), None
     if arguments.interconnect:
-        raise PerfModelError("import: --cluster names the links already; give it or --interconnect, not both")
+        raise PerfModelError(
+            "import: --cluster names the links already; give it or --interconnect, not both"
+        )
     cluster = catalog.cluster(arguments.cluster)
     return interconnect_of(cluster), cluster
 
@@ -186,7 +206,8 @@ def _with_interconnect(
     """A table of collectives with its links.
 
     Raises:
-        TableError: nothing was said, an interconnect of unknown links, or a cluster of other devices.
+        TableError: nothing was said, an interconnect of unknown links, or a cluster of other
+            devices.
     """
     from perfmodel.cost.learn.collectives.links import is_known
 
@@ -210,11 +231,14 @@ def _with_interconnect(
 
 
 def _with_cluster(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
-    """The table with the cluster's device, and the cluster's ranks per node if the file does not state them."""
+    """The table with the cluster's device, and the cluster's ranks per node if the file does not
+    state them."""
     from perfmodel.cost.learn.collectives import device_name
 
     device = cluster.device.name
-    other_devices = sorted({name for name in table["device"] if name and device_name(name) != device})
+    other_devices = sorted(
+        {name for name in table["device"] if name and device_name(name) != device}
+    )
     if other_devices:
         raise TableError(
             f"{file}: ranks on {', '.join(other_devices)}, not on {device} of {cluster.name}; give another --cluster, "
@@ -223,7 +247,9 @@ def _with_cluster(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.
 
     # Ranks fill nodes one after another unless the file says how many a node has.
     packed = table["num_ranks"].clip(upper=cluster.devices_per_node)
-    per_node = table["ranks_per_node"].fillna(packed) if "ranks_per_node" in table.columns else packed
+    per_node = (
+        table["ranks_per_node"].fillna(packed) if "ranks_per_node" in table.columns else packed
+    )
     nodes = -(-table["num_ranks"] // per_node)
     return table.assign(
         device=device,
@@ -252,7 +278,8 @@ def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str
             path = path.with_name(f"{name}.collectives{dot}{suffixes}")
         write_table(path, table)
 
-        # Read the written file back: the report describes it, and a table that `fit` would refuse fails here.
+        # Read the written file back: the report describes it, and a table that `fit` would refuse
+        # fails here.
         checked = read_table(path)
         what = checked["op_family" if kind == "compute" else "collective"].value_counts()
         facts = {"device": ", ".join(sorted(set(checked["device"]))), "rows": len(checked)}

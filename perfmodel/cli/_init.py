@@ -1,4 +1,5 @@
-"""`perfmodel init`: writes a job file to start from; `perfmodel samples`: writes small example files."""
+"""`perfmodel init`: writes a job file to start from; `perfmodel samples`: writes small example
+files."""
 
 import argparse
 import textwrap
@@ -49,7 +50,9 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 
 def add_init(commands: Any) -> None:
     """Register `init`."""
-    command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to start from")
+    command: argparse.ArgumentParser = commands.add_parser(
+        "init", help="write a commented job file to start from"
+    )
     command.add_argument(
         "file",
         nargs="?",
@@ -119,7 +122,9 @@ def refuse_existing(paths: list[Path], force: bool) -> None:
     # Check all files before writing the first, so that nothing is written by halves.
     existing = [path for path in paths if path.exists()]
     if existing and not force:
-        raise PerfModelError(f"{existing[0]}: the file already exists; give another name, or --force to replace it")
+        raise PerfModelError(
+            f"{existing[0]}: the file already exists; give another name, or --force to replace it"
+        )
 
 
 def job_text(name: str) -> str:

@@ -14,17 +14,18 @@ from typing import Any, Final
 INTERRUPTED: Final = 130
 """Exit status after an interrupt: 128 plus the number of SIGINT, as in shells."""
 QUIET_TRACKER: Final = "ignore:resource_tracker:UserWarning"
-"""Option that silences the helper of `multiprocessing`, which outlives a process that ended at once, removes its
-semaphores and would report it; the helper inherits the options of its process."""
+"""Option that silences the helper of `multiprocessing`, which outlives a process that ended at
+once, removes its semaphores and would report it; the helper inherits the options of its process."""
 
 
 def interruptible(command: Callable[[], int]) -> int:
     """Run a process's command, and return its exit status.
 
-    The first interrupt raises `KeyboardInterrupt`, for the command to end with what it has. What libraries make of it
-    on its way (another exception, or none where it hits a callback) is not shown. A second one ends the process at
-    once, as does one that a library swallows, and one while modules are imported: extension modules that are half
-    initialised print tracebacks of their own, or crash. After the command, interrupts are ignored: its result stands.
+    The first interrupt raises `KeyboardInterrupt`, for the command to end with what it has. What
+    libraries make of it on its way (another exception, or none where it hits a callback) is not
+    shown. A second one ends the process at once, as does one that a library swallows, and one while
+    modules are imported: extension modules that are half initialised print tracebacks of their own,
+    or crash. After the command, interrupts are ignored: its result stands.
     """
     # Set as an option, which helper processes inherit and which wins over PYTHONWARNINGS.
     if QUIET_TRACKER not in sys.warnoptions:
@@ -57,7 +58,8 @@ def interruptible(command: Callable[[], int]) -> int:
         try:
             return command()
         except BaseException as error:
-            # Libraries turn an interrupt into errors of their own. Later signals are part of the same interrupt.
+            # Libraries turn an interrupt into errors of their own. Later signals are part of the
+            # same interrupt.
             if not is_requested:
                 raise
             with uninterrupted():
@@ -89,7 +91,9 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, inherited)
 
 
-TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+TERMINATING: Final = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 """Signals by which schedulers stop jobs and closed terminals end them."""
 
 

@@ -78,8 +78,8 @@ _COMMANDS: Final = MappingProxyType(
         "doctor": _doctor.add_command,
     }
 )
-"""Commands in the order of --help, `completion` after them; each sets `run`, which takes arguments and returns the exit
-status."""
+"""Commands in the order of --help, `completion` after them; each sets `run`, which takes arguments
+and returns the exit status."""
 _FOLDERS: Final = ("calibrate", "fit", "emulate")
 """Commands whose --out is a folder."""
 _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
@@ -91,7 +91,8 @@ _WITHOUT_PREDICTIONS: Final = ("catalog", "completion", "doctor", "hook", "init"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130 interrupted)."""
+    """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130
+    interrupted)."""
     if sys.stdout is None:
         print(
             "perfmodel: standard output is closed; redirect it to a file or to /dev/null",
@@ -127,7 +128,8 @@ def _plain_output() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Discard output that could not be written, because Python tries to write it again when it ends."""
+    """Discard output that could not be written, because Python tries to write it again when it
+    ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -141,8 +143,8 @@ def _run_command(argv: Sequence[str] | None) -> int:
             # The model's own arrays are small: an accelerator would only add latency.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             if arguments.command == "fit" and arguments.sites:
-                # Thousands of small equations: threads of BLAS would mostly spin while they wait for one another. NumPy
-                # reads this when it is imported, which JAX does below.
+                # Thousands of small equations: threads of BLAS would mostly spin while they wait
+                # for one another. NumPy reads this when it is imported, which JAX does below.
                 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             from perfmodel.timeline import keep_compilations
 
@@ -192,7 +194,9 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
         # `--out` is a file for some commands and a folder for others.
         folder = name == "out" and arguments.command in _FOLDERS
         if path.exists() and path.is_dir() != folder:
-            raise PerfModelError(f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}")
+            raise PerfModelError(
+                f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}"
+            )
 
 
 def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -212,7 +216,8 @@ _MOST_NAMED: Final = 3
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line on stderr with exit status 2, and whose help ends in examples."""
+    """A parser that reports errors in one line on stderr with exit status 2, and whose help ends in
+    examples."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -247,15 +252,21 @@ class _Parser(argparse.ArgumentParser):
             f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
         )
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
-        # A command refuses unknown flags itself: the main parser could not say which command lacks them.
+    def parse_known_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        # A command refuses unknown flags itself: the main parser could not say which command lacks
+        # them.
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}"
+            )
         return known, unknown
 
     def _hint(self, flag: str) -> str:
-        """A hint for an unknown flag: the commands that have it, or the most similar flag of this command."""
+        """A hint for an unknown flag: the commands that have it, or the most similar flag of this
+        command."""
         others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
         if others:
             others_text = " and others" if len(others) > _MOST_NAMED else ""
@@ -294,7 +305,8 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def _parser_for(argv: Sequence[str] | None) -> argparse.ArgumentParser:
-    """The parser of the command that a command line begins with, or of all commands if it begins with no known one.
+    """The parser of the command that a command line begins with, or of all commands if it begins
+    with no known one.
 
     To describe all flags of all commands takes longer than some commands do.
     """
@@ -341,7 +353,8 @@ def _complete(arguments: argparse.Namespace) -> int:
 def _script(shell: str, top: argparse.ArgumentParser) -> str:
     """The completion script of a shell.
 
-    `top`, the whole command line, parses nothing afterwards: names of the catalog become choices in it.
+    `top`, the whole command line, parses nothing afterwards: names of the catalog become choices in
+    it.
     """
     import shtab
 

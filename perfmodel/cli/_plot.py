@@ -43,12 +43,15 @@ class Kind(NamedTuple):
     add_flags: Callable[[argparse.ArgumentParser], None]
     """Function that adds the picture's flags other than --out and --width."""
     draw: "Callable[[argparse.Namespace, dict[str, Any]], tuple[Figure, list[Prediction]]]"
-    """Function (arguments, `width` if given) that returns the picture and the layouts in it that the user chose."""
+    """Function (arguments, `width` if given) that returns the picture and the layouts in it that
+    the user chose."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
-    command: argparse.ArgumentParser = commands.add_parser("plot", help="draw pictures for papers, as PNG, PDF or SVG")
+    command: argparse.ArgumentParser = commands.add_parser(
+        "plot", help="draw pictures for papers, as PNG, PDF or SVG"
+    )
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, kind in KINDS.items():
         kind_command = kinds.add_parser(name, help=kind.about)
@@ -88,7 +91,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         note_layout(prediction)
     reasons = []
     for prediction in layouts:
-        reasons += [f"layout {prediction.layout_notation}: {reason}" for reason in prediction.reasons]
+        reasons += [
+            f"layout {prediction.layout_notation}: {reason}" for reason in prediction.reasons
+        ]
     return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
 
 
@@ -97,7 +102,9 @@ def _add_step(command: argparse.ArgumentParser) -> None:
     add_layout(command)
 
 
-def _draw_step(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_step(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
 
     draw = {
@@ -125,8 +132,11 @@ def _add_breakdown(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
-    """Draw the named layouts, or else the best of every (tp, pp, dp) that fits, limited to the fastest."""
+def _draw_breakdown(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
+    """Draw the named layouts, or else the best of every (tp, pp, dp) that fits, limited to the
+    fastest."""
     from perfmodel import viz
     from perfmodel.prediction import explain
 
@@ -144,7 +154,9 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
         )
 
     # The fastest layout of every (tp, pp, dp), of these the fastest, in the order of their degrees.
-    step_s_of = {layout: step_s for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json)}
+    step_s_of = {
+        layout: step_s for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json)
+    }
     by_speed = sorted(step_s_of, key=step_s_of.__getitem__)
     best_of_degrees: dict[tuple[int, int, int], Layout] = {}
     for layout in by_speed:
@@ -157,19 +169,27 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
 def _add_pareto(command: argparse.ArgumentParser) -> None:
     add_job(command)
     command.add_argument(
-        "--device-counts", metavar="LIST", help="device counts, such as 64,128,256, instead of --devices"
+        "--device-counts",
+        metavar="LIST",
+        help="device counts, such as 64,128,256, instead of --devices",
     )
-    command.add_argument("--price", type=float, metavar="P", help="price of a device-hour, to show the cost in money")
+    command.add_argument(
+        "--price", type=float, metavar="P", help="price of a device-hour, to show the cost in money"
+    )
 
 
-def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_pareto(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     """Draw every layout that fits on each number of devices, with its cost."""
     import pandas as pd
 
     from perfmodel import viz
 
     if arguments.price is not None and not 0 <= arguments.price < inf:
-        raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
+        raise PerfModelError(
+            f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}"
+        )
     if arguments.device_counts:
         counts = _numbers(arguments.device_counts, "--device-counts")
     elif arguments.devices is not None:
@@ -212,7 +232,9 @@ def _add_whatif(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_whatif(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     """Draw a curve per --sweep; the layout is the one for the unchanged machine."""
     from perfmodel import viz
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
@@ -235,11 +257,16 @@ def _add_bubble(command: argparse.ArgumentParser) -> None:
     add_json(command)
     add_pipeline(command)
     command.add_argument(
-        "--micro-batches", default="8,16,32,64", metavar="LIST", help="micro-batches per step (default 8,16,32,64)"
+        "--micro-batches",
+        default="8,16,32,64",
+        metavar="LIST",
+        help="micro-batches per step (default 8,16,32,64)",
     )
 
 
-def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_bubble(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
 
     counts = _numbers(arguments.micro_batches, "--micro-batches")
@@ -250,11 +277,17 @@ def _add_schedules(command: argparse.ArgumentParser) -> None:
     add_json(command)
     add_pipeline(command)
     command.add_argument(
-        "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
+        "--micro-batches",
+        type=int,
+        default=16,
+        metavar="M",
+        help="micro-batches per step (default 16)",
     )
 
 
-def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_schedules(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
 
     return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide), []
@@ -263,11 +296,15 @@ def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
 def _add_roofline(command: argparse.ArgumentParser) -> None:
     _add_tables(command)
     command.add_argument(
-        "--device", required=True, help="device of the kernels and of the roofline: catalog name or alias"
+        "--device",
+        required=True,
+        help="device of the kernels and of the roofline: catalog name or alias",
     )
 
 
-def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_roofline(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     import pandas as pd
 
     from perfmodel import catalog, viz
@@ -278,7 +315,9 @@ def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tupl
     tables = [(read_table(path), path) for path in arguments.files]
     wrong = [path for table, path in tables if table_kind(table, path) != "compute"]
     if wrong:
-        raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only tables of kernels")
+        raise PerfModelError(
+            f"plot roofline: {wrong[0]} is not a table of kernels; give only tables of kernels"
+        )
     kernels = pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
     return viz.draw_roofline(device, kernels, **wide), []
 
@@ -288,7 +327,9 @@ def _add_parity(command: argparse.ArgumentParser) -> None:
     add_calibration(command)
 
 
-def _draw_parity(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
+def _draw_parity(
+    arguments: argparse.Namespace, wide: dict[str, Any]
+) -> "tuple[Figure, list[Prediction]]":
     from perfmodel import viz
     from perfmodel.validation import parity_rows
 
@@ -305,11 +346,17 @@ KINDS: Final = {
     ),
     "memory": Kind("memory in use on every pipeline rank over the step", _add_step, _draw_step),
     "links": Kind("use of the links of every pipeline rank over the step", _add_step, _draw_step),
-    "breakdown": Kind("breakdown of the step time, layout by layout", _add_breakdown, _draw_breakdown),
+    "breakdown": Kind(
+        "breakdown of the step time, layout by layout", _add_breakdown, _draw_breakdown
+    ),
     "pareto": Kind("Pareto front of step time, memory and cost", _add_pareto, _draw_pareto),
     "whatif": Kind("step time against parameters of the machine", _add_whatif, _draw_whatif),
-    "bubble": Kind("pipeline bubble against micro-batches, for each schedule", _add_bubble, _draw_bubble),
-    "schedules": Kind("pipeline schedules, drawn as in the papers", _add_schedules, _draw_schedules),
+    "bubble": Kind(
+        "pipeline bubble against micro-batches, for each schedule", _add_bubble, _draw_bubble
+    ),
+    "schedules": Kind(
+        "pipeline schedules, drawn as in the papers", _add_schedules, _draw_schedules
+    ),
     "roofline": Kind("measured kernels in a device's roofline", _add_roofline, _draw_roofline),
     "parity": Kind("predicted against measured times, with intervals", _add_parity, _draw_parity),
     "compare": Kind("a predicted timeline above a measured one", add_picture, draw_picture),
@@ -340,13 +387,17 @@ def _explained(problem: "StepProblem", layout: Layout, devices: int | None) -> "
     return explain(problem, layout)
 
 
-def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
+def _scored(
+    problem: "StepProblem", devices: int, silent: bool
+) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
     from perfmodel.planning.layouts import default_space, enumerate_layouts
     from perfmodel.prediction import evaluate
     from perfmodel.prediction.memory import peak_memory
 
-    generic_problem = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
+    generic_problem = Problem(
+        model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices
+    )
 
     # Memory is cheap and rules out most layouts before step times are evaluated.
     candidates = list(enumerate_layouts(default_space(generic_problem), generic_problem, Counter()))
@@ -355,12 +406,16 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
         layouts: list[Layout] = []
         peaks_bytes: list[float] = []
         if candidates:
-            for layout, peak_bytes in zip(candidates, peak_memory(problem, candidates)[0].tolist(), strict=True):
+            for layout, peak_bytes in zip(
+                candidates, peak_memory(problem, candidates)[0].tolist(), strict=True
+            ):
                 if peak_bytes <= problem.usable_bytes:
                     layouts.append(layout)
                     peaks_bytes.append(peak_bytes)
         if not layouts:
-            raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more devices")
+            raise LayoutError(
+                f"no layout of {problem.model.name} fits on {devices} devices; give more devices"
+            )
         report("step times", 0, len(layouts))
         steps_s = evaluate(problem, layouts).step_time_s.tolist()
     yield from zip(layouts, steps_s, peaks_bytes, strict=True)
@@ -372,5 +427,7 @@ def _numbers(text: str, flag: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise PerfModelError(f"plot: {flag} takes whole numbers above zero separated by commas, got {text!r}")
+        raise PerfModelError(
+            f"plot: {flag} takes whole numbers above zero separated by commas, got {text!r}"
+        )
     return numbers

@@ -1,4 +1,5 @@
-"""`perfmodel predict` and `perfmodel timeline`: figures of one layout, and the timeline of its devices."""
+"""`perfmodel predict` and `perfmodel timeline`: figures of one layout, and the timeline of its
+devices."""
 
 import argparse
 from collections.abc import Sequence
@@ -98,7 +99,8 @@ def predicted(
     timeline: bool = False,
     quiet: bool = False,
 ) -> "Prediction":
-    """The prediction described by the flags, optionally for another `layout`; prints assumptions unless `quiet`.
+    """The prediction described by the flags, optionally for another `layout`; prints assumptions
+    unless `quiet`.
 
     Raises:
         PerfModelError: bad input.
@@ -125,7 +127,8 @@ def _predicted_with_settings(
     *,
     timeline: bool,
 ) -> "Prediction":
-    """The prediction on the machine changed by `--set`, equal to that of a search with the same settings."""
+    """The prediction on the machine changed by `--set`, equal to that of a search with the same
+    settings."""
     from perfmodel.planning.layouts import ask
     from perfmodel.prediction import explain, layout_of
 
@@ -133,12 +136,15 @@ def _predicted_with_settings(
     laid_out, assumed = layout_of(problem, layout)
     on_devices = problem.replace(devices=laid_out.devices)
     question = ask(on_devices, calibration=arguments.calibration, settings=arguments.set)
-    prediction = explain(question.step_problem, laid_out, timeline=timeline, strict=arguments.strict)
+    prediction = explain(
+        question.step_problem, laid_out, timeline=timeline, strict=arguments.strict
+    )
     return replace(prediction, warnings=(*assumed, *prediction.warnings))
 
 
 def with_timeline(arguments: argparse.Namespace) -> "Prediction":
-    """The prediction described by the flags with its timeline; prints what was assumed about the layout."""
+    """The prediction described by the flags with its timeline; prints what was assumed about the
+    layout."""
     from perfmodel import catalog
 
     return predicted(
@@ -149,9 +155,13 @@ def with_timeline(arguments: argparse.Namespace) -> "Prediction":
 
 
 def note_layout(prediction: "Prediction") -> None:
-    """Print on stderr what a picture cannot show: that the layout does not fit, or runs as something else."""
+    """Print on stderr what a picture cannot show: that the layout does not fit, or runs as
+    something else."""
     layout = prediction.layout
-    note(f"layout {prediction.layout_notation}: {line}" for line in (*prediction.reasons, *layout.remarks))
+    note(
+        f"layout {prediction.layout_notation}: {line}"
+        for line in (*prediction.reasons, *layout.remarks)
+    )
 
 
 def write_pictures(
@@ -243,8 +253,12 @@ def _show_open(run: "RunPrediction") -> None:
         f"step time {duration(run.step_time_s)} (90 %: {duration(run.step_time_lo_s)} to "
         f"{duration(run.step_time_hi_s)}); probability that it fits into memory: {run.fits_probability:.2f}"
     )
-    console.print(f"likeliest: {case.framework.label}, layout {case.layout}", soft_wrap=True, markup=False)
-    rows = [(effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects]
+    console.print(
+        f"likeliest: {case.framework.label}, layout {case.layout}", soft_wrap=True, markup=False
+    )
+    rows = [
+        (effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects
+    ]
     if rows:
         console.print(
             table(
@@ -285,10 +299,15 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -> list[str]:
-    """Open settings with the values that a prediction uses; only the name if it stands for several settings."""
+    """Open settings with the values that a prediction uses; only the name if it stands for several
+    settings."""
     from perfmodel.prediction import step_problem_of
 
-    values = {"framework": result.framework, **step_problem_of(problem).job.values(), **vars(result.layout)}
+    values = {
+        "framework": result.framework,
+        **step_problem_of(problem).job.values(),
+        **vars(result.layout),
+    }
     # These follow from one switch of the framework.
     values["dp_overlap"] = values["overlap_grad_reduce"]
     return [written_values({name: values[name]}) if name in values else name for name in names]
@@ -301,7 +320,9 @@ def _timeline(arguments: argparse.Namespace) -> int:
         )
     detail = {"every_rank": arguments.every_rank, "every_pass": arguments.every_pass}
     if any(detail.values()) and not arguments.out:
-        raise PerfModelError("timeline: --every-rank and --every-pass apply only to traces; give --out FILE")
+        raise PerfModelError(
+            "timeline: --every-rank and --every-pass apply only to traces; give --out FILE"
+        )
     result = with_timeline(arguments)
     note_layout(result)
     files = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)

@@ -1,4 +1,5 @@
-"""`perfmodel distribute` and `perfmodel simulate`: writes a model as a distributed program, and predicts its time."""
+"""`perfmodel distribute` and `perfmodel simulate`: writes a model as a distributed program, and
+predicts its time."""
 
 import argparse
 from collections.abc import Mapping
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from perfmodel.ir import Program
     from perfmodel.ir.importers import SourceSettings
 
-_LAYOUT = (
-    "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
-)
+_LAYOUT = "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
 
 
 def add_distribute(commands: Any) -> None:
@@ -65,7 +64,9 @@ def add_simulate(commands: Any) -> None:
 def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     """Add the flags for the program and for settings that its source leaves open."""
     command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
-    command.add_argument("--global-batch", type=int, metavar="B", help="samples per step (for catalog models)")
+    command.add_argument(
+        "--global-batch", type=int, metavar="B", help="samples per step (for catalog models)"
+    )
     command.add_argument(
         "--seq-len",
         type=sequence_length,
@@ -204,7 +205,10 @@ def show_distributed(report: Mapping[str, Any]) -> None:
         f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
         f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}"
     )
-    print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
+    print(
+        "collectives: "
+        + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none")
+    )
     print(f"peak memory of live values: {report['peak_memory_bytes'] / GIB:.3g} GiB per device")
     written(report["written"])
 
@@ -221,7 +225,9 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     cluster = catalog.cluster(arguments.cluster)
     program = _distributed(arguments)
     structure = execution.program_structure(program.function, cluster)
-    timeline = execution.simulate(structure, execution.cluster_timer(cluster, arguments.calibration))
+    timeline = execution.simulate(
+        structure, execution.cluster_timer(cluster, arguments.calibration)
+    )
     memory = live_memory(program.function).peak_bytes
     busy_s = timeline.device_busy_s()
     report: dict[str, Any] = {
@@ -258,7 +264,8 @@ def search_program(arguments: argparse.Namespace) -> int:
     """`perfmodel search PROGRAM`: evaluates every D/T/P/K distribution of a program.
 
     Raises:
-        PerfModelError: as `perfmodel.ir.importers.read_program` and `search_programs`; several batches.
+        PerfModelError: as `perfmodel.ir.importers.read_program` and `search_programs`; several
+            batches.
     """
     from perfmodel import catalog
     from perfmodel.ingest.tables import write_json
@@ -275,7 +282,9 @@ def search_program(arguments: argparse.Namespace) -> int:
     mode = "inference" if arguments.mode == "inference" else None
     settings = _source_settings(arguments, batches[0] if batches else None, mode)
     if arguments.dtype not in (None, "fp32", "bf16", "fp16"):
-        raise PerfModelError(f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}")
+        raise PerfModelError(
+            f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}"
+        )
     cluster = catalog.cluster(arguments.cluster)
     # A search distributes the program of one device by itself.
     program = read_program(arguments.program, settings)

@@ -111,10 +111,14 @@ def _calibration(arguments: argparse.Namespace) -> int:
 
     if arguments.profile or arguments.compare_clusters:
         flag = "--profile" if arguments.profile else "--compare-clusters"
-        raise PerfModelError(f"report: {flag} is for reports on a layout or a search; leave out {flag} or --tables")
+        raise PerfModelError(
+            f"report: {flag} is for reports on a layout or a search; leave out {flag} or --tables"
+        )
 
     # A calibration's page takes a whole step or none.
-    given_flags = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
+    given_flags = [
+        name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)
+    ]
     if given_flags and len(given_flags) < 4:
         raise PerfModelError(
             "report: to suggest what to measure for a step, give all of --model, --cluster, --global-batch and "
@@ -161,7 +165,8 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
 
 
 def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
-    """Time and cost of training on the job's cluster and on each of the others, or the reason why one has no layout."""
+    """Time and cost of training on the job's cluster and on each of the others, or the reason why
+    one has no layout."""
     from perfmodel import catalog
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
@@ -189,7 +194,9 @@ def _show(data: dict[str, Any], files: list[str]) -> None:
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
     is_search = data["kind"] == "search"
     print(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
-    print(f"  {duration(best['step_s'])} per step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s")
+    print(
+        f"  {duration(best['step_s'])} per step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s"
+    )
     print(f"  memory: {best['fit_words']}")
     print(f"{len(data['rows']):,} layouts on the page" if is_search else "one layout on the page")
     written(files)

@@ -1,4 +1,5 @@
-"""`perfmodel run`: executes a program on local processes, and checks it against the reference executor."""
+"""`perfmodel run`: executes a program on local processes, and checks it against the reference
+executor."""
 
 import argparse
 import sys
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 _TOLERANCE = {8: 1e-10, 4: 1e-4, 2: 5e-2, 1: 0.0}
 """Largest relative error that rounding explains in a shallow program, by bytes of an element."""
 _ROUNDING = 4.0
-"""Largest error that rounding explains in a deep program, as a multiple of the change from rounding its inputs."""
+"""Largest error that rounding explains in a deep program, as a multiple of the change from rounding
+its inputs."""
 
 
 def add_command(commands: Any) -> None:
@@ -41,7 +43,9 @@ def add_command(commands: Any) -> None:
         help="arrays by parameter name (npz); default: random",
     )
     command.add_argument("--seed", type=int, default=0, help="seed of random inputs")
-    command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
+    command.add_argument(
+        "--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)"
+    )
     command.add_argument(
         "--backend",
         default="jax",
@@ -72,14 +76,17 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the command; return its report.
 
     Raises:
-        PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
+        PerfModelError: a program that is malformed or of another number of devices, or unusable
+            inputs.
     """
     from perfmodel.ir import execution, parse_program
 
     try:
         text = read_text(arguments.program, data_limit_bytes())
     except ValueError as error:
-        raise PerfModelError(f"{arguments.program}: this is not a program in text form ({error})") from None
+        raise PerfModelError(
+            f"{arguments.program}: this is not a program in text form ({error})"
+        ) from None
     try:
         program = parse_program(text)
     except PerfModelError as error:
@@ -97,10 +104,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     # Compare with the reference executor. In a deep program rounding grows, so that a failed
     # comparison is repeated against what rounding of the inputs alone would change.
-    errors = {name: _relative_error(result.outputs[name], value) for name, value in expected.items()}
-    agree = all(errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items())
+    errors = {
+        name: _relative_error(result.outputs[name], value) for name, value in expected.items()
+    }
+    agree = all(
+        errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items()
+    )
     if not agree:
-        rounded = execution.execute(program, execution.rounded_inputs(program, inputs, arguments.seed))
+        rounded = execution.execute(
+            program, execution.rounded_inputs(program, inputs, arguments.seed)
+        )
         rounding = {name: _relative_error(rounded[name], value) for name, value in expected.items()}
         agree = all(
             errors[name] <= max(_TOLERANCE[value.dtype.itemsize], _ROUNDING * rounding[name])
@@ -111,7 +124,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "ranks": arguments.ranks,
         "instructions": len(program.function.instructions),
         "agrees_with_reference": agree,
-        "largest_relative_error": None if any(map(isnan, errors.values())) else max(errors.values(), default=0.0),
+        "largest_relative_error": None
+        if any(map(isnan, errors.values()))
+        else max(errors.values(), default=0.0),
         "makespan_s": result.timeline.makespan_s,
         "makespans_s": result.makespans_s.tolist(),
         "busy_s": result.timeline.device_busy_s().tolist(),
@@ -128,9 +143,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def show(report: Mapping[str, Any]) -> None:
     """The report for people."""
     verdict = "agrees with" if report["agrees_with_reference"] else "DIFFERS from"
-    print(f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes")
+    print(
+        f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes"
+    )
     error = report["largest_relative_error"]
-    print(f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})")
+    print(
+        f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})"
+    )
     print(f"median of {len(report['makespans_s'])} runs: {duration(report['makespan_s'])}")
     for rank, busy_s in enumerate(report["busy_s"]):
         print(f"  rank {rank}: busy {duration(busy_s)}")
@@ -149,11 +168,14 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
         with np.load(arguments.inputs) as arrays:
             return dict(arrays)
     except (ValueError, TypeError, MemoryError, *DAMAGED) as error:
-        raise PerfModelError(f"{arguments.inputs}: not a readable npz file of arrays ({error})") from None
+        raise PerfModelError(
+            f"{arguments.inputs}: not a readable npz file of arrays ({error})"
+        ) from None
 
 
 def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
-    """Largest difference relative to the largest value; NaN if an element is NaN in only one of the two."""
+    """Largest difference relative to the largest value; NaN if an element is NaN in only one of the
+    two."""
     import numpy as np
 
     # A masked value may be NaN on both sides, which agrees.

@@ -60,7 +60,12 @@ def add_command(commands: Any) -> None:
     _add_equal_stages(command)
     _add_model_stages(command)
     _add_studies(command)
-    command.add_argument("--out", type=Path, metavar="FILE", help="write the order (text) or the training curves (csv)")
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the order (text) or the training curves (csv)",
+    )
     command.add_argument(
         "--png",
         type=Path,
@@ -74,7 +79,11 @@ def add_command(commands: Any) -> None:
 def _add_equal_stages(command: argparse.ArgumentParser) -> None:
     """Add the flags of stages that all take the same time, in units of the user's choice."""
     command.add_argument(
-        "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
+        "--micro-batches",
+        type=int,
+        default=16,
+        metavar="M",
+        help="micro-batches per step (default 16)",
     )
     command.add_argument(
         "--times",
@@ -127,10 +136,18 @@ def _add_studies(command: argparse.ArgumentParser) -> None:
         "points of a map as land or sea)",
     )
     command.add_argument(
-        "--epochs", type=int, default=4, metavar="E", help="with --accuracy: stop after this many epochs (default 4)"
+        "--epochs",
+        type=int,
+        default=4,
+        metavar="E",
+        help="with --accuracy: stop after this many epochs (default 4)",
     )
     command.add_argument(
-        "--seeds", type=int, default=3, metavar="S", help="with --accuracy: number of training runs (default 3)"
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="S",
+        help="with --accuracy: number of training runs (default 3)",
     )
 
 
@@ -226,7 +243,10 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "schedules": [named_facts(facts) for *_, facts in drawings],
         "rows": [facts.to_dict() for *_, facts in drawings],
         "skipped": skipped,
-        "notes": _notes([facts.schedule for *_, facts in drawings], "twice the --micro-batches and half the times"),
+        "notes": _notes(
+            [facts.schedule for *_, facts in drawings],
+            "twice the --micro-batches and half the times",
+        ),
         "written": written,
     }
 
@@ -242,11 +262,14 @@ def _title(arguments: argparse.Namespace) -> str:
 def _notes(schedules: list[str], remedy: str) -> list[str]:
     """Notes on the figures of some schedules.
 
-    Backward halving shares the order of forward doubling, so that equal micro-batches give equal rows.
+    Backward halving shares the order of forward doubling, so that equal micro-batches give equal
+    rows.
     """
     if "chimera-halving" not in schedules:
         return []
-    return [f"chimera-halving: its micro-batches are halves; to compare it with the others, give it {remedy}"]
+    return [
+        f"chimera-halving: its micro-batches are halves; to compare it with the others, give it {remedy}"
+    ]
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -288,7 +311,10 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     for c in compared:
         if c.prediction and c.schedule.partition(":")[0] == "chimera":
             closed_forms = chimera_closed_form(step_problem, c.prediction.layout)
-            forms[c.schedule] = {which: asdict(form) | {"step_s": form.step_s} for which, form in closed_forms.items()}
+            forms[c.schedule] = {
+                which: asdict(form) | {"step_s": form.step_s}
+                for which, form in closed_forms.items()
+            }
     machine = f"{layout.devices} devices of {problem.cluster.name}"
     job = f"global batch {problem.job.global_batch}, sequence {problem.job.seq_len}"
     return {
@@ -309,13 +335,18 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.schedule.memory import alive_at_peak
 
     if arguments.out is None:
-        raise PerfModelError("schedules: --optimise needs --out FILE for the order (use it as schedule=file:FILE)")
+        raise PerfModelError(
+            "schedules: --optimise needs --out FILE for the order (use it as schedule=file:FILE)"
+        )
     times, micro_batches = _pass_times(arguments)
     best = optimised(times, micro_batches, arguments.optimise)
     write_bytes(arguments.out, schedule_text(best).encode())
 
     # The order is shown beside schedules that need no search, with the same pass times.
-    known_schedules = [get_schedule(name)(len(times.forward_s), micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
+    known_schedules = [
+        get_schedule(name)(len(times.forward_s), micro_batches)
+        for name in ("1f1b", "zb-h1", "zb-h2")
+    ]
     rows = [
         {
             "schedule": s.name,
@@ -328,7 +359,8 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
-    """Pass times and micro-batches: those of the model's stages if a model is named, else of equal stages."""
+    """Pass times and micro-batches: those of the model's stages if a model is named, else of equal
+    stages."""
     from perfmodel.prediction import check_layout, pass_times, step_problem_of
 
     if not arguments.model:

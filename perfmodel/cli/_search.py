@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
+    command: argparse.ArgumentParser = commands.add_parser(
+        "search", help="rank the layouts of a model on a cluster"
+    )
     machine = "change the machine, as in whatif: inter_node_bandwidth=2x; or "
     add_job(command, batches=True, settings=machine, program=True)
     add_values(command)
@@ -125,7 +127,9 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.json or has_answer:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
         head = "" if user_layout is None else user_layout.line
-        emit(arguments, report, partial(_show, arguments, result, head, command, run_summary, files))
+        emit(
+            arguments, report, partial(_show, arguments, result, head, command, run_summary, files)
+        )
 
     # Files of an interrupted search's best layout would be mistaken for those of the best.
     if result.complete and result.layouts:
@@ -155,7 +159,8 @@ def _show(
     run_summary: Sequence[str],
     files: Sequence[str],
 ) -> None:
-    """Print the ranking below a line on the user's own layout, if there is one, then the names of files."""
+    """Print the ranking below a line on the user's own layout, if there is one, then the names of
+    files."""
     from perfmodel.planning.layouts import print_search
 
     if head:
@@ -165,7 +170,8 @@ def _show(
 
 
 def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult") -> _Script:
-    """Return the launch script of the best layout that the framework can run, if --script requests it."""
+    """Return the launch script of the best layout that the framework can run, if --script requests
+    it."""
     if not arguments.script or not result.layouts:
         return _Script()
     try:
@@ -219,7 +225,8 @@ def _take_framework_of_export(arguments: argparse.Namespace) -> None:
     """Use the framework of the requested launch file for the search, if no flag names one.
 
     Raises:
-        PerfModelError: the file's name leaves the framework open, or the framework has no launch files.
+        PerfModelError: the file's name leaves the framework open, or the framework has no launch
+            files.
     """
     from perfmodel.ingest.launch import launch_format
 
@@ -242,7 +249,11 @@ def _export_framework(arguments: argparse.Namespace) -> str:
     launch: Launch | None = arguments.launch
     if launch is not None and Path(launch.path).suffix == path.suffix:
         # Accelerate launches frameworks that have files of their own.
-        return launch.framework if launch_format(launch.framework).name == launch.format else launch.format
+        return (
+            launch.framework
+            if launch_format(launch.framework).name == launch.format
+            else launch.format
+        )
     if launch is None and arguments.framework is not None:
         return arguments.framework
     return format_of_path(path).frameworks[0]
@@ -270,8 +281,13 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
     framework = _export_framework(arguments)
     launch: Launch | None = arguments.launch
 
-    # A file of the same format is the template: settings that the layout does not determine stay as they are.
-    template = launch.path if launch is not None and launch.format == launch_format(framework).name else None
+    # A file of the same format is the template: settings that the layout does not determine stay as
+    # they are.
+    template = (
+        launch.path
+        if launch is not None and launch.format == launch_format(framework).name
+        else None
+    )
     write_launch(arguments.export, _launch_text(arguments, result, framework, template))
 
 
@@ -281,7 +297,8 @@ def _launch_text(
     framework: str,
     template: str | None,
 ) -> str:
-    """The launch file of the recommended layout, or of the first of the ranking that the framework can run.
+    """The launch file of the recommended layout, or of the first of the ranking that the framework
+    can run.
 
     Layouts that are passed over are noted with the reason.
 

@@ -239,8 +239,8 @@ def reliability_of(arguments: argparse.Namespace) -> "Reliability":
     """
     from perfmodel.planning.goodput import Reliability
 
-    # Flags are in hours, minutes and GB/s as people count them, records in SI units. Flags that are not given keep the
-    # record's defaults.
+    # Flags are in hours, minutes and GB/s as people count them, records in SI units. Flags that are
+    # not given keep the record's defaults.
     stated = {
         "device_mtbf_s": arguments.mtbf and arguments.mtbf * 3600,
         "restart_s": arguments.restart and arguments.restart * 60,
@@ -262,7 +262,9 @@ def tariff_of(arguments: argparse.Namespace) -> "Tariff":
     return Tariff(**{f.name: getattr(arguments, f.name, None) for f in fields(Tariff)})
 
 
-def run_of(arguments: argparse.Namespace, problem: Problem, prediction: "Prediction") -> "TrainingRun | None":
+def run_of(
+    arguments: argparse.Namespace, problem: Problem, prediction: "Prediction"
+) -> "TrainingRun | None":
     """Return the whole training run if `--tokens` is given."""
     from perfmodel.planning.training_run import training_run
 

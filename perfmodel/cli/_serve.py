@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from perfmodel.serving import Serving, ServingSweep
 
 
-_PARTS: Final = {"products": "matrix products", "element_wise": "element-wise", "gaps": "kernel launch gaps"}
+_PARTS: Final = {
+    "products": "matrix products",
+    "element_wise": "element-wise",
+    "gaps": "kernel launch gaps",
+}
 """Parts of a decode step that have another name in tables."""
 
 
@@ -71,8 +75,12 @@ def add_command(commands: Any) -> None:
 
 def _add_requests(command: argparse.ArgumentParser) -> None:
     """Add the flags of the requests: lengths of prompts and answers, and how many are in flight."""
-    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt")
-    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="length of each answer")
+    command.add_argument(
+        "--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt"
+    )
+    command.add_argument(
+        "--output-tokens", type=sequence_length, metavar="N", help="length of each answer"
+    )
     command.add_argument(
         "--batch",
         type=int,
@@ -89,7 +97,8 @@ def _add_requests(command: argparse.ArgumentParser) -> None:
 
 
 def _add_dtypes(command: argparse.ArgumentParser) -> None:
-    """Add the element types of matrix products, and of weights and cache in memory, which may be narrower."""
+    """Add the element types of matrix products, and of weights and cache in memory, which may be
+    narrower."""
     command.add_argument(
         "--dtype",
         type=dtype_name,
@@ -113,7 +122,8 @@ def _add_dtypes(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the limits on latency, which decide how many requests are in flight unless `--batch` does."""
+    """Add the limits on latency, which decide how many requests are in flight unless `--batch`
+    does."""
     for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit",
@@ -142,7 +152,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     }
     if arguments.sweep:
         if arguments.devices is None and arguments.layout is None:
-            raise PerfModelError("serve: --sweep needs --devices N, or --layout to try only the batches of one layout")
+            raise PerfModelError(
+                "serve: --sweep needs --devices N, or --layout to try only the batches of one layout"
+            )
         layouts = [arguments.layout] if arguments.layout else None
         swept = serving.serve_sweep(
             arguments.model,
@@ -156,8 +168,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     # A job file's devices are no mistake for a single server, which takes those of its layout.
     if arguments.devices is not None and "devices" in arguments.given:
-        raise PerfModelError("serve: --devices needs --sweep; without it --layout determines the number of devices")
-    start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **settings)
+        raise PerfModelError(
+            "serve: --devices needs --sweep; without it --layout determines the number of devices"
+        )
+    start = serving.starting_point(
+        arguments.model, arguments.cluster, arguments.layout or "", **settings
+    )
     commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
     report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}
     emit(arguments, report, lambda: _show(start.serving, start.chosen, commands))
@@ -176,7 +192,9 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
     from perfmodel.serving import folded
 
     console, requests, memory = new_console(), server.requests, server.memory
-    types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
+    types = (
+        f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
+    )
     console.print(
         f"{server.model} on {server.devices} devices of {server.cluster}, layout {server.layout.label}\n"
         f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
@@ -189,7 +207,8 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
             ("time per output token", server.tpot_s, server.tpot_interval_s),
         )
     ]
-    # Without this the time per token and the decode step further below seem to contradict each other.
+    # Without this the time per token and the decode step further below seem to contradict each
+    # other.
     step_s = server.decode_step_s
     prompts_s = server.tpot_s - step_s
     if prompts_s > 5e-4 * server.tpot_s:
@@ -213,7 +232,9 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
         for name, s in server.breakdown_s.items()
         if s > 5e-4 * step_s
     ]
-    console.print(table(f"where a decode step of {duration(step_s)} goes", ("part", "time", "share"), parts))
+    console.print(
+        table(f"where a decode step of {duration(step_s)} goes", ("part", "time", "share"), parts)
+    )
     fits = "fits" if server.fits else "does not fit"
     console.print(
         f"memory: needs {memory.needed_bytes / GIB:.1f} of the {memory.available_bytes / GIB:.1f} GiB that the "
@@ -246,7 +267,16 @@ def _show_sweep(swept: "ServingSweep") -> None:
         per_device = f"{server.tokens_per_s_per_device:,.0f}"
         batch = f"{server.requests.batch:,}"
         rows.append(
-            (per_user, per_device, batch, duration(server.ttft_s), duration(server.tpot_s), server.layout.label)
+            (
+                per_user,
+                per_device,
+                batch,
+                duration(server.ttft_s),
+                duration(server.tpot_s),
+                server.layout.label,
+            )
         )
     layout_last(console, heads, rows)
-    console.print(f"{len(swept.servings):,} servers fit and meet the limits; {len(swept.rejected)} layouts do not")
+    console.print(
+        f"{len(swept.servings):,} servers fit and meet the limits; {len(swept.rejected)} layouts do not"
+    )

@@ -18,7 +18,9 @@ def note(lines: Iterable[str]) -> None:
         print(f"perfmodel: {line}", file=sys.stderr)
 
 
-def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callable[[], object]) -> None:
+def emit(
+    arguments: argparse.Namespace, report: Mapping[str, Any], show: Callable[[], object]
+) -> None:
     """Print `report` as JSON with --json, else call `show`.
 
     What unread settings of a launch file may make wrong stands at the head of either.

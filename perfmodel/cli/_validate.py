@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
-    command: argparse.ArgumentParser = commands.add_parser("validate", help="compare predictions with measurements")
+    command: argparse.ArgumentParser = commands.add_parser(
+        "validate", help="compare predictions with measurements"
+    )
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for kind, text, run in (
         (
@@ -27,9 +29,13 @@ def add_command(commands: Any) -> None:
     ):
         kind_command: argparse.ArgumentParser = kinds.add_parser(kind, help=text)
         kind_command.add_argument("files", nargs="+", type=Path, metavar="FILE")
-        kind_command.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
+        kind_command.add_argument(
+            "--out", type=Path, metavar="FILE", help="write a prediction per row (csv)"
+        )
         if kind == "cases":
-            add_framework(kind_command, "used for every run instead of the framework that its row names")
+            add_framework(
+                kind_command, "used for every run instead of the framework that its row names"
+            )
             kind_command.add_argument(
                 "--explain",
                 nargs="?",
@@ -198,7 +204,8 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
         )
         console.print(table("largest events", names, events))
         terms = [
-            (t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in residual.terms[:8]
+            (t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}")
+            for t in residual.terms[:8]
         ]
         names = (
             "if a single term explained it",
@@ -216,4 +223,6 @@ def _print_nothing_compared(subject: str, report: dict[str, Any]) -> None:
 
 def _skipped(skipped: dict[str, int]) -> None:
     if skipped:
-        new_console().print(table("skipped", ("why", "rows"), [(k, f"{v:,}") for k, v in skipped.items()]))
+        new_console().print(
+            table("skipped", ("why", "rows"), [(k, f"{v:,}") for k, v in skipped.items()])
+        )

@@ -75,7 +75,9 @@ def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
         # defaults of `Job.of` count.
         default = next(f.default for f in fields(home) if f.name == name)
         if default is MISSING and home is Job:
-            default = signature(Job.of).parameters[name].default if name != "global_batch" else MISSING
+            default = (
+                signature(Job.of).parameters[name].default if name != "global_batch" else MISSING
+            )
         entries.append(
             Key(
                 name,
@@ -139,7 +141,8 @@ def vocabulary(kind: str) -> list[dict[str, Any]]:
 
 def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterator[str]:
     """The records as text: a line with the name, and its meaning below."""
-    # Each vocabulary has columns of its own; what a record leaves out (`-`) is left out of its line.
+    # Each vocabulary has columns of its own; what a record leaves out (`-`) is left out of its
+    # line.
     for record in records:
         stated = {name: value for name, value in record.items() if value != "-"}
         if kind == "schedules":

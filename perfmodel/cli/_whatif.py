@@ -1,5 +1,5 @@
-"""`perfmodel whatif`: the same step on a changed machine; `perfmodel design QUESTION`: the machine that a goal
-needs."""
+"""`perfmodel whatif`: the same step on a changed machine; `perfmodel design QUESTION`: the machine
+that a goal needs."""
 
 import argparse
 from pathlib import Path
@@ -82,7 +82,9 @@ def _show_whatif(report: dict[str, Any]) -> None:
     )
     fit_before = fit_words(before["fits_probability"])
     fit_after = fit_words(after["fits_probability"])
-    console.print(f"memory: {fit_before if fit_before == fit_after else f'{fit_before} before, {fit_after} after'}")
+    console.print(
+        f"memory: {fit_before if fit_before == fit_after else f'{fit_before} before, {fit_after} after'}"
+    )
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
     for line in report["notes"]:
         console.print(line, markup=False)
@@ -138,7 +140,8 @@ def add_design(commands: Any) -> None:
         metavar="NAME=MONEY",
         help="price of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
     )
-    # The other questions turn one figure until the answer changes: memory, devices, or a parameter of the machine.
+    # The other questions turn one figure until the answer changes: memory, devices, or a parameter
+    # of the machine.
     memory = ask("memory", "find the device memory that a layout needs to fit")
     add_layout(memory)
     devices = ask("devices", "find the fewest devices, up to --devices, that reach a step time")
@@ -150,7 +153,9 @@ def add_design(commands: Any) -> None:
         metavar="S",
         help="longest step time, in seconds",
     )
-    overtake = ask("overtake", "find the factor on a parameter at which one layout overtakes another")
+    overtake = ask(
+        "overtake", "find the factor on a parameter at which one layout overtakes another"
+    )
     add_layout(overtake)
     overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
     overtake.add_argument(
@@ -180,7 +185,9 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
             return {"question": "memory"} | design.memory_to_fit(step_problem, layout).to_dict()
         against = layout_of(arguments, arguments.against, problem.model)
         require_measured(arguments, step_problem, against)
-        return {"question": "overtake"} | design.overtake(step_problem, layout, against, arguments.parameter).to_dict()
+        return {"question": "overtake"} | design.overtake(
+            step_problem, layout, against, arguments.parameter
+        ).to_dict()
 
     # Questions about one layout are answered above. The others search, for which --strict has no
     # meaning.
@@ -192,17 +199,25 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
     question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
     if arguments.question == "devices":
         if not arguments.below > 0:
-            raise PerfModelError(f"design devices: --below must be above 0, got {arguments.below:g}")
+            raise PerfModelError(
+                f"design devices: --below must be above 0, got {arguments.below:g}"
+            )
         return {"question": "devices"} | design.devices_for(question, arguments.below).to_dict()
     with progress("design") as report:
-        prices = dict(price_of(text, "NAME=MONEY, like memory_bytes=500") for text in arguments.upgrade_price)
-        upgrades = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
+        prices = dict(
+            price_of(text, "NAME=MONEY, like memory_bytes=500") for text in arguments.upgrade_price
+        )
+        upgrades = design.rank_upgrades(
+            question, share=arguments.share, prices=prices, progress=report
+        )
     return {"question": "upgrade"} | upgrades.to_dict()
 
 
 def _show_design(report: dict[str, Any]) -> None:
     """The report as text."""
-    {"memory": _memory, "devices": _devices, "overtake": _overtake, "upgrade": _upgrade}[report["question"]](report)
+    {"memory": _memory, "devices": _devices, "overtake": _overtake, "upgrade": _upgrade}[
+        report["question"]
+    ](report)
 
 
 def _memory(report: dict[str, Any]) -> None:
@@ -218,7 +233,9 @@ def _memory(report: dict[str, Any]) -> None:
         f"smallest device that can hold it: {needed:.1f} GiB, as fragmentation takes a part; one that fits with a "
         f"probability of {MIN_FIT:g}: {report['likely_bytes'] / GIB:.1f} GiB"
     )
-    print(f"smallest devices of the catalog with that: {', '.join(report['devices'][:6]) or 'none'}")
+    print(
+        f"smallest devices of the catalog with that: {', '.join(report['devices'][:6]) or 'none'}"
+    )
 
 
 def _devices(report: dict[str, Any]) -> None:
@@ -228,17 +245,23 @@ def _devices(report: dict[str, Any]) -> None:
             f"{duration(report['step_time_s'])}: {report['layout']}"
         )
     else:
-        print(f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}")
+        print(
+            f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}"
+        )
 
 
 def _overtake(report: dict[str, Any]) -> None:
     first, second = report["first"], report["second"]
-    print(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
+    print(
+        f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}"
+    )
     if report["multiple"] is None:
         ahead = first if report["first_s"] < report["second_s"] else second
         print(f"{ahead} is faster for every {report['parameter']} from 0.001 to 1000 times today's")
     else:
-        print(f"both take {duration(report['equal_s'])} with {report['multiple']:.3g} times the {report['parameter']}")
+        print(
+            f"both take {duration(report['equal_s'])} with {report['multiple']:.3g} times the {report['parameter']}"
+        )
 
 
 def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Compares the layout of a user's launch file with the result of a search, and lists what to change."""
+"""Compares the layout of a user's launch file with the result of a search, and lists what to
+change."""
 
 import argparse
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +29,8 @@ class UserLayout:
 
     @property
     def line(self) -> str:
-        """Time with interval, memory, and the layout; a line for each, as those of the recommended layout."""
+        """Time with interval, memory, and the layout; a line for each, as those of the recommended
+        layout."""
         from perfmodel.prediction.text import memory_words
 
         p = self.prediction
@@ -91,7 +93,8 @@ def advice(
     user_layout: UserLayout,
     result: "SearchResult",
 ) -> Advice | None:
-    """The settings to change in the launch file; None if its layout has no prediction or the search found nothing."""
+    """The settings to change in the launch file; None if its layout has no prediction or the search
+    found nothing."""
     from perfmodel.ingest.launch import changed_settings
 
     if user_layout.prediction is None or not result.layouts:
@@ -101,7 +104,8 @@ def advice(
     before, after = user_layout.prediction, result.first_to_try
     gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
 
-    # The framework of the launch file may be unable to run the recommended layout. The gain is reported anyway.
+    # The framework of the launch file may be unable to run the recommended layout. The gain is
+    # reported anyway.
     settings, why = (), ""
     launch: Launch = arguments.launch
     try:

@@ -4,7 +4,14 @@ Beside this door is `perfmodel.cost.learn`, the regressors behind these times an
 """
 
 from perfmodel.cost._collectives import CollectiveModel, interconnect_of, share_of_link
-from perfmodel.cost._events import EventTimes, MonotoneGrid, PricesCollectives, PricesKernels, event_times, growing
+from perfmodel.cost._events import (
+    EventTimes,
+    MonotoneGrid,
+    PricesCollectives,
+    PricesKernels,
+    event_times,
+    growing,
+)
 from perfmodel.cost._inference import inference_times
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._roofline import (

@@ -1,5 +1,5 @@
-"""Times of collectives on clusters or from table rows; expert exchanges at the rates published by their libraries'
-authors."""
+"""Times of collectives on clusters or from table rows; expert exchanges at the rates published by
+their libraries' authors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,12 @@ from perfmodel.cost.learn.collectives import (
     collective_weights,
     predict_collective_rows,
 )
-from perfmodel.cost.learn.collectives.expert_exchanges import MOE_KINDS, MoeRows, moe_rows, predict_moe
+from perfmodel.cost.learn.collectives.expert_exchanges import (
+    MOE_KINDS,
+    MoeRows,
+    moe_rows,
+    predict_moe,
+)
 from perfmodel.cost.learn.collectives.links import is_flat, is_known, link_class
 from perfmodel.ingest.tables import text
 from perfmodel.ops import Collective, Exchange, ExchangeWay
@@ -37,9 +42,10 @@ if TYPE_CHECKING:
 class CollectiveModel:
     """Predicts all_reduce, all_gather, reduce_scatter, all_to_all, send_recv and broadcast.
 
-    Clusters and table rows are converted to fabrics: a device, link classes and their rates. A row that names a
-    measured series (source, software and so on) gets the times of that series. All other rows, and ops on clusters, get
-    the usual times of their fabric, so that equivalent rows and ops get equal times.
+    Clusters and table rows are converted to fabrics: a device, link classes and their rates. A row
+    that names a measured series (source, software and so on) gets the times of that series. All
+    other rows, and ops on clusters, get the usual times of their fabric, so that equivalent rows
+    and ops get equal times.
     """
 
     def __init__(self, weights: CollectiveWeights) -> None:
@@ -58,15 +64,18 @@ class CollectiveModel:
     @classmethod
     def of(cls, weights: WeightFiles) -> "CollectiveModel":
         """The model of some weights (cached in the session)."""
-        return current_session().cost_models.get_or_compute((cls, weights), lambda: cls(collective_weights(weights)))
+        return current_session().cost_models.get_or_compute(
+            (cls, weights), lambda: cls(collective_weights(weights))
+        )
 
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Time of each op, alone on the network except for its `concurrent` groups; 0 for one rank.
 
-        Times grow, or stay equal, with bytes, ranks (inside a switched node, and with the nodes), latency and sharing;
-        they never rise with bandwidth. Provenance: `measured` (this die, fabric, kind, rank count and size range),
-        `learned` (this fabric, or these links on other devices), `analytical` (physics of a link class that was
-        measured elsewhere), `extrapolated` (physics of links or rank counts never measured).
+        Times grow, or stay equal, with bytes, ranks (inside a switched node, and with the nodes),
+        latency and sharing; they never rise with bandwidth. Provenance: `measured` (this die,
+        fabric, kind, rank count and size range), `learned` (this fabric, or these links on other
+        devices), `analytical` (physics of a link class that was measured elsewhere), `extrapolated`
+        (physics of links or rank counts never measured).
         """
         fabric = Fabric.of(cluster)
         priced = Priced.unknown(len(ops))
@@ -76,11 +85,17 @@ class CollectiveModel:
             by_kind.setdefault(op.collective, []).append(i)
         for kind, members in by_kind.items():
             index = np.array(members)
-            priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups.take(index)))
+            priced.put(
+                index, self._prices.price(CollectiveRequest(kind, fabric), groups.take(index))
+            )
         # Published rates stand for the kernels of special libraries.
-        by_library = {i: op.exchange for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1}
+        by_library = {
+            i: op.exchange for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1
+        }
         if by_library:
-            self._exchange(fabric, list(by_library.values()), groups, priced, np.array(list(by_library)))
+            self._exchange(
+                fabric, list(by_library.values()), groups, priced, np.array(list(by_library))
+            )
         return _event_times(priced)
 
     def _exchange(
@@ -101,15 +116,18 @@ class CollectiveModel:
         time_s = _published_s(fabric, groups.take(index), exchanges)
         known = np.isfinite(time_s)
 
-        # A rate includes the latency at its size: smaller messages still take as long as the smallest one, which is the
-        # time of an empty message.
+        # A rate includes the latency at its size: smaller messages still take as long as the
+        # smallest one, which is the time of an empty message.
         known_index = index[known]
         empty = replace(groups.take(known_index), buffer_bytes=np.zeros(len(known_index)))
         latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty).time_s
-        priced.time_s[known_index] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[known_index])
+        priced.time_s[known_index] = np.maximum(
+            np.maximum(time_s[known], latency_s), priced.least_s[known_index]
+        )
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
-        """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
+        """Times of the rows of a collective table (columns of the data README, also
+        `moe_alltoall`).
 
         Rows it cannot price get NaN and `skipped: reason`; nothing is raised for them.
         """
@@ -120,7 +138,9 @@ class CollectiveModel:
             index = np.flatnonzero(is_moe == exchange)
             part = table.iloc[index]
             rows = moe_rows(part) if exchange else collective_rows(part)
-            priced.provenance[index] = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
+            priced.provenance[index] = np.array(
+                [f"skipped: {reason}" for reason in rows.skipped], dtype=object
+            )
             usable = np.flatnonzero(rows.skipped == "")
             if isinstance(rows, MoeRows):
                 prices = predict_moe(self.weights.moe, rows.take(usable))
@@ -155,15 +175,18 @@ def _event_times(priced: Priced) -> EventTimes:
 
 
 def interconnect_of(cluster: Cluster) -> str:
-    """The cluster's links in the notation of tables. Rates are written where they differ from what the name implies.
+    """The cluster's links in the notation of tables. Rates are written where they differ from what
+    the name implies.
 
-    Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
+    Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is
+    stated.
     """
     device, names = cluster.device.name, []
     flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
         between_nodes = flat or index > 0
-        # Tables name links by the usual words and state a rate only where it is another than these words mean.
+        # Tables name links by the usual words and state a rate only where it is another than these
+        # words mean.
         nominal = link_class(level.name, device, between_nodes).bandwidth_bytes_per_s
         shared = between_nodes and is_known(level.name, device, between_nodes)
         rate = max(level.bandwidth_bytes_per_s, nominal) if shared else level.bandwidth_bytes_per_s
@@ -175,10 +198,13 @@ def interconnect_of(cluster: Cluster) -> str:
     return " + ".join(names)
 
 
-def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) -> Float64[np.ndarray, "n"]:
+def _published_s(
+    fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]
+) -> Float64[np.ndarray, "n"]:
     """Seconds of exchanges at published rates, which scale with the bandwidth of their links.
 
-    NaN if no rate is published for these links or, between nodes, for this number of ranks per node.
+    NaN if no rate is published for these links or, between nodes, for this number of ranks per
+    node.
     """
     time_s = np.full(len(exchanges), np.nan)
     in_node = groups.ranks <= groups.ranks_per_node
@@ -189,11 +215,13 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
                 if link.link != rates.link:
                     continue
 
-                # Rates that state ranks per node hold between nodes: their parties are nodes, and concurrent groups
-                # share the adapters. For other rates, the parties are ranks.
+                # Rates that state ranks per node hold between nodes: their parties are nodes, and
+                # concurrent groups share the adapters. For other rates, the parties are ranks.
                 if rates.ranks_per_node:
                     same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
-                    matching = same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node
+                    matching = (
+                        same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node
+                    )
                     parties = groups.ranks[matching] / rates.ranks_per_node
                     sharing = groups.concurrent[matching]
                 else:
@@ -201,7 +229,9 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
                     parties = groups.ranks[matching]
                     sharing = 1.0
                 share = share_of_link(rates, exchange.way, parties)
-                time_s[matching] = groups.buffer_bytes[matching] * sharing / (share * link.bandwidth)
+                time_s[matching] = (
+                    groups.buffer_bytes[matching] * sharing / (share * link.bandwidth)
+                )
     return time_s
 
 

@@ -31,13 +31,20 @@ class EventTimes:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> "EventTimes":
-        """Build times from rows of (time, lower end, upper end, provenance); further entries are ignored."""
+        """Build times from rows of (time, lower end, upper end, provenance); further entries are
+        ignored."""
         time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
         return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
     def rows(self) -> Iterator[tuple[float, float, float, str]]:
         """Return the times as rows; `of_rows` converts them back."""
-        return zip(self.time_s.tolist(), self.lo_s.tolist(), self.hi_s.tolist(), self.provenance, strict=True)
+        return zip(
+            self.time_s.tolist(),
+            self.lo_s.tolist(),
+            self.hi_s.tolist(),
+            self.provenance,
+            strict=True,
+        )
 
     @classmethod
     def together(cls, n: int, parts: Iterable[tuple[Sequence[int], "EventTimes"]]) -> "EventTimes":
@@ -53,11 +60,15 @@ class EventTimes:
 
     def scaled(self, factor: Float64[np.ndarray, "n"]) -> "EventTimes":
         """Multiply every time and its interval."""
-        return replace(self, time_s=self.time_s * factor, lo_s=self.lo_s * factor, hi_s=self.hi_s * factor)
+        return replace(
+            self, time_s=self.time_s * factor, lo_s=self.lo_s * factor, hi_s=self.hi_s * factor
+        )
 
     def plus(self, more_s: Float64[np.ndarray, "n"]) -> "EventTimes":
         """Add seconds to every time and the ends of its interval."""
-        return replace(self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s)
+        return replace(
+            self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s
+        )
 
     def at_least(self, index: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """Bound times at positions from below."""
@@ -71,15 +82,22 @@ class EventTimes:
         """A copy with other times at some positions."""
         return self._replaced(index, times, np.not_equal)
 
-    def _replaced(self, index: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
-        # With the time its interval and its provenance are replaced: an event is as well known as what it takes.
+    def _replaced(
+        self, index: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc
+    ) -> "EventTimes":
+        # With the time its interval and its provenance are replaced: an event is as well known as
+        # what it takes.
         time_s = self.time_s.copy()
         lo_s = self.lo_s.copy()
         hi_s = self.hi_s.copy()
         provenance = list(self.provenance)
         for number, i in enumerate(index):
             if gives_way(bounds.time_s[number], time_s[i]):
-                time_s[i], lo_s[i], hi_s[i] = bounds.time_s[number], bounds.lo_s[number], bounds.hi_s[number]
+                time_s[i], lo_s[i], hi_s[i] = (
+                    bounds.time_s[number],
+                    bounds.lo_s[number],
+                    bounds.hi_s[number],
+                )
                 provenance[i] = bounds.provenance[number]
         return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
 
@@ -104,10 +122,14 @@ class PricesCollectives(Protocol):
         ...
 
 
-def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: PricesCollectives) -> EventTimes:
-    """Times of collectives on a cluster: those of its links, then the corrections that the cluster states, in order.
+def collective_times(
+    cluster: Cluster, ops: Sequence[Collective], collectives: PricesCollectives
+) -> EventTimes:
+    """Times of collectives on a cluster: those of its links, then the corrections that the cluster
+    states, in order.
 
-    Each step is a function with what it rests on; `perfmodel.cost.learn.collectives` has the steps of links.
+    Each step is a function with what it rests on; `perfmodel.cost.learn.collectives` has the steps
+    of links.
     """
     times = collectives.times(cluster, ops)
     if any(level.contention or level.rank_latency_s for level in cluster.levels):
@@ -115,7 +137,9 @@ def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: P
     return no_less_than_relayed(cluster, ops, times, collectives)
 
 
-def slowed_by_contention(cluster: Cluster, ops: Sequence[Collective], times: EventTimes) -> EventTimes:
+def slowed_by_contention(
+    cluster: Cluster, ops: Sequence[Collective], times: EventTimes
+) -> EventTimes:
     """Lengthen collectives over several nodes because of contended links, more with more nodes
     (`NetworkLevel.contention`)."""
     factors = []
@@ -141,7 +165,8 @@ def no_less_than_relayed(
 ) -> EventTimes:
     """Make collectives take at least as long as forwarding their messages inside nodes takes
     (`Collective.relayed_bytes`)."""
-    # Between nodes a rank may receive for its neighbours, and passes on inside the node what is theirs.
+    # Between nodes a rank may receive for its neighbours, and passes on inside the node what is
+    # theirs.
     relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
     if not relayed:
         return times
@@ -180,19 +205,21 @@ def event_times(
     return EventTimes.together(len(ops), parts)
 
 
-# --- growth with the work ------------------------------------------------------------------------------
+# --- growth with the work
+# ------------------------------------------------------------------------------
 #
-# Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks
-# fall, others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice
-# the work take less time than half of it, or more than twice as long. In a step a kernel follows other kernels, and a
-# framework may cut a large one in two. So twice the samples take at least as long, and at most twice as long. Measured
-# times stay as far as they grow so among themselves; all other times are adapted to them. Element-wise kernels are not
+# Tables time a kernel by itself, again and again: some sizes find their operands in the cache or
+# end before clocks fall, others fit tiles that the next size does not. Measurements, and more so
+# what is learned of them, so have twice the work take less time than half of it, or more than twice
+# as long. In a step a kernel follows other kernels, and a framework may cut a large one in two. So
+# twice the samples take at least as long, and at most twice as long. Measured times stay as far as
+# they grow so among themselves; all other times are adapted to them. Element-wise kernels are not
 # changed: the next kernel really does find their results in the cache.
 
 
 FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
-"""Number of samples below which a kernel does not fill a tile. In training steps its time is then derived from that of
-more samples. 1 for sequences and images."""
+"""Number of samples below which a kernel does not fill a tile. In training steps its time is then
+derived from that of more samples. 1 for sequences and images."""
 _MOST: Final = 2**16
 """Beyond this number of samples, where measurements end, times grow in proportion."""
 _MOST_SEQUENCES: Final = 2**10
@@ -204,12 +231,13 @@ _LEAST_SIDE: Final = 2**7
 _MOST_SIDE: Final = 2**13
 """Sides of matrices below this are not compared with others; beyond it times grow in proportion."""
 _WITH_SIDES: Final = ("fp64", "fp32", "tf32", "int8")
-"""Element types in which products are also compared by the sides of their matrices, because few large ones were
-measured."""
+"""Element types in which products are also compared by the sides of their matrices, because few
+large ones were measured."""
 _TWICE: Final = float(np.log(2.0))
 
 Grid = Float64[np.ndarray, "..."]
-"""Values of the kernels of a lattice; along each axis every kernel does twice the work of the previous one."""
+"""Values of the kernels of a lattice; along each axis every kernel does twice the work of the
+previous one."""
 
 
 @dataclass(frozen=True)
@@ -222,14 +250,15 @@ class _Lattice:
     few: int
     """Number of the smallest sample counts that do not fill a tile."""
     nearest: int
-    """Index of the requested kernel, or, if it is larger than all others, of the largest that differs only in size."""
+    """Index of the requested kernel, or, if it is larger than all others, of the largest that
+    differs only in size."""
     over: float
     """Work of the requested kernel relative to that at `nearest`."""
 
 
 def _octaves(count: int, least: int, most: int) -> list[int]:
-    """A number multiplied and divided by every power of two that leaves it whole, from `least` to `most`, in ascending
-    order."""
+    """A number multiplied and divided by every power of two that leaves it whole, from `least` to
+    `most`, in ascending order."""
     # dividing by the lowest set bit leaves the odd factor
     odd = count // (count & -count)
     return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
@@ -238,7 +267,8 @@ def _octaves(count: int, least: int, most: int) -> list[int]:
 def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
     """Axes other than samples along which a kernel's work grows, each as the fields that change.
 
-    Heads of attention, and sides of the matrices of a product (but of a batched one, which ranks share by its batch).
+    Heads of attention, and sides of the matrices of a product (but of a batched one, which ranks
+    share by its batch).
     """
     if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
         group = op.heads // gcd(op.heads, op.kv_heads)
@@ -264,8 +294,9 @@ def _sides(side: int) -> list[int]:
 def _lattice(op: Op, tile_samples: Mapping[str, int]) -> _Lattice | None:
     """Build the lattice of a kernel: its numbers of samples by powers of two, times `_other_axes`.
 
-    Samples go from what fills a tile (from the kernel's own, where that does not) to the largest that is compared.
-    None for collectives, and for numbers of samples that are compared with no others.
+    Samples go from what fills a tile (from the kernel's own, where that does not) to the largest
+    that is compared. None for collectives, and for numbers of samples that are compared with no
+    others.
     """
     if isinstance(op, Collective) or not op.samples:
         return None
@@ -279,8 +310,8 @@ def _lattice(op: Op, tile_samples: Mapping[str, int]) -> _Lattice | None:
     if not samples:
         return None
 
-    # Every combination of the axes' changes, the samples' first. The op's fields are read once, as `replace` would
-    # read them for each.
+    # Every combination of the axes' changes, the samples' first. The op's fields are read once, as
+    # `replace` would read them for each.
     axes = [[{name: n} for n in samples], *_other_axes(op)]
     stated = op.stated()
     ops = tuple(type(op)(**reduce(or_, changes, stated)) for changes in product(*axes))
@@ -295,7 +326,8 @@ def _lattice(op: Op, tile_samples: Mapping[str, int]) -> _Lattice | None:
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
-    """Index of a kernel along an axis (at most the last), and its work relative to the kernel there."""
+    """Index of a kernel along an axis (at most the last), and its work relative to the kernel
+    there."""
     for i, changes in enumerate(axis):
         if all(getattr(op, name) == value for name, value in changes.items()):
             return i, 1.0
@@ -304,10 +336,12 @@ def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
 
 
 def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
-    """Longest time of every kernel that the others along some axes allow: no longer than a larger one, and at most
-    twice as long as one of half its work. Axes are taken one after another, because the logs of their limits add up."""
+    """Longest time of every kernel that the others along some axes allow: no longer than a larger
+    one, and at most twice as long as one of half its work. Axes are taken one after another,
+    because the logs of their limits add up."""
     for axis in axes:
-        # Log time that doublings add from the first kernel of the axis on, if each doubles the time.
+        # Log time that doublings add from the first kernel of the axis on, if each doubles the
+        # time.
         steps = _TWICE * np.arange(log_s.shape[axis])
         slopes = steps.reshape([-1 if i == axis else 1 for i in range(log_s.ndim)])
         larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
@@ -316,28 +350,30 @@ def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
 
 
 def _lower_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
-    """Shortest time of every kernel that the others allow: `_upper_bounds` with times and work reversed."""
+    """Shortest time of every kernel that the others allow: `_upper_bounds` with times and work
+    reversed."""
     return -np.flip(_upper_bounds(np.flip(-log_s), axes))
 
 
 def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] = ()) -> Grid:
     """Adjust log times so that a kernel of twice the work takes between one and two times as long.
 
-    The work doubles from kernel to kernel along `axes` (all axes by default). Every time becomes the mean of the
-    longest and the shortest time that all others allow. This is done for the measured times first, and the others are
-    then kept between them. Times that already grow this way are unchanged.
+    The work doubles from kernel to kernel along `axes` (all axes by default). Every time becomes
+    the mean of the longest and the shortest time that all others allow. This is done for the
+    measured times first, and the others are then kept between them. Times that already grow this
+    way are unchanged.
 
-    The result is monotone in every time, and a common factor on all times carries over to it. Both bounds grow as
-    required (they are the largest and the smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence so do
-    their mean and a time that is clipped to them.
+    The result is monotone in every time, and a common factor on all times carries over to it. Both
+    bounds grow as required (they are the largest and the smallest Lipschitz extensions: McShane,
+    Bull. AMS 40(12), 1934), hence so do their mean and a time that is clipped to them.
     """
     axes = axes or range(log_s.ndim)
     grown = (_upper_bounds(log_s, axes) + _lower_bounds(log_s, axes)) / 2
     if not measured.any():
         return grown
 
-    # The measured times among themselves: the others bound nothing, hence the infinities. Along lines on which none was
-    # measured, all count as if they were.
+    # The measured times among themselves: the others bound nothing, hence the infinities. Along
+    # lines on which none was measured, all count as if they were.
     any_measured = measured.any(tuple(axes), keepdims=True)
     counts = np.where(any_measured, measured, True)
     most_of_measured = _upper_bounds(np.where(counts, log_s, np.inf), axes)
@@ -373,7 +409,8 @@ class MonotoneGrid:
         """Collect all kernels that the times of events in a step depend on.
 
         Args:
-            fewest: least number of samples, see `FEWEST`; none where steps of few samples are usual.
+            fewest: least number of samples, see `FEWEST`; none where steps of few samples are
+                usual.
         """
         place: dict[Op, int] = {}
         lattices = []
@@ -398,17 +435,20 @@ class MonotoneGrid:
             grid = log_alone[places].reshape(lattice.shape)
             is_measured = measured[places].reshape(lattice.shape)
 
-            # Products grow along their samples alone. A product takes no longer than a larger one, up to which it could
-            # be padded, and no longer than two halves, into which it could be cut. So small products are not slowed by
-            # large ones. Times of too few samples give way to those of twice the samples.
+            # Products grow along their samples alone. A product takes no longer than a larger one,
+            # up to which it could be padded, and no longer than two halves, into which it could be
+            # cut. So small products are not slowed by large ones. Times of too few samples give way
+            # to those of twice the samples.
             n_below_tile, side_axes = lattice.few, range(1, grid.ndim)
             is_product = isinstance(lattice.ops[0], Gemm)
             grown = grid.copy()
             axes_of_others = (0,) if is_product else (0, *side_axes)
-            grown[n_below_tile:] = growing(grid[n_below_tile:], is_measured[n_below_tile:], axes_of_others)
+            grown[n_below_tile:] = growing(
+                grid[n_below_tile:], is_measured[n_below_tile:], axes_of_others
+            )
 
-            # Downwards from the samples that fill a tile: each takes between half and all of the time of twice its
-            # samples.
+            # Downwards from the samples that fill a tile: each takes between half and all of the
+            # time of twice its samples.
             for i in reversed(range(min(n_below_tile, len(grown) - 1))):
                 grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
             if is_product:

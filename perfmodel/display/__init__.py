@@ -2,7 +2,14 @@
 
 from perfmodel.display._console import new_console, printed_text, with_hanging_indent
 from perfmodel.display._health_page import health_html, health_page
-from perfmodel.display._html import folded, frame_html, paragraph, prediction_html, search_html, whatif_html
+from perfmodel.display._html import (
+    folded,
+    frame_html,
+    paragraph,
+    prediction_html,
+    search_html,
+    whatif_html,
+)
 from perfmodel.display._page import calibration_page, decision_page, inline_frame, timeline_page
 from perfmodel.display._palette import (
     BLUE,

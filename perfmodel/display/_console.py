@@ -33,10 +33,13 @@ def new_console(file: IO[str] | None = None) -> "Console":
 
 
 def with_hanging_indent(line: str, width: int) -> str:
-    """Break a line of text at blanks, so that its further lines stand two columns to the right of its first."""
+    """Break a line of text at blanks, so that its further lines stand two columns to the right of
+    its first."""
     indent = len(line) - len(line.lstrip())
     further = " " * (indent + 2)
-    return "\n".join(wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(
+        wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:

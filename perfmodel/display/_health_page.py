@@ -1,4 +1,5 @@
-"""A checked run as HTML: verdict, measured and predicted figures, step times over the run, causes."""
+"""A checked run as HTML: verdict, measured and predicted figures, step times over the run,
+causes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -32,7 +33,12 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
     measured, predicted = values["measured"], values["predicted"]
     interval = f"{duration(predicted['step_time_lo_s'])} to {duration(predicted['step_time_hi_s'])}"
     rows = [
-        ("step time", duration(measured["step_time_s"]), duration(predicted["step_time_s"]), interval),
+        (
+            "step time",
+            duration(measured["step_time_s"]),
+            duration(predicted["step_time_s"]),
+            interval,
+        ),
         ("with all stalls", duration(measured["mean_step_time_s"]), "", ""),
     ]
 
@@ -127,5 +133,7 @@ def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[flo
         f'<text x="2" y="{bottom + 4:.1f}">{escaped(duration(predicted["step_time_lo_s"]))}</text>'
         f'<text x="{_MARGIN}" y="{_HEIGHT - 4}">step {first:,}</text>'
         f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">step {last:,}</text></g></svg>'
-        + paragraph("Orange: measured. Blue: predicted, with the 90 % interval of comparable sites.")
+        + paragraph(
+            "Orange: measured. Blue: predicted, with the 90 % interval of comparable sites."
+        )
     )

@@ -1,5 +1,5 @@
-"""HTML of results in notebooks: captions, tables, folding parts; predictions, searches and what-ifs from their
-`to_dict`."""
+"""HTML of results in notebooks: captions, tables, folding parts; predictions, searches and what-ifs
+from their `to_dict`."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,9 @@ def _table_row(tag: str, values: Sequence[object]) -> str:
 
 def folded(summary: str, body: str, opened: bool = False) -> str:
     """A folding part that opens on a click, with the HTML `body`."""
-    return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{body}</details>"
+    return (
+        f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{body}</details>"
+    )
 
 
 def paragraph(*lines: str) -> str:
@@ -79,7 +81,8 @@ def cell(value: Any) -> str:
 
 
 def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
-    """Step time, rates and memory; breakdown, memory, critical path and origin of the times fold open.
+    """Step time, rates and memory; breakdown, memory, critical path and origin of the times fold
+    open.
 
     Args:
         values: result of `Prediction.to_dict`.
@@ -93,7 +96,10 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
         ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
-        ("memory", f"needs {needed / GIB:.1f} of {capacity / GIB:.1f} GiB: {fit_words(values['fits_probability'])}"),
+        (
+            "memory",
+            f"needs {needed / GIB:.1f} of {capacity / GIB:.1f} GiB: {fit_words(values['fits_probability'])}",
+        ),
     ]
     parts = [f"<b>{paragraph(_job(values), values['layout'])}</b>", table(("", ""), summary)]
     notes = [*values["reasons"], *values["warnings"]]
@@ -111,7 +117,9 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     events = []
     for event in values["critical_path"][:_MOST_EVENTS]:
         event_s = event["time_s"]
-        events.append((event["event"], f"{event['count']:.0f}", duration(event_s), f"{event_s / step_s:.1%}"))
+        events.append(
+            (event["event"], f"{event['count']:.0f}", duration(event_s), f"{event_s / step_s:.1%}")
+        )
     parts.append(folded("critical path", table(("event", "count", "time", "share"), events)))
 
     # Shares that would be shown as 0.0 % are left out.
@@ -155,10 +163,22 @@ def search_html(values: Mapping[str, Any]) -> str:
         )
     counts = f"{values['evaluated']:,} layouts scored, {values['feasible']:,} fit, {values['seconds']:.1f} s"
     parts = [paragraph(_job(layouts[0]) if layouts else "", counts)]
-    heads = ("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better")
+    heads = (
+        "#",
+        "layout",
+        "step",
+        "90 % interval",
+        "MFU",
+        "bubble",
+        "GiB",
+        "P(fits)",
+        "1st better",
+    )
     parts.append(table(heads, rows))
     if any(p.get("tied") for p in layouts):
-        parts.append(paragraph("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)"))
+        parts.append(
+            paragraph("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
+        )
     if layouts:
         # If no layout is likely enough to fit, none is recommended and the first one is shown.
         recommended = prediction_html(values["recommended"] or layouts[0])
@@ -192,7 +212,9 @@ def whatif_html(values: Mapping[str, Any]) -> str:
     return (
         table(("", "step time", "memory"), rows)
         + paragraph(f"change {values['change']:+.1%}", *values["notes"])
-        + folded("sensitivity", table(("10 % more of", "changes the step by"), changes), opened=True)
+        + folded(
+            "sensitivity", table(("10 % more of", "changes the step by"), changes), opened=True
+        )
     )
 
 
@@ -213,4 +235,6 @@ def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> str:
             parts.append((look.label, look.colour, part_s / step_s))
             rows.append((look.label, duration(part_s), f"{part_s / step_s:.1%}"))
     coloured = bar(parts)
-    return coloured + folded("breakdown", table(("mean over pipeline ranks", "time", "share"), rows))
+    return coloured + folded(
+        "breakdown", table(("mean over pipeline ranks", "time", "share"), rows)
+    )

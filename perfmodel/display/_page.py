@@ -43,13 +43,15 @@ def timeline_page(
     """The timeline page, with zoom, search and tooltips.
 
     Args:
-        events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds, `kind` a place in
-            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch;
-            `inside`, which may be missing, a place in `inside`, or -1.
+        events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds,
+            `kind` a place in `kinds`, `stream` one in `streams` (the first is drawn highest), -1
+            where an event has no micro-batch; `inside`, which may be missing, a place in `inside`,
+            or -1.
         kinds: colour and name of each kind.
-        memory: `in_use_bytes` of each device, constant between its `time_s`, drawn below; left out if empty.
-        inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
-            `group` of those that communicate.
+        memory: `in_use_bytes` of each device, constant between its `time_s`, drawn below; left out
+            if empty.
+        inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`,
+            `time_s`, `count`, and `group` of those that communicate.
     """
     import numpy as np
 
@@ -84,8 +86,8 @@ def timeline_page(
 
 
 def _events_inside_passes(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """`names`, the distinct `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and the
-    indices of each event's blocks (`passes`)."""
+    """`names`, the distinct `blocks` [name, seconds, [[name, seconds, count, whether it
+    communicates]]], and the indices of each event's blocks (`passes`)."""
     names: dict[str, int] = {}
     blocks: dict[Any, int] = {}
     passes = []
@@ -101,24 +103,30 @@ def _events_inside_passes(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
         block_place = place(block.name.replace("_", " "))
         events = []
         for event in block.events:
-            events.append([place(event.name), event.time_s, round(event.count, 3), int(bool(event.group))])
+            events.append(
+                [place(event.name), event.time_s, round(event.count, 3), int(bool(event.group))]
+            )
         listed.append([block_place, block.time_s, events])
     return {"names": list(names), "blocks": listed, "passes": passes}
 
 
 def decision_page(data: Mapping[str, Any]) -> str:
-    """The page of a search or of one layout: a table to sort and filter, and the details of the selected layout.
+    """The page of a search or of one layout: a table to sort and filter, and the details of the
+    selected layout.
 
     Args:
         data: values of `planning.decision.DecisionReport.data`.
     """
     scripts = ("page", "report_values", "report_table", "report_scatter", "report_layout", "report")
     job = data["job"]
-    return _filled("report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data)
+    return _filled(
+        "report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data
+    )
 
 
 def calibration_page(data: Mapping[str, Any]) -> str:
-    """The page of a calibration: errors by group, predictions beside measurements, what to measure next.
+    """The page of a calibration: errors by group, predictions beside measurements, what to measure
+    next.
 
     Args:
         data: values of `validation.CalibrationReport.data`.
@@ -128,9 +136,11 @@ def calibration_page(data: Mapping[str, Any]) -> str:
     return _filled("calibration", ("page", "calibration"), title, data, style="report")
 
 
-def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any], style: str = "") -> str:
-    """The body of `assets` of this name in the frame of all pages, with its style, its scripts one after another, and
-    its data."""
+def _filled(
+    name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any], style: str = ""
+) -> str:
+    """The body of `assets` of this name in the frame of all pages, with its style, its scripts one
+    after another, and its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
         "TITLE": escaped(title),
@@ -143,15 +153,15 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
     body = (assets / f"{name}.html").read_text("utf-8")
 
     # Names stand between @ signs: `before` ends at the first one, so that every second piece of
-    # the rest is a name. A replacement of one name after the other would also replace what looks like
-    # a name in the data.
+    # the rest is a name. A replacement of one name after the other would also replace what looks
+    # like a name in the data.
     before, *rest = frame.replace("@BODY@", body).split("@")
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 
 def _plain_values(value: Any) -> Any:
-    """Data of a page with all texts and keys cleaned of characters that reorder or hide text, because scripts show them
-    unchanged."""
+    """Data of a page with all texts and keys cleaned of characters that reorder or hide text,
+    because scripts show them unchanged."""
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, Mapping):

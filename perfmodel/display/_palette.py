@@ -1,8 +1,8 @@
 """The colour and name of each kind of event in pictures, tables and pages.
 
-The hues are those of Okabe and Ito, "Color Universal Design" (2008), which readers with any kind of colour vision
-tell apart. Pipeline replicas and model chunks are lighter shades of their kind's colour, so that they stay apart in
-greyscale too.
+The hues are those of Okabe and Ito, "Color Universal Design" (2008), which readers with any kind of
+colour vision tell apart. Pipeline replicas and model chunks are lighter shades of their kind's
+colour, so that they stay apart in greyscale too.
 """
 
 import importlib
@@ -49,8 +49,8 @@ EVENTS: Final = {
     "communication": Look(VERMILLION, "communication"),
     "copy": Look("#8C6D46", "copy"),
 }
-"""Looks by the name of a `program.Kind`, or of a `readers.ActivityKind` if a trace does not name the
-kind."""
+"""Looks by the name of a `program.Kind`, or of a `readers.ActivityKind` if a trace does not name
+the kind."""
 
 PARTS: Final = {
     "forward": Look(SKY, "forward"),
@@ -71,12 +71,15 @@ PARTS: Final = {
     "kernel_launch_gaps": Look("#5B7083", "launch gaps"),
     "bubble": Look("#E6E6E6", "bubble"),
 }
-"""Looks by the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
+"""Looks by the name of a part of `Prediction.breakdown_s`, in the order in which bars stack
+them."""
 
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
     """Looks of all `PARTS`, followed by those of other parts in the breakdowns."""
-    unlisted = {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
+    unlisted = {
+        name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS
+    }
     return PARTS | unlisted
 
 
@@ -109,8 +112,8 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 
 
 def ramp(n: int) -> list[str]:
-    """Colours of `n` ordered things, dark to light: the cividis map (Nuñez et al., PLoS ONE 13(7), 2018) up to where
-    it is still seen on white."""
+    """Colours of `n` ordered things, dark to light: the cividis map (Nuñez et al., PLoS ONE 13(7),
+    2018) up to where it is still seen on white."""
     knots = ("#00204C", "#31446B", "#666970", "#958F78", "#CBBA69")
 
     # Interpolate linearly between the nearest two knots.
@@ -151,4 +154,6 @@ def require_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
-        raise PerfModelError(f"pictures need matplotlib ({error}); install it: pip install 'perfmodel[viz]'") from None
+        raise PerfModelError(
+            f"pictures need matplotlib ({error}); install it: pip install 'perfmodel[viz]'"
+        ) from None

@@ -5,14 +5,15 @@ from typing import Any, Final
 
 from perfmodel.errors import REPLACEMENT, STEERING, plain_text
 
-# Remove what tables and progress bars use only on terminals: colours, moves of the cursor, carriage returns.
+# Remove what tables and progress bars use only on terminals: colours, moves of the cursor, carriage
+# returns.
 _STYLES: Final = r"\x1b\[\??[0-9;]*[mA-KhlG]|\r"
 _STEERING_BUT_STYLES: Final = re.compile(f"(?P<style>{_STYLES})|{STEERING}")
 
 
 class PlainStream:
-    """Standard output or error without terminal control sequences from data; on a terminal, colours and progress bars
-    still work."""
+    """Standard output or error without terminal control sequences from data; on a terminal, colours
+    and progress bars still work."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -19,8 +19,8 @@ R = TypeVar("R")
 
 
 def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate functions with a keyword `progress: Report | None`: by default they show a progress bar on a terminal or
-    in a notebook."""
+    """Decorate functions with a keyword `progress: Report | None`: by default they show a progress
+    bar on a terminal or in a notebook."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

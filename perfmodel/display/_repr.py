@@ -31,14 +31,18 @@ def shorten_reprs(door: str) -> None:
 
 
 def _is_own(offered: Any, package: str) -> bool:
-    return isinstance(offered, type) and is_dataclass(offered) and offered.__module__.startswith(package)
+    return (
+        isinstance(offered, type)
+        and is_dataclass(offered)
+        and offered.__module__.startswith(package)
+    )
 
 
 def short_repr(record: Any) -> str:
     """A repr without default fields; if it is long, with sizes instead of long values.
 
-    A digest of the full repr stands for omitted content, so that different objects look different. The content itself
-    is in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
+    A digest of the full repr stands for omitted content, so that different objects look different.
+    The content itself is in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
     """
     return plain_text(_short_repr(record))
 
@@ -60,7 +64,8 @@ def _short_repr(record: Any) -> str:
         if len(text) <= MOST:
             return text
 
-    # Too long: fields as sizes, then fewer fields, with a digest that distinguishes this object from others.
+    # Too long: fields as sizes, then fewer fields, with a digest that distinguishes this object
+    # from others.
     parts = [f"{field}={_value_text(value)}" for field, value in values.items()]
     sign = f" #{digest(record)})"
     text, longest = f"{name}({', '.join(parts)}", MOST - len(sign)
@@ -126,7 +131,8 @@ def _value_text(value: Any) -> str:
 
 def _update_digest(hashed: Any, value: Any) -> None:
     """Update a hash with a value, including every number in it."""
-    # Types, names and lengths are hashed, too; without them, different values could produce the same bytes.
+    # Types, names and lengths are hashed, too; without them, different values could produce the
+    # same bytes.
     hashed.update(type(value).__qualname__.encode())
     if isinstance(value, type):
         hashed.update(repr(value).encode())
@@ -159,7 +165,8 @@ def _content(value: Any) -> bytes:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON text with `null` for numbers that are not finite, which JSON cannot represent (RFC 8259, section 6)."""
+    """JSON text with `null` for numbers that are not finite, which JSON cannot represent (RFC 8259,
+    section 6)."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:  # also of what refers to itself, which then recurses too deep

@@ -1,7 +1,7 @@
 """Printed tables that never cut a figure, however narrow the window.
 
-A table that is too wide first folds its columns of words. Columns that still do not fit continue below: every row then
-takes several lines, the first of which begins with the row's name.
+A table that is too wide first folds its columns of words. Columns that still do not fit continue
+below: every row then takes several lines, the first of which begins with the row's name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,8 @@ WORD_HEADS: Final = frozenset(
         "why",
     }
 )
-"""Headings of columns of words, which may be folded; all others hold right-aligned figures, or names."""
+"""Headings of columns of words, which may be folded; all others hold right-aligned figures, or
+names."""
 
 Lines = list[list[int]]
 """Assignment of columns to the lines of a row."""
@@ -82,7 +83,8 @@ class FittedTable:
         return widths
 
     def _lines(self, widths: list[int], width: int) -> Lines:
-        """Assign columns to the lines of a row, and narrow `widths` of columns of words if necessary."""
+        """Assign columns to the lines of a row, and narrow `widths` of columns of words if
+        necessary."""
         columns = list(range(len(widths)))
         word_columns = [column for column in columns if self.heads[column] in WORD_HEADS]
         # Columns of words are folded first: these can be read on several lines, figures cannot.
@@ -101,7 +103,9 @@ class FittedTable:
             else:
                 lines.append([column])
         for column in word_columns:
-            widths[column] = min(widths[column], max(LEAST_WORDS, width - (INDENT if column else 0)))
+            widths[column] = min(
+                widths[column], max(LEAST_WORDS, width - (INDENT if column else 0))
+            )
         return lines
 
     def _block(self, cells: Sequence[str], lines: Lines, widths: Sequence[int]) -> list[str]:
@@ -111,13 +115,15 @@ class FittedTable:
             parts = [self._cell_lines(cells[column], column, widths[column]) for column in columns]
             indent = " " * (INDENT if line_number else 0)
 
-            # Heads end on the line above the figures; all else begins on the line of its row's name.
+            # Heads end on the line above the figures; all else begins on the line of its row's
+            # name.
             height = max(map(len, parts))
             if cells is self.heads:
                 parts = [[""] * (height - len(part)) + part for part in parts]
             for line in zip_longest(*parts, fillvalue=""):
                 placed = [
-                    self._placed(text, column, widths[column]) for text, column in zip(line, columns, strict=True)
+                    self._placed(text, column, widths[column])
+                    for text, column in zip(line, columns, strict=True)
                 ]
                 block.append((indent + (" " * GAP).join(placed)).rstrip())
         return [line for line in block if line] or [""]

@@ -1,11 +1,17 @@
-"""Emulates a cluster around real ranks: an unmodified training script runs as some ranks of a larger world."""
+"""Emulates a cluster around real ranks: an unmodified training script runs as some ranks of a
+larger world."""
 
 from typing import TYPE_CHECKING
 
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.emulate._classes import Classes, classes_of_program, classes_of_script, run_classes
+    from perfmodel.emulate._classes import (
+        Classes,
+        classes_of_program,
+        classes_of_script,
+        run_classes,
+    )
     from perfmodel.emulate._jax_programs import EmulatedProgram, emulate_program
     from perfmodel.emulate._launch import Emulation, emulate
     from perfmodel.emulate._measure import at_one_speed, measure_prices, spread
@@ -17,5 +23,6 @@ if TYPE_CHECKING:
     from perfmodel.emulate.wire._operations import Network
     from perfmodel.emulate.wire._wire import PeerPlace
 
-# Imported on first use: a rank's process runs the user's script, whose memory and start-up are measured.
+# Imported on first use: a rank's process runs the user's script, whose memory and start-up are
+# measured.
 __getattr__, __dir__ = lazy_names(__name__)

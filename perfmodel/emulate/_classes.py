@@ -46,19 +46,25 @@ def classes_of_program(program: Program) -> Classes:
 
     Two stages with equal layers differ: one sends what the other receives.
     """
-    # NeuronaBox classifies nodes by the part of the model they contain (section 2.3). Programs allow a stricter test:
-    # equal instructions on equal shapes. Names of ranks (`device`, `to`) are left out, or every rank would be its own
-    # class.
+    # NeuronaBox classifies nodes by the part of the model they contain (section 2.3). Programs
+    # allow a stricter test: equal instructions on equal shapes. Names of ranks (`device`, `to`) are
+    # left out, or every rank would be its own class.
     function, types = program.function, program.types
-    groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
+    groups = dict(
+        zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True)
+    )
 
     def local_types(rank: int, names: Sequence[str]) -> Hashable:
-        return tuple((types[name].dtype, types[name].shape) for name in names if types[name].device == rank)
+        return tuple(
+            (types[name].dtype, types[name].shape) for name in names if types[name].device == rank
+        )
 
     def signature(rank: int, instructions: Sequence[Any]) -> Hashable:
         signatures = []
         for instruction in instructions:
-            attributes = tuple((name, str(value)) for name, value in instruction.attributes if name not in _PLACES)
+            attributes = tuple(
+                (name, str(value)) for name, value in instruction.attributes if name not in _PLACES
+            )
             signatures.append(
                 (
                     instruction.op,
@@ -87,7 +93,8 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
         EmulationError: as `emulate`; a rank that makes no two optimizer steps.
         PerfModelError: no rank at once.
     """
-    # Scouting is cheap: collectives take no time, ranks exchange no data, and each stops after two iterations.
+    # Scouting is cheap: collectives take no time, ranks exchange no data, and each stops after two
+    # iterations.
     single_rank_classes = Classes(tuple((rank,) for rank in range(emulation.world_size)))
     free = Prices(cluster, lambda op: 0.0)
     rank_runs: dict[int, RankRun] = {}
@@ -105,7 +112,8 @@ def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> lis
 
 
 def _part(rank: RankRun) -> Hashable:
-    """Return the key of a rank's class: parameters, messages in order, and collectives in any order.
+    """Return the key of a rank's class: parameters, messages in order, and collectives in any
+    order.
 
     Collectives of several groups run side by side, so their order is of no matter.
     """

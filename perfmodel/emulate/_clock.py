@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _PR_SET_TIMERSLACK: Final = 29
-# Messages of a collective pass through the caches; a busy loop would leave the script's data there untouched.
+# Messages of a collective pass through the caches; a busy loop would leave the script's data there
+# untouched.
 _CHUNK: Final = 16384
 """Bytes of one copy while a core is kept busy, about a microsecond."""
 _CHUNKS: Final = 16
@@ -20,7 +21,8 @@ _SLICE_S: Final = 5e-4
 _MAX_SLICES: Final = 64
 _SHORTEST_SLEEP_S: Final = 5e-6
 _WATCHED_S: Final = 1.5e-4
-"""Seconds before its end from which a wait polls the clock, because waking up may take this long."""
+"""Seconds before its end from which a wait polls the clock, because waking up may take this
+long."""
 
 
 def fine_timers() -> None:
@@ -40,9 +42,11 @@ def own_threads() -> set[int]:
 def come_first(threads: Iterable[int]) -> None:
     """Give threads priority on their core; 0 is the calling thread.
 
-    Real-time priority, above that of ranks on emulated hosts. Without the right to it nothing changes.
+    Real-time priority, above that of ranks on emulated hosts. Without the right to it nothing
+    changes.
     """
-    # A library's thread that wakes for a message would else wait for the script's time slice to end.
+    # A library's thread that wakes for a message would else wait for the script's time slice to
+    # end.
     if hasattr(os, "sched_setscheduler"):
         for thread in threads:
             with suppress(OSError):
@@ -56,9 +60,10 @@ class Core:
         """
         Args:
             torch: the module.
-            copies_per_s: speed of the core on which processor times of collectives were measured; 0 for this core.
-                Work is then the same number of copies, and takes longer while this core is slower than that one
-                (shared with others, or at a lower clock), as the library's own work would.
+            copies_per_s: speed of the core on which processor times of collectives were measured; 0
+                for this core. Work is then the same number of copies, and takes longer while this
+                core is slower than that one (shared with others, or at a lower clock), as the
+                library's own work would.
         """
         self._from = torch.zeros(_CHUNKS * _CHUNK, dtype=torch.uint8)
         self._to = torch.empty(_CHUNK, dtype=torch.uint8)
@@ -76,10 +81,13 @@ class Core:
             self._copy()
         return copies / max(time.thread_time() - begin_s, 1e-9)
 
-    def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False) -> float:
+    def occupy(
+        self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False
+    ) -> float:
         """Wait until `delay_s` after `begin_s`, with the core busy for `core_s` of it.
 
-        A collective's messages follow one another, so other work of the core in the meantime adds to its duration.
+        A collective's messages follow one another, so other work of the core in the meantime adds
+        to its duration.
 
         Args:
             begin_s: start of the work on `time.perf_counter`.
@@ -92,7 +100,8 @@ class Core:
             When it was due; to wake may have taken longer.
         """
         # Work and waiting take turns in slices, as a library's messages do.
-        # One block of work followed by one long wait would stall the script longer at a stretch than a library does.
+        # One block of work followed by one long wait would stall the script longer at a stretch
+        # than a library does.
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
         if core_s > 0:
@@ -102,7 +111,9 @@ class Core:
             if core_s > 0:
                 lost_s += self._work(core_s / slices)
             # Each slice ends at its own moment, so that errors of single sleeps do not add up.
-            sleep_until(begin_s + delay_s * number / slices + lost_s, watch=waits and number == slices)
+            sleep_until(
+                begin_s + delay_s * number / slices + lost_s, watch=waits and number == slices
+            )
         return begin_s + delay_s + lost_s
 
     def _work(self, core_s: float) -> float:
@@ -127,9 +138,11 @@ def sleep_until(end_s: float, watch: bool = False) -> None:
 
     Args:
         end_s: the moment.
-        watch: keep to it more closely, by looking at the clock at last; other threads may run between the looks.
+        watch: keep to it more closely, by looking at the clock at last; other threads may run
+            between the looks.
     """
-    # Sleeping to the end would overshoot by the time that waking takes, so the last stretch is watched.
+    # Sleeping to the end would overshoot by the time that waking takes, so the last stretch is
+    # watched.
     left_s = end_s - time.perf_counter() - (_WATCHED_S if watch else 0.0)
     if left_s > _SHORTEST_SLEEP_S:
         time.sleep(left_s)

@@ -1,4 +1,5 @@
-"""Emulates distributed IR programs: one rank's code runs on JAX kernels, and collectives take modelled times."""
+"""Emulates distributed IR programs: one rank's code runs on JAX kernels, and collectives take
+modelled times."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,11 @@ class EmulatedProgram:
 
 
 def emulate_program(
-    program: Program, inputs: Mapping[str, np.ndarray], prices: Prices, rank: int = 0, repeats: int = 10
+    program: Program,
+    inputs: Mapping[str, np.ndarray],
+    prices: Prices,
+    rank: int = 0,
+    repeats: int = 10,
 ) -> EmulatedProgram:
     """Run one rank of a program in this process, with the other ranks emulated.
 
@@ -54,7 +59,9 @@ def emulate_program(
         PerfModelError: no such rank, no repeats, or an input of another shape.
     """
     if not 0 <= rank < program.n_devices:
-        raise PerfModelError(f"emulate: rank {rank} does not exist; the program has {program.n_devices} devices")
+        raise PerfModelError(
+            f"emulate: rank {rank} does not exist; the program has {program.n_devices} devices"
+        )
     if repeats < 1:
         raise PerfModelError(f"emulate: repeats must be at least 1, got {repeats}")
     code = rank_codes(program, inputs)[rank]
@@ -67,8 +74,13 @@ def emulate_program(
     for _ in range(repeats):
         reached, done = session.run()
         spans_s.append(np.subtract(done, reached))
-    across = [OPS[i.op].collective and len(g) > 1 for i, g in zip(code.instructions, code.groups, strict=True)]
-    return EmulatedProgram(rank, tuple(i.op for i in code.instructions), np.array(spans_s), tuple(across))
+    across = [
+        OPS[i.op].collective and len(g) > 1
+        for i, g in zip(code.instructions, code.groups, strict=True)
+    ]
+    return EmulatedProgram(
+        rank, tuple(i.op for i in code.instructions), np.array(spans_s), tuple(across)
+    )
 
 
 class _Session(ProgramSession):
@@ -81,13 +93,18 @@ class _Session(ProgramSession):
     def _line_up(self) -> None:
         """Synchronise with other ranks: nothing to do, because there are none."""
 
-    def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
-        """Return the function that runs an instruction; a collective only waits as long as it is emulated to take."""
+    def _call(
+        self, instruction: Instruction, group: tuple[int, ...], code: RankCode
+    ) -> Callable[..., Sequence[Any]]:
+        """Return the function that runs an instruction; a collective only waits as long as it is
+        emulated to take."""
         if not OPS[instruction.op].collective or len(group) == 1:
             return super()._call(instruction, group, code)
         # Contents do not change how long kernels take, so results are zeros, made once.
         results = [
-            _zeros_like(code.types[name]) for name in instruction.outputs if code.types[name].device == self.rank
+            _zeros_like(code.types[name])
+            for name in instruction.outputs
+            if code.types[name].device == self.rank
         ]
         operand = code.types[instruction.inputs[0]]
         # Prices size a gather by its result.

@@ -45,15 +45,18 @@ class Emulation:
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
     prices: Prices | None = None
-    """Prices of the emulated cluster, by which ranks answer their own calls; None: messages are really sent."""
+    """Prices of the emulated cluster, by which ranks answer their own calls; None: messages are
+    really sent."""
     wire: Network | None = None
-    """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
+    """Network to the ranks that are not real, for which one process answers messages; None: all
+    ranks are real."""
     peer: PeerPlace = field(default_factory=PeerPlace)
     """Place where that process runs."""
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if conditions, by field of `Orders`."""
     cores: tuple[int, ...] = ()
-    """Core of each real rank, in turn, on which threads of its collectives have priority; empty: any core."""
+    """Core of each real rank, in turn, on which threads of its collectives have priority; empty:
+    any core."""
     hosts: tuple[Host, ...] = ()
     """Emulated hosts of the real ranks, one each; empty for this one."""
     timeout_s: float = 300.0
@@ -70,12 +73,18 @@ class Emulation:
                 f"emulate: real ranks must be distinct and within 0 to {self.world_size - 1}, got {self.real_ranks}"
             )
         if self.wire is not None and self.prices is not None:
-            raise PerfModelError("emulate: collective times come either from prices or from the wire; give only one")
+            raise PerfModelError(
+                "emulate: collective times come either from prices or from the wire; give only one"
+            )
         if self.wire is not None and self.hosts and len(set(self.hosts)) > 1:
-            raise PerfModelError("emulate: real ranks on the wire must share a host; give them the same emulated host")
+            raise PerfModelError(
+                "emulate: real ranks on the wire must share a host; give them the same emulated host"
+            )
         conditions = self.conditions
         if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
-            raise PerfModelError("emulate: --wire cannot be combined with --sweep or --apart; leave these out")
+            raise PerfModelError(
+                "emulate: --wire cannot be combined with --sweep or --apart; leave these out"
+            )
         if self.prices is not None:
             self.prices.cluster.require(self.world_size, "the emulated world")
         if not self.command:
@@ -91,11 +100,12 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
 
     Args:
         emulation: the script, its world and its conditions.
-        out: folder for what the ranks record; by default a temporary one that goes when it has been read.
+        out: folder for what the ranks record; by default a temporary one that goes when it has been
+            read.
 
     Raises:
-        EmulationError: ranks that disagree, wait for one another or ask for what is not emulated, a rank that is
-            silent for too long or whose script fails.
+        EmulationError: ranks that disagree, wait for one another or ask for what is not emulated, a
+            rank that is silent for too long or whose script fails.
         PerfModelError: a call that the prices do not know.
     """
     with ExitStack() as stack:
@@ -103,10 +113,14 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
         folder = work if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in (*folder.glob("rank*.json"), *folder.glob("rank*.waiting"), *folder.glob(PEER)):
+        for stale in (
+            *folder.glob("rank*.json"),
+            *folder.glob("rank*.waiting"),
+            *folder.glob(PEER),
+        ):
             stale.unlink()
-        # Either prices (calls are answered inside the ranks) or a wire (messages go to the peer process), or neither:
-        # all real.
+        # Either prices (calls are answered inside the ranks) or a wire (messages go to the peer
+        # process), or neither: all real.
         environment = None
         if emulation.prices is not None:
             environment = Environment(str(work / "environment"), emulation.prices)
@@ -132,14 +146,18 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
-            processes[rank] = _start(emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank))
+            processes[rank] = _start(
+                emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank)
+            )
         _watch(emulation, processes, environment, work, folder, peer_process)
         if peer_process is not None:
             peer_process.end()
         return read_run(folder)
 
 
-def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors: Path) -> "subprocess.Popen[bytes]":
+def _start(
+    emulation: Emulation, orders: Orders, number: int, port: int, errors: Path
+) -> "subprocess.Popen[bytes]":
     """Start the process of a real rank, with the environment that torchrun would give it."""
     # The variables that torchrun sets; scripts read them.
     local = orders.rank % emulation.ranks_per_node
@@ -155,10 +173,12 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
         "MASTER_PORT": port,
         VARIABLE: orders.to_json(),
     }
-    # `sitecustomize` of the injected folder is imported by the interpreter before the script, so the script stays as
-    # it is.
+    # `sitecustomize` of the injected folder is imported by the interpreter before the script, so
+    # the script stays as it is.
     package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
+    path = os.pathsep.join(
+        filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package])
+    )
     cores = emulation.cores
     core = cores[number % len(cores)] if cores else None
     # Standard output is the report's, so scripts print to standard error.
@@ -166,7 +186,14 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     command = emulation.command
     # An emulated host is a network namespace that the process enters first.
     if host is not None:
-        command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
+        command = (
+            sys.executable,
+            "-m",
+            f"{__package__}._on_host",
+            host.namespace,
+            host.address,
+            *command,
+        )
     with _on_core(core), errors.open("wb") as error_file:
         return subprocess.Popen(
             supervised(command),
@@ -207,14 +234,15 @@ def _watch(
 ) -> None:
     """Watch the ranks until all have ended successfully; raise an error for the first that fails.
 
-    A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
-    of the library that outlive the interpreter abort so, now and then.
+    A signal that ends a process after its script (its record is written by then) ends nothing of
+    the script's: threads of the library that outlive the interpreter abort so, now and then.
     """
     last_progress: dict[int, tuple[str, float]] = {}
     clock_s, before_s = 0.0, time.monotonic()
     while True:
         now_s = time.monotonic()
-        # After a longer pause everything was suspended, the ranks too, so it does not count as their silence.
+        # After a longer pause everything was suspended, the ranks too, so it does not count as
+        # their silence.
         clock_s += min(now_s - before_s, 20 * _LOOK_S)
         before_s = now_s
         codes = {rank: process.poll() for rank, process in processes.items()}
@@ -245,7 +273,9 @@ def _watch(
             if progress != before:
                 last_progress[rank] = progress, clock_s
             # A rank that reports no new call or iteration is stuck outside of any collective.
-            elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
+            elif code is None and clock_s - since_s > (
+                emulation.timeout_s if progress else _START_S
+            ):
                 raise EmulationError(
                     f"rank {rank}: no call for {clock_s - since_s:.0f} s after {progress or 'its start'}; raise "
                     "--timeout if the rank is still working"
@@ -272,7 +302,8 @@ def _printed(folder: Path, rank: int) -> str:
 
 def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
     """End processes with what they started: the group of each."""
-    # First a chance to end by themselves, then by force; scripts may have started data loaders, hence groups.
+    # First a chance to end by themselves, then by force; scripts may have started data loaders,
+    # hence groups.
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes.values():
             if process.poll() is None:

@@ -1,8 +1,9 @@
 """Measures time and CPU time of torch's gloo collectives on this machine, for price tables.
 
-A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in training, every call
-follows some computation, so that caches are cold, ranks not quite together and the library's threads asleep. Calls in a
-tight loop take less of the core, and do not show its stalls.
+A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in
+training, every call follows some computation, so that caches are cold, ranks not quite together and
+the library's threads asleep. Calls in a tight loop take less of the core, and do not show its
+stalls.
 """
 
 import json
@@ -25,7 +26,14 @@ from perfmodel.measure.ranks import Host
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURED: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+MEASURED: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
 SIZES: Final = (64, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _WARM_UP: Final = 3
 _COMPUTE_S: Final = 0.015
@@ -34,7 +42,8 @@ _JITTER_ROUNDS: Final = 20
 _JITTER_WORK: Final = 10
 _PRODUCTS: Final = 12
 _KEPT: Final = 0.95
-"""Share of the calls that count, the shortest ones, because longer ones were disturbed by the machine."""
+"""Share of the calls that count, the shortest ones, because longer ones were disturbed by the
+machine."""
 
 
 def measure_prices(
@@ -55,18 +64,21 @@ def measure_prices(
         sizes: sizes in bytes, as in `perfmodel.ops.Collective`.
         calls: number of calls of each kind and size; every call follows some computation.
         hosts: one host per rank; by default all share this one.
-        prices: prices of an emulated cluster; then rank 0 alone is real, and the emulation itself is measured.
-        wire: network to emulated ranks that exchange real messages; then, too, rank 0 alone is real.
+        prices: prices of an emulated cluster; then rank 0 alone is real, and the emulation itself
+            is measured.
+        wire: network to emulated ranks that exchange real messages; then, too, rank 0 alone is
+            real.
 
     Returns:
-        A row per kind and size: `collective`, `ranks`, `bytes`; means over calls of `time_s` and `core_s` (processor
-        time of rank 0's process); `jitter` (standard deviation of the log of a rank's time for the same work); and
-        `copies_per_s` (speed of the core, `_clock.Core`: all processor times are converted to its median).
+        A row per kind and size: `collective`, `ranks`, `bytes`; means over calls of `time_s` and
+        `core_s` (processor time of rank 0's process); `jitter` (standard deviation of the log of a
+        rank's time for the same work); and `copies_per_s` (speed of the core, `_clock.Core`: all
+        processor times are converted to its median).
     """
     import pandas as pd
 
-    # Real ranks measure the library; one real rank with prices or a wire measures the emulation itself, for
-    # comparison.
+    # Real ranks measure the library; one real rank with prices or a wire measures the emulation
+    # itself, for comparison.
     on_this_machine = prices is not None or wire is not None
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         out = Path(folder) / "rows.json"
@@ -89,7 +101,9 @@ def measure_prices(
                 hosts=tuple(hosts),
             )
         )
-        table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
+        table = pd.DataFrame(
+            json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"]
+        )
     return table if on_this_machine else at_one_speed(table)
 
 
@@ -102,12 +116,15 @@ def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
     Returns:
         The same with one copies_per_s; what a call waits is left alone.
     """
-    # A core that ran faster at a row's time needed less processor time than one of median speed would have.
+    # A core that ran faster at a row's time needed less processor time than one of median speed
+    # would have.
     median_copies_per_s = float(table.copies_per_s.median())
     faster = table.copies_per_s / median_copies_per_s
     works_s = table[["core_s", "time_s"]].min(axis=1)
     return table.assign(
-        time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=median_copies_per_s
+        time_s=table.time_s + works_s * (faster - 1),
+        core_s=table.core_s * faster,
+        copies_per_s=median_copies_per_s,
     )
 
 
@@ -130,7 +147,9 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
             rates.append(copies_per_s)
     jitter = _jitter(dist, torch)
     if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps([[*row, jitter, rate] for row, rate in zip(rows, rates, strict=True)]))
+        Path(out).write_text(
+            json.dumps([[*row, jitter, rate] for row, rate in zip(rows, rates, strict=True)])
+        )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -165,12 +184,13 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
 def _timed(
     dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
 ) -> tuple[float, float, float]:
-    """Mean seconds of a call, counted from the last rank's arrival; of the core, if this rank is the last; and the
-    core's speed."""
+    """Mean seconds of a call, counted from the last rank's arrival; of the core, if this rank is
+    the last; and the core's speed."""
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):
-        # Compute on memory and caches for a while, each rank a little longer or shorter, as in training.
+        # Compute on memory and caches for a while, each rank a little longer or shorter, as in
+        # training.
         until_s = time.perf_counter() + _COMPUTE_S + random.uniform(0.0, _SKEW_S)
         memory.add_(1.0)
         while time.perf_counter() < until_s:
@@ -178,8 +198,8 @@ def _timed(
         start_s, own_s = time.perf_counter(), time.process_time()
         call()
         end_s, core_s = time.perf_counter(), time.process_time() - own_s
-        # Waiting for late ranks is not the collective's time, so it counts from the last rank's start; ranks share a
-        # clock.
+        # Waiting for late ranks is not the collective's time, so it counts from the last rank's
+        # start; ranks share a clock.
         own_start = torch.tensor([start_s], dtype=torch.double)
         starts = [torch.zeros_like(own_start) for _ in range(dist.get_world_size())]
         dist.all_gather(starts, own_start)
@@ -195,10 +215,11 @@ def _timed(
 
 
 def _jitter(dist: Any, torch: Any) -> float:
-    """Standard deviation of the log of a rank's time for the same work between rounds, relative to the other ranks.
+    """Standard deviation of the log of a rank's time for the same work between rounds, relative to
+    the other ranks.
 
-    It leaves out constant slowness of one rank and slowness of all ranks at once. The median of the deviations is not
-    moved by a few rounds that the machine disturbed.
+    It leaves out constant slowness of one rank and slowness of all ranks at once. The median of the
+    deviations is not moved by a few rounds that the machine disturbed.
     """
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     rounds = []
@@ -218,10 +239,11 @@ def _jitter(dist: Any, torch: Any) -> float:
 def spread(rounds: Sequence[Sequence[float]]) -> float:
     """Standard deviation after the mean of each row and the median of each column are subtracted.
 
-    Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
+    Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a
+    normal variable.
     """
-    # Subtracting the mean of rows removes slowness of all ranks at once; subtracting the median of columns removes
-    # constant slowness of one rank.
+    # Subtracting the mean of rows removes slowness of all ranks at once; subtracting the median of
+    # columns removes constant slowness of one rank.
     ranks = len(rounds[0])
     centred = []
     for row in rounds:

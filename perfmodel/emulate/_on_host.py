@@ -1,4 +1,5 @@
-"""A command on an emulated host: `python -m perfmodel.emulate._on_host NAMESPACE ADDRESS COMMAND...`."""
+"""A command on an emulated host:
+`python -m perfmodel.emulate._on_host NAMESPACE ADDRESS COMMAND...`."""
 
 import os
 import sys

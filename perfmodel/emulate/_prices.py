@@ -1,4 +1,5 @@
-"""Times of collectives in the emulated cluster: from the calibrated model, a table or a user's function."""
+"""Times of collectives in the emulated cluster: from the calibrated model, a table or a user's
+function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,9 @@ _PRICED_AS: Final[Mapping[str, str]] = {
     "scatter": "all_gather",
     "barrier": "all_reduce",
 }
-"""Kinds without measurements, with the kind that prices them. A reduction to one rank is a broadcast run backwards;
-a gather moves through its root's link what an all-gather moves through every link (Thakur et al. 2005, section 4)."""
+"""Kinds without measurements, with the kind that prices them. A reduction to one rank is a
+broadcast run backwards; a gather moves through its root's link what an all-gather moves through
+every link (Thakur et al. 2005, section 4)."""
 
 
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
@@ -54,7 +56,8 @@ def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
 
 
 def plugged(name: str) -> Seconds:
-    """Return the user's price function `module:function`, from a `perfmodel.ops.Collective` to seconds.
+    """Return the user's price function `module:function`, from a `perfmodel.ops.Collective` to
+    seconds.
 
     Raises:
         PerfModelError: there is no such function.
@@ -63,7 +66,9 @@ def plugged(name: str) -> Seconds:
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise PerfModelError(f"prices: no function {name!r} ({error}); give FILE.csv or module:function") from None
+        raise PerfModelError(
+            f"prices: no function {name!r} ({error}); give FILE.csv or module:function"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,15 @@ class PriceTable:
     curves: Mapping[tuple[str, int], np.ndarray]
     """Rows of bytes, time_s, core_s by kind and ranks, ordered by bytes."""
     jitter: float = 0.0
-    """Standard deviation of the log of a rank's compute time, if it was measured with the prices."""
+    """Standard deviation of the log of a rank's compute time, if it was measured with the
+    prices."""
     copies_per_s: float = 0.0
     """Speed of the core on which `core_s` was measured; 0 if unknown."""
 
     @classmethod
     def read(cls, path: Path) -> "PriceTable":
-        """Read a CSV of collective, ranks, bytes, time_s and, if known, core_s (its processor time), jitter and
-        copies_per_s.
+        """Read a CSV of collective, ranks, bytes, time_s and, if known, core_s (its processor
+        time), jitter and copies_per_s.
 
         Raises:
             TableError: columns or values that are missing or impossible.
@@ -94,22 +100,35 @@ class PriceTable:
             raise
         except (ValueError, pd.errors.ParserError, *DAMAGED) as error:
             raise TableError(f"{path}: not a table ({error})") from None
-        # A table of times alone is enough; processor times and the machine's speed are known only from measurements.
+        # A table of times alone is enough; processor times and the machine's speed are known only
+        # from measurements.
         missing = [name for name in COLUMNS if name not in table]
         if missing:
-            raise TableError(f"{path}: column {', '.join(missing)} missing; needed: {', '.join(COLUMNS)}")
+            raise TableError(
+                f"{path}: column {', '.join(missing)} missing; needed: {', '.join(COLUMNS)}"
+            )
         if "core_s" not in table:
             table["core_s"] = 0.0
-        values = table[["ranks", "bytes", "time_s", "core_s"]].apply(pd.to_numeric, errors="coerce").to_numpy(float)
+        values = (
+            table[["ranks", "bytes", "time_s", "core_s"]]
+            .apply(pd.to_numeric, errors="coerce")
+            .to_numpy(float)
+        )
         bad = ~np.isfinite(values).all(axis=1) | (values < 0).any(axis=1) | (values[:, 0] < 2)
         if bad.any():
-            raise TableError(f"{path}: row {int(np.argmax(bad))} needs ranks >= 2 and finite numbers of at least 0")
+            raise TableError(
+                f"{path}: row {int(np.argmax(bad))} needs ranks >= 2 and finite numbers of at least 0"
+            )
         curves = {}
         groups: Any = table.groupby(["collective", "ranks"])
         for (kind, ranks), rows in groups:
-            curves[str(kind), int(ranks)] = rows.sort_values("bytes")[["bytes", "time_s", "core_s"]].to_numpy(float)
+            curves[str(kind), int(ranks)] = rows.sort_values("bytes")[
+                ["bytes", "time_s", "core_s"]
+            ].to_numpy(float)
         machine = {
-            name: float(table[name].iloc[0]) for name in ("jitter", "copies_per_s") if name in table and len(table)
+            name: float(table[name].iloc[0])
+            for name in ("jitter", "copies_per_s")
+            if name in table and len(table)
         }
         return cls(path, curves, **machine)
 
@@ -127,11 +146,12 @@ class PriceTable:
         return self._interpolated(op, 1)
 
     def core_s(self, op: Collective) -> float:
-        """CPU time, interpolated in the same way, if necessary from another number of ranks; 0 without data.
+        """CPU time, interpolated in the same way, if necessary from another number of ranks; 0
+        without data.
 
-        A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
-        buffer through every rank (Thakur et al. 2005, section 4); the time of the smallest message is taken to be that
-        of the steps.
+        A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and
+        moves (n - 1) / n of the buffer through every rank (Thakur et al. 2005, section 4); the time
+        of the smallest message is taken to be that of the steps.
         """
         # The nearest number of ranks, scaled as a ring's time.
         measured = [ranks for kind, ranks in self.curves if kind == op.collective]
@@ -166,7 +186,8 @@ class Prices:
     cluster: Cluster
     seconds: Seconds
     occupancy: PriceTable | None = None
-    """Processor time that collectives take from their rank's core; None if they take none (GPUs)."""
+    """Processor time that collectives take from their rank's core; None if they take none
+    (GPUs)."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds added to every collective of a kind, one of `_orders.DELAYED`."""
 

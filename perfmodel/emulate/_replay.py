@@ -1,6 +1,7 @@
 """Replays an emulated iteration on the timeline, to predict other delays and slack.
 
-Also a curve of iteration time against a delay, emulated and predicted, and how much of the delay is hidden."""
+Also a curve of iteration time against a delay, emulated and predicted, and how much of the delay is
+hidden."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,14 +31,16 @@ class Replay:
 
     structure: Structure
     durations_s: Float[np.ndarray, " classes"]
-    """Seconds of each class; those of a span exclude the time that collectives took from its core."""
+    """Seconds of each class; those of a span exclude the time that collectives took from its
+    core."""
     kinds: tuple[str, ...]
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]
-    """Processor time of each collective, spread over its duration; it has priority over the thread's own work."""
+    """Processor time of each collective, spread over its duration; it has priority over the
+    thread's own work."""
     stated_s: Float[np.ndarray, " classes"]
-    """Seconds that the prices state for each collective; the calling thread may use a part of the collective's
-    duration."""
+    """Seconds that the prices state for each collective; the calling thread may use a part of the
+    collective's duration."""
 
     @cached_property
     def _compiled(self) -> CompiledStructure:
@@ -57,10 +60,11 @@ class Replay:
         return float(grad @ self.is_of_kind(kind))
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
-        """Durations under a delay: spans grow by the processor time of collectives that overlap with them."""
-        # Op by op, because the share of the core that a span loses depends on the collectives under way by then. A
-        # recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
-        # recomputed before the critical path is.
+        """Durations under a delay: spans grow by the processor time of collectives that overlap
+        with them."""
+        # Op by op, because the share of the core that a span loses depends on the collectives under
+        # way by then. A recorded span includes what collectives took of its core. Under a delay
+        # others are under way, so spans are recomputed before the critical path is.
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.is_of_kind(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
@@ -79,9 +83,11 @@ class Replay:
     def slack_s(self, kind: str) -> float:
         """Largest delay that brings no further collectives of the kind onto the critical path.
 
-        Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
+        Bisection on the gradient, which only grows with the delay: the iteration is a maximum of
+        sums.
         """
-        # The gradient of the iteration by the delay counts the collectives of the kind on the critical path.
+        # The gradient of the iteration by the delay counts the collectives of the kind on the
+        # critical path.
         first = self.calls_felt(kind)
         low_s = 0.0
         high_s = max(self.time_s(), 1e-6)
@@ -89,14 +95,19 @@ class Replay:
             return high_s
         for _ in range(_BISECTIONS):
             middle_s = (low_s + high_s) / 2
-            low_s, high_s = (middle_s, high_s) if self.calls_felt(kind, middle_s) <= first else (low_s, middle_s)
+            low_s, high_s = (
+                (middle_s, high_s)
+                if self.calls_felt(kind, middle_s) <= first
+                else (low_s, middle_s)
+            )
         return low_s
 
 
 def replay(iteration: Iteration) -> Replay:
-    """Build a replay: spans in sequence with their waits, and the collectives of each lane in sequence."""
-    # The thread is a chain of spans; each call hangs off the span that makes it and off the call before it in its
-    # lane.
+    """Build a replay: spans in sequence with their waits, and the collectives of each lane in
+    sequence."""
+    # The thread is a chain of spans; each call hangs off the span that makes it and off the call
+    # before it in its lane.
     ops = _Ops()
     thread, calls = -1, {}
     last_of_lane: dict[tuple[str, str], int] = {}
@@ -105,15 +116,19 @@ def replay(iteration: Iteration) -> Replay:
     users = users_of(iteration.calls)
     for span in iteration.spans:
         before = ops.after([thread, *(calls[place] for place in span.after if place in calls)])
-        # A span's work is that of its own thread, without the share of the core that collectives took.
+        # A span's work is that of its own thread, without the share of the core that collectives
+        # took.
         work_s = max(0.0, own_s(span.start_s, span.end_s, users))
         thread = ops.add(_Op(work_s, _PHASES[span.phase], int(Stream.COMPUTE), before))
         if span.issues >= 0:
             call = iteration.calls.iloc[span.issues]
             lane = call.group, call.lane
-            # The first call of a lane may begin late for other reasons than the lane's order, and keeps that.
+            # The first call of a lane may begin late for other reasons than the lane's order, and
+            # keeps that.
             at_once_s = max(0.0, float(call.end_s - max(call.start_s, call.issued_s)))
-            late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
+            late_s = (
+                max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
+            )
             place = ops.add(
                 _Op(
                     at_once_s + late_s,
@@ -184,7 +199,13 @@ class _Ops:
             devices=1 + max(op.stream for op in ops) // N_STREAMS,
         )
         times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.stated_s) for op in ops)])
-        return Replay(structure, times_s[:, 0], ("", *(op.collective for op in ops)), times_s[:, 1], times_s[:, 2])
+        return Replay(
+            structure,
+            times_s[:, 0],
+            ("", *(op.collective for op in ops)),
+            times_s[:, 1],
+            times_s[:, 2],
+        )
 
 
 _LEAST: Final = 3
@@ -209,11 +230,13 @@ class EmulatedCurve:
     predicted_s: tuple[float, ...]
     """Seconds predicted from the timeline of one iteration at the first delay."""
     felt: float
-    """Collectives of the kind on the critical path at the first delay, by the timeline's gradient."""
+    """Collectives of the kind on the critical path at the first delay, by the timeline's
+    gradient."""
     felt_at_most: float
     """Collectives of the kind on the critical path at the last delay."""
     hidden_s: float
-    """Largest delay, in addition to the first, that puts no further collectives on the critical path."""
+    """Largest delay, in addition to the first, that puts no further collectives on the critical
+    path."""
 
     @property
     def errors(self) -> Float[np.ndarray, " delays"]:
@@ -255,16 +278,23 @@ def emulated_curve(
     Raises:
         EmulationError: too few iterations for the delays.
     """
-    # Delays took turns while the script ran: one table has all points, and slow drifts of the machine hit all alike.
+    # Delays took turns while the script ran: one table has all points, and slow drifts of the
+    # machine hit all alike.
     table: Any = run.iterations()
-    # The first round of delays warms up, and the first iteration of each stay still has the delay before.
+    # The first round of delays warms up, and the first iteration of each stay still has the delay
+    # before.
     needed = iterations_per_delay * len(delays_s) * 2
     steady: Any = (
-        table[(table.iteration >= iterations_per_delay * len(delays_s)) & (table.iteration % iterations_per_delay > 0)]
+        table[
+            (table.iteration >= iterations_per_delay * len(delays_s))
+            & (table.iteration % iterations_per_delay > 0)
+        ]
         if len(table)
         else table
     )
-    point = steady.iteration // iterations_per_delay % len(delays_s) if len(steady) else np.array([])
+    point = (
+        steady.iteration // iterations_per_delay % len(delays_s) if len(steady) else np.array([])
+    )
     counts = np.bincount(np.asarray(point, int), minlength=len(delays_s))
     if counts.min() < _LEAST:
         raise EmulationError(
@@ -297,8 +327,8 @@ def _knee(x: Sequence[float], y: Sequence[float]) -> float:
         return float("nan")
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     best = (np.inf, float("nan"))
-    # Flat while the delay is hidden behind computation, then rising (NeuronaBox, figure 4): a line with one break, by
-    # grid search over the break, since the rest is linear least squares.
+    # Flat while the delay is hidden behind computation, then rising (NeuronaBox, figure 4): a line
+    # with one break, by grid search over the break, since the rest is linear least squares.
     for knee in np.linspace(xs[1], xs[-2], 200):
         basis = np.stack([np.ones_like(xs), xs, np.maximum(0.0, xs - knee)], axis=1)
         coefficients, *_ = np.linalg.lstsq(basis, ys, rcond=None)

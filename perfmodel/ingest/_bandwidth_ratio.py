@@ -1,9 +1,9 @@
 """The collective and the number of ranks of a run, from the two bandwidths that nccl-tests prints.
 
 nccl-tests multiplies the algorithm bandwidth (bytes over time) by a factor to get the bus bandwidth
-(doc/PERFORMANCE.md of nccl-tests): 2 (n - 1) / n for an all-reduce among n ranks, (n - 1) / n for an all-gather, a
-reduce-scatter or an all-to-all, 1 for a broadcast, a reduce or a send-receive. The factor is thus a fingerprint of
-both, which also tells where a log has lost lines.
+(doc/PERFORMANCE.md of nccl-tests): 2 (n - 1) / n for an all-reduce among n ranks, (n - 1) / n for
+an all-gather, a reduce-scatter or an all-to-all, 1 for a broadcast, a reduce or a send-receive. The
+factor is thus a fingerprint of both, which also tells where a log has lost lines.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,16 @@ class BandwidthRatio:
     """Largest distance of the true factor from the ratio."""
 
     def allows(self, test: str, ranks: int) -> bool:
-        """Whether the ratio fits this test on this number of ranks; true for tests whose factor is unknown."""
+        """Whether the ratio fits this test on this number of ranks; true for tests whose factor is
+        unknown."""
         if test not in BUS_FACTORS:
             return True
         scale, by_ranks = BUS_FACTORS[test]
         return abs(scale * (1 - by_ranks / ranks) - self.ratio) <= self.rounding
 
     def ranks(self, test: str) -> int | None:
-        """Number of ranks at which a test has this ratio; None if the ratio does not depend on it, or if no number or
-        several fit."""
+        """Number of ranks at which a test has this ratio; None if the ratio does not depend on it,
+        or if no number or several fit."""
         scale, by_ranks = BUS_FACTORS.get(test, (1.0, 0.0))
         # a (1 - b / n) = ratio solved for n. For many ranks the factor hardly
         # changes: neighbours fit too, and then it does not tell.
@@ -51,7 +52,11 @@ class BandwidthRatio:
         if not by_ranks or missing <= self.rounding / scale:
             return None
         nearest = round(1 / missing)
-        fitting = [ranks for ranks in (nearest - 1, nearest, nearest + 1) if ranks > 1 and self.allows(test, ranks)]
+        fitting = [
+            ranks
+            for ranks in (nearest - 1, nearest, nearest + 1)
+            if ranks > 1 and self.allows(test, ranks)
+        ]
         return fitting[0] if len(fitting) == 1 else None
 
     def tests(self, redop: str, root: str | None, ranks: int | None) -> list[str]:
@@ -72,7 +77,8 @@ class BandwidthRatio:
                 continue
             if ranks is not None and not self.allows(test, ranks):
                 continue
-            # Without a number of ranks the factor must determine one, or be that of a test with a constant factor.
+            # Without a number of ranks the factor must determine one, or be that of a test with a
+            # constant factor.
             if ranks is None and BUS_FACTORS[test][1] and self.ranks(test) is None:
                 continue
             if ranks is None and not BUS_FACTORS[test][1] and not self.allows(test, 2):
@@ -82,7 +88,8 @@ class BandwidthRatio:
 
 
 def clearest_ratio(bandwidths: Sequence[tuple[float, float]]) -> BandwidthRatio | None:
-    """The most precise ratio among pairs of (algorithm, bus) bandwidth in GB/s; None if all are too small to tell."""
+    """The most precise ratio among pairs of (algorithm, bus) bandwidth in GB/s; None if all are too
+    small to tell."""
     if not bandwidths:
         return None
     # Rounding is the same for all lines, so that the fastest one has the most significant digits.

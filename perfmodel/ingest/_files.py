@@ -1,4 +1,5 @@
-"""Reads text, JSON and checked values from files; every fault raises a `TableError` that names its place."""
+"""Reads text, JSON and checked values from files; every fault raises a `TableError` that names its
+place."""
 
 import json
 import math
@@ -17,8 +18,8 @@ def read_bytes(path: Path) -> bytes:
     """A file's bytes, expanded if they are compressed.
 
     Raises:
-        TableError: no such file, an empty one, one that is too large once it is expanded, or damaged or truncated
-            compressed data.
+        TableError: no such file, an empty one, one that is too large once it is expanded, or
+            damaged or truncated compressed data.
     """
     try:
         data = files.read_data(path)
@@ -46,10 +47,14 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: this is not UTF-8 text (byte {error.start}); name its format") from None
+        raise TableError(
+            f"{path}: this is not UTF-8 text (byte {error.start}); name its format"
+        ) from None
     # UTF-16 and binary files may decode as UTF-8, but no text has NUL characters.
     if "\0" in text:
-        raise TableError(f"{path}: this is not a text file, because it has NUL characters; name its format")
+        raise TableError(
+            f"{path}: this is not a text file, because it has NUL characters; name its format"
+        )
     return text
 
 
@@ -67,9 +72,13 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: not complete JSON (line {error.lineno}: {error.msg}); was the export cut short?"
         ) from None
     except ValueError as error:
-        raise TableError(f"{path}: this JSON cannot be read ({first_line(error)}); export it again") from None
+        raise TableError(
+            f"{path}: this JSON cannot be read ({first_line(error)}); export it again"
+        ) from None
     if not isinstance(value, dict):
-        raise TableError(f"{path}: the JSON must be an object, got {type(value).__name__}; name its format")
+        raise TableError(
+            f"{path}: the JSON must be an object, got {type(value).__name__}; name its format"
+        )
     return value
 
 
@@ -86,7 +95,9 @@ def number(value: Any, description: str, place: object, low: float = -math.inf) 
         parsed = math.nan
     if not (low <= parsed < _LARGEST and parsed > -_LARGEST):
         limit = f" of at least {low:g}" if low > -math.inf else ""
-        raise TableError(f"{place}: {description} must be a finite number{limit}, got {_short_text(value)}; {_REMEDY}")
+        raise TableError(
+            f"{place}: {description} must be a finite number{limit}, got {_short_text(value)}; {_REMEDY}"
+        )
     return parsed
 
 
@@ -94,7 +105,9 @@ def integer(value: Any, description: str, place: object, low: int = 0) -> int:
     """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
     parsed = number(value, description, place, low)
     if parsed != int(parsed) or parsed >= 2**62:
-        raise TableError(f"{place}: {description} must be a whole number, got {_short_text(value)}; {_REMEDY}")
+        raise TableError(
+            f"{place}: {description} must be a whole number, got {_short_text(value)}; {_REMEDY}"
+        )
     # Nanoseconds of an epoch have more digits than a float: an integer stays as it is.
     return value if isinstance(value, int) else int(parsed)
 
@@ -102,21 +115,27 @@ def integer(value: Any, description: str, place: object, low: int = 0) -> int:
 def text(value: Any, description: str, place: object) -> str:
     """`value` as text (raises `TableError` for anything else)."""
     if not isinstance(value, str):
-        raise TableError(f"{place}: {description} must be text, got {_short_text(value)}; {_REMEDY}")
+        raise TableError(
+            f"{place}: {description} must be text, got {_short_text(value)}; {_REMEDY}"
+        )
     return value
 
 
 def mapping(value: Any, description: str, place: object) -> Mapping[str, Any]:
     """`value` as a JSON object (raises `TableError` for anything else)."""
     if not isinstance(value, dict):
-        raise TableError(f"{place}: {description} must be an object, got {_short_text(value)}; {_REMEDY}")
+        raise TableError(
+            f"{place}: {description} must be an object, got {_short_text(value)}; {_REMEDY}"
+        )
     return value
 
 
 def listing(value: Any, description: str, place: object) -> list[Any]:
     """`value` as a JSON array (raises `TableError` for anything else)."""
     if not isinstance(value, list):
-        raise TableError(f"{place}: {description} must be a list, got {_short_text(value)}; {_REMEDY}")
+        raise TableError(
+            f"{place}: {description} must be a list, got {_short_text(value)}; {_REMEDY}"
+        )
     return value
 
 

@@ -24,11 +24,14 @@ _VERSIONS: Final = (1, 2)
 _MOST_RANKS: Final = 10**6
 
 
-def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+def read_nccl_json(
+    path: Path, data: Mapping[str, Any], options: ReadOptions, skipped: Counter[str]
+) -> list[Row]:
     """Rows of the file; of its environment block, only variables on the allow-list are kept.
 
     Raises:
-        TableError: another file version, a run that did not finish, wrong values, or impossible records.
+        TableError: another file version, a run that did not finish, wrong values, or impossible
+            records.
     """
     version = data.get("version")
     if version not in _VERSIONS:
@@ -37,11 +40,19 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
             "the file in one of these"
         )
     if "out_of_bounds" not in data:
-        raise TableError(f"{path}: the run was cut short, because the file has no out_of_bounds; run it again")
-    wrong = number(mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"), "out_of_bounds count", path)
+        raise TableError(
+            f"{path}: the run was cut short, because the file has no out_of_bounds; run it again"
+        )
+    wrong = number(
+        mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"),
+        "out_of_bounds count",
+        path,
+    )
     if wrong != 0:
         raise TableError(f"{path}: the run computed {wrong:g} wrong values; run the test again")
-    command = [text(argument, "args", path) for argument in listing(data.get("args", []), "args", path)]
+    command = [
+        text(argument, "args", path) for argument in listing(data.get("args", []), "args", path)
+    ]
     test = test_of(Path(command[0]).name) if command else ""
     settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
     config = mapping(data.get("config"), "config", path)
@@ -66,7 +77,9 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     code = data.get("nccl_version")
     common: Row = group | {
         "algorithm": algorithm(settings),
-        "software": "nccl-tests" if code is None else f"nccl-{nccl_version(integer(code, 'nccl_version', path))}",
+        "software": "nccl-tests"
+        if code is None
+        else f"nccl-{nccl_version(integer(code, 'nccl_version', path))}",
     }
     rows: list[Row] = []
     for index, item in enumerate(listing(data.get("results"), "results", path)):
@@ -76,9 +89,17 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
         for layout in ("out_of_place", "in_place"):
             if result.get(layout) is None:
                 continue
-            row = _row(test or test_of(str(result.get("experiment_name", ""))), options, result, layout, place, skipped)
+            row = _row(
+                test or test_of(str(result.get("experiment_name", ""))),
+                options,
+                result,
+                layout,
+                place,
+                skipped,
+            )
             if row is not None:
-                # Version 2 states the iterations that really ran, which differ from those asked for.
+                # Version 2 states the iterations that really ran, which differ from those asked
+                # for.
                 row.setdefault("n_repeats", integer(iterations, "iterations", place, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
     if not rows and not skipped:
@@ -87,7 +108,12 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
 
 
 def _row(
-    test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, place: str, skipped: Counter[str]
+    test: str,
+    options: ReadOptions,
+    result: Mapping[str, Any],
+    layout: str,
+    place: str,
+    skipped: Counter[str],
 ) -> Row | None:
     """The table's row for one timing of a message size; None if it is not the collective's."""
     timing = mapping(result[layout], layout, place)
@@ -95,10 +121,14 @@ def _row(
         skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
         return None
     if timing.get("nwrong") is not None and number(timing["nwrong"], "nwrong", place) != 0:
-        raise TableError(f"{place}: the run computed {timing['nwrong']} wrong values {layout}; run the test again")
+        raise TableError(
+            f"{place}: the run computed {timing['nwrong']} wrong values {layout}; run the test again"
+        )
     size = number(result.get("size"), "size", place, 0)
     time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, place)
-    row = collective_row(test, options, place, size, text(result.get("type"), "type", place), skipped)
+    row = collective_row(
+        test, options, place, size, text(result.get("type"), "type", place), skipped
+    )
     if row is None:
         return None
     row["time_us"] = time_us

@@ -1,8 +1,9 @@
 """Output of NVIDIA's nccl-tests (and AMD's rccl-tests): the printed table of all versions.
 
-A section of the text is: comment lines that name the test, its settings and its ranks; a header of two lines
-(columns and units); a line per size; the number of wrong values. Sizes follow the project's own columns, which
-are nccl-tests'. The time is the mean over the iterations of a size, as nccl-tests prints it.
+A section of the text is: comment lines that name the test, its settings and its ranks; a header of
+two lines (columns and units); a line per size; the number of wrong values. Sizes follow the
+project's own columns, which are nccl-tests'. The time is the mean over the iterations of a size, as
+nccl-tests prints it.
 """
 
 import re
@@ -108,7 +109,8 @@ class _Line:
         return self.cells[self.columns.index(name)] if name in self.columns else ""
 
     def blocks(self) -> dict[str, dict[str, str]]:
-        """Columns of the results out of place and in place: each block reaches from a time to the next one."""
+        """Columns of the results out of place and in place: each block reaches from a time to the
+        next one."""
         starts = [index for index, name in enumerate(self.columns) if name in ("time", "cputime")]
         ends = [*starts[1:], len(self.columns)]
         blocks = {}
@@ -128,8 +130,8 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     """Rows of every section of a text.
 
     Raises:
-        TableError: a section without its end, wrong values, a line with too few columns, impossible numbers, other
-            units, or nothing that says the test or its ranks.
+        TableError: a section without its end, wrong values, a line with too few columns, impossible
+            numbers, other units, or nothing that says the test or its ranks.
     """
     rows: list[Row] = []
     section = _Section(path)
@@ -143,16 +145,21 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
         if verdict:
             wrong = number(verdict[1], "the number of wrong values", place, 0)
             if wrong != 0 or verdict[2] == "FAILED":
-                raise TableError(f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again")
+                raise TableError(
+                    f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again"
+                )
             rows += _section_rows(section, options, skipped)
             # The next lines may be another test of the same ranks.
-            section = replace(section, test="", iterations=1, columns=[], units_seen=False, first_row=0, lines=[])
+            section = replace(
+                section, test="", iterations=1, columns=[], units_seen=False, first_row=0, lines=[]
+            )
         elif section.columns and line[:1].isdigit() and not line.startswith("#"):
             section.first_row = section.first_row or count
             section.lines.append(_line(section, line.split(), place))
         else:
             _comment(section, line, place)
-    # A section whose end is missing was cut short: its last size may have fewer iterations than it states.
+    # A section whose end is missing was cut short: its last size may have fewer iterations than it
+    # states.
     if section.columns:
         raise TableError(
             f"{path}: the table of {section.test or 'a test'} has no 'Out of bounds values' line after it: the run "
@@ -168,12 +175,15 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
 def _label_of_header(text: str) -> re.Pattern[str] | None:
     """The prefix of a table's heading, if all lines of the log begin with it; None without one.
 
-    Launchers and tools that nobody listed label lines too. Numbers in a label (of processes, of a clock) may differ.
+    Launchers and tools that nobody listed label lines too. Numbers in a label (of processes, of a
+    clock) may differ.
     """
     heading = _HEADING.search(text)
     if heading is None or not heading[1].strip():
         return None
-    return re.compile(re.sub(r"\d+", r"\\d+", re.escape(_COLOURS.sub("", heading[1]).rstrip())) + r"\s?")
+    return re.compile(
+        re.sub(r"\d+", r"\\d+", re.escape(_COLOURS.sub("", heading[1]).rstrip())) + r"\s?"
+    )
 
 
 def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
@@ -194,9 +204,11 @@ def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
 def _comment(section: _Section, line: str, place: str) -> None:
     """Record in `section` the facts about the run that a comment states.
 
-    Some logs have lost the signs that begin comments: every line that is not of the table comes here.
+    Some logs have lost the signs that begin comments: every line that is not of the table comes
+    here.
     """
-    # From the most particular line to the least: a rank, the header of a table, its line of units, settings.
+    # From the most particular line to the least: a rank, the header of a table, its line of units,
+    # settings.
     rank = _RANK.match(line)
     if rank:
         section.ranks.append(ListedRank(rank["group"] or "0", rank["host"], rank["name"].strip()))
@@ -239,27 +251,35 @@ def test_of(text: str) -> str:
 
 
 def _line(section: _Section, cells: list[str], place: str) -> _Line:
-    """A line of the table, with blanks filled in: tests that reduce nothing or have no root leave these columns empty.
+    """A line of the table, with blanks filled in: tests that reduce nothing or have no root leave
+    these columns empty.
 
     Raises:
         TableError: there is no line of units above it, or it has too few columns.
     """
     if not section.units_seen:
-        raise TableError(f"{place}: a line of units must come before it, with times in (us); add that line")
+        raise TableError(
+            f"{place}: a line of units must come before it, with times in (us); add that line"
+        )
     columns = section.columns
     # A timestamp is two cells: a date and a time of day.
     width = len(columns) + columns.count("timestamp")
-    # The printed table has fixed columns and leaves cells blank; split at blanks, such cells vanish.
+    # The printed table has fixed columns and leaves cells blank; split at blanks, such cells
+    # vanish.
     for name in ("redop", "root"):
         index = columns.index(name) if name in columns else len(cells)
         if len(cells) < width and index < len(cells) and _is_blank(name, cells, index):
             cells = [*cells[:index], "", *cells[index:]]
     if len(cells) != width:
-        raise TableError(f"{place}: the line has {len(cells)} columns, the header {width}; give the whole output")
+        raise TableError(
+            f"{place}: the line has {len(cells)} columns, the header {width}; give the whole output"
+        )
     line = _Line(place, columns, cells)
     for layout, block in line.blocks().items():
         if "time" in block and block.get("#wrong", "0") not in ("0", "N/A"):
-            raise TableError(f"{place}: the run computed {block['#wrong']} wrong values {layout}; run the test again")
+            raise TableError(
+                f"{place}: the run computed {block['#wrong']} wrong values {layout}; run the test again"
+            )
     return line
 
 
@@ -307,8 +327,9 @@ def _data(section: _Section, line: _Line, options: ReadOptions, skipped: Counter
 def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[str, Row]:
     """The test of a section, and the columns of its ranks.
 
-    Both are as the log states them. Where it is silent or has lost lines, the ratio of bus bandwidth to algorithm
-    bandwidth tells them: it follows from the collective and the number of ranks (all-reduce: 2 (n - 1) / n).
+    Both are as the log states them. Where it is silent or has lost lines, the ratio of bus
+    bandwidth to algorithm bandwidth tells them: it follows from the collective and the number of
+    ranks (all-reduce: 2 (n - 1) / n).
 
     Raises:
         TableError: the log and its bandwidths contradict one another, or neither says enough.
@@ -324,8 +345,12 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
         return section.test, group_columns(section.ranks, options, place)
 
     # Compare what the log or the user states with what the bandwidths imply.
-    stated_group = group_columns(section.ranks, options, place) if section.ranks or options.ranks else None
-    stated_test = next((name for name, kind in COLLECTIVES.items() if kind == options.collective), "")
+    stated_group = (
+        group_columns(section.ranks, options, place) if section.ranks or options.ranks else None
+    )
+    stated_test = next(
+        (name for name, kind in COLLECTIVES.items() if kind == options.collective), ""
+    )
     test = section.test or stated_test or _test_by_ratio(section, ratio, stated_group, place)
     by_ratio = ratio.ranks(test)
 
@@ -336,7 +361,8 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
         return test, group_columns([], replace(options, ranks=by_ratio), place)
     if ratio.allows(test, stated_group["num_ranks"]):
         return test, stated_group
-    # An excerpt lists some ranks only; the number of the last one and the bandwidths agree on how many there are.
+    # An excerpt lists some ranks only; the number of the last one and the bandwidths agree on how
+    # many there are.
     if by_ratio is not None and by_ratio == section.highest_rank + 1 and options.ranks is None:
         per_node = section.highest_device + 1
         if options.ranks_per_node is None and by_ratio % per_node == 0:
@@ -350,7 +376,9 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
     )
 
 
-def _test_by_ratio(section: _Section, ratio: BandwidthRatio, stated_group: Row | None, place: str) -> str:
+def _test_by_ratio(
+    section: _Section, ratio: BandwidthRatio, stated_group: Row | None, place: str
+) -> str:
     """The only test that a log's bandwidths, reduction and root allow; empty if there is none.
 
     Raises:
@@ -374,7 +402,8 @@ def checked_time_us(time_us: object, algbw: object, size: float, place: str) -> 
     bandwidth = number(algbw, "algbw", place, 0)
     if time == 0:
         raise TableError(f"{place}: the time is 0 us, because the timer did not run; measure again")
-    # Two decimals of a bandwidth and few digits of a time: beyond this, a unit was converted on one side alone.
+    # Two decimals of a bandwidth and few digits of a time: beyond this, a unit was converted on one
+    # side alone.
     if abs(size / time / 1e3 - bandwidth) > 0.011 + 0.02 * bandwidth:
         raise TableError(
             f"{place}: {size:.0f} bytes in {time:g} us are {size / time / 1e3:.4g} GB/s, the algbw column says "
@@ -389,7 +418,8 @@ def collective_row(
     """The columns that identify the collective; none for a collective that tables do not have.
 
     Raises:
-        TableError: a file that names no program where the user does not either, or another than the user.
+        TableError: a file that names no program where the user does not either, or another than the
+            user.
     """
     if not test and not options.collective:
         raise TableError(
@@ -398,7 +428,9 @@ def collective_row(
         )
     stated = options.collective
     if test and stated and COLLECTIVES.get(test) != stated:
-        raise TableError(f"{place}: this is the output of {test}_perf, not of {stated}; leave --collective out")
+        raise TableError(
+            f"{place}: this is the output of {test}_perf, not of {stated}; leave --collective out"
+        )
     test = test or next(name for name, kind in COLLECTIVES.items() if kind == stated)
     if test not in COLLECTIVES:
         skipped[f"no such collective in the tables: {test}"] += 1
@@ -410,22 +442,32 @@ def collective_row(
     if dtype not in DTYPES:
         skipped[f"no such element type in the tables: {dtype}"] += 1
         return None
-    return {"source": "nccl-tests", "collective": COLLECTIVES[test], "bytes": int(size), "dtype": DTYPES[dtype]}
+    return {
+        "source": "nccl-tests",
+        "collective": COLLECTIVES[test],
+        "bytes": int(size),
+        "dtype": DTYPES[dtype],
+    }
 
 
 def group_columns(ranks: Sequence[ListedRank], options: ReadOptions, place: str) -> Row:
     """Columns of the device and of the group of a run, from the ranks that the file lists.
 
     Raises:
-        TableError: ranks that nobody states, of different devices, or another number than the user says.
+        TableError: ranks that nobody states, of different devices, or another number than the user
+            says.
     """
     if not ranks and options.ranks is None:
-        raise TableError(f"{place}: the file lists no ranks ('# Rank 0 ...'); say how many with --ranks N")
+        raise TableError(
+            f"{place}: the file lists no ranks ('# Rank 0 ...'); say how many with --ranks N"
+        )
     # A collective runs at the pace of its slowest device: a mixed group measures neither kind.
     names = {rank.device_name for rank in ranks}
     if len(names) > 1:
         listed = ", ".join(sorted(names))
-        raise TableError(f"{place}: the ranks are on different devices ({listed}); measure one kind at a time")
+        raise TableError(
+            f"{place}: the ranks are on different devices ({listed}); measure one kind at a time"
+        )
     device = options.name_of(min(names, default=""))
     if not ranks:
         return {"device": device, "num_ranks": options.ranks} | options.nodes(options.ranks or 0)
@@ -434,7 +476,9 @@ def group_columns(ranks: Sequence[ListedRank], options: ReadOptions, place: str)
     ranks_on_host = Counter(rank.host for rank in ranks if rank.group == group)
     count = sum(ranks_on_host.values())
     if options.ranks is not None and options.ranks != count:
-        raise TableError(f"{place}: the file lists {count} ranks, not {options.ranks}; leave --ranks out")
+        raise TableError(
+            f"{place}: the file lists {count} ranks, not {options.ranks}; leave --ranks out"
+        )
     nodes = {"num_nodes": len(ranks_on_host), "ranks_per_node": max(ranks_on_host.values())}
     return {"device": device, "num_ranks": count} | nodes | options.nodes(count)
 
@@ -483,10 +527,16 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_,:;^=+-]{1,64}")
 
 
 def allowed(variables: Iterable[str]) -> dict[str, str]:
-    """Values by name of those `NAME=value` texts that are in the allow-list and have plain values."""
+    """Values by name of those `NAME=value` texts that are in the allow-list and have plain
+    values."""
     pairs = (text.partition("=") for text in variables)
-    # Environments hold tokens, paths and names of hosts: only what changes how NCCL runs may enter a table.
-    return {name: value for name, _, value in sorted(pairs) if name in ALLOWED and _PLAIN.fullmatch(value)}
+    # Environments hold tokens, paths and names of hosts: only what changes how NCCL runs may enter
+    # a table.
+    return {
+        name: value
+        for name, _, value in sorted(pairs)
+        if name in ALLOWED and _PLAIN.fullmatch(value)
+    }
 
 
 def variant(layout: str, settings: dict[str, str]) -> str:

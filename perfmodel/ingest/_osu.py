@@ -1,9 +1,9 @@
 """Output of the OSU micro-benchmarks (versions 3 to 7): collectives, latency and bandwidth.
 
-Sizes are converted to nccl-tests': OSU gives what one rank sends to one other for all-gather and all-to-all
-(`osu_allgather.c` and `osu_alltoall.c` allocate size x ranks), the whole buffer for the others. Collective
-times are the mean over ranks and iterations. `osu_bw` streams windows of messages: its time of one is
-size / bandwidth.
+Sizes are converted to nccl-tests': OSU gives what one rank sends to one other for all-gather and
+all-to-all (`osu_allgather.c` and `osu_alltoall.c` allocate size x ranks), the whole buffer for the
+others. Collective times are the mean over ranks and iterations. `osu_bw` streams windows of
+messages: its time of one is size / bandwidth.
 """
 
 import re
@@ -16,7 +16,8 @@ from perfmodel.ingest._files import integer, number
 from perfmodel.ingest._rows import ReadOptions, Row
 
 _TITLE: Final = re.compile(
-    r"#\s*OSU\s+(?:MPI|NCCL|RCCL|HCCL|XCCL)?(?P<memory>-\w+)?\s*(?P<test>.*?)\s*v(?P<version>[\d.]+)", re.I
+    r"#\s*OSU\s+(?:MPI|NCCL|RCCL|HCCL|XCCL)?(?P<memory>-\w+)?\s*(?P<test>.*?)\s*v(?P<version>[\d.]+)",
+    re.I,
 )
 _TESTS: Final = {
     "allreduce latency test": ("all_reduce", False),
@@ -30,16 +31,29 @@ _TESTS: Final = {
     "bandwidth test": ("send_recv", False),
 }
 """Title -> collective, and whether its size is per pair of ranks."""
-_DTYPES: Final = {"MPI_FLOAT": "fp32", "MPI_DOUBLE": "fp64", "MPI_CHAR": "int8", "MPI_INT8_T": "int8"}
-_TIMES: Final = {"Latency", "Avg Latency", "Avg Lat", "Min Latency", "Max Latency", "Min Lat", "Max Lat"}
+_DTYPES: Final = {
+    "MPI_FLOAT": "fp32",
+    "MPI_DOUBLE": "fp64",
+    "MPI_CHAR": "int8",
+    "MPI_INT8_T": "int8",
+}
+_TIMES: Final = {
+    "Latency",
+    "Avg Latency",
+    "Avg Lat",
+    "Min Latency",
+    "Max Latency",
+    "Min Lat",
+    "Max Lat",
+}
 
 
 def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
     """Rows of every test in a text.
 
     Raises:
-        TableError: no OSU test in it, a line with other columns than its header, impossible numbers, other units, or
-            a collective whose number of ranks nobody states.
+        TableError: no OSU test in it, a line with other columns than its header, impossible
+            numbers, other units, or a collective whose number of ranks nobody states.
     """
     rows: list[Row] = []
     test, software, dtype = "", "", ""
@@ -62,7 +76,15 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
                 raise TableError(
                     f"{place}: the line has {len(cells)} columns, the header {len(columns)}; give the whole output"
                 )
-            rows += _row(test, dict(zip(columns, cells, strict=True)), place, options, skipped, dtype, software)
+            rows += _row(
+                test,
+                dict(zip(columns, cells, strict=True)),
+                place,
+                options,
+                skipped,
+                dtype,
+                software,
+            )
     if not rows and not skipped:
         raise TableError(
             f"{path}: the file has no table of an OSU benchmark; give the output of osu_allreduce or another"
@@ -72,7 +94,8 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
 
 def _columns(header: str, place: str) -> list[str]:
     """Names without units, which must be us and MB/s."""
-    # Names may have blanks; some versions put only one after a unit, so that two columns seem to be one.
+    # Names may have blanks; some versions put only one after a unit, so that two columns seem to be
+    # one.
     header = header.lstrip("# ").replace("(us) ", "(us)  ").replace("(MB/s) ", "(MB/s)  ")
     names = []
     for cell in re.split(r"\s{2,}|\t", header):
@@ -92,9 +115,16 @@ def _columns(header: str, place: str) -> list[str]:
 
 
 def _row(
-    test: str, cells: dict[str, str], place: str, options: ReadOptions, skipped: Counter[str], dtype: str, software: str
+    test: str,
+    cells: dict[str, str],
+    place: str,
+    options: ReadOptions,
+    skipped: Counter[str],
+    dtype: str,
+    software: str,
 ) -> list[Row]:
-    """The row of one line; empty for a test or size without one (raises `TableError` as `read_osu`)."""
+    """The row of one line; empty for a test or size without one (raises `TableError` as
+    `read_osu`)."""
     if test not in _TESTS:
         skipped[f"no such collective in the tables: OSU {test or 'test without a title'}"] += 1
         return []
@@ -105,7 +135,9 @@ def _row(
         return []
     ranks = 2 if collective == "send_recv" else options.ranks
     if ranks is None:
-        raise TableError(f"{place}: the number of ranks is missing from OSU's output; give --ranks N")
+        raise TableError(
+            f"{place}: the number of ranks is missing from OSU's output; give --ranks N"
+        )
     row: Row = {
         "source": "osu",
         "device": options.name_of(""),
@@ -123,11 +155,18 @@ def _row(
         # MB/s are bytes per us.
         row["time_us"] = size / bandwidth
     else:
-        latencies_us = {name: number(cells[name], name, place, 0) for name in cells if name in _TIMES}
-        # With `-f` three columns say the spread over ranks; the mean is always there, under one of several names.
-        mean_us = next((v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None)
+        latencies_us = {
+            name: number(cells[name], name, place, 0) for name in cells if name in _TIMES
+        }
+        # With `-f` three columns say the spread over ranks; the mean is always there, under one of
+        # several names.
+        mean_us = next(
+            (v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None
+        )
         if not mean_us:
-            raise TableError(f"{place}: all latencies are zero; the columns are {', '.join(cells)}; measure again")
+            raise TableError(
+                f"{place}: all latencies are zero; the columns are {', '.join(cells)}; measure again"
+            )
         low = next((v for name, v in latencies_us.items() if name.startswith("Min")), mean_us)
         high = next((v for name, v in latencies_us.items() if name.startswith("Max")), mean_us)
         # Printed with few digits, equal times may differ in the last one.

@@ -123,7 +123,9 @@ READERS: Final = {
     "jax-trace": Reader(
         read_jax_traces,
         activities=list,
-        calls=lambda activities: [(activity, Detail(number)) for number, activity in enumerate(activities)],
+        calls=lambda activities: [
+            (activity, Detail(number)) for number, activity in enumerate(activities)
+        ],
     ),
     # Traces that this package wrote: a timeline alone.
     "perfmodel": Reader(_read_own, activities=list),
@@ -136,17 +138,21 @@ TRACE_FORMATS: Final = tuple(name for name, reader in READERS.items() if reader.
 """Formats that hold timelines."""
 
 
-def import_measurements(format: str, paths: Sequence[Path | str], options: ReadOptions | None = None) -> Measurements:
+def import_measurements(
+    format: str, paths: Sequence[Path | str], options: ReadOptions | None = None
+) -> Measurements:
     """Read a benchmark's or profiler's files as rows of the measurement tables.
 
     Args:
         format: one of `TABLE_FORMATS`, or `auto`.
-        paths: files (of ranks, or of repeats: rows of equal shapes become their median), or profile directories of JAX.
+        paths: files (of ranks, or of repeats: rows of equal shapes become their median), or profile
+            directories of JAX.
         options: settings that the files do not state.
 
     Raises:
         UnknownNameError: another format.
-        TableError: a file that is missing, damaged, of another format or version, or has impossible values.
+        TableError: a file that is missing, damaged, of another format or version, or has impossible
+            values.
     """
     format, contents, rows = _opened(paths, format, "rows", "measurement format")
     skipped: Counter[str] = Counter()
@@ -156,7 +162,8 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
 def read_measurements(
     format: str, paths: Sequence[Path | str], options: ReadOptions | None = None, kind: str = ""
 ) -> "pd.DataFrame":
-    """Read a benchmark's or profiler's files as one table: of kernels, or of collectives if the files have no kernels.
+    """Read a benchmark's or profiler's files as one table: of kernels, or of collectives if the
+    files have no kernels.
 
     Args:
         format: as for `import_measurements`.
@@ -186,8 +193,8 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
 
 
 def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
-    """Calls of operators and collectives, with everything that the profiler reports about them, and the timeline of all
-    devices.
+    """Calls of operators and collectives, with everything that the profiler reports about them, and
+    the timeline of all devices.
 
     Args:
         format: one of `TRACE_FORMATS` but `perfmodel`, or `auto`.
@@ -208,8 +215,8 @@ def detect_format(path: Path | str) -> str:
         TableError: no file, or of no format that this package reads.
     """
     path = Path(path)
-    # By content, not by ending: all profilers of Python write `*.json`, and logs of nccl-tests have any name. Only
-    # XSpace's protobuf has no mark at its beginning.
+    # By content, not by ending: all profilers of Python write `*.json`, and logs of nccl-tests have
+    # any name. Only XSpace's protobuf has no mark at its beginning.
     if path.is_dir() or path.name.endswith(".xplane.pb"):
         return "xplane"
     data = read_bytes(path)
@@ -229,10 +236,14 @@ def detect_format(path: Path | str) -> str:
         return "osu"
     elif b"Out of bounds values" in data or b"out-of-place" in data:
         return "nccl-tests"
-    raise TableError(f"{path}: perfmodel does not recognise the format; name one of {', '.join(FORMATS)}")
+    raise TableError(
+        f"{path}: perfmodel does not recognise the format; name one of {', '.join(FORMATS)}"
+    )
 
 
-def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -> tuple[str, Any, Any]:
+def _opened(
+    paths: Sequence[Path | str], format: str, content: str, kind: str
+) -> tuple[str, Any, Any]:
     """Read files, and look up the function that extracts one kind of content.
 
     Args:
@@ -248,7 +259,8 @@ def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -
         raise PerfModelError("no file is named; give at least one")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
-    # A format that lacks this kind of content is refused before its files, which may be large, are parsed.
+    # A format that lacks this kind of content is refused before its files, which may be large, are
+    # parsed.
     able = {name: reader for name, reader in READERS.items() if getattr(reader, content)}
     if format not in able:
         raise UnknownNameError(kind, format, (*able, "auto"))

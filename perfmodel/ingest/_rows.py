@@ -1,4 +1,5 @@
-"""Measurements as table rows, completed by the user's facts; repeats of a shape become one row, their median."""
+"""Measurements as table rows, completed by the user's facts; repeats of a shape become one row,
+their median."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,7 +17,17 @@ from perfmodel.ops import CollectiveKind
 Row = dict[str, Any]
 """Value of each column; unknown values are left out."""
 
-_FIRST: Final = ("source", "device", "interconnect", "op_family", "op", "collective", "algorithm", "dtype", "pass")
+_FIRST: Final = (
+    "source",
+    "device",
+    "interconnect",
+    "op_family",
+    "op",
+    "collective",
+    "algorithm",
+    "dtype",
+    "pass",
+)
 _LAST: Final = ("time_us", "time_us_std", "n_repeats", "software", "variant")
 _LARGEST: Final = 2**62
 _MEASURED: Final = ("time_us", "time_us_std", "n_repeats")
@@ -32,7 +43,8 @@ class ReadOptions:
     """Number of ranks for collectives in files that do not state it."""
     ranks_per_node: int | None = None
     collective: str = ""
-    """Kind of collective, as in the tables (all_to_all), for logs that do not print the program's name."""
+    """Kind of collective, as in the tables (all_to_all), for logs that do not print the program's
+    name."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node"):
@@ -51,7 +63,8 @@ class ReadOptions:
         return {"num_nodes": -(-ranks // per_node), "ranks_per_node": per_node}
 
     def name_of(self, reported: str) -> str:
-        """The device's name: from the user, else the catalog's name for the reported device, else the reported name."""
+        """The device's name: from the user, else the catalog's name for the reported device, else
+        the reported name."""
         return self.device or _catalog_name(reported.strip())
 
 
@@ -71,7 +84,8 @@ _FORMS: Final = (
 
 
 def _catalog_name(reported: str) -> str:
-    # Drivers name a board by its memory where the catalog needs the socket too, and the clusters follow from that.
+    # Drivers name a board by its memory where the catalog needs the socket too, and the clusters
+    # follow from that.
     for form, name in _FORMS:
         board = form.search(reported)
         if board:
@@ -87,17 +101,20 @@ def _catalog_name(reported: str) -> str:
 class CollectiveCalls:
     """Times of the kernels of collectives on each device.
 
-    A kernel waits for devices that arrive later; only the kernel of the last device does not wait. If all devices of a
-    group were recorded, the shortest kernel of a collective is therefore its time; otherwise every kernel's time
-    counts.
+    A kernel waits for devices that arrive later; only the kernel of the last device does not wait.
+    If all devices of a group were recorded, the shortest kernel of a collective is therefore its
+    time; otherwise every kernel's time counts.
     """
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[Any, ...], dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._calls: dict[tuple[Any, ...], dict[object, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         self._row: dict[tuple[Any, ...], Row] = {}
 
     def add(self, row: Row, group: str, device: object, time_us: float) -> None:
-        """A kernel of a collective of a group of devices, in the order in which the device ran them."""
+        """A kernel of a collective of a group of devices, in the order in which the device ran
+        them."""
         key = (group, *row.values())
         self._row[key] = row
         self._calls[key][device].append(time_us)
@@ -126,7 +143,8 @@ class Measurements:
 
     format: str
     kernels: pd.DataFrame
-    """A row per kernel, element type and shape (columns as in `perfmodel.ingest.tables`); may be empty."""
+    """A row per kernel, element type and shape (columns as in `perfmodel.ingest.tables`); may be
+    empty."""
     collectives: pd.DataFrame
     """A row per collective, size and group; may be empty."""
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -146,10 +164,16 @@ class Measurements:
         by_kind = {"compute": self.kernels, "collective": self.collectives}
         if kind and kind not in by_kind:
             raise UnknownNameError("kind of table", kind, by_kind)
-        chosen = {name: table for name, table in by_kind.items() if len(table) and kind in ("", name)}
+        chosen = {
+            name: table for name, table in by_kind.items() if len(table) and kind in ("", name)
+        }
         if not chosen:
-            reasons = "; ".join(f"{reason}: {count}" for reason, count in list(self.skipped.items())[:3])
-            raise TableError(f"{place}: it has no row for a table{f': {reasons}' if reasons else ''}")
+            reasons = "; ".join(
+                f"{reason}: {count}" for reason, count in list(self.skipped.items())[:3]
+            )
+            raise TableError(
+                f"{place}: it has no row for a table{f': {reasons}' if reasons else ''}"
+            )
         return chosen
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,7 +188,8 @@ def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -
     kernels: list[Row] = []
     collectives: list[Row] = []
     for row in rows:
-        # Columns of pandas are int64: a larger size would become a column of objects, or an error far from its cause.
+        # Columns of pandas are int64: a larger size would become a column of objects, or an error
+        # far from its cause.
         if any(isinstance(value, int) and value >= _LARGEST for value in row.values()):
             counts["a size beyond that of any tensor"] += 1
         else:
@@ -173,7 +198,8 @@ def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -
 
 
 def _joined(rows: list[Row]) -> pd.DataFrame:
-    """Median of equal rows, with their standard deviation if there are several, else the one that the row states."""
+    """Median of equal rows, with their standard deviation if there are several, else the one that
+    the row states."""
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)
@@ -181,7 +207,8 @@ def _joined(rows: list[Row]) -> pd.DataFrame:
         if name not in table:
             table[name] = None
     table["n_repeats"] = table["n_repeats"].fillna(1)
-    # Repeats differ in nothing but their times. The median, since single calls wait for clocks, hosts and other ranks.
+    # Repeats differ in nothing but their times. The median, since single calls wait for clocks,
+    # hosts and other ranks.
     keys = [name for name in table.columns if name not in _MEASURED]
     groups = table.groupby(keys, dropna=False, sort=False)
     joined = groups.agg(

@@ -57,24 +57,34 @@ class Builder:
     def parameter(self, name: str, tensor: Tensor) -> str:
         """Add a formal parameter to the function."""
         if name in self.types:
-            raise ProgramError(self.name, 1, name, "is already defined; assign every value only once")
+            raise ProgramError(
+                self.name, 1, name, "is already defined; assign every value only once"
+            )
         self.types[name] = tensor
         self._parameters.append(Parameter(name, tensor))
         return name
 
     def op(self, op: str, /, *inputs: str, name: str = "", **values: Any) -> str:
-        """Append an instruction of one output; returns the output's name (`name`, or made from the op's)."""
+        """Append an instruction of one output; returns the output's name (`name`, or made from the
+        op's)."""
         (output,) = self.emit(op, inputs, (name or op,), attributes(**values))
         return output
 
     def emit(
-        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+        self,
+        op: str,
+        inputs: Sequence[str],
+        hints: Sequence[str],
+        values: Attributes = (),
+        tag: Tag | None = None,
     ) -> tuple[str, ...]:
         """Append an instruction; its outputs get the hinted names, numbered if already used."""
-        # Typing each instruction as it comes puts an error at the line that causes it, and lets gradient rules look
-        # at shapes.
+        # Typing each instruction as it comes puts an error at the line that causes it, and lets
+        # gradient rules look at shapes.
         outputs = tuple([self.fresh(hint) for hint in hints])
-        instruction = Instruction(op, tuple(inputs), outputs, values, self.tag if tag is None else tag)
+        instruction = Instruction(
+            op, tuple(inputs), outputs, values, self.tag if tag is None else tag
+        )
         inferred = self._output_types(instruction)
         self.types.update(zip(outputs, inferred, strict=True))
         self.instructions.append(instruction)
@@ -83,7 +93,8 @@ class Builder:
     def _output_types(self, instruction: Instruction) -> tuple[Tensor, ...]:
         """Infer the types of an instruction's outputs."""
         op, outputs = instruction.op, instruction.outputs
-        # The checks of `infer`, made at the moment of writing: a finished builder is a valid function.
+        # The checks of `infer`, made at the moment of writing: a finished builder is a valid
+        # function.
         missing = next((name for name in instruction.inputs if name not in self.types), None)
         if missing is not None:
             raise self._error(missing, f"is used by {op} before it is defined")
@@ -96,7 +107,9 @@ class Builder:
                 raise self._error(outputs[0], str(error)) from None
         types = self._memo[key]
         if len(types) != len(outputs):
-            raise self._error(outputs[0], f"{op} has {len(types)} outputs, but {len(outputs)} names are given")
+            raise self._error(
+                outputs[0], f"{op} has {len(types)} outputs, but {len(outputs)} names are given"
+            )
         return types
 
     def _error(self, value: str, message: str) -> ProgramError:
@@ -107,8 +120,8 @@ class Builder:
         if hint not in self.types and hint not in self._count:
             self._count[hint] = 1
             return hint
-        # The counter of a hint makes numbering linear in the number of values; searching from 1 each time would be
-        # quadratic.
+        # The counter of a hint makes numbering linear in the number of values; searching from 1
+        # each time would be quadratic.
         while True:
             number = self._count.get(hint, 1)
             self._count[hint] = number + 1
@@ -119,7 +132,9 @@ class Builder:
 
     def build(self, outputs: Sequence[str]) -> Function:
         """Build the function from the instructions so far."""
-        return Function(self.name, tuple(self._parameters), tuple(self.instructions), tuple(outputs))
+        return Function(
+            self.name, tuple(self._parameters), tuple(self.instructions), tuple(outputs)
+        )
 
 
 class ModelBuilder(Builder):
@@ -135,13 +150,24 @@ class ModelBuilder(Builder):
         """The parameters and data declared so far."""
         return tuple(self._inputs)
 
-    def data(self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0) -> str:
-        """An input whose first axis indexes independent samples (`batch_axis=None`: shared by all samples)."""
+    def data(
+        self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0
+    ) -> str:
+        """An input whose first axis indexes independent samples (`batch_axis=None`: shared by all
+        samples)."""
         return self._input(name, "data", shape, dtype or self.dtype, batch_axis=batch_axis)
 
-    def weight(self, name: str, shape: Shape, tensor_axis: int | None = None, expert_axis: int | None = None) -> str:
+    def weight(
+        self,
+        name: str,
+        shape: Shape,
+        tensor_axis: int | None = None,
+        expert_axis: int | None = None,
+    ) -> str:
         """A trained parameter."""
-        return self._input(name, "parameter", shape, self.dtype, tensor_axis=tensor_axis, expert_axis=expert_axis)
+        return self._input(
+            name, "parameter", shape, self.dtype, tensor_axis=tensor_axis, expert_axis=expert_axis
+        )
 
     def program(self, outputs: Sequence[tuple[str, Role]]) -> Program:
         """Build the program that returns the given values with their roles."""

@@ -26,17 +26,23 @@ class Work:
 
 def work(function: Function) -> Work:
     """Sum computation, traffic and communication of each device over a function's instructions."""
-    # Layers and micro-batches repeat the same instruction, so each distinct one is asked for its work once.
+    # Layers and micro-batches repeat the same instruction, so each distinct one is asked for its
+    # work once.
     types = function.types
     total = np.zeros((3, function.n_devices))
     known: dict[tuple[object, ...], tuple[float, float, float]] = {}
-    for instruction, group in zip(function.instructions, instruction_devices(function), strict=True):
+    for instruction, group in zip(
+        function.instructions, instruction_devices(function), strict=True
+    ):
         inputs = tuple([types[name] for name in instruction.inputs])
         outputs = tuple([types[name] for name in instruction.outputs])
         key = (instruction.op, instruction.attributes, inputs, outputs)
         if key not in known:
-            known[key] = _cost_of_instruction(instruction.op, inputs, outputs, dict(instruction.attributes))
-        # Every member of a collective takes part in the whole of it, so all of them are charged its bytes.
+            known[key] = _cost_of_instruction(
+                instruction.op, inputs, outputs, dict(instruction.attributes)
+            )
+        # Every member of a collective takes part in the whole of it, so all of them are charged its
+        # bytes.
         for device in group:
             total[:, device] += known[key]
     return Work(*total)
@@ -72,7 +78,9 @@ class LiveMemory:
             PerfModelError: there is no such device.
         """
         if not 0 <= device < len(self.peak_bytes):
-            raise PerfModelError(f"device {device} does not exist; the program has {len(self.peak_bytes)} devices")
+            raise PerfModelError(
+                f"device {device} does not exist; the program has {len(self.peak_bytes)} devices"
+            )
         on_device = self._device == device
         return self._instruction[on_device], self._in_use_bytes[on_device]
 
@@ -80,8 +88,8 @@ class LiveMemory:
 def live_memory(function: Function) -> LiveMemory:
     """Live memory of a function (DistIR, section 3.3); parameters are live from the start.
 
-    Returned values stay to the end. What an instruction frees, it frees when it has ended: its operands and
-    results are in use together.
+    Returned values stay to the end. What an instruction frees, it frees when it has ended: its
+    operands and results are in use together.
     """
     # Every value lives from the instruction that makes it to the last that uses it.
     types = function.types
@@ -97,16 +105,19 @@ def live_memory(function: Function) -> LiveMemory:
             last[number[name]] = index
     # Returned values are never freed.
     last[[number[name] for name in function.outputs]] = end
-    # Half steps: what begins at an instruction counts while it runs, what ends there is gone after it.
+    # Half steps: what begins at an instruction counts while it runs, what ends there is gone after
+    # it.
     freed = last < end
     half_step = np.concatenate([2 * born, 2 * last[freed] + 1])
     change = np.concatenate([size, -size[freed]])
     on_device = np.concatenate([device, device[freed]])
-    # Changes of all devices in one array, device after device: their running sum is the memory in use.
+    # Changes of all devices in one array, device after device: their running sum is the memory in
+    # use.
     order = np.lexsort((half_step, on_device))
     half_step, change, on_device = half_step[order], change[order], on_device[order]
     running = np.cumsum(change)
-    # The running sum goes on from one device to the next; what the devices before ended with is taken off again.
+    # The running sum goes on from one device to the next; what the devices before ended with is
+    # taken off again.
     start = np.searchsorted(on_device, np.arange(function.n_devices + 1))
     before = np.append(0.0, running)[start[:-1]]
     in_use = running - before[on_device]
@@ -114,7 +125,8 @@ def live_memory(function: Function) -> LiveMemory:
     for d, (first, stop) in enumerate(pairwise(start.tolist())):
         if stop > first:
             peak[d] = in_use[first:stop].max()
-    # Back to whole instructions: what is freed after instruction i (half step 2i + 1) is gone from i + 1 on.
+    # Back to whole instructions: what is freed after instruction i (half step 2i + 1) is gone from
+    # i + 1 on.
     step = (half_step + 1) // 2
     # If there are several changes before an instruction, only the last one is a state.
     state = np.append((step[1:] != step[:-1]) | (on_device[1:] != on_device[:-1]), True)

@@ -1,8 +1,9 @@
 """Functions in static single assignment form, and type inference by abstract interpretation.
 
-The interpreter goes line by line over abstract values (DistIR, algorithm 1) and finds dtype, shape, device and known
-contents in one pass. An op whose operands are all known is evaluated, so that chains of `shape`, `take`, `concat` and
-`reshape` resolve (DistIR, figure 4). Calls of other functions are inlined before.
+The interpreter goes line by line over abstract values (DistIR, algorithm 1) and finds dtype, shape,
+device and known contents in one pass. An op whose operands are all known is evaluated, so that
+chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4). Calls of other
+functions are inlined before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ class Function:
 
     @cached_property
     def types(self) -> Mapping[str, Tensor]:
-        """Type of every value, by abstract interpretation (raises `ProgramError`); equal types are one object."""
+        """Type of every value, by abstract interpretation (raises `ProgramError`); equal types are
+        one object."""
         return infer(self)
 
     @cached_property
@@ -75,25 +77,34 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
 
     Args:
         function: the function. Every name must be defined once, above the instructions that use it.
-        lines: line of each instruction and of the return in its source; by default those of its printed form.
+        lines: line of each instruction and of the return in its source; by default those of its
+            printed form.
 
     Raises:
-        ProgramError: at the first unknown op, name used before its definition or defined twice, wrong
-            device, shape or dtype.
+        ProgramError: at the first unknown op, name used before its definition or defined twice,
+            wrong device, shape or dtype.
     """
     # Algorithm 1's initial state: formal parameters map to their stated types.
     types: dict[str, Tensor] = {}
     for parameter in function.parameters:
-        _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
-    # Equal types are one object, so that `id` tells them apart: hashing them takes longer than all the rest.
+        _add_parameter(
+            function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1
+        )
+    # Equal types are one object, so that `id` tells them apart: hashing them takes longer than all
+    # the rest.
     shared: dict[Tensor, Tensor] = {}
     types |= {name: shared.setdefault(tensor, tensor) for name, tensor in types.items()}
-    # Layers and micro-batches repeat the same op on the same types, so each distinct one is inferred once.
+    # Layers and micro-batches repeat the same op on the same types, so each distinct one is
+    # inferred once.
     memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
     for index, instruction in enumerate(function.instructions):
         try:
             operand_types = [types[name] for name in instruction.inputs]
-            key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operand_types]))
+            key = (
+                instruction.op,
+                instruction.attributes,
+                tuple([id(tensor) for tensor in operand_types]),
+            )
             inferred = memo.get(key)
             if inferred is None:
                 made = output_types(instruction, tuple(operand_types))
@@ -127,7 +138,9 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
         UnknownNameError: an op that is not defined.
     """
     if instruction.op == CALL:
-        raise RuleError("calls a function, so its types depend on the module; inline the function first")
+        raise RuleError(
+            "calls a function, so its types depend on the module; inline the function first"
+        )
     definition = OPS.get(instruction.op)
     if definition is None:
         raise UnknownNameError("op", instruction.op, OPS)
@@ -144,12 +157,16 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
             raise RuleError(
                 f"{instruction.op} runs on one device, but has {places}; send the other operands to its device"
             )
-    # The abstract half gives shapes. The concrete half follows only where every operand's contents are known (DistIR,
-    # section 3.3): a single unknown one makes the result unknown.
+    # The abstract half gives shapes. The concrete half follows only where every operand's contents
+    # are known (DistIR, section 3.3): a single unknown one makes the result unknown.
     outputs = definition.infer(operand_types, attributes)
     if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in operand_types):
         return outputs
-    return (_folded(outputs[0], definition.fold([np.array(t.value) for t in operand_types], attributes)),)
+    return (
+        _folded(
+            outputs[0], definition.fold([np.array(t.value) for t in operand_types], attributes)
+        ),
+    )
 
 
 def line_of(index: int, lines: Sequence[int] | None) -> int:
@@ -158,14 +175,16 @@ def line_of(index: int, lines: Sequence[int] | None) -> int:
 
 
 def _folded(tensor: Tensor, value: np.ndarray) -> Tensor:
-    # Evaluation serves shape arithmetic. Floats and large arrays are data: carrying them would turn the analysis into
-    # an execution.
+    # Evaluation serves shape arithmetic. Floats and large arrays are data: carrying them would turn
+    # the analysis into an execution.
     if tensor.dtype not in INTEGER_DTYPES or value.size > _LARGEST_KNOWN:
         return tensor
     return replace(tensor, value=frozen(value.tolist()))
 
 
-def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: dict[str, Tensor], line: int) -> None:
+def _add_parameter(
+    function: Function, name: str, tensor: Tensor | None, types: dict[str, Tensor], line: int
+) -> None:
     """Check a parameter and add its type to `types`."""
 
     def wrong(message: str) -> ProgramError:
@@ -180,20 +199,24 @@ def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: 
     if tensor.device < 0 or min(tensor.shape, default=1) < 1:
         raise wrong(f"{tensor} must have positive dimensions and a device of at least 0")
     if tensor.value is not None and shape_of_constant(tensor.value) != tensor.shape:
-        raise wrong(f"its known value has shape {shape_of_constant(tensor.value)}, but its type has {tensor.shape}")
+        raise wrong(
+            f"its known value has shape {shape_of_constant(tensor.value)}, but its type has {tensor.shape}"
+        )
     types[name] = tensor
 
 
 def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) -> tuple[str, str]:
     """Value and message of an error at an instruction."""
-    # A name that nobody defined shows as a `KeyError` of the look-up; it is the most common slip and has its own
-    # text.
+    # A name that nobody defined shows as a `KeyError` of the look-up; it is the most common slip
+    # and has its own text.
     for name in instruction.inputs:
         if name not in types:
             return name, f"is used by {instruction.op} before it is defined"
     value = instruction.outputs[0] if instruction.outputs else instruction.op
     operand_types = ", ".join(f"%{name}: {types[name]}" for name in instruction.inputs)
-    return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(error)
+    return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(
+        error
+    )
 
 
 def instruction_devices(function: Function) -> list[tuple[int, ...]]:
@@ -202,20 +225,25 @@ def instruction_devices(function: Function) -> list[tuple[int, ...]]:
     device = {name: tensor.device for name, tensor in types.items()}
     groups = []
     for instruction in function.instructions:
-        # A dictionary removes duplicates and keeps the order, which is that of a collective's group.
+        # A dictionary removes duplicates and keeps the order, which is that of a collective's
+        # group.
         devices = [device[name] for name in (*instruction.inputs, *instruction.outputs)]
         groups.append(tuple(dict.fromkeys(devices)))
     return groups
 
 
 def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
-    """Project a function to its devices (DistIR, section 3.2): rank r runs the instructions of device r.
+    """Project a function to its devices (DistIR, section 3.2): rank r runs the instructions of
+    device r.
 
     An instruction of several devices stands in the program of each of them.
     """
-    # Every rank keeps the program's order, so ranks meet at collectives in one global order and cannot deadlock.
+    # Every rank keeps the program's order, so ranks meet at collectives in one global order and
+    # cannot deadlock.
     ranks: list[list[Instruction]] = [[] for _ in range(function.n_devices)]
-    for instruction, devices in zip(function.instructions, instruction_devices(function), strict=True):
+    for instruction, devices in zip(
+        function.instructions, instruction_devices(function), strict=True
+    ):
         for device in devices:
             ranks[device].append(instruction)
     return tuple(map(tuple, ranks))
@@ -224,23 +252,25 @@ def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
 def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function, list[int]]:
     """The main function with all calls inlined, and the source line of each instruction.
 
-    A callee's values are named after the call's first output: `%h` of the call that gives `%y` is `%y.h`;
-    what the callee returns has the call's own output names. A call's tag holds for all that it runs.
+    A callee's values are named after the call's first output: `%h` of the call that gives `%y` is
+    `%y.h`; what the callee returns has the call's own output names. A call's tag holds for all that
+    it runs.
 
     Args:
         module: functions, each calling only those above it.
         lines: line of each instruction of main and of its return in the source.
 
     Raises:
-        ProgramError: a call of a function that does not stand above, or of another number of arguments or
-            results.
+        ProgramError: a call of a function that does not stand above, or of another number of
+            arguments or results.
     """
     out: list[Instruction] = []
     source_lines: list[int] = []
     main = module.main
     for index, instruction in enumerate(main.instructions):
         line = line_of(index, lines)
-        # Whatever a call expands to is blamed on the line of the call, the only one that the user wrote.
+        # Whatever a call expands to is blamed on the line of the call, the only one that the user
+        # wrote.
         before = len(out)
         _expand(module, main.name, instruction, len(module.functions) - 1, line, out)
         source_lines += [line] * (len(out) - before)
@@ -249,9 +279,15 @@ def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function
 
 
 def _expand(
-    module: Module, caller: str, instruction: Instruction, below: int, line: int, out: list[Instruction]
+    module: Module,
+    caller: str,
+    instruction: Instruction,
+    below: int,
+    line: int,
+    out: list[Instruction],
 ) -> None:
-    """Append an instruction or, for a call, those of the callee, which must precede function number `below`."""
+    """Append an instruction or, for a call, those of the callee, which must precede function number
+    `below`."""
     if instruction.op != CALL:
         out.append(instruction)
         return
@@ -260,22 +296,33 @@ def _expand(
     # Only functions above are callable, which rules out recursion without a check of its own.
     known = {f.name: k for k, f in enumerate(module.functions[:below])}
     if name not in known:
-        raise ProgramError(caller, line, value, str(UnknownNameError("function above", str(name), known)))
+        raise ProgramError(
+            caller, line, value, str(UnknownNameError("function above", str(name), known))
+        )
     callee = module.functions[known[name]]
     for what, stated, inferred in (
         ("arguments", instruction.inputs, callee.parameters),
         ("results", instruction.outputs, callee.outputs),
     ):
         if len(stated) != len(inferred):
-            raise ProgramError(caller, line, value, f"@{name} has {len(inferred)} {what}, but {len(stated)} are given")
+            raise ProgramError(
+                caller,
+                line,
+                value,
+                f"@{name} has {len(inferred)} {what}, but {len(stated)} are given",
+            )
     # Inlining renames: parameters become the call's arguments, results take the call's own names.
-    names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
+    names = {
+        p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)
+    }
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
         raise ProgramError(
             caller,
             line,
             value,
-            (f"a function that is called must return distinct computed values, which @{name} does not"),
+            (
+                f"a function that is called must return distinct computed values, which @{name} does not"
+            ),
         )
     # Values of the callee get names that no other call's have.
     names |= dict(zip(callee.outputs, instruction.outputs, strict=True))
@@ -290,7 +337,8 @@ def _expand(
         renamed = Instruction(
             inner.op,
             inputs,
-            # A tagged call (of a micro-batch, say) overrides the callee's tags, which are those of any call.
+            # A tagged call (of a micro-batch, say) overrides the callee's tags, which are those of
+            # any call.
             tuple(names[local] for local in inner.outputs),
             inner.attributes,
             inner.tag if instruction.tag == UNTAGGED else instruction.tag,

@@ -1,7 +1,7 @@
 """Reverse-mode differentiation of programs, and training steps.
 
-Differentiation is a transform from programs to programs: the gradient of every op is a few ops of the same set, so
-distribution, simulation and execution need to know nothing about it.
+Differentiation is a transform from programs to programs: the gradient of every op is a few ops of
+the same set, so distribution, simulation and execution need to know nothing about it.
 """
 
 from collections.abc import Container, Sequence
@@ -22,13 +22,20 @@ def extend(function: Function) -> Builder:
     for parameter in function.parameters:
         builder.parameter(parameter.name, function.types[parameter.name])
     for instruction in function.instructions:
-        builder.emit(instruction.op, instruction.inputs, instruction.outputs, instruction.attributes, instruction.tag)
+        builder.emit(
+            instruction.op,
+            instruction.inputs,
+            instruction.outputs,
+            instruction.attributes,
+            instruction.tag,
+        )
     return builder
 
 
 @dataclass(frozen=True)
 class RankValues:
-    """The values of a program that is written for one of several ranks, and which of them differ between ranks."""
+    """The values of a program that is written for one of several ranks, and which of them differ
+    between ranks."""
 
     ranks: int
     varying: frozenset[str]
@@ -42,8 +49,8 @@ class RankValues:
             if tensor.name in sharded:
                 varying.update(piece.value for piece in tensor.pieces)
         for instruction in program.function.instructions:
-            # All ranks hold the same gathered value, but its gradient is the scattered sum over ranks, so it follows
-            # the rules of values that differ.
+            # All ranks hold the same gathered value, but its gradient is the scattered sum over
+            # ranks, so it follows the rules of values that differ.
             if instruction.op == "all_reduce":
                 continue
             if OPS[instruction.op].collective or varying.intersection(instruction.inputs):
@@ -52,11 +59,12 @@ class RankValues:
 
 
 class _Gradients:
-    """Gradients by value, summed as consumers contribute to them, which they do in reverse program order.
+    """Gradients by value, summed as consumers contribute to them, which they do in reverse program
+    order.
 
-    Of what all ranks hold alike the gradient is alike, too: where it comes from work that differs from rank to rank,
-    it is the sum over ranks. That all-reduce is the backward pass of the function that Megatron-LM calls f (Shoeybi et
-    al. 2019, figure 3).
+    Of what all ranks hold alike the gradient is alike, too: where it comes from work that differs
+    from rank to rank, it is the sum over ranks. That all-reduce is the backward pass of the
+    function that Megatron-LM calls f (Shoeybi et al. 2019, figure 3).
     """
 
     def __init__(self, builder: Builder, ranks: RankValues | None) -> None:
@@ -84,49 +92,62 @@ class _Gradients:
         sums[name] = gradient if sofar is None else self._builder.op("add", sofar, gradient)
 
     def _differs(self, instruction: Instruction, name: str) -> bool:
-        """Whether an instruction's contribution differs between ranks although the operand does not."""
+        """Whether an instruction's contribution differs between ranks although the operand does
+        not."""
         if self._ranks is None or name in self._ranks.varying:
             return False
-        return OPS[instruction.op].collective or not self._ranks.varying.isdisjoint(instruction.outputs)
+        return OPS[instruction.op].collective or not self._ranks.varying.isdisjoint(
+            instruction.outputs
+        )
 
     def complete(self, name: str) -> str | None:
-        """Return the gradient of a value after all of its consumers have contributed; None if none did."""
+        """Return the gradient of a value after all of its consumers have contributed; None if none
+        did."""
         if self._ranks is not None and name in self._sums_of_rank:
             replicas = (self._ranks.ranks, 1)
-            summed = self._builder.op("all_reduce", self._sums_of_rank.pop(name), op="sum", replicas=replicas)
+            summed = self._builder.op(
+                "all_reduce", self._sums_of_rank.pop(name), op="sum", replicas=replicas
+            )
             sofar = self._sums.get(name)
             self._sums[name] = summed if sofar is None else self._builder.op("add", sofar, summed)
         return self._sums.get(name)
 
 
-def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankValues | None = None) -> dict[str, str]:
+def add_gradients(
+    builder: Builder, loss: str, wrt: Sequence[str], ranks: RankValues | None = None
+) -> dict[str, str]:
     """Append the backward pass of a builder's instructions.
 
-    Instructions of the backward pass have phase `backward` and the layer of those they differentiate. What
-    one value's consumers contribute is summed in reverse program order.
+    Instructions of the backward pass have phase `backward` and the layer of those they
+    differentiate. What one value's consumers contribute is summed in reverse program order.
 
     Args:
         builder: holds the forward pass.
         loss: a scalar.
         wrt: values whose gradients are wanted.
-        ranks: contents of the ranks, if the program is that of one of them; all must have the same loss.
+        ranks: contents of the ranks, if the program is that of one of them; all must have the same
+            loss.
 
     Returns:
         Name of each wanted gradient.
 
     Raises:
-        ProgramError: the loss is no scalar, or does not depend on a wanted value; collectives of ranks that are not
-            described.
+        ProgramError: the loss is no scalar, or does not depend on a wanted value; collectives of
+            ranks that are not described.
     """
     types = builder.types
     forward = tuple(builder.instructions)
     last = next((i for i in reversed(forward) if loss in i.outputs), None)
     if last is None or types[loss].shape != ():
-        raise ProgramError(builder.name, len(forward) + 2, loss, "only a computed scalar can be differentiated")
+        raise ProgramError(
+            builder.name, len(forward) + 2, loss, "only a computed scalar can be differentiated"
+        )
 
     collective = next((i for i in forward if i.attribute("replicas") is not None), None)
     if collective is not None and ranks is None:
-        reason = f"{collective.op} of several ranks: say which values differ between them (`RankValues`)"
+        reason = (
+            f"{collective.op} of several ranks: say which values differ between them (`RankValues`)"
+        )
         raise ProgramError(builder.name, len(forward) + 2, collective.outputs[0], reason)
 
     # Only what depends on a wanted value has a gradient that matters.
@@ -136,17 +157,19 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
             needed.update(instruction.outputs)
     gradients = _Gradients(builder, ranks)
     gradient_of: dict[str, str] = {}
-    # Reverse mode: start from d loss / d loss = 1 and pull it back through the instructions, last first.
+    # Reverse mode: start from d loss / d loss = 1 and pull it back through the instructions, last
+    # first.
     with builder.tagged(phase="backward", layer=last.tag.layer):
         gradients.seed(loss)
         for instruction in reversed(forward):
             rule = OPS[instruction.op].gradient
-            # Nothing flows through constants, through branches that reach no wanted value, or from results that the
-            # loss ignores.
+            # Nothing flows through constants, through branches that reach no wanted value, or from
+            # results that the loss ignores.
             is_reached = any(name in gradients for name in instruction.outputs)
             if rule is None or not needed.intersection(instruction.inputs) or not is_reached:
                 continue
-            # Gradients inherit the layer of what they differentiate, so that a pipeline puts both on the same stage.
+            # Gradients inherit the layer of what they differentiate, so that a pipeline puts both
+            # on the same stage.
             with builder.tagged(layer=instruction.tag.layer):
                 output_gradients = tuple(gradients.complete(name) for name in instruction.outputs)
                 input_gradients = rule(builder, instruction, *output_gradients)
@@ -156,11 +179,15 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
         for name in wrt:
             gradient = gradients.complete(name)
             if gradient is None:
-                raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on this value")
+                raise ProgramError(
+                    builder.name, len(forward) + 2, name, f"%{loss} does not depend on this value"
+                )
             gradient_of[name] = gradient
     # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
     _drop_dead(builder, len(forward), list(gradient_of.values()))
-    names = _name_gradients(builder, len(forward), {gradient_of[name]: name for name in reversed(wrt)})
+    names = _name_gradients(
+        builder, len(forward), {gradient_of[name]: name for name in reversed(wrt)}
+    )
     return {name: names[gradient_of[name]] for name in wrt}
 
 
@@ -187,9 +214,10 @@ def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
 
 
 def _name_gradients(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
-    """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name of each."""
-    # Rules name gradients after ops; users look for `d_w`. Renaming happens last, when it is known which value is
-    # final.
+    """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name
+    of each."""
+    # Rules name gradients after ops; users look for `d_w`. Renaming happens last, when it is known
+    # which value is final.
     names = {old: builder.fresh(f"d_{value}") for old, value in value_of.items()}
     for old, new in names.items():
         builder.types[new] = builder.types.pop(old)
@@ -221,11 +249,13 @@ class Adam:
 Optimizer = Sgd | Adam
 
 
-def training_step(model: Program, optimizer: Optimizer | None = None, ranks: RankValues | None = None) -> Program:
+def training_step(
+    model: Program, optimizer: Optimizer | None = None, ranks: RankValues | None = None
+) -> Program:
     """Build the program of a training step: forward, backward and parameter updates.
 
-    Results are the loss, the gradient of each parameter w (named `d_w`), its new value (named like itself)
-    and, under Adam, the new moments `w.m` and `w.v`, which are further inputs.
+    Results are the loss, the gradient of each parameter w (named `d_w`), its new value (named like
+    itself) and, under Adam, the new moments `w.m` and `w.v`, which are further inputs.
 
     Args:
         model: a program that returns a loss.
@@ -251,7 +281,8 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
         weight_values += [piece.value for piece in weight.pieces]
     gradients = add_gradients(b, loss.pieces[0].value, weight_values, ranks)
     layer_of = _layers(model)
-    # Adam's moments are further inputs, shaped and sliced like their weight, so that ZeRO can shard them.
+    # Adam's moments are further inputs, shaped and sliced like their weight, so that ZeRO can shard
+    # them.
     moments = ("m", "v") if isinstance(optimizer, Adam) else ()
     op = "adam" if moments else "sgd"
     for weight in weights:
@@ -260,19 +291,28 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
             for piece in weight.pieces:
                 b.parameter(f"{piece.value}.{moment}", b.types[piece.value])
 
-    # The update of every weight, after which the step returns its gradient, its new value and its new moments.
+    # The update of every weight, after which the step returns its gradient, its new value and its
+    # new moments.
     for weight in weights:
         for value in (piece.value for piece in weight.pieces):
             moment_values = [f"{value}.{moment}" for moment in moments]
             hints = [f"{name}.new" for name in (value, *moment_values)]
-            # The update is tagged with the weight's layer: a pipeline runs it on the stage that has the weight.
+            # The update is tagged with the weight's layer: a pipeline runs it on the stage that has
+            # the weight.
             with b.tagged(phase="update", layer=layer_of[value]):
                 operands = (value, gradients[value], *moment_values)
                 b.emit(op, operands, hints, tuple(sorted(asdict(optimizer).items())))
-        gradient_pieces = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
-        outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=gradient_pieces))
+        gradient_pieces = tuple(
+            replace(piece, value=gradients[piece.value]) for piece in weight.pieces
+        )
+        outputs.append(
+            replace(weight, name=f"d_{weight.name}", role="gradient", pieces=gradient_pieces)
+        )
         outputs.append(_with_suffix(weight, weight.name, ".new", "parameter"))
-        outputs += [_with_suffix(weight, f"{weight.name}.{moment}", f".{moment}.new", "state") for moment in moments]
+        outputs += [
+            _with_suffix(weight, f"{weight.name}.{moment}", f".{moment}.new", "state")
+            for moment in moments
+        ]
     returned: list[str] = []
     for tensor in outputs:
         returned += [piece.value for piece in tensor.pieces]

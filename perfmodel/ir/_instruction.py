@@ -13,8 +13,8 @@ ITEM_BYTES: Final[dict[str, int]] = {
 } | {"int8": 1, "int32": 4, "int64": 8, "bool": 1}
 """Bytes of one element by dtype.
 
-`tf32` is a mode of computing whose values are stored as `fp32`, and nothing in a program packs `fp4`, so neither is a
-dtype of values.
+`tf32` is a mode of computing whose values are stored as `fp32`, and nothing in a program packs
+`fp4`, so neither is a dtype of values.
 """
 
 INTEGER_DTYPES: Final = ("int8", "int32", "int64", "bool")
@@ -28,8 +28,8 @@ Constant = int | float | tuple["Constant", ...]
 class Tensor:
     """An array on one device.
 
-    `value` is set where the contents are known beforehand (shapes, indices): the concrete half of mixed
-    abstract and concrete interpretation (DistIR, section 3.3).
+    `value` is set where the contents are known beforehand (shapes, indices): the concrete half of
+    mixed abstract and concrete interpretation (DistIR, section 3.3).
     """
 
     dtype: str
@@ -83,12 +83,14 @@ Phase = Literal["", "forward", "backward", "update"]
 Stream = Literal["compute", "data_comm", "send"]
 STREAMS: Final = ("compute", "data_comm", "send")
 PHASES: Final = ("", "forward", "backward", "update")
-# A call is written as an ordinary instruction, so that text, builder and inlining handle one kind of thing.
+# A call is written as an ordinary instruction, so that text, builder and inlining handle one kind
+# of thing.
 CALL: Final = "call"
 """Op of an instruction that calls another function of the module (attribute `function`)."""
 
 Attributes = tuple[tuple[str, Any], ...]
-"""(name, value) pairs sorted by name; values are numbers, strings, booleans or nested tuples of them."""
+"""(name, value) pairs sorted by name; values are numbers, strings, booleans or nested tuples of
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ UNTAGGED: Final = Tag()
 class Instruction:
     """One operation: `outputs = op(inputs) {attributes}`; values are known by name.
 
-    An instruction of several devices (a collective) runs on all of them at once: it starts when the last
-    of them is ready for it.
+    An instruction of several devices (a collective) runs on all of them at once: it starts when the
+    last of them is ready for it.
     """
 
     op: str
@@ -140,7 +142,8 @@ def attributes(**values: Any) -> Attributes:
 
 
 def frozen(value: Any) -> Any:
-    """Return lists as tuples, at any depth: attributes and known values are keys of dictionaries."""
+    """Return lists as tuples, at any depth: attributes and known values are keys of
+    dictionaries."""
     return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 

@@ -101,10 +101,14 @@ class Parser:
             lines.append(self.line)
             self._expect("}")
         if not functions:
-            self.fail("the text has no function; write func @name(%x: fp32[2, 4] @0) { ... return %y }")
+            self.fail(
+                "the text has no function; write func @name(%x: fp32[2, 4] @0) { ... return %y }"
+            )
         return functions, lines
 
-    def global_tensors(self, types: Mapping[str, Tensor]) -> tuple[list[GlobalTensor], list[GlobalTensor]]:
+    def global_tensors(
+        self, types: Mapping[str, Tensor]
+    ) -> tuple[list[GlobalTensor], list[GlobalTensor]]:
         """Whole inputs and outputs, which stand below the functions."""
         sides: dict[str, list[GlobalTensor]] = {"input": [], "output": []}
         while self._peek().kind != "end":
@@ -116,7 +120,8 @@ class Parser:
 
     def _global_tensor(self, types: Mapping[str, Tensor]) -> GlobalTensor:
         """Read a tensor of the program, with its role and its pieces."""
-        # Names of whole tensors are quoted: those of imported models have characters that a `%value` cannot have.
+        # Names of whole tensors are quoted: those of imported models have characters that a
+        # `%value` cannot have.
         name, word = self._take("string").text[1:-1], self._take("word").text
         if word not in ROLES:
             self.fail(f"{name}: expected a role ({', '.join(ROLES)}), got {word!r}")
@@ -124,7 +129,9 @@ class Parser:
         axes = dict(self._attributes())
         unknown = axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}
         if unknown:
-            self.fail(f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}")
+            self.fail(
+                f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}"
+            )
         self._expect("=")
         pieces = [self._piece(name, tensor, types)]
         while self._accept(","):
@@ -139,18 +146,21 @@ class Parser:
         )
 
     def _piece(self, name: str, tensor: Tensor, types: Mapping[str, Tensor]) -> Piece:
-        # A piece says where it begins; how far it reaches is the shape of its value, which must lie inside the
-        # tensor.
+        # A piece says where it begins; how far it reaches is the shape of its value, which must lie
+        # inside the tensor.
         value = self._take("value").text[1:]
         start = self._literal()
         if value not in types:
             self.fail(f"{name}: the function has no value %{value}")
         part = types[value]
         inside = len(start) == part.rank == tensor.rank and all(
-            a >= 0 and a + n <= size for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
+            a >= 0 and a + n <= size
+            for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
         )
         if not inside or part.dtype != tensor.dtype:
-            self.fail(f"{name}: %{value}, {part}, at {list(start)} is not a part of {tensor.dtype}{list(tensor.shape)}")
+            self.fail(
+                f"{name}: %{value}, {part}, at {list(start)} is not a part of {tensor.dtype}{list(tensor.shape)}"
+            )
         return Piece(value, start)
 
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:
@@ -223,12 +233,14 @@ class Parser:
         tag = self._tag()
         # A call has no attributes of its own; the function's name takes their place.
         if token.kind == "function":
-            return Instruction(CALL, tuple(inputs), tuple(outputs), attributes(function=token.text[1:]), tag)
+            return Instruction(
+                CALL, tuple(inputs), tuple(outputs), attributes(function=token.text[1:]), tag
+            )
         return Instruction(token.text, tuple(inputs), tuple(outputs), values, tag)
 
     def _output(self) -> str:
-        # `_` discards a result (as in DistIR's figure 2); each gets a name nobody can write, since values are
-        # assigned once.
+        # `_` discards a result (as in DistIR's figure 2); each gets a name nobody can write, since
+        # values are assigned once.
         if self._accept("_"):
             self._discarded += 1
             return f"_{self._discarded}"
@@ -256,7 +268,8 @@ class Parser:
     def _literal(self) -> Any:
         """Read a number, a text, a truth value or a list of these."""
         token = self._token()
-        # Only a point, an exponent, `inf` or `nan` make a number a float, so that `1` and `1.0` round-trip.
+        # Only a point, an exponent, `inf` or `nan` make a number a float, so that `1` and `1.0`
+        # round-trip.
         if token.kind == "number":
             return float(token.text) if re.search(r"[.einf]", token.text) else int(token.text)
         if token.kind == "string":
@@ -290,7 +303,9 @@ class Parser:
             elif word == "stream" and token.text in STREAMS:
                 values[word] = token.text
             else:
-                self.fail(f"tags are a phase, layer=, micro_batch= and stream=; got {word}={token.text}")
+                self.fail(
+                    f"tags are a phase, layer=, micro_batch= and stream=; got {word}={token.text}"
+                )
         return Tag(**values)
 
     def _peek(self) -> Token:

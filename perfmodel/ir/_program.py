@@ -16,7 +16,8 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A value that holds a part of a whole tensor; several values with the same part are replicas."""
+    """A value that holds a part of a whole tensor; several values with the same part are
+    replicas."""
 
     value: str
     start: Shape
@@ -80,14 +81,17 @@ class Program:
         Raises:
             PerfModelError: a tensor is missing or has another shape.
         """
-        # Replicas are pieces of the same region, so each device of a replicated tensor gets the same slice.
+        # Replicas are pieces of the same region, so each device of a replicated tensor gets the
+        # same slice.
         values = {}
         for tensor in self.inputs:
             if tensor.name not in arrays:
                 raise UnknownNameError("input tensor", tensor.name, arrays)
             array = np.asarray(arrays[tensor.name])
             if array.shape != tensor.shape:
-                raise PerfModelError(f"input {tensor.name} must have shape {tensor.shape}, got {array.shape}")
+                raise PerfModelError(
+                    f"input {tensor.name} must have shape {tensor.shape}, got {array.shape}"
+                )
             for piece in tensor.pieces:
                 values[piece.value] = array[_region(piece, self.types[piece.value].shape)]
         return values
@@ -96,20 +100,23 @@ class Program:
         """Assemble global tensors from the values that the function returns.
 
         Raises:
-            PerfModelError: replicas of a piece that differ (by more than rounding of sums in another order).
+            PerfModelError: replicas of a piece that differ (by more than rounding of sums in
+                another order).
         """
         joined = {}
         for tensor in self.outputs:
-            # Pieces may tile the tensor (shards) or repeat a region (replicas). Replicas agree only up to rounding,
-            # because collectives of different groups add in another order; a larger difference is an error in the
-            # distribution.
+            # Pieces may tile the tensor (shards) or repeat a region (replicas). Replicas agree only
+            # up to rounding, because collectives of different groups add in another order; a larger
+            # difference is an error in the distribution.
             out = np.zeros(tensor.shape, values[tensor.pieces[0].value].dtype)
             covered = np.zeros(tensor.shape, bool)
             for piece in tensor.pieces:
                 array = np.asarray(values[piece.value])
                 region = _region(piece, array.shape)
                 tolerance = _TOLERANCE[array.dtype.itemsize]
-                if covered[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
+                if covered[region].all() and not np.allclose(
+                    out[region], array, rtol=tolerance, equal_nan=True
+                ):
                     raise PerfModelError(f"%{piece.value}: replicas of {tensor.name} differ")
                 out[region] = array
                 covered[region] = True
@@ -131,11 +138,14 @@ def global_tensor(value: str, tensor: Tensor, role: Role, **axes: int | None) ->
     """The global tensor for a single value, with the same name."""
     # Before any transform a tensor is one piece that begins at its origin.
     piece = Piece(value, (0,) * tensor.rank)
-    return GlobalTensor(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
+    return GlobalTensor(
+        name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes
+    )
 
 
 def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
-    """Wrap a function as a one-device program; inputs are data without batch axis unless given a role.
+    """Wrap a function as a one-device program; inputs are data without batch axis unless given a
+    role.
 
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """
@@ -144,6 +154,12 @@ def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -
     types = function.types
     return Program(
         function,
-        tuple(global_tensor(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),
-        tuple(global_tensor(name, types[name], roles.get(name, "output")) for name in dict.fromkeys(function.outputs)),
+        tuple(
+            global_tensor(p.name, types[p.name], roles.get(p.name, "data"))
+            for p in function.parameters
+        ),
+        tuple(
+            global_tensor(name, types[name], roles.get(name, "output"))
+            for name in dict.fromkeys(function.outputs)
+        ),
     )

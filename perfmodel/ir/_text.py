@@ -38,7 +38,13 @@ def to_text(program: Program | Function | Module) -> str:
     """
     if isinstance(program, Program):
         sides = [("input", w) for w in program.inputs] + [("output", w) for w in program.outputs]
-        return "\n".join([_function(program.function), *(_global_tensor(side, tensor) for side, tensor in sides), ""])
+        return "\n".join(
+            [
+                _function(program.function),
+                *(_global_tensor(side, tensor) for side, tensor in sides),
+                "",
+            ]
+        )
     if isinstance(program, Module):
         return "\n".join(_function(f) for f in program.functions)
     return _function(program)
@@ -46,7 +52,9 @@ def to_text(program: Program | Function | Module) -> str:
 
 def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> str:
     """One instruction on one line; outputs carry the types that are known."""
-    outputs = ", ".join(_value(name, types.get(name), known_value=False) for name in instruction.outputs)
+    outputs = ", ".join(
+        _value(name, types.get(name), known_value=False) for name in instruction.outputs
+    )
     inputs = ", ".join(f"%{name}" for name in instruction.inputs)
     op, attributes = instruction.op, instruction.attributes
     if op == CALL:
@@ -55,7 +63,8 @@ def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> s
 
 
 def _function(function: Function) -> str:
-    # Types of a callee depend on its callers, so a function with calls or untyped parameters is printed without.
+    # Types of a callee depend on its callers, so a function with calls or untyped parameters is
+    # printed without.
     typed = all(p.type is not None for p in function.parameters) and not any(
         i.op == CALL for i in function.instructions
     )
@@ -67,7 +76,10 @@ def _function(function: Function) -> str:
 
 
 def _global_tensor(side: str, tensor: GlobalTensor) -> str:
-    axes = [(axis_name, getattr(tensor, axis_name)) for axis_name in ("batch_axis", "tensor_axis", "expert_axis")]
+    axes = [
+        (axis_name, getattr(tensor, axis_name))
+        for axis_name in ("batch_axis", "tensor_axis", "expert_axis")
+    ]
     pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in tensor.pieces)
     stated_axes = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
     return f'{side} "{tensor.name}" {tensor.role} {tensor.dtype}{_literal(tensor.shape)}{stated_axes} = {pieces}'
@@ -98,7 +110,8 @@ def _attributes(attributes: Attributes) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
-    # JSON gives quoted strings and lower-case booleans; `repr` gives the shortest float that reads back the same.
+    # JSON gives quoted strings and lower-case booleans; `repr` gives the shortest float that reads
+    # back the same.
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 
@@ -126,9 +139,12 @@ def parse(text: str) -> Module:
 def _checked(parser: Parser) -> Module:
     functions, lines = parser.module()
     module = Module(tuple(functions))
-    # A lone untyped function may be a library to be called; the last of several is where the program starts.
+    # A lone untyped function may be a library to be called; the last of several is where the
+    # program starts.
     if any(p.type is None for p in module.main.parameters) and len(functions) > 1:
-        parser.fail(f"the last function, @{module.main.name}, is the main function; give its parameters types")
+        parser.fail(
+            f"the last function, @{module.main.name}, is the main function; give its parameters types"
+        )
     # Inference runs on the inlined function, so callees are checked with the types of each call.
     flat, source_lines = inline(module, lines)
     if all(p.type is not None for p in flat.parameters):
@@ -142,7 +158,8 @@ def parse_function(text: str) -> Function:
 
 
 def parse_program(text: str) -> Program:
-    """Parse a function and the whole tensors below it; without these, all inputs are data (`undistributed`).
+    """Parse a function and the whole tensors below it; without these, all inputs are data
+    (`undistributed`).
 
     Raises:
         PerfModelError, ProgramError: as `parse`; a piece that lies outside its whole tensor.
@@ -170,8 +187,17 @@ def _check(function: str, annotations: Annotations, types: Mapping[str, Tensor])
     for line, name, tensor in annotations.types:
         # Known contents are not compared: an annotation cannot state them.
         inferred = types[name]
-        if (tensor.dtype, tensor.shape, tensor.device) != (inferred.dtype, inferred.shape, inferred.device):
+        if (tensor.dtype, tensor.shape, tensor.device) != (
+            inferred.dtype,
+            inferred.shape,
+            inferred.device,
+        ):
             raise ProgramError(function, line, name, f"is {inferred}, not {tensor} as annotated")
     for line, name, device in annotations.devices:
         if types[name].device != device:
-            raise ProgramError(function, line, name, f"is on device {types[name].device}, not {device} as annotated")
+            raise ProgramError(
+                function,
+                line,
+                name,
+                f"is on device {types[name].device}, not {device} as annotated",
+            )

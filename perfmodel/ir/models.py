@@ -1,7 +1,8 @@
 """Model programs on one device, which the transforms of `perfmodel.ir.distribute` distribute.
 
-Multi-layer perceptrons (DistIR, table 1: training of a synthetic MLP), GPT-2 style transformers (training with
-cross-entropy, inference, and a mixture-of-experts variant), and models of the catalog as such programs.
+Multi-layer perceptrons (DistIR, table 1: training of a synthetic MLP), GPT-2 style transformers
+(training with cross-entropy, inference, and a mixture-of-experts variant), and models of the
+catalog as such programs.
 """
 
 from collections.abc import Sequence
@@ -46,17 +47,21 @@ def mlp_inference(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Prog
 def _layers(m: ModelBuilder, batch: int, sizes: Sequence[int]) -> str:
     """Write the layers of an MLP; returns the name of the last output."""
     if len(sizes) < 2 or min(*sizes, batch) < 1:
-        raise PerfModelError(f"an MLP needs a batch and at least 2 sizes above zero, got {batch} and {list(sizes)}")
+        raise PerfModelError(
+            f"an MLP needs a batch and at least 2 sizes above zero, got {batch} and {list(sizes)}"
+        )
     h = m.data("x", (batch, sizes[0]))
     last = len(sizes) - 2
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
         # Megatron's pairing: a layer sliced by columns, then one sliced by rows
         columns = layer % 2 == 0
-        # Between the two the activation stays sliced and only the second product needs an all-reduce.
+        # Between the two the activation stays sliced and only the second product needs an
+        # all-reduce.
         w = m.weight(f"w{layer}", (n_in, n_out), tensor_axis=1 if columns else 0)
         bias = m.weight(f"b{layer}", (n_out,), tensor_axis=0 if columns else None)
         with m.tagged(phase="forward", layer=layer):
-            # A row-sliced layer's bias is replicated: it is added once, after the partial products are summed.
+            # A row-sliced layer's bias is replicated: it is added once, after the partial products
+            # are summed.
             h = m.op("add", m.op("matmul", h, w, name=f"p{layer}"), bias, name=f"z{layer}")
             if layer < last:
                 h = m.op("relu", h, name=f"h{layer}")
@@ -81,16 +86,24 @@ class TransformerSize:
     tied: bool = False
     """Whether the head shares the embedding table."""
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
-    """Whether attention and feed-forward run in parallel, as in `perfmodel.spec.Transformer`; dense models only."""
+    """Whether attention and feed-forward run in parallel, as in `perfmodel.spec.Transformer`; dense
+    models only."""
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
+        if (
+            min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1)
+            < 1
+        ):
             raise PerfModelError(f"every size of a transformer must be at least 1, got {self}")
         # Attention slices the hidden size by heads.
         if self.hidden % self.heads:
-            raise PerfModelError(f"hidden size {self.hidden} is not divisible by {self.heads} heads")
+            raise PerfModelError(
+                f"hidden size {self.hidden} is not divisible by {self.heads} heads"
+            )
         if self.experts and self.parallel_blocks != "none":
-            raise PerfModelError(f"parallel_blocks={self.parallel_blocks} works with dense layers only; use experts=0")
+            raise PerfModelError(
+                f"parallel_blocks={self.parallel_blocks} works with dense layers only; use experts=0"
+            )
 
     @property
     def n_parameters(self) -> int:
@@ -102,8 +115,8 @@ class TransformerSize:
         expert = self.experts * 2 * h * ffn + h * self.experts
         second_norm = 0 if self.parallel_blocks == "one_norm" else 2 * h
         block = attention + second_norm + (expert if self.experts else dense)
-        # Beside the layers: table and head (one matrix where tied), learned positions, and the final norm's gain and
-        # shift.
+        # Beside the layers: table and head (one matrix where tied), learned positions, and the
+        # final norm's gain and shift.
         return self.layers * block + ((2 - self.tied) * self.vocab + self.seq_len + 2) * h
 
 
@@ -114,8 +127,8 @@ GPT2_175B = TransformerSize(layers=96, hidden=12288, heads=96, vocab=51200, seq_
 def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
     """Mean cross-entropy of the next token, over `batch` whole sequences.
 
-    Layer i is tagged `layer=i`, the embedding as the first, the head as the last layer. `tensor_axis` of the
-    weights is Megatron-LM's (Shoeybi et al. 2019, section 3).
+    Layer i is tagged `layer=i`, the embedding as the first, the head as the last layer.
+    `tensor_axis` of the weights is Megatron-LM's (Shoeybi et al. 2019, section 3).
     """
     m = ModelBuilder("transformer", dtype)
     logits = _logits(m, size, batch)
@@ -131,11 +144,12 @@ def cross_entropy(m: Builder, logits: str, labels: str) -> str:
 
 
 def surprise(m: Builder, logits: str, labels: str) -> str:
-    """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; the maximum is subtracted
-    first, so that nothing overflows."""
+    """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; the
+    maximum is subtracted first, so that nothing overflows."""
     last = m.types[logits].rank - 1
-    # The maximum keeps exp in range and cancels in the result. In these pieces each step can run on a slice of the
-    # vocabulary (maximum and sum are all-reduced), as in Megatron-LM's vocabulary-parallel loss.
+    # The maximum keeps exp in range and cancels in the result. In these pieces each step can run on
+    # a slice of the vocabulary (maximum and sum are all-reduced), as in Megatron-LM's
+    # vocabulary-parallel loss.
     top = m.op("row_max", logits)
     weights = m.op("exp", m.op("sub", logits, top))
     log_sum = m.op("log", m.op("sum", weights, axes=(last,), keep=True))
@@ -179,8 +193,9 @@ def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int
     h, heads = size.hidden, size.heads
     y = _norm(m, f"{name}.attn", x, h)
     out, bias = _attention(m, name, y, h, heads)
-    # Attention and feed-forward read the same input and are summed with the residual at once, so that tensor
-    # parallelism all-reduces one partial sum per layer instead of two. Biases come after it: they are replicated.
+    # Attention and feed-forward read the same input and are summed with the residual at once, so
+    # that tensor parallelism all-reduces one partial sum per layer instead of two. Biases come
+    # after it: they are replicated.
     if size.parallel_blocks != "none":
         y = y if size.parallel_blocks == "one_norm" else _norm(m, f"{name}.ffn", x, h)
         inner, inner_bias = _feed_forward(m, name, y, h)
@@ -198,8 +213,8 @@ def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int
 def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[str, str]:
     """Return the output projection's product, and its bias.
 
-    The bias is left to the caller because the product of a row-sliced weight is a partial sum: adding a replicated bias
-    before it is complete would add it once per rank.
+    The bias is left to the caller because the product of a row-sliced weight is a partial sum:
+    adding a replicated bias before it is complete would add it once per rank.
     """
     w = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1)
     bias = m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
@@ -210,7 +225,8 @@ def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[
 
 
 def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]:
-    """Return the second product of a feed-forward network, and its bias (left to the caller as in `_attention`)."""
+    """Return the second product of a feed-forward network, and its bias (left to the caller as in
+    `_attention`)."""
     w = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1)
     bias = m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
@@ -219,10 +235,12 @@ def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]
 
 
 def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: int) -> str:
-    """Pass each token through its best expert, scaled by the router's probability; no token is dropped."""
+    """Pass each token through its best expert, scaled by the router's probability; no token is
+    dropped."""
     h, experts = size.hidden, size.experts
-    # Switch routing (Fedus et al. 2021, section 2.1): one expert per token, whose probability scales the result and
-    # so carries the router's gradient. Buffers for all tokens per expert mean that none is dropped.
+    # Switch routing (Fedus et al. 2021, section 2.1): one expert per token, whose probability
+    # scales the result and so carries the router's gradient. Buffers for all tokens per expert mean
+    # that none is dropped.
     router = m.weight(f"{name}.router", (h, experts))
     shares = m.op("softmax", m.op("matmul", y, router))
     chosen = m.op("argmax", shares)
@@ -235,9 +253,15 @@ def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: i
 
 
 def model_program(
-    model: Model, batch: int, *, seq_len: int = 0, dtype: str = "fp32", mode: Literal["train", "inference"] = "train"
+    model: Model,
+    batch: int,
+    *,
+    seq_len: int = 0,
+    dtype: str = "fp32",
+    mode: Literal["train", "inference"] = "train",
 ) -> Program:
-    """A multi-layer perceptron or a transformer of GPT-2's architecture, one training step or one forward pass.
+    """A multi-layer perceptron or a transformer of GPT-2's architecture, one training step or one
+    forward pass.
 
     Args:
         model: model of the catalog.
@@ -249,9 +273,13 @@ def model_program(
     """
     if isinstance(model, Mlp):
         sizes = (model.hidden,) * (model.layers + 1)
-        return training_step(mlp(batch, sizes, dtype)) if mode == "train" else mlp_inference(batch, sizes, dtype)
-    # The written architecture has one attention and one feed-forward kernel; whatever it cannot express is refused
-    # rather than approximated.
+        return (
+            training_step(mlp(batch, sizes, dtype))
+            if mode == "train"
+            else mlp_inference(batch, sizes, dtype)
+        )
+    # The written architecture has one attention and one feed-forward kernel; whatever it cannot
+    # express is refused rather than approximated.
     if not isinstance(model, Transformer) or not _is_like_gpt2(model):
         raise PerfModelError(
             f"model {model.name}: only MLPs and GPT-2's architecture can be written as programs; give an ONNX "
@@ -272,8 +300,11 @@ def model_program(
 
 
 def _is_like_gpt2(model: Transformer) -> bool:
-    """Whether a transformer has GPT-2's architecture, up to its sizes and which sub-layers run side by side."""
-    has_gated_ffn_or_others = model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers
+    """Whether a transformer has GPT-2's architecture, up to its sizes and which sub-layers run side
+    by side."""
+    has_gated_ffn_or_others = (
+        model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers
+    )
     return (
         model.norms.norm == "layer_norm"
         and model.block.activation == "gelu"

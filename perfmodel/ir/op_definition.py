@@ -1,7 +1,8 @@
 """Definitions of ops as records of rules, and helpers for rules.
 
-A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
-an op is registered under the same name in `perfmodel.ir.execution`; this package knows no JAX.
+A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX
+implementation of an op is registered under the same name in `perfmodel.ir.execution`; this package
+knows no JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +38,15 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Sharding: the tensor is the sum (or, with `op="max"`, the elementwise maximum) of the parts."""
+    """Sharding: the tensor is the sum (or, with `op="max"`, the elementwise maximum) of the
+    parts."""
 
     op: str = "sum"
 
 
 Sharding = Replicated | Sharded | Partial
-"""Sharding of a tensor over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
+"""Sharding of a tensor over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section
+3)."""
 REPLICATED: Final = Replicated()
 
 
@@ -70,7 +73,8 @@ class ShardingQuery:
         parts: int,
         sequence_axis: int | None = None,
     ) -> "ShardingQuery":
-        """Return the query of an instruction, given the types of its values and the shardings of its operands."""
+        """Return the query of an instruction, given the types of its values and the shardings of
+        its operands."""
         inputs = tuple([types[name] for name in i.inputs])
         outputs = tuple([types[name] for name in i.outputs])
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
@@ -82,9 +86,9 @@ class ShardingQuery:
     def _completed(self, tensor: Tensor, spread: Sharding) -> Sharding:
         if not isinstance(spread, Partial):
             return spread
-        # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a reduce-scatter here and an
-        # all-gather later, between which each part works on its share of the sequence; this takes an activation
-        # [batch, sequence, hidden] whose sequence divides.
+        # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a
+        # reduce-scatter here and an all-gather later, between which each part works on its share of
+        # the sequence; this takes an activation [batch, sequence, hidden] whose sequence divides.
         axis = self.sequence_axis
         scatters = axis is not None and tensor.rank == 3 and tensor.shape[axis] % self.parts == 0
         return Sharded(axis) if scatters and axis is not None else REPLICATED
@@ -98,8 +102,11 @@ class ShardingQuery:
         """Return the decision to replicate the whole work on every part."""
         return self._all(REPLICATED)
 
-    def all_along_one_axis(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
-        """Return the decision to shard all operands and results along one axis, the first allowed one."""
+    def all_along_one_axis(
+        self, allowed: Callable[[int], bool] = lambda axis: True
+    ) -> "ShardingDecision":
+        """Return the decision to shard all operands and results along one axis, the first allowed
+        one."""
         # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
         axis = next((a for a in axes if a is not None and allowed(a)), None)
@@ -111,10 +118,12 @@ class ShardingQuery:
 
 @dataclass(frozen=True, slots=True)
 class ShardingDecision:
-    """The result of a sharding rule: how an instruction is sharded, and how its operands have to be sharded."""
+    """The result of a sharding rule: how an instruction is sharded, and how its operands have to be
+    sharded."""
 
     inputs: tuple[Sharding, ...]
-    """Sharding that each operand must be converted to; `Partial` only for operands that are partial already."""
+    """Sharding that each operand must be converted to; `Partial` only for operands that are partial
+    already."""
     outputs: tuple[Sharding, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
     """Attributes of every part that replace the instruction's own."""
@@ -138,7 +147,12 @@ class Emitter(Protocol):
         ...
 
     def emit(
-        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+        self,
+        op: str,
+        inputs: Sequence[str],
+        hints: Sequence[str],
+        values: Attributes = (),
+        tag: Tag | None = None,
     ) -> tuple[str, ...]:
         """Append an instruction; returns the names of its outputs."""
         ...
@@ -147,8 +161,8 @@ class Emitter(Protocol):
 Names = tuple[str | None, ...]
 """Names of gradients; None for values without one."""
 GradientRule = Callable[..., Names]
-"""Function (emitter, instruction, gradient of each output) that returns the gradients of the operands. Some of several
-outputs may have no gradient, but not all."""
+"""Function (emitter, instruction, gradient of each output) that returns the gradients of the
+operands. Some of several outputs may have no gradient, but not all."""
 ShardRule = Callable[[ShardingQuery], ShardingDecision]
 PartialRule = Callable[[ShardingQuery], ShardingDecision | None]
 
@@ -174,16 +188,18 @@ class OpDefinition:
     gradient: GradientRule | None = None
     """Emits the gradients of the operands from those of the outputs; None: the op is constant."""
     shard: ShardRule = ShardingQuery.replicated
-    """Rule by which the op is spread over the parts of a parallel dimension, given operands without partial sums."""
+    """Rule by which the op is spread over the parts of a parallel dimension, given operands without
+    partial sums."""
     partial: PartialRule | None = None
-    """Rule for operands that are partial sums; without it, or if it returns None, the sums are completed first."""
+    """Rule for operands that are partial sums; without it, or if it returns None, the sums are
+    completed first."""
     collective: bool = False
     """Whether the op runs on several devices at once."""
 
     def spread(self, query: ShardingQuery) -> ShardingDecision:
         """Decide the shardings of operands and results."""
-        # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
-        # first.
+        # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller,
+        # so that goes first.
         decision = self.partial(query) if self.partial is not None else None
         return self.shard(query.with_complete_sums()) if decision is None else decision
 
@@ -215,7 +231,9 @@ def required_dtype(attributes: Values) -> str:
 def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
     """Raise `RuleError` unless a gradient has the shape of the value that it belongs to."""
     if gradient.shape != out.shape:
-        raise RuleError(f"the gradient must have the shape {out.shape} of the output, got {gradient.shape}")
+        raise RuleError(
+            f"the gradient must have the shape {out.shape} of the output, got {gradient.shape}"
+        )
 
 
 def axis_of(attributes: Values, name: str, rank: int) -> int:
@@ -245,8 +263,8 @@ def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryB
     """Work rule of one memory-bound kernel over the largest tensor of the instruction."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[MemoryBound]:
-        # Its time is traffic. Broadcast biases and scalars are negligible beside the largest tensor, so only operands
-        # of at least half its size count as streams.
+        # Its time is traffic. Broadcast biases and scalars are negligible beside the largest
+        # tensor, so only operands of at least half its size count as streams.
         largest = max((*inputs, *outputs), key=lambda tensor: tensor.n_elements)
         streamed = sum(tensor.n_elements * 2 >= largest.n_elements for tensor in inputs)
         hidden = largest.shape[-1] if largest.shape else 1

@@ -1,4 +1,5 @@
-"""Searches the D/T/P/K distributions of a program: each is distributed, simulated and ranked (DistIR, section 5)."""
+"""Searches the D/T/P/K distributions of a program: each is distributed, simulated and ranked
+(DistIR, section 5)."""
 
 import gc
 from collections import Counter
@@ -104,10 +105,11 @@ def search_programs(
 ) -> ProgramSearch:
     """Distribute a program over devices in every way, and simulate each result.
 
-    A device runs one operation at a time, transfers too (section 2.1). Only one rank of each data- and tensor-parallel
-    group is written, which does not change any time. Programs whose weights, inputs or results alone do not fit are not
-    written at all, and layouts that differ only in D and T share their stages. One core writes and simulates 10,000 to
-    20,000 instructions per second, also for K = 128.
+    A device runs one operation at a time, transfers too (section 2.1). Only one rank of each data-
+    and tensor-parallel group is written, which does not change any time. Programs whose weights,
+    inputs or results alone do not fit are not written at all, and layouts that differ only in D and
+    T share their stages. One core writes and simulates 10,000 to 20,000 instructions per second,
+    also for K = 128.
 
     Args:
         program: program of one device; its data have batch axes.
@@ -120,7 +122,9 @@ def search_programs(
         PerfModelError: a program that is distributed already or has no batch.
     """
     if program.n_devices > 1:
-        raise PerfModelError(f"@{program.function.name} is already distributed; give a program on one device")
+        raise PerfModelError(
+            f"@{program.function.name} is already distributed; give a program on one device"
+        )
     batch = next((w.shape[w.batch_axis] for w in program.inputs if w.batch_axis is not None), None)
     if batch is None:
         raise PerfModelError(
@@ -128,27 +132,34 @@ def search_programs(
         )
     cluster.require(devices, f"@{program.function.name}")
     memory_bytes = cluster.device.memory_bytes
-    # Weights alone rule many layouts out; writing a program of a million instructions to find that out would be
-    # waste.
+    # Weights alone rule many layouts out; writing a program of a million instructions to find that
+    # out would be waste.
     least_bytes = _least_bytes(program, schedule)
     price = _remembered(timer or cluster_timer(cluster, calibration))
     candidates: list[Candidate] = []
     rejected: Counter[str] = Counter()
-    # Stages and micro-batches depend on P and K alone. Sorted by these, consecutive layouts differ in D and T and
-    # share them.
-    grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
+    # Stages and micro-batches depend on P and K alone. Sorted by these, consecutive layouts differ
+    # in D and T and share them.
+    grid = sorted(
+        dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches)
+    )
     current, stages = None, None
     for number, degrees in enumerate(grid):
         progress(str(degrees), number, len(grid))
         if current != (degrees.pipeline, degrees.micro_batches):
-            current, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
-        # At best tensor and pipeline ranks share the weights evenly, so this bound never rejects a layout that fits.
+            current, stages = (
+                (degrees.pipeline, degrees.micro_batches),
+                None,
+            )  # the last ones are let go first
+        # At best tensor and pipeline ranks share the weights evenly, so this bound never rejects a
+        # layout that fits.
         if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
             rejected["memory"] += 1
             continue
         try:
-            # DistIR's devices run one instruction at a time (section 2.1), hence one stream. One data and tensor rank
-            # of each stage is written: the others do the same at the same time.
+            # DistIR's devices run one instruction at a time (section 2.1), hence one stream. One
+            # data and tensor rank of each stage is written: the others do the same at the same
+            # time.
             with _no_collection():
                 stages = staged(program, degrees) if stages is None else stages
                 made = on_one_stream(spread_stages(stages, degrees, representative=True))
@@ -161,7 +172,12 @@ def search_programs(
             rejected[_reason(str(reason))] += 1
             continue
         candidates.append(
-            Candidate(degrees=degrees, step_time_s=step_s, samples_per_s=batch / step_s, peak_memory_bytes=peak)
+            Candidate(
+                degrees=degrees,
+                step_time_s=step_s,
+                samples_per_s=batch / step_s,
+                peak_memory_bytes=peak,
+            )
         )
     # The sort is stable, so ties stay in the order of the grid and answers repeat.
     candidates.sort(key=lambda c: c.step_time_s)
@@ -174,8 +190,11 @@ def search_programs(
     )
 
 
-def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b") -> Iterator[Degrees]:
-    """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16 devices)."""
+def dtpk_grid(
+    devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b"
+) -> Iterator[Degrees]:
+    """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16
+    devices)."""
     for pipeline in divisors(devices):
         for tensor in divisors(devices // pipeline):
             for count in micro_batches if pipeline > 1 else (1,):
@@ -191,14 +210,16 @@ def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedu
 def _least_bytes(program: Program, schedule: str) -> float:
     """Bytes that a program needs at its start or end in any layout, summed over all stages.
 
-    Parameters and states are there at the start; where all that the program returns is kept, new parameters and their
-    gradients at the end (schedules that update on the way return no gradients).
+    Parameters and states are there at the start; where all that the program returns is kept, new
+    parameters and their gradients at the end (schedules that update on the way return no
+    gradients).
     """
 
     def n_bytes(tensors: Iterable[GlobalTensor]) -> float:
         return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in tensors))
 
-    # Programs return gradients beside new weights; a schedule that updates on the way has none left to return.
+    # Programs return gradients beside new weights; a schedule that updates on the way has none left
+    # to return.
     lasting = {"parameter", "state"}
     if not get_schedule(schedule).asynchronous:
         lasting.add("gradient")
@@ -209,7 +230,8 @@ def _least_bytes(program: Program, schedule: str) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's search for cycles, which programs have none of and which looks at millions of instructions."""
+    """Without Python's search for cycles, which programs have none of and which looks at millions
+    of instructions."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -233,7 +255,8 @@ def _remembered(timer: Timer) -> Timer:
     known: dict[Op, float] = {}
 
     def price(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        # Layouts repeat most kernels and collectives; cost models are asked in batches, for new ones only.
+        # Layouts repeat most kernels and collectives; cost models are asked in batches, for new
+        # ones only.
         new = [op for op in ops if op not in known]
         if new:
             known.update(zip(new, timer(new).tolist(), strict=True))

@@ -1,11 +1,16 @@
 """Times kernels and collectives on this machine; JAX is imported only when something is timed.
 
-`_plan` reads what to measure, `estimate` says how long that takes, and `_run` does it. It rests on four rooms:
+`_plan` reads what to measure, `estimate` says how long that takes, and `_run` does it. It rests on
+four rooms:
 
-- `timing`: a call is repeated until its median is known, and a meter says how much other work disturbed it.
-- `backends`: kernels run by JAX or PyTorch, collectives by processes or by the programs of nccl-tests.
-- `ranks`: the processes between which collectives run, on one node, on several, or on emulated ones.
-- `tables`: rows and the card beside them, written one by one, so that an interrupted run goes on where it was.
+- `timing`: a call is repeated until its median is known, and a meter says how much other work
+  disturbed it.
+- `backends`: kernels run by JAX or PyTorch, collectives by processes or by the programs of
+  nccl-tests.
+- `ranks`: the processes between which collectives run, on one node, on several, or on emulated
+  ones.
+- `tables`: rows and the card beside them, written one by one, so that an interrupted run goes on
+  where it was.
 """
 
 from typing import TYPE_CHECKING

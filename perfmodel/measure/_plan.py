@@ -23,8 +23,8 @@ LARGEST: Final = 2**53
 LOAD_S: Final = 3.0
 """Default seconds of work before a kernel is timed under load."""
 CACHES: Final = ("warm", "cold", "loaded")
-"""State before a call: the op's data in the caches, or not; or in the caches of a device that has worked for a while
-(`load_s`)."""
+"""State before a call: the op's data in the caches, or not; or in the caches of a device that has
+worked for a while (`load_s`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,11 @@ class Plan:
     attempts: int
     """Largest number of measurements of a row that other work disturbs."""
     patience_s: float
-    """Longest wait for a quiet machine in one pass over the collectives, which need the whole machine."""
+    """Longest wait for a quiet machine in one pass over the collectives, which need the whole
+    machine."""
     cold_kernels: tuple[KernelOp, ...] = ()
-    """Kernels to be measured with their data out of the caches, in addition to warm measurements or instead of them."""
+    """Kernels to be measured with their data out of the caches, in addition to warm measurements or
+    instead of them."""
     loaded_kernels: tuple[KernelOp, ...] = ()
     """Kernels to be measured at the clock that the device keeps under load."""
     load_s: float = LOAD_S
@@ -61,7 +63,8 @@ class Plan:
     interconnect: str = INTERCONNECT
     """Text of the `interconnect` column of collectives."""
     any_device: bool = False
-    """Whether to measure the accelerator of this machine even if it is not the one that `device` names."""
+    """Whether to measure the accelerator of this machine even if it is not the one that `device`
+    names."""
     nccl_tests: NcclTests | None = None
     """How nccl-tests is started, for the backend of that name."""
     emulated_network: EmulatedNetwork | None = None
@@ -116,7 +119,9 @@ class PlanFile:
         for name in ("patience_s", "load_s"):
             seconds = getattr(self, name)
             if not 0 <= seconds < float("inf"):
-                raise CalibrationError(f"{name} must be a finite number of at least 0, got {seconds}")
+                raise CalibrationError(
+                    f"{name} must be a finite number of at least 0, got {seconds}"
+                )
 
         # Expand the grids.
         tests, network = self.nccl_tests, self.emulated_network
@@ -137,7 +142,9 @@ class PlanFile:
             collectives += _collectives(grid, i, tests is not None)
 
         # Fields of the same names, those that are tables in the file as records.
-        stated = {field_info.name: getattr(self, field_info.name) for field_info in fields(self)} | {
+        stated = {
+            field_info.name: getattr(self, field_info.name) for field_info in fields(self)
+        } | {
             "rule": _make(StoppingRule, self.rule, "rule"),
             "collective_rule": _make(StoppingRule, collective_rule, "collective_rule"),
             "kernels": tuple(kernels),
@@ -146,7 +153,9 @@ class PlanFile:
             "beside_kernels": tuple(beside_kernels),
             "collectives": tuple(collectives),
             "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
-            "emulated_network": None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
+            "emulated_network": None
+            if network is None
+            else _make(EmulatedNetwork, network, "emulated_network"),
         }
         return Plan(**stated)
 
@@ -155,8 +164,9 @@ def read_plan(path: Path | str) -> Plan:
     """Read a plan.
 
     A `[[kernels]]` or `[[collectives]]` entry is a grid: every list stands for all of its values,
-    and a key that names several fields (`"m,n" = [[8, 8], [64, 8]]`) varies them together. `cache` of
-    kernels is "warm" (default), "cold", "loaded" or a list of these; `beside` a collective, or a list of these.
+    and a key that names several fields (`"m,n" = [[8, 8], [64, 8]]`) varies them together. `cache`
+    of kernels is "warm" (default), "cold", "loaded" or a list of these; `beside` a collective, or a
+    list of these.
 
     Raises:
         CalibrationError: for a file that is not TOML, misses a key or has an unknown one, or
@@ -174,7 +184,9 @@ def read_plan(path: Path | str) -> Plan:
     known = {field_info.name for field_info in fields(PlanFile)}
     unknown = sorted(set(data) - known)
     if unknown:
-        raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise CalibrationError(
+            f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
     if not isinstance(data.get("device"), str):
         raise CalibrationError(f"{path}: device is missing; name the measured device")
     try:
@@ -222,7 +234,9 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
     # `pass` is a word of Python, so the op's field is called `pass_`.
     kernels = []
-    op_grid = {"pass_" if key == "pass" else key: value for key, value in grid.items() if key != "family"}
+    op_grid = {
+        "pass_" if key == "pass" else key: value for key, value in grid.items() if key != "family"
+    }
     for point in expand(op_grid):
         if "beside" in point and "cache" in point:
             raise CalibrationError(
@@ -234,14 +248,18 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
         collective = None
         if "beside" in point:
             collective = _concurrent_collective(point.pop("beside"), entry)
-        kernels.append(_PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, collective))
+        kernels.append(
+            _PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, collective)
+        )
     return kernels
 
 
 def _concurrent_collective(stated: Any, entry: str) -> Collective:
     """The collective that runs during a kernel."""
     if not isinstance(stated, dict):
-        raise CalibrationError(f"{entry}: beside must be a table of a collective's keys, got {stated!r}")
+        raise CalibrationError(
+            f"{entry}: beside must be a table of a collective's keys, got {stated!r}"
+        )
     return _collective(stated, f"{entry}.beside", nccl_tests=False)
 
 
@@ -253,7 +271,9 @@ def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Col
 def _collective(point: dict[str, Any], entry: str, nccl_tests: bool) -> Collective:
     """The largest collective of at most the stated size with whole elements per rank."""
     stated_bytes = point.get("bytes")
-    op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
+    op: Collective = _make(
+        Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry
+    )
     if isinstance(stated_bytes, int):
         unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
         op = replace(op, bytes=stated_bytes - stated_bytes % unit)
@@ -274,7 +294,11 @@ def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
     for field_info in fields(kind):
         value = getattr(built, field_info.name)
         minimum = 0 if field_info.default == 0 or isinstance(value, float) else 1
-        if isinstance(value, int | float) and not isinstance(value, bool) and not minimum <= value <= LARGEST:
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not minimum <= value <= LARGEST
+        ):
             raise CalibrationError(
                 f"{entry}: {field_info.name} must be between {minimum} and {LARGEST}, got {value!r:.40}"
             )
@@ -287,18 +311,26 @@ _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "
 """Keys in which consecutive ops must agree to share an entry."""
 
 
-_OPS_OF_PLANS: Final = ("kernels", "cold_kernels", "loaded_kernels", "beside_kernels", "collectives")
+_OPS_OF_PLANS: Final = (
+    "kernels",
+    "cold_kernels",
+    "loaded_kernels",
+    "beside_kernels",
+    "collectives",
+)
 """Fields of a plan that are ops, which its text states as entries."""
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Write a plan that `read_plan` reads back unchanged, if its collectives divide evenly over their ranks."""
+    """Write a plan that `read_plan` reads back unchanged, if its collectives divide evenly over
+    their ranks."""
     write_text(path, plan_text(plan))
 
 
 def plan_text(plan: Plan) -> str:
     """The plan as TOML; consecutive ops that differ only in sizes share an entry."""
-    # Plain values come first, as TOML wants it, then tables, then ops; what is as by default is left out.
+    # Plain values come first, as TOML wants it, then tables, then ops; what is as by default is
+    # left out.
     plain_values, tables = {}, {}
     for field_info in fields(plan):
         name, value = field_info.name, getattr(plan, field_info.name)
@@ -313,8 +345,12 @@ def plan_text(plan: Plan) -> str:
         parts.append(f"[{name}]\n" + "\n".join(_lines(vars(table).items())))
     parts += _entries("kernels", map(_columns, plan.kernels))
     parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in plan.cold_kernels))
-    parts += _entries("kernels", ({**_columns(op), "cache": "loaded"} for op in plan.loaded_kernels))
-    beside = ({**_columns(op), "beside": _columns(collective)} for op, collective in plan.beside_kernels)
+    parts += _entries(
+        "kernels", ({**_columns(op), "cache": "loaded"} for op in plan.loaded_kernels)
+    )
+    beside = (
+        {**_columns(op), "beside": _columns(collective)} for op, collective in plan.beside_kernels
+    )
     parts += _entries("kernels", beside)
     parts += _entries("collectives", map(_columns, plan.collectives))
     return "\n\n".join(parts) + "\n"
@@ -347,7 +383,8 @@ def _columns(op: Op) -> dict[str, Any]:
 
 
 def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of an entry for ops of one kind: their common keys, then a joint key of those in which they differ."""
+    """Lines of an entry for ops of one kind: their common keys, then a joint key of those in which
+    they differ."""
     names = list(rows[0])
 
     def differs(name: str) -> bool:
@@ -381,5 +418,6 @@ def _value(value: Any) -> str:
         return f"{{ {', '.join(_lines(value.items()))} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    # JSON's strings, numbers, booleans and lists are TOML's, but for escaped characters beyond the basic plane and DEL.
+    # JSON's strings, numbers, booleans and lists are TOML's, but for escaped characters beyond the
+    # basic plane and DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

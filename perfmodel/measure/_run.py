@@ -61,7 +61,9 @@ from perfmodel.ops import Collective
 Progress = Callable[[Point], None]
 """Called with each point before it is measured."""
 
-OUTLIERS: Final = "samples above interference_limit are set aside; no sample is dropped because of its value"
+OUTLIERS: Final = (
+    "samples above interference_limit are set aside; no sample is dropped because of its value"
+)
 """Sentence on outliers for the card."""
 
 
@@ -105,21 +107,22 @@ def run_plan(
 ) -> list[Card]:
     """Measure what the plan asks for and write a table with its card per kind of op.
 
-    Rows are kept in `.<table>.partial` while the sweep runs. After any interruption, a new run continues with the next
-    row. If the table is complete, it measures disturbed rows again, and rows that are new in the plan. No row is ever
-    dropped or overwritten by one of another device, software or collector. Kernels run on one core, so call this before
-    JAX has run anything.
+    Rows are kept in `.<table>.partial` while the sweep runs. After any interruption, a new run
+    continues with the next row. If the table is complete, it measures disturbed rows again, and
+    rows that are new in the plan. No row is ever dropped or overwritten by one of another device,
+    software or collector. Kernels run on one core, so call this before JAX has run anything.
 
     Args:
         backend: `jax`, `torch`, or `nccl-tests` for collectives alone.
         progress: called with each point before it is measured.
         only_missing: leave finished tables as they are, their disturbed rows too.
-        agents: the processes of a launch (`gathered`), which collectives then run on; none: processes of this host.
+        agents: the processes of a launch (`gathered`), which collectives then run on; none:
+            processes of this host.
 
     Raises:
         PerfModelError: for an op that cannot be measured; nothing has been measured then.
-        CalibrationError: if another run holds the folder, the device is not the plan's, a rank fails, or
-            rows in the folder belong to another device, software or collector.
+        CalibrationError: if another run holds the folder, the device is not the plan's, a rank
+            fails, or rows in the folder belong to another device, software or collector.
     """
     # Everything that can be refused is refused before the first measurement, which may take hours.
     folder = Path(folder)
@@ -142,7 +145,9 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
         PerfModelError: for an op, element type or placement that the backend does not measure.
     """
     if not (plan.kernel_points or plan.beside_kernels or plan.collectives):
-        raise PerfModelError("calibrate: the plan has nothing to measure; add [[kernels]] or [[collectives]]")
+        raise PerfModelError(
+            "calibrate: the plan has nothing to measure; add [[kernels]] or [[collectives]]"
+        )
     if backend == "nccl-tests":
         _nccl_tests_of(plan)
         return
@@ -151,7 +156,9 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
         check_op(point.kernel)
     _check_beside(plan, backend, started=started)
     if started and plan.emulated_network:
-        raise CalibrationError("[emulated_network]: this run was started on real nodes; remove the table")
+        raise CalibrationError(
+            "[emulated_network]: this run was started on real nodes; remove the table"
+        )
 
     # Without a launcher or an emulated network all ranks are processes of this machine.
     for op in plan.collectives:
@@ -174,7 +181,9 @@ def _check_beside(plan: Plan, backend: str, *, started: bool) -> None:
             "[[kernels]] beside: JAX runs one program at a time on a device; measure with --backend torch"
         )
     if started:
-        raise CalibrationError("[[kernels]] beside: measured on one machine alone; leave it out of a launched run")
+        raise CalibrationError(
+            "[[kernels]] beside: measured on one machine alone; leave it out of a launched run"
+        )
     for op, collective in plan.beside_kernels:
         check_torch_kernel(op)
         check_collective(collective)
@@ -187,7 +196,8 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
     """Refuse a plan that this machine, or the processes started for it, cannot measure.
 
     Raises:
-        PerfModelError: where a package, a device or its units are missing, or the device is another one.
+        PerfModelError: where a package, a device or its units are missing, or the device is another
+            one.
     """
     # The device of nccl-tests is the one that its programs print (`nccl_tests_rows`).
     if backend == "nccl-tests":
@@ -204,7 +214,9 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
             for point in (*plan.kernel_points, *plan.beside_points):
                 opened.check(point.kernel, cold=point.cold)
     if plan.beside_kernels:
-        transport_of(backend).check_ranks(max(collective.num_ranks for _, collective in plan.beside_kernels))
+        transport_of(backend).check_ranks(
+            max(collective.num_ranks for _, collective in plan.beside_kernels)
+        )
 
     # Collectives, between processes that have come, or on as many devices of this machine.
     for op in plan.collectives:
@@ -235,7 +247,8 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
 
 
 def _nccl_tests_of(plan: Plan) -> NcclTests:
-    """The plan's settings for nccl-tests; raises `PerfModelError` unless these can measure everything in the plan."""
+    """The plan's settings for nccl-tests; raises `PerfModelError` unless these can measure
+    everything in the plan."""
     tests = plan.nccl_tests
     if plan.kernel_points or plan.beside_kernels or not plan.collectives or tests is None:
         raise CalibrationError(
@@ -250,7 +263,9 @@ def _nccl_tests_of(plan: Plan) -> NcclTests:
     return tests
 
 
-def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
+def tables(
+    plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]
+) -> Iterator[TableRun]:
     """Iterate over the tables of a checked plan; run each before advancing."""
     if backend == "nccl-tests":
         yield _by_nccl_tests(plan, folder, progress)
@@ -273,9 +288,13 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
             progress(point)
             yield kernel_row(backend, point, plan.device, plan.rule, plan.load_s)
 
-    # Measured when the table is written, as it takes a moment, and a table may have nothing left to measure.
+    # Measured when the table is written, as it takes a moment, and a table may have nothing left to
+    # measure.
     def method() -> Mapping[str, Any]:
-        return {**backend.method, "call_overhead_us": round(call_overhead_s(backend, plan.rule) * 1e6, 2)}
+        return {
+            **backend.method,
+            "call_overhead_us": round(call_overhead_s(backend, plan.rule) * 1e6, 2),
+        }
 
     return TableRun(
         path=folder / plan.kernel_table,
@@ -290,14 +309,21 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
     )
 
 
-def _kernels_beside_collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
+def _kernels_beside_collectives(
+    plan: Plan, folder: Path, backend: str, progress: Progress
+) -> TableRun:
     """The table of kernels beside collectives, measured on our own ranks."""
     transport = transport_of(backend)
     meter = transport.meter()
     rule = plan.rule.resolved_by(meter)
-    # Ranks have cores of their own, so that the backend, which keeps this process to one, is closed before they start.
+    # Ranks have cores of their own, so that the backend, which keeps this process to one, is closed
+    # before they start.
     with open_backend(backend) as opened:
-        kernel_software, packages, accelerator = opened.software, opened.packages, opened.accelerator
+        kernel_software, packages, accelerator = (
+            opened.software,
+            opened.packages,
+            opened.accelerator,
+        )
     collective_of = dict(plan.beside_kernels)
 
     # A kernel by itself runs on the ranks of a collective that it is measured beside, too.
@@ -326,7 +352,9 @@ def _kernels_beside_collectives(plan: Plan, folder: Path, backend: str, progress
     )
 
 
-def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> TableRun:
+def _collectives(
+    plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]
+) -> TableRun:
     """The table of collectives, measured between our own ranks."""
     transport = transport_of(backend)
     meter = transport.meter()
@@ -348,7 +376,13 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                 for point in same_ranks:
                     progress(point)
                     yield collective_row(
-                        group, point.collective, plan.device, rule, meter, transport, plan.interconnect
+                        group,
+                        point.collective,
+                        plan.device,
+                        rule,
+                        meter,
+                        transport,
+                        plan.interconnect,
                     )
 
     # The card's description of the method: pinning, and where the ranks ran.
@@ -384,9 +418,12 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
     """The table of collectives, measured by the programs of nccl-tests."""
     tests = _nccl_tests_of(plan)
 
-    # Measured once, because its programs do not report the interference that would justify measuring a row again.
+    # Measured once, because its programs do not report the interference that would justify
+    # measuring a row again.
     def measure(points: Sequence[Point]) -> Iterator[Row]:
-        return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)
+        return nccl_tests_rows(
+            points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device
+        )
 
     return TableRun(
         path=folder / plan.collective_table,
@@ -424,11 +461,12 @@ def _run_table(table: TableRun, only_missing: bool) -> Card:
 
 
 def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
-    """Write the table, then its card, and remove the partial file last, so that this can be repeated after an
-    interrupt."""
+    """Write the table, then its card, and remove the partial file last, so that this can be
+    repeated after an interrupt."""
     import pandas as pd
 
-    # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for floats.
+    # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for
+    # floats.
     frame = pd.DataFrame(rows)
     numbers = frame.select_dtypes("float").columns.difference(MEASURED)
     whole_numbers = []
@@ -439,7 +477,12 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
     method = {"outliers": OUTLIERS, **table.method()}
     write_table(table.path, frame.astype(dict.fromkeys(whole_numbers, "Int64")))
     card = write_card(
-        table.path, read_table(table.path), table.rule, method, packages=table.packages, accelerator=table.accelerator
+        table.path,
+        read_table(table.path),
+        table.rule,
+        method,
+        packages=table.packages,
+        accelerator=table.accelerator,
     )
     partial.remove()
     return card
@@ -455,7 +498,11 @@ def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Ite
 def _tidy(plan: Plan, folder: Path) -> None:
     """Remove temporary files of writes that were killed before their rename."""
     # Files are written under a temporary name beside their own (`perfmodel.ingest.tables`).
-    for table in (folder / plan.kernel_table, folder / plan.beside_table, folder / plan.collective_table):
+    for table in (
+        folder / plan.kernel_table,
+        folder / plan.beside_table,
+        folder / plan.collective_table,
+    ):
         for name in (table.name, card_path(table).name, f".{table.name}.partial"):
             for leftover in folder.glob(f".{name}.*.tmp"):
                 with suppress(OSError):

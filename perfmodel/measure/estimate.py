@@ -1,9 +1,9 @@
 """Estimates the duration of a plan, and finds rows that are already measured.
 
-The stopping rule bounds a row (`measuring_s`). Between the fewest samples and the most, rows are taken to need
-`TYPICAL_REPEATS` times the fewest. The time of a call is a guess from outside (a calibrated
-model or a roofline); where there is none, calls are taken to be shorter than `min_sample_s`. Once rows
-are measured, what they took corrects the rest, family by family.
+The stopping rule bounds a row (`measuring_s`). Between the fewest samples and the most, rows are
+taken to need `TYPICAL_REPEATS` times the fewest. The time of a call is a guess from outside (a
+calibrated model or a roofline); where there is none, calls are taken to be shorter than
+`min_sample_s`. Once rows are measured, what they took corrects the rest, family by family.
 """
 
 import time
@@ -36,8 +36,8 @@ from perfmodel.measure.timing import WARMUP_CALLS, MachineMeter, StoppingRule, s
 from perfmodel.ops import Collective, Op
 
 TYPICAL_REPEATS: Final = 4
-"""Typical number of samples of a row relative to `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5,
-including those set aside."""
+"""Typical number of samples of a row relative to `min_repeats`; the median of
+datasets/cpu_kernels.csv is 4.5, including those set aside."""
 _BUNDLING_CALLS: Final = 1
 """Number of calls, after the warm-up, that determine how many calls a sample bundles."""
 SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
@@ -95,7 +95,10 @@ def _nccl_tests_s(plan: Plan, call_s: Sequence[float]) -> list[float]:
     start_s = []
     for run, _ in geometric_runs(plan.collective_points):
         start_s += [PROGRAM_START_S / len(run)] * len(run)
-    return [row_start_s + calls * _known(row_call_s) for row_start_s, row_call_s in zip(start_s, call_s, strict=True)]
+    return [
+        row_start_s + calls * _known(row_call_s)
+        for row_start_s, row_call_s in zip(start_s, call_s, strict=True)
+    ]
 
 
 def _collectives_s(plan: Plan, backend: str, call_s: Sequence[float]) -> list[float]:
@@ -114,7 +117,8 @@ def _collectives_s(plan: Plan, backend: str, call_s: Sequence[float]) -> list[fl
 
 
 def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
-    """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is written."""
+    """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is
+    written."""
     # An interrupted run has copied the finished table's rows to the partial one when it began.
     rows: dict[str, Row] = {}
     for name in (plan.kernel_table, plan.beside_table, plan.collective_table):
@@ -195,11 +199,14 @@ class RemainingTime:
         remaining = list(self._left.values())
         if self._current:
             remaining.append(self._current)
-        return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in remaining)
+        return sum(
+            estimate.devices * estimate.seconds * self._ratio(estimate.family)
+            for estimate in remaining
+        )
 
     def _ratio(self, family: str) -> float:
-        """Measured over expected time of a family, shrunk towards the ratio of all families, which is shrunk towards
-        1."""
+        """Measured over expected time of a family, shrunk towards the ratio of all families, which
+        is shrunk towards 1."""
         # `TRUST_S` is the weight of the prior in both: with few measured seconds it decides.
         took_s = sum(self._took_s.values())
         expected_s = sum(self._expected_s.values())
@@ -214,7 +221,9 @@ def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:
     # A row of n ranks occupies n devices: users pay for device-minutes and wait for minutes.
     families: dict[str, dict[str, float]] = {}
     for estimate in estimates:
-        family = families.setdefault(estimate.family, {"rows": 0, "device_minutes": 0.0, "minutes": 0.0})
+        family = families.setdefault(
+            estimate.family, {"rows": 0, "device_minutes": 0.0, "minutes": 0.0}
+        )
         family["rows"] += 1
         family["device_minutes"] += estimate.devices * estimate.seconds / 60
         family["minutes"] += estimate.seconds / 60
@@ -229,29 +238,44 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
 
     Raises:
         CalibrationError: if the table was measured on another device, or with another collector or
-            software: rows of one table are measured alike, and what was measured is not overwritten.
+            software: rows of one table are measured alike, and what was measured is not
+            overwritten.
     """
     if not path.exists():
         return []
     away = "move it away, or choose another folder"
     if not card_path(path).exists():
-        raise CalibrationError(f"{path}: the table's card ({card_path(path).name}) is missing; {away}")
+        raise CalibrationError(
+            f"{path}: the table's card ({card_path(path).name}) is missing; {away}"
+        )
     card = read_card(path)
-    expected = {"device": device, "collector_sha256": collector_sha256(), "software": software(packages)}
+    expected = {
+        "device": device,
+        "collector_sha256": collector_sha256(),
+        "software": software(packages),
+    }
     differing = [name for name, value in expected.items() if getattr(card, name) != value]
     if differing:
-        raise CalibrationError(f"{path}: the table was measured with another {', '.join(differing)}; {away}")
+        raise CalibrationError(
+            f"{path}: the table was measured with another {', '.join(differing)}; {away}"
+        )
 
-    # Columns that an op lacks are empty cells in the table, and absent in a row; `variant` is always there.
+    # Columns that an op lacks are empty cells in the table, and absent in a row; `variant` is
+    # always there.
     records = []
     for read_row in read_table(path).to_dict("records"):
-        row = {str(name): value for name, value in read_row.items() if present(value) or name == "variant"}
+        row = {
+            str(name): value
+            for name, value in read_row.items()
+            if present(value) or name == "variant"
+        }
         records.append(Record(row_key(row), row, earlier=True))
     return records
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
-    """Seconds of the plan's ops in the tables of `folder`, if they were measured undisturbed in the usual state."""
+    """Seconds of the plan's ops in the tables of `folder`, if they were measured undisturbed in the
+    usual state."""
     rows_by_key = kept_rows(plan, Path(folder))
     seconds = {}
     for point in (*plan.kernel_points, *plan.collective_points):

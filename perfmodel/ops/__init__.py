@@ -1,4 +1,5 @@
-"""Families of kernels, one module each, with shape, work, physics, table columns and measurement."""
+"""Families of kernels, one module each, with shape, work, physics, table columns and
+measurement."""
 
 from types import MappingProxyType
 from typing import Final

@@ -30,7 +30,8 @@ from perfmodel.ops.programs import (
 )
 
 LATENT_DECODE: Final = "latent_decode"
-"""Name of attention whose values are a part of its keys (multi-head latent attention with a cache)."""
+"""Name of attention whose values are a part of its keys (multi-head latent attention with a
+cache)."""
 
 
 class AttentionWork(NamedTuple):
@@ -45,16 +46,18 @@ class AttentionWork(NamedTuple):
 
 
 def _work(xp: Any, x: Shape) -> AttentionWork:
-    """Two products over the visible part of the score matrix; Q, the visible K and V read, the output written.
+    """Two products over the visible part of the score matrix; Q, the visible K and V read, the
+    output written.
 
-    Backward has five products for the forward's two (flash attention 2, arXiv 2307.08691 section 3.1), and traffic
-    in the same proportion. `mixed` rows of tables add decoding sequences to one prefill chunk.
+    Backward has five products for the forward's two (flash attention 2, arXiv 2307.08691 section
+    3.1), and traffic in the same proportion. `mixed` rows of tables add decoding sequences to one
+    prefill chunk.
     """
     q, kv, window, batch = x["seq_q"], x["seq_kv"], x["window"], x["batch"]
     dims = x["head_dim"] + x["head_dim_v"]
 
-    # Pairs of a query and a key that it sees. The causal mask is aligned at the end: query i sees kv - (q - 1 - i)
-    # keys, where there are as many; a window cuts what is further back.
+    # Pairs of a query and a key that it sees. The causal mask is aligned at the end: query i sees
+    # kv - (q - 1 - i) keys, where there are as many; a window cuts what is further back.
     seen = xp.where(kv >= q, q * kv - q * (q - 1.0) / 2.0, kv * (kv + 1.0) / 2.0)
     pairs = xp.where(x["causal"] > 0, seen, q * kv)
     slides = (window > 0) & (window < kv)
@@ -94,7 +97,8 @@ class Attention(KernelOp):
 
     family = "attention"
     mixed_n_decode = 0
-    """Number of decoding sequences in the same kernel, and their keys; only rows of tables state it."""
+    """Number of decoding sequences in the same kernel, and their keys; only rows of tables state
+    it."""
     mixed_kv_decode = 0
     uses_matrix_units = True
     samples_field = "batch"
@@ -117,12 +121,16 @@ class Attention(KernelOp):
 _TILE: Final = 64.0
 """Query rows of the smallest tile of a fused kernel."""
 _PACKED: Final = 32.0
-"""Query heads that decoding kernels pack into one tile per key head; beyond it every head reads the keys itself."""
+"""Query heads that decoding kernels pack into one tile per key head; beyond it every head reads the
+keys itself."""
 _BLOCK_OPS: Final = 2e5
-"""Cost of starting and draining one block, in operations of a multiprocessor's vector lanes (about 1 us)."""
+"""Cost of starting and draining one block, in operations of a multiprocessor's vector lanes (about
+1 us)."""
 
 
-def _features(xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach: Any, moved_kv: Any) -> list[Any]:
+def _features(
+    xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach: Any, moved_kv: Any
+) -> list[Any]:
     """Features of every row of fused attention for the regressor.
 
     Args:
@@ -149,7 +157,8 @@ def _features(xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach
         flag(xp, window > 0),
         log2(xp, reach),
         log2(xp, kv / q),
-        # waves of query blocks, and of blocks of keys, over the multiprocessors; the filled share of the last
+        # waves of query blocks, and of blocks of keys, over the multiprocessors; the filled share
+        # of the last
         log2(xp, waves),
         waves / xp.ceil(waves),
         log2(xp, xp.ceil(waves)),
@@ -183,8 +192,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     side_n = x["mixed_n_decode"]
     flops, traffic, reach, moved_kv = _work(xp, x)
 
-    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split
-    # the keys over the multiprocessors instead.
+    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose
+    # queries are few, split the keys over the multiprocessors instead.
     blocks = batch * heads * xp.ceil(q / 128.0)
     waves = blocks / machine.units
     split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
@@ -202,28 +211,35 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     # one query row per sequence fills no tensor tile: it runs at the pace of the vector lanes
     vector = xp.where(decoding, 0.5 * flops * xp.where(unpacked, 8.0, 1.0), 0.0)
     decode_blocks = batch * xp.where(unpacked, heads, x["kv_heads"])
-    vector = vector + _BLOCK_OPS * (xp.where(decoding, decode_blocks, blocks) + side_n * x["kv_heads"])
-    return Physics(flops, quantised, traffic, features, axes, vector, cached_share(traffic, machine))
+    vector = vector + _BLOCK_OPS * (
+        xp.where(decoding, decode_blocks, blocks) + side_n * x["kv_heads"]
+    )
+    return Physics(
+        flops, quantised, traffic, features, axes, vector, cached_share(traffic, machine)
+    )
 
 
 ATTENTION_MASKS: Final = ("causal", "full")
 """Fused attention over whole sequences, each with its mask."""
 
 
-def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
+def _complete(
+    shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray
+) -> None:
     shape["head_dim_v"] = np.where(shape["head_dim_v"] > 0, shape["head_dim_v"], shape["head_dim"])
 
 
 def _op_by_shape(shape: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Name of the op by its shape: decoding, decoding together with a prefill, or whole sequences under a mask."""
+    """Name of the op by its shape: decoding, decoding together with a prefill, or whole sequences
+    under a mask."""
     decode = (shape["seq_q"] == 1) & (shape["seq_kv"] > 1)
     mask = np.where(shape["causal"] > 0, *ATTENTION_MASKS)
     return np.where(decode, "decode", np.where(shape["mixed_n_decode"] > 0, "mixed", mask))
 
 
 def _kind_flags(kind: KernelKind) -> dict[str, float]:
-    """Flags of kinds: decoding sees all keys; causal and full attention keep the mask of their rows, because each may
-    replace the other."""
+    """Flags of kinds: decoding sees all keys; causal and full attention keep the mask of their
+    rows, because each may replace the other."""
     return {"causal": 1.0} if kind.op in ("decode", "mixed") else {}
 
 
@@ -235,18 +251,23 @@ def _as_measured(
 ) -> dict[str, np.ndarray]:
     """Give rows of other work the mask of the measured op."""
     moved = ~work.same_op_and_pass(requested) & np.isin(measured.op, ATTENTION_MASKS)
-    return shape | {"causal": np.where(moved, (measured.op == "causal").astype(np.float64), shape["causal"])}
+    return shape | {
+        "causal": np.where(moved, (measured.op == "causal").astype(np.float64), shape["causal"])
+    }
 
 
 def _check(op: Attention) -> None:
     if op.window:
-        raise PerfModelError(f"attention with a sliding window ({op.window}) cannot be measured; use window = 0")
+        raise PerfModelError(
+            f"attention with a sliding window ({op.window}) cannot be measured; use window = 0"
+        )
     if op.heads % op.kv_heads:
         raise PerfModelError(f"heads = {op.heads} must be a multiple of kv_heads = {op.kv_heads}")
 
 
 def _jax_program(op: Attention, rng: np.random.Generator) -> Program:
-    """Textbook attention with scores in memory: softmax(q k^T / sqrt(d)) v, grouped key/value heads."""
+    """Textbook attention with scores in memory: softmax(q k^T / sqrt(d)) v, grouped key/value
+    heads."""
     import jax
     import jax.numpy as jnp
 
@@ -260,7 +281,10 @@ def _jax_program(op: Attention, rng: np.random.Generator) -> Program:
 
     # scores in fp32, as fused kernels keep them
     def attend(q: Any, k: Any, v: Any) -> Any:
-        scores = jnp.einsum("bhgqd,bhkd->bhgqk", q, k, preferred_element_type=jnp.float32) * op.head_dim**-0.5
+        scores = (
+            jnp.einsum("bhgqd,bhkd->bhgqk", q, k, preferred_element_type=jnp.float32)
+            * op.head_dim**-0.5
+        )
         if op.causal:
             scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
         return jnp.einsum("bhgqk,bhkd->bhgqd", jax.nn.softmax(scores).astype(v.dtype), v)
@@ -269,15 +293,16 @@ def _jax_program(op: Attention, rng: np.random.Generator) -> Program:
 
 
 def _torch_program(op: Attention, make: Tensors) -> Program:
-    """`scaled_dot_product_attention`, which picks the fused kernel; the last query sees every key."""
+    """`scaled_dot_product_attention`, which picks the fused kernel; the last query sees every
+    key."""
     from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportMissingImports]
 
     q = make(op.batch, op.heads, op.seq_q, op.head_dim)
     k = make(op.batch, op.kv_heads, op.seq_kv, op.head_dim)
     v = make(op.batch, op.kv_heads, op.seq_kv, op.head_dim_v or op.head_dim)
 
-    # torch's own causal flag aligns the mask at the first key, so it serves square scores alone; a single query, as in
-    # decoding, sees every key without a mask.
+    # torch's own causal flag aligns the mask at the first key, so it serves square scores alone; a
+    # single query, as in decoding, sees every key without a mask.
     square = op.seq_q == op.seq_kv
     masked = op.causal and not square and op.seq_q > 1
     attend = partial(
@@ -293,7 +318,9 @@ def _torch_program(op: Attention, make: Tensors) -> Program:
 ATTENTION: Final = Family(
     op=Attention,
     columns={
-        **dict.fromkeys(("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"), ShapeColumn()),
+        **dict.fromkeys(
+            ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"), ShapeColumn()
+        ),
         "head_dim_v": ShapeColumn(0, low=0),
         "causal": ShapeColumn(1, low=0),
         "window": ShapeColumn(0, low=0),

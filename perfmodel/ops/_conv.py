@@ -6,7 +6,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.ops._op import Axis, Family, GradientProducts, KernelOp, Measurement, Pass, Shape, ShapeColumn
+from perfmodel.ops._op import (
+    Axis,
+    Family,
+    GradientProducts,
+    KernelOp,
+    Measurement,
+    Pass,
+    Shape,
+    ShapeColumn,
+)
 from perfmodel.ops.physics import Machine, Physics, divides, flag, log2, tiled
 from perfmodel.ops.programs import (
     Program,
@@ -39,12 +48,14 @@ class ConvWork(NamedTuple):
 
 
 def _work(xp: Any, x: Shape) -> ConvWork:
-    """Direct-convolution FLOPs (twice that for `bwd`, both gradients); image, kernel and result moved once each."""
+    """Direct-convolution FLOPs (twice that for `bwd`, both gradients); image, kernel and result
+    moved once each."""
     h_out = xp.floor((x["h_in"] + 2 * x["pad_h"] - x["k_h"]) / x["stride_h"]) + 1.0
     w_out = xp.floor((x["w_in"] + 2 * x["pad_w"] - x["k_w"]) / x["stride_w"]) + 1.0
     h_out, w_out = xp.maximum(h_out, 1.0), xp.maximum(w_out, 1.0)
 
-    # The implicit product: pixels of the results x channels of the results x what each sees of the image.
+    # The implicit product: pixels of the results x channels of the results x what each sees of the
+    # image.
     both = 1.0 + x["bwd"]
     m, n = x["batch"] * h_out * w_out, x["c_out"] / x["groups"]
     k = x["c_in"] * x["k_h"] * x["k_w"] / x["groups"]
@@ -131,7 +142,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, work.weights * size / machine.l2),
         log2(xp, (work.inputs + work.outputs) * size / machine.l2),
         x["stride_h"] / x["k_h"],
-        # kernels that libraries treat apart: 3 x 3 by Winograd's transform, 1 x 1 as a plain product
+        # kernels that libraries treat apart: 3 x 3 by Winograd's transform, 1 x 1 as a plain
+        # product
         flag(xp, (x["k_h"] == 3) & (x["k_w"] == 3) & (x["stride_h"] == 1)),
         flag(xp, (x["k_h"] == 1) & (x["k_w"] == 1)),
         flag(xp, x["groups"] > 1),
@@ -151,13 +163,15 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
 
 def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> list[Any]:
-    """Log times in us of the transform algorithms that libraries choose among, at the nominal rates.
+    """Log times in us of the transform algorithms that libraries choose among, at the nominal
+    rates.
 
     F(t x t, k x k) does (t + k - 1)^2 products of [tiles, c_in] x [c_in, c_out] and moves the
     transformed tiles through memory (Lavin and Gray, CVPR 2016, section 4).
     """
-    # Libraries choose the algorithm by heuristics that no table states, so the regressor sees the time of each, and
-    # what of it padding wastes: as products through memory, and fused in blocks of 32 tiles by 64 channels.
+    # Libraries choose the algorithm by heuristics that no table states, so the regressor sees the
+    # time of each, and what of it padding wastes: as products through memory, and fused in blocks
+    # of 32 tiles by 64 channels.
     features = []
     size = x["element_bytes"]
     for tile in (2, 4):
@@ -167,7 +181,15 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
         multiply = 2.0 * area * x["c_in"] / machine.peak
         moved = points * (tiles * (x["c_in"] + x["c_out"]) + x["c_in"] * x["c_out"]) * 2.0 * size
         fill = h_out * w_out / (xp.ceil(h_out / tile) * xp.ceil(w_out / tile) * tile * tile)
-        fused = 2.0 * points * xp.ceil(tiles / 32.0) * 32.0 * xp.ceil(x["c_out"] / 64.0) * 64.0 * x["c_in"]
+        fused = (
+            2.0
+            * points
+            * xp.ceil(tiles / 32.0)
+            * 32.0
+            * xp.ceil(x["c_out"] / 64.0)
+            * 64.0
+            * x["c_in"]
+        )
         blocks = xp.ceil(tiles / 32.0) * xp.ceil(x["c_out"] / 64.0) / machine.units
         features += [
             log2(xp, multiply * 1e6),

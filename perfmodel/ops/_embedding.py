@@ -18,7 +18,8 @@ from perfmodel.ops.programs import (
 
 
 def _work(xp: Any, x: Shape) -> Work:
-    """One operation per element, as element-wise kernels; rows gathered and written, `bwd` reads, adds and writes."""
+    """One operation per element, as element-wise kernels; rows gathered and written, `bwd` reads,
+    adds and writes."""
     elements = x["tokens"] * x["hidden"]
     return Work(elements, elements * x["element_bytes"] * (2.0 + x["bwd"]))
 
@@ -87,5 +88,7 @@ EMBEDDING: Final = Family(
     axes=(Axis("tokens", 0, 18, 2), Axis("hidden", 6, 15, 2), Axis("vocab", 8, 19, 2)),
     physics=_physics,
     known_op=lambda op: "embedding+dropout" if "dropout" in op else "embedding",
-    measurement=Measurement(passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program),
+    measurement=Measurement(
+        passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program
+    ),
 )

@@ -47,15 +47,18 @@ class GemmWork(NamedTuple):
 
 
 def _work(xp: Any, x: Shape) -> GemmWork:
-    """2mnk per product; both inputs read, the output written (and read and written in fp32 if accumulated).
+    """2mnk per product; both inputs read, the output written (and read and written in fp32 if
+    accumulated).
 
-    `bwd` stands for both gradient products of the forward m, n, k, of which the weight gradient accumulates.
+    `bwd` stands for both gradient products of the forward m, n, k, of which the weight gradient
+    accumulates.
     """
     m, n, k, size = x["m"], x["n"], x["k"], x["element_bytes"]
     products, both = x["batch"] * x["groups"], 1.0 + x["bwd"]
     a, b, c = m * k, k * n, m * n
 
-    # the result is written and read again in fp32 (8 bytes) where it would have been written once in the element type
+    # the result is written and read again in fp32 (8 bytes) where it would have been written once
+    # in the element type
     extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
     return GemmWork(
         2.0 * products * m * n * k * both,
@@ -69,7 +72,8 @@ def _work(xp: Any, x: Shape) -> GemmWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemm(KernelOp):
-    """`batch` products C[m, n] = A[m, k] B[k, n] (for `grouped_linear`, `groups` products of m rows).
+    """`batch` products C[m, n] = A[m, k] B[k, n] (for `grouped_linear`, `groups` products of m
+    rows).
 
     `dgrad` and `wgrad` rows carry the m, n, k of the gradient product itself; `bwd` carries the
     forward's m, n, k and stands for both gradient products.
@@ -92,7 +96,8 @@ class Gemm(KernelOp):
 
     @property
     def grouped(self) -> bool:
-        """Whether it is a product of experts, with one group per expert, whose rows depend on the routing."""
+        """Whether it is a product of experts, with one group per expert, whose rows depend on the
+        routing."""
         return self.op == "grouped_linear"
 
     @property
@@ -108,14 +113,15 @@ class Gemm(KernelOp):
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
-    """Physics of `batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both gradients."""
+    """Physics of `batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both
+    gradients."""
     m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
     work = _work(xp, x)
     flops, products, operands = work.flops, work.products, work.a + work.b
     area, tiles, waves = tiled(xp, m, n, products, machine.units)
 
-    # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower for waste of tiles
-    # than four times its own area.
+    # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower
+    # for waste of tiles than four times its own area.
     quantised = xp.minimum(area, 1.0 * xp.maximum(products * work.c, 1.0) * 4.0) * 2.0 * k * both
 
     # weights that stay in the cache from the repetition before make a product of few rows faster
@@ -154,9 +160,10 @@ _LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
 def _product_layout(
     op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
 ) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Whether the operands of products are transposed: as in `layout` (`TN`, ...), else as usual for the pass."""
-    # A forward of `linear` multiplies by a weight that is stored transposed (TN, as BLAS counts), a batched product by
-    # operands as they are; the gradients follow from that.
+    """Whether the operands of products are transposed: as in `layout` (`TN`, ...), else as usual
+    for the pass."""
+    # A forward of `linear` multiplies by a weight that is stored transposed (TN, as BLAS counts), a
+    # batched product by operands as they are; the gradients follow from that.
     base = np.array([_LAYOUT.get(p, "") for p in passes], object)
     notation = base if layout is None else np.where(layout != "", layout, base)
     default = np.where(op_names == "bmm", "NN", "TN")
@@ -167,7 +174,9 @@ def _product_layout(
     }
 
 
-def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
+def _complete(
+    shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray
+) -> None:
     shape.update(_product_layout(ops, passes, layout))
 
 
@@ -177,8 +186,8 @@ def _as_measured(
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
-    """Convert to the operand layout of the measured op and pass (if only forward was timed, not as `NN`); forward
-    products do not accumulate."""
+    """Convert to the operand layout of the measured op and pass (if only forward was timed, not as
+    `NN`); forward products do not accumulate."""
     # rows that are answered by their own kind keep what they state
     same = requested.same_op_and_pass(measured)
     layout = _product_layout(measured.op, measured.pass_)
@@ -263,7 +272,8 @@ def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
             a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
             if not op.accumulate:
                 return Program(jax.jit(lambda a, b: matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
-            # the sum is handed over and returned, so that it is updated in place as a framework does
+            # the sum is handed over and returned, so that it is updated in place as a framework
+            # does
             product = partial(jnp.matmul, preferred_element_type=jnp.float32)
             function = lambda c, a, b: (c + product(jnp.swapaxes(a, -1, -2), b),)  # noqa: E731
             total = jnp.zeros((*leading, op.m, op.n), jnp.float32)
@@ -281,7 +291,9 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
             # a linear layer has its weight as [out, in]; many products at once are a batched one
             function = torch.matmul if leading else torch.nn.functional.linear
             weight = (*leading, op.k, op.n) if leading else (op.n, op.k)
-            return torch_pass(op, function, (make(*leading, op.m, op.k), make(*weight)), {"bwd": (0, 1)})
+            return torch_pass(
+                op, function, (make(*leading, op.m, op.k), make(*weight)), {"bwd": (0, 1)}
+            )
         case "dgrad":  # the output's gradient [m, k] times the weight [k, n]
             return Program(torch.matmul, (make(*leading, op.m, op.k), make(*leading, op.k, op.n)))
         case "wgrad":
@@ -295,10 +307,13 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
 
 
 def _torch_fp8_program(op: Gemm, make: Tensors) -> Program:
-    """The product alone, with operands quantised beforehand, in the row-by-column layout of matrix units."""
+    """The product alone, with operands quantised beforehand, in the row-by-column layout of matrix
+    units."""
     torch = torch_module()
     unit_scale = torch.ones((), device=make.device)
-    multiply = partial(torch._scaled_mm, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
+    multiply = partial(
+        torch._scaled_mm, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16
+    )
     return Program(multiply, (make(op.m, op.k), make(op.n, op.k).t()))
 
 

@@ -30,7 +30,8 @@ from perfmodel.ops.programs import (
 
 
 def _work(xp: Any, x: Shape) -> Work:
-    """One operation per element; (inputs + 1 output) x elements moved, `bwd` reads one more (the saved value)."""
+    """One operation per element; (inputs + 1 output) x elements moved, `bwd` reads one more (the
+    saved value)."""
     elements = x["rows"] * x["hidden"]
     return Work(elements, elements * (x["n_inputs"] + 1.0 + x["bwd"]) * x["element_bytes"])
 
@@ -91,10 +92,13 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     ]
     axes = [log2(xp, v) for v in (rows, hidden, resident)]
     vector = lane_operations(xp, machine, _OPS_PER_ELEMENT * elements)
-    return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
+    return Physics(
+        elements, elements, traffic, features, axes, vector, cached_share(traffic, machine)
+    )
 
 
-# Names of tables under which regressors know an op: those that move the same tensors share one, as they run alike.
+# Names of tables under which regressors know an op: those that move the same tensors share one, as
+# they run alike.
 _ALIASES: Final = {
     "rms_norm": "rms_or_layer_norm",
     "norm": "norm",
@@ -147,8 +151,9 @@ MEASURED_MEMORY_OPS: Final[dict[str, int]] = {
 }
 """Memory-bound kernels with a program, and their number of inputs.
 
-Operators of several steps are compiled in JAX, and run as a sequence of kernels in torch, as users call them. JAX's
-dropout draws its mask in the forward pass and reuses it in the backward pass, as torch's does.
+Operators of several steps are compiled in JAX, and run as a sequence of kernels in torch, as users
+call them. JAX's dropout draws its mask in the forward pass and reuses it in the backward pass, as
+torch's does.
 """
 _VECTORS: Final[Mapping[str, tuple[Literal["ones", "zeros", "drawn"], ...]]] = {
     "layer_norm": ("ones", "zeros"),
@@ -157,8 +162,8 @@ _VECTORS: Final[Mapping[str, tuple[Literal["ones", "zeros", "drawn"], ...]]] = {
     "bias_gelu": ("drawn",),
     "bias_dropout_add": ("drawn",),
 }
-"""Number of vectors of `hidden` elements that a kernel reads in addition to its tensors: scales, shifts, and random
-biases."""
+"""Number of vectors of `hidden` elements that a kernel reads in addition to its tensors: scales,
+shifts, and random biases."""
 KEPT: Final = 0.9
 """Share of the elements that dropout keeps."""
 _OF_NINE_TENTHS: Final = 1.2816
@@ -188,12 +193,16 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
     # Norms compute in fp32 whatever the tensors are, as torch's kernels do.
     def layer_norm(x: Any, scale: Any, shift: Any) -> Any:
         wide = x.astype(jnp.float32)
-        normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(wide.var(-1, keepdims=True) + 1e-5)
+        normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(
+            wide.var(-1, keepdims=True) + 1e-5
+        )
         return (normal * scale + shift).astype(x.dtype)
 
     def rms_norm(x: Any, scale: Any) -> Any:
         wide = x.astype(jnp.float32)
-        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(
+            x.dtype
+        )
 
     def dropped(x: Any, chance: Any) -> Any:
         """Drop elements by a mask, or by a key to draw one."""
@@ -204,11 +213,15 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
     def rope(x: Any, cos: Any, sin: Any) -> Any:
         # Pairs are an element of the first half of a head and one of the second.
         first, second = jnp.split(x.reshape(op.rows, -1, _head_size(op)), 2, -1)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
+        return jnp.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], -1
+        ).reshape(x.shape)
 
     def batch_norm(x: Any, scale: Any, shift: Any) -> Any:
         wide = x.astype(jnp.float32)
-        return ((wide - wide.mean(0)) * jax.lax.rsqrt(wide.var(0) + 1e-5) * scale + shift).astype(x.dtype)
+        return ((wide - wide.mean(0)) * jax.lax.rsqrt(wide.var(0) + 1e-5) * scale + shift).astype(
+            x.dtype
+        )
 
     functions: dict[str, Callable[..., Any]] = {
         # With one input it is added to itself, one stream to read.
@@ -227,7 +240,9 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         "dropout": dropped,
         "bias_gelu": lambda x, bias: jax.nn.gelu(x + bias),
         "bias_dropout_add": lambda x, residual, bias, chance: residual + dropped(x + bias, chance),
-        "cross_entropy": lambda x, label: jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0],
+        "cross_entropy": lambda x, label: (
+            jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0]
+        ),
     }
 
     inputs, differentiable = _jax_inputs(op, rng)
@@ -235,11 +250,14 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
 
 
 def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, ...], int]:
-    """Inputs in the order of the functions' parameters, and how many of them, the first, have gradients."""
+    """Inputs in the order of the functions' parameters, and how many of them, the first, have
+    gradients."""
     import jax
     import jax.numpy as jnp
 
-    inputs: tuple[Any, ...] = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
+    inputs: tuple[Any, ...] = tuple(
+        jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs)
+    )
     vectors = {
         "ones": lambda: jnp.ones(op.hidden, jnp.float32),
         "zeros": lambda: jnp.zeros(op.hidden, jnp.float32),
@@ -256,7 +274,11 @@ def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, .
 
     # Forward draws the mask by a key; backward has it from the forward.
     if op.op in ("dropout", "bias_dropout_add"):
-        mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS if op.pass_ == "bwd" else None
+        mask = (
+            jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS
+            if op.pass_ == "bwd"
+            else None
+        )
         inputs += (jax.random.key(0) if mask is None else mask,)
     return inputs, differentiable
 

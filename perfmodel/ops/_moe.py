@@ -29,9 +29,11 @@ class MoEWork(NamedTuple):
 
 
 def _work(xp: Any, x: Shape) -> MoEWork:
-    """Products of hidden x inter per routed token; weights of the experts hit, and activations, moved once.
+    """Products of hidden x inter per routed token; weights of the experts hit, and activations,
+    moved once.
 
-    Of E experts, r uniform draws hit E (1 - exp(-r / E)) (Poisson); a power law leaves more of them cold.
+    Of E experts, r uniform draws hit E (1 - exp(-r / E)) (Poisson); a power law leaves more of them
+    cold.
     """
     products = 3.0 - x["nongated"]
     inter = x["inter"] / x["moe_tp"]
@@ -39,7 +41,8 @@ def _work(xp: Any, x: Shape) -> MoEWork:
     routed = x["tokens"] * x["topk"] / x["moe_ep"]
     size, both = x["element_bytes"], 1.0 + x["bwd"]
 
-    # weights are read of the experts that get any token; a little more than none where hardly any do
+    # weights are read of the experts that get any token; a little more than none where hardly any
+    # do
     active = xp.minimum(local, local * (1.0 - xp.exp(-routed / local)) + 1e-3)
     flops = 2.0 * products * routed * x["hidden"] * inter * both
     weights = products * xp.maximum(active, 1.0) * x["hidden"] * inter * size

@@ -1,9 +1,10 @@
 """Kernels and collectives, one event each, and what defines a family of kernels.
 
-Every kernel has a name, an element type, a pass, and the work that follows from its shape. Its fields are the columns
-of the measurement tables, so that a row of a table and an event of a program are the same thing. All are hashable:
-equal ops are one event (DistSim section 4.1: events are told apart by operator name, parameters and input shape, and
-for communication by whether they stay inside a node). No event depends on model, layout or device.
+Every kernel has a name, an element type, a pass, and the work that follows from its shape. Its
+fields are the columns of the measurement tables, so that a row of a table and an event of a program
+are the same thing. All are hashable: equal ops are one event (DistSim section 4.1: events are told
+apart by operator name, parameters and input shape, and for communication by whether they stay
+inside a node). No event depends on model, layout or device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,8 @@ Shape = Mapping[str, Any]
 class Numbers:
     """A minimal array namespace for plain numbers."""
 
-    # NumPy on single numbers takes several times as long as Python does, and every event of a step asks for its work.
+    # NumPy on single numbers takes several times as long as Python does, and every event of a step
+    # asks for its work.
     exp, floor = staticmethod(exp), staticmethod(floor)
     minimum, maximum = staticmethod(min), staticmethod(max)
 
@@ -51,10 +53,11 @@ class Work(NamedTuple):
 class KernelOp:
     """A kernel. Each family is a subclass with its shape as fields and its formula as `work`.
 
-    `work(xp, shape)` takes the shape as a mapping of names to values and an array namespace `xp`, so that the same
-    formula serves one op (plain numbers, `NUMBERS`) and columns of many (NumPy, or jax.numpy where gradients are
-    wanted). Besides the shape it reads `element_bytes` and the flags `bwd` (both gradients) and `nongated`, 0 or 1.
-    Some families also return the quantities that FLOPs and traffic are computed from.
+    `work(xp, shape)` takes the shape as a mapping of names to values and an array namespace `xp`,
+    so that the same formula serves one op (plain numbers, `NUMBERS`) and columns of many (NumPy, or
+    jax.numpy where gradients are wanted). Besides the shape it reads `element_bytes` and the flags
+    `bwd` (both gradients) and `nongated`, 0 or 1. Some families also return the quantities that
+    FLOPs and traffic are computed from.
     """
 
     op: str
@@ -67,8 +70,8 @@ class KernelOp:
     is_matmul: ClassVar[bool] = False
     """Whether the kernel consists only of matrix products, dense or of experts."""
     samples_field: ClassVar[str] = ""
-    """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty if
-    there is none."""
+    """Name of the field that grows in proportion to the tokens, sequences or images that the kernel
+    works on; empty if there is none."""
     work: ClassVar[Callable[[Any, Shape], Any]]
 
     @property
@@ -114,7 +117,9 @@ def _field_names(kind: type[KernelOp]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"
+]
 
 ExchangeWay = Literal["dispatch", "combine"]
 
@@ -147,11 +152,11 @@ class Collective:
     concurrent: int = 1
     """Groups of this kind that share each node's outgoing links at the same time."""
     interleaved: int = 1
-    """Groups of this kind, itself included, whose ranks alternate within one span of a node. They share a host bridge
-    (PCIe) if there is one; behind a switch they do not slow one another."""
+    """Groups of this kind, itself included, whose ranks alternate within one span of a node. They
+    share a host bridge (PCIe) if there is one; behind a switch they do not slow one another."""
     relayed_bytes: float = 0.0
-    """Bytes of an all-to-all between nodes that each rank forwards inside its node meanwhile, out of all that the node
-    receives; the slower of the two parts determines the time."""
+    """Bytes of an all-to-all between nodes that each rank forwards inside its node meanwhile, out
+    of all that the node receives; the slower of the two parts determines the time."""
     exchange: Exchange | None = None
     """Library of an all-to-all, if it is not the default one; its rate may be published."""
 
@@ -268,15 +273,18 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientProducts:
-    """Conversion between a product's backward pass (`bwd`) and its two gradient products (`dgrad`, `wgrad`)."""
+    """Conversion between a product's backward pass (`bwd`) and its two gradient products (`dgrad`,
+    `wgrad`)."""
 
     split: Callable[
         [Mapping[str, np.ndarray], KindColumns],
         tuple[dict[str, np.ndarray], dict[str, np.ndarray]],
     ]
-    """`(shape columns, kinds of the rows)`: columns of the input's and of the weight's gradient that differ."""
+    """`(shape columns, kinds of the rows)`: columns of the input's and of the weight's gradient
+    that differ."""
     join: Callable[[Mapping[str, np.ndarray], KindColumns], dict[str, np.ndarray]]
-    """`(shape columns, kinds of the rows)` of either product: columns of both gradients, without accumulation."""
+    """`(shape columns, kinds of the rows)` of either product: columns of both gradients, without
+    accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +298,8 @@ class Family:
     axes: tuple[Axis, ...]
     """Axes of the tables that a regressor keeps for every stack."""
     physics: Callable[[Any, Any, Machine], Physics]
-    """`(xp, shape columns, machine)`: FLOPs rounded up to whole tiles and waves, traffic, and features."""
+    """`(xp, shape columns, machine)`: FLOPs rounded up to whole tiles and waves, traffic, and
+    features."""
     known_op: Callable[[str], str]
     """Name under which regressors know an op; empty if its shape determines the op."""
     op_by_shape: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
@@ -301,14 +310,15 @@ class Family:
         [dict[str, np.ndarray], KindColumns, KindColumns, KindColumns],
         dict[str, np.ndarray],
     ] = lambda shape, asked, measured, work: shape
-    """`(shape, asked, measured, work)`: converts the shape of rows of the requested kinds to that of the measured kinds
-    that stand in for them."""
+    """`(shape, asked, measured, work)`: converts the shape of rows of the requested kinds to that
+    of the measured kinds that stand in for them."""
     gradients: GradientProducts | None = None
     """For products whose gradients are products."""
     complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = (
         lambda shape, ops, passes, layout: None
     )
-    """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in place."""
+    """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in
+    place."""
     measurement: Measurement | None = None
     """How the family is timed; None if no program can time it."""
 

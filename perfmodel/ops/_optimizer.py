@@ -84,7 +84,9 @@ def _check(op: OptimizerStep) -> None:
             f"{', '.join(f'{n:g}' for n in MEASURED_ADAM)}; got {op}"
         )
     if op.n_params < op.tensors:
-        raise PerfModelError(f"{op.n_params} parameters cannot be divided into {op.tensors} tensors")
+        raise PerfModelError(
+            f"{op.n_params} parameters cannot be divided into {op.tensors} tensors"
+        )
 
 
 def _sizes(op: OptimizerStep) -> list[int]:
@@ -100,7 +102,9 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
     passes = MEASURED_ADAM[op.bytes_per_param]
     copy_dtype = JAX_DTYPES[passes.copy_dtype] if passes.copy_dtype else ""
 
-    def adam(weights: Any, momenta: Any, variances: Any, gradients: Any) -> tuple[Any, Any, Any, Any]:
+    def adam(
+        weights: Any, momenta: Any, variances: Any, gradients: Any
+    ) -> tuple[Any, Any, Any, Any]:
         momenta = [0.9 * m + 0.1 * g for m, g in zip(momenta, gradients, strict=True)]
         variances = [0.999 * v + 0.001 * g * g for v, g in zip(variances, gradients, strict=True)]
         states = zip(weights, momenta, variances, strict=True)
@@ -108,18 +112,22 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
         copies = [w.astype(copy_dtype) for w in weights] if copy_dtype else []
         return weights, momenta, variances, copies
 
-    # Each a program of its own, as frameworks launch them: compiled as one they would share their reads.
+    # Each a program of its own, as frameworks launch them: compiled as one they would share their
+    # reads.
     norm = jax.jit(lambda gs: jnp.sqrt(sum(jnp.vdot(g, g) for g in gs)))
     clip = jax.jit(lambda gs, n: [g * jnp.minimum(1.0, 1.0 / n) for g in gs], donate_argnums=0)
     widen = jax.jit(lambda gs: [g.astype(jnp.float32) for g in gs])
-    # The traffic does not depend on the loss scale, as that of clipping does not depend on the threshold.
+    # The traffic does not depend on the loss scale, as that of clipping does not depend on the
+    # threshold.
     unscale = jax.jit(lambda gs: [g / 1024 for g in gs], donate_argnums=0)
     update = jax.jit(adam, donate_argnums=(0, 1, 2))
 
-    # Gradients of 16 bits are given anew in every step; those that were clipped take the place of the others.
+    # Gradients of 16 bits are given anew in every step; those that were clipped take the place of
+    # the others.
     keeps_gradients = passes.clips and not passes.unscales
 
-    # All arrays of a step in one row, as a program's arguments are: weights, momenta, variances, gradients.
+    # All arrays of a step in one row, as a program's arguments are: weights, momenta, variances,
+    # gradients.
     def step(*arrays: Any) -> tuple[Any, ...]:
         n = op.tensors
         weights = arrays[:n]
@@ -145,7 +153,8 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
 
 
 def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
-    """torch's fused Adam on fp32 tensors; the 16-bit weights are copied after it, which reads the fp32 ones again."""
+    """torch's fused Adam on fp32 tensors; the 16-bit weights are copied after it, which reads the
+    fp32 ones again."""
     torch, passes = torch_module(), MEASURED_ADAM[op.bytes_per_param]
     weights = [torch.nn.Parameter(make(n)) for n in _sizes(op)]
     for weight in weights:

@@ -39,7 +39,8 @@ class Physics(NamedTuple):
     vector_ops: Any = 0.0
     """Operations issued to the vector lanes rather than to the tensor units."""
     cached: Any = 0.0
-    """Share of the traffic that the last-level cache serves when a kernel is run again and again."""
+    """Share of the traffic that the last-level cache serves when a kernel is run again and
+    again."""
 
 
 _LANES: Final = 128.0
@@ -47,7 +48,8 @@ _LANES: Final = 128.0
 _MANY_UNITS: Final = 8
 """Number of multiprocessors from which a device does not count as one with few wide cores (TPU)."""
 _CACHE_BYTES: Final = 38.0
-"""Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
+"""Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it
+reached."""
 _CACHE_EDGE: Final = 2.0
 """Sharpness of the fall in hits as the working set outgrows the cache."""
 _TILES: Final = (
@@ -67,13 +69,16 @@ def cached_share(working_set: Any, machine: Machine) -> Any:
 
 
 def vector_rate(xp: Any, machine: Machine) -> Any:
-    """Operations per second of all vector lanes; at least a small share of the peak, for few wide cores."""
-    # lanes are counted as those of a GPU's multiprocessor, of which a TPU has one or two with far wider units
+    """Operations per second of all vector lanes; at least a small share of the peak, for few wide
+    cores."""
+    # lanes are counted as those of a GPU's multiprocessor, of which a TPU has one or two with far
+    # wider units
     return xp.maximum(machine.units * machine.clock * _LANES, machine.peak / 256.0)
 
 
 def lane_operations(xp: Any, machine: Machine, operations: Any) -> Any:
-    """Operations issued per vector lane; 0 for devices with few wide cores, which process whole vectors."""
+    """Operations issued per vector lane; 0 for devices with few wide cores, which process whole
+    vectors."""
     return xp.where(machine.units >= _MANY_UNITS, operations, 0.0)
 
 
@@ -100,18 +105,21 @@ def flag(xp: Any, value: Any) -> Any:
 
 
 def divides(xp: Any, value: Any, divisor: int) -> Any:
-    """Whether a number is a multiple of another, as 0 or 1: kernels read aligned rows in wider loads."""
+    """Whether a number is a multiple of another, as 0 or 1: kernels read aligned rows in wider
+    loads."""
     return flag(xp, xp.mod(value, divisor) == 0)
 
 
 def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list[Any], Any]:
-    """Wave-quantised area of an output under the best tile, features of every tile, waves at 128x128.
+    """Wave-quantised area of an output under the best tile, features of every tile, waves at
+    128x128.
 
     A wave is one tile per multiprocessor; the last, partly filled wave costs a whole one
     (tile and wave quantisation; NeuSight, ASPLOS 2025, section 4.1).
     """
-    # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher rate, small ones
-    # leave fewer multiprocessors idle in the last wave. The regressor sees all of them, as the choice may be another.
+    # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher
+    # rate, small ones leave fewer multiprocessors idle in the last wave. The regressor sees all of
+    # them, as the choice may be another.
     best, features, waves_128 = None, [], None
     for rows, columns, rate in _TILES:
         tiles = products * xp.ceil(m / rows) * xp.ceil(n / columns)

@@ -1,8 +1,9 @@
 """A kernel as something to be timed: programs of JAX and of torch on random inputs.
 
-JAX stores weights [in, out] as Flax does, and a backward program starts from the saved inputs and the output's gradient
-and recomputes what it needs inside the same kernel. torch stores them [out, in], and a backward program is the backward
-pass alone, from what the forward saved; embeddings get their dense gradient. Both are imported on use only.
+JAX stores weights [in, out] as Flax does, and a backward program starts from the saved inputs and
+the output's gradient and recomputes what it needs inside the same kernel. torch stores them [out,
+in], and a backward program is the backward pass alone, from what the forward saved; embeddings get
+their dense gradient. Both are imported on use only.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ TORCH_DTYPES: Final = {
 }
 FP8: Final = "float8_e4m3fn"
 MOST_RANDOM: Final = 1 << 22
-"""Most distinct random elements of an array; larger arrays repeat them, because drawing them would take longer than
-timing."""
+"""Most distinct random elements of an array; larger arrays repeat them, because drawing them would
+take longer than timing."""
 
 
 Tensor = Any
@@ -49,7 +50,8 @@ class Program:
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if that is smaller."""
+    """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if
+    that is smaller."""
     size = prod(shape)
     drawn_shape = shape if size <= MOST_RANDOM else MOST_RANDOM
     return rng.standard_normal(drawn_shape, np.float32)
@@ -59,7 +61,8 @@ def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
     """Random array of the element type on the default device."""
     import jax.numpy as jnp
 
-    # random rather than zeros, as the power that a kernel draws, and so its clock, follows from its operands
+    # random rather than zeros, as the power that a kernel draws, and so its clock, follows from its
+    # operands
     element_type = FP8 if dtype == "fp8" else JAX_DTYPES[dtype]
     values = jnp.asarray(random_values(rng, shape), element_type)
     return values if values.shape == shape else jnp.resize(values, shape)
@@ -71,7 +74,8 @@ def jax_pass(
     inputs: tuple[Any, ...],
     wanted: dict[str, tuple[int, ...]],
 ) -> Program:
-    """The function itself for `fwd`; else its gradients by the inputs that `wanted` names for the pass."""
+    """The function itself for `fwd`; else its gradients by the inputs that `wanted` names for the
+    pass."""
     import jax
     import jax.numpy as jnp
 
@@ -111,7 +115,9 @@ class Tensors:
 
     def __call__(self, *shape: int) -> Tensor:
         torch = torch_module()
-        dtype = torch.float8_e4m3fn if self.dtype == "fp8" else getattr(torch, TORCH_DTYPES[self.dtype])
+        dtype = (
+            torch.float8_e4m3fn if self.dtype == "fp8" else getattr(torch, TORCH_DTYPES[self.dtype])
+        )
         values = torch.from_numpy(random_values(self.rng, shape)).to(self.device).to(dtype)
         if values.shape == shape:
             return values
@@ -128,11 +134,13 @@ def torch_pass(
     inputs: tuple[Tensor, ...],
     wanted: dict[str, tuple[int, ...]],
 ) -> Program:
-    """The function itself for `fwd`; else the backward pass to the inputs that `wanted` names for the pass."""
+    """The function itself for `fwd`; else the backward pass to the inputs that `wanted` names for
+    the pass."""
     torch = torch_module()
     if op.pass_ == "fwd":
         return Program(function, inputs)
-    # the forward runs once, before anything is timed; its graph is kept for every repetition of the backward
+    # the forward runs once, before anything is timed; its graph is kept for every repetition of the
+    # backward
     chosen = [inputs[i].requires_grad_() for i in wanted[op.pass_]]
     output = function(*inputs)
     gradient = torch.ones_like(output)

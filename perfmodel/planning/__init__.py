@@ -1,2 +1,2 @@
-"""Planning: the best layout, hardware or change, and the cost of a whole run: `layouts`, `optimise`, `what_if`,
-`design`, `goodput`, `training_run`, `compare_clusters`."""
+"""Planning: the best layout, hardware or change, and the cost of a whole run: `layouts`,
+`optimise`, `what_if`, `design`, `goodput`, `training_run`, `compare_clusters`."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ORDERS: Final = MappingProxyType({"cost": "cheapest", "time": "fastest", "energy": "least energy"})
-"""Figures that clusters may be ordered by, each with the words for the cluster that then comes first."""
+"""Figures that clusters may be ordered by, each with the words for the cluster that then comes
+first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +120,11 @@ def compare_clusters(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> ClusterComparison:
-    """Find the best layout of a job on each cluster, and the time, cost and energy of training with it.
+    """Find the best layout of a job on each cluster, and the time, cost and energy of training with
+    it.
 
-        compare_clusters("llama3-70b", ["h100", "b200:512", "mi300x"], devices=1024, global_batch=1024, tokens=15e12)
+        compare_clusters("llama3-70b", ["h100", "b200:512", "mi300x"], devices=1024,
+        global_batch=1024, tokens=15e12)
 
     Args:
         model: catalog name, file, or `Model`.
@@ -173,18 +176,20 @@ def compare_problems(
     min_fit: float = MIN_FIT,
     progress: Report | None = None,
 ) -> ClusterComparison:
-    """Find the best layout of each problem (one job on several clusters), and the time, cost and energy of training
-    with it.
+    """Find the best layout of each problem (one job on several clusters), and the time, cost and
+    energy of training with it.
 
     Args:
         problems: problems with numbers of devices.
         by: one of `ORDERS`; clusters of unknown price or power come last.
         tokens: number of tokens to train on.
-        prices: US dollars per device and hour in place of the catalog's, by name of a cluster or device.
+        prices: US dollars per device and hour in place of the catalog's, by name of a cluster or
+            device.
         pue: power usage effectiveness of the sites.
         reliability: failure rates of devices; those of published runs if not given.
         space: tells which layouts to try; `default_space` if not given.
-        calibration, strict, min_fit, progress: as for `search`; the layout of a cluster is the recommended one.
+        calibration, strict, min_fit, progress: as for `search`; the layout of a cluster is the
+            recommended one.
 
     Raises:
         LayoutError: no cluster can run the job; says why of each.
@@ -208,10 +213,12 @@ def compare_problems(
         cluster = problem.cluster
         if progress:
             progress(f"search {cluster.name}", done, len(problems))
-        # A cluster that cannot run the job is listed with the reason (such as an element type that the device lacks).
-        # The others are compared by the whole run, each with its own layout.
+        # A cluster that cannot run the job is listed with the reason (such as an element type that
+        # the device lacks). The others are compared by the whole run, each with its own layout.
         try:
-            prediction = _recommended(problem, space, SearchOptions(strict=strict, min_fit=min_fit), calibration)
+            prediction = _recommended(
+                problem, space, SearchOptions(strict=strict, min_fit=min_fit), calibration
+            )
         except PerfModelError as error:
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
@@ -253,7 +260,9 @@ def _recommended(
         PerfModelError: the cluster cannot run the job.
         KeyboardInterrupt: the search was interrupted.
     """
-    result = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+    result = search(
+        problem, space=space, options=options, calibration=calibration, progress=lambda *_: None
+    )
     # A comparison of half-searched clusters would mislead, so that an interrupt of one search
     # interrupts the whole.
     if not result.complete:
@@ -281,8 +290,8 @@ def clusters_named(
     """Look up clusters and their numbers of devices.
 
     Args:
-        clusters: catalog names, TOML files, names of devices (of which the reference system is taken), or `Cluster`
-            objects; `NAME:N` says how many devices.
+        clusters: catalog names, TOML files, names of devices (of which the reference system is
+            taken), or `Cluster` objects; `NAME:N` says how many devices.
         devices: number of devices of clusters that do not state one; several numbers are all tried.
 
     Raises:
@@ -319,12 +328,15 @@ def split_count(text: str) -> tuple[str, int | None]:
         return name.strip(), int(count)
     # A colon may also be a part of a file's path.
     if name and not count.endswith(".toml"):
-        raise PerfModelError(f"cluster {text.strip()!r}: no number of devices after the colon; write {name}:256")
+        raise PerfModelError(
+            f"cluster {text.strip()!r}: no number of devices after the colon; write {name}:256"
+        )
     return text.strip(), None
 
 
 def _is_of(key: str, cluster: Cluster) -> bool:
-    """Whether a price under this name applies to a cluster: the name is the cluster's or its device's."""
+    """Whether a price under this name applies to a cluster: the name is the cluster's or its
+    device's."""
     if key.lower() == cluster.name.lower():
         return True
 

@@ -1,4 +1,5 @@
-"""Inverse questions: memory or devices needed, what to upgrade, and when one layout overtakes another."""
+"""Inverse questions: memory or devices needed, what to upgrade, and when one layout overtakes
+another."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -40,9 +41,11 @@ class DevicesNeeded:
 
 
 def devices_for(question: Question, below_s: float) -> DevicesNeeded:
-    """Find the fewest devices, up to the question's number, on which some layout takes less than `below_s` per step.
+    """Find the fewest devices, up to the question's number, on which some layout takes less than
+    `below_s` per step.
 
-    Exact over the question's space, which has to offer fewer devices (`default_space(..., fewer_devices=True)`).
+    Exact over the question's space, which has to offer fewer devices
+    (`default_space(..., fewer_devices=True)`).
 
     Raises:
         LayoutError: no layout fits on any number of devices.
@@ -55,8 +58,12 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     if smallest is None:
         best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
-            raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
-        return DevicesNeeded(below_s, None, question.problem.notation(best.layout), best.step_time_s)
+            raise LayoutError(
+                f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer"
+            )
+        return DevicesNeeded(
+            below_s, None, question.problem.notation(best.layout), best.step_time_s
+        )
     return DevicesNeeded(
         below_s,
         smallest.layout.devices,
@@ -71,10 +78,11 @@ class MemoryNeeded:
 
     layout: str
     memory_bytes: float
-    """Least memory of a device: the fullest rank's peak over the share that fragmentation leaves usable."""
+    """Least memory of a device: the fullest rank's peak over the share that fragmentation leaves
+    usable."""
     likely_bytes: float
-    """Device memory with which the layout fits with probability `MIN_FIT`, which searches require of a recommended
-    layout."""
+    """Device memory with which the layout fits with probability `MIN_FIT`, which searches require
+    of a recommended layout."""
     fits_probability: float
     """Probability that it fits into the cluster's device."""
     peak_bytes: float
@@ -97,10 +105,12 @@ class MemoryNeeded:
 
 
 def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
-    """Find the least device memory with which a layout fits by the memory model, and with which it is likely to fit.
+    """Find the least device memory with which a layout fits by the memory model, and with which it
+    is likely to fit.
 
-    peak <= memory (1 - margin), so memory = peak / (1 - margin). Measured peaks scatter about predicted ones, so a
-    device that just holds the predicted peak is large enough in about half of the cases.
+    peak <= memory (1 - margin), so memory = peak / (1 - margin). Measured peaks scatter about
+    predicted ones, so a device that just holds the predicted peak is large enough in about half of
+    the cases.
 
     Raises:
         LayoutError: a layout that cannot run with any amount of memory.
@@ -152,8 +162,8 @@ class Overtaking:
     second_s: float
     """Step time of the second on the machine as it is."""
     multiple: float | None
-    """Multiple of the parameter nearest to 1 at which they are equal; None if one layout stays ahead from 1 / `MOST` to
-    `MOST` times the parameter."""
+    """Multiple of the parameter nearest to 1 at which they are equal; None if one layout stays
+    ahead from 1 / `MOST` to `MOST` times the parameter."""
     equal_s: float | None
     """Step time at which they are equal."""
 
@@ -170,8 +180,9 @@ def overtake(
 ) -> Overtaking:
     """Find the factor on a machine parameter at which two layouts are equally fast.
 
-    The difference of the step times is computed at multiples that are 1.3 times apart. Where its sign changes nearest
-    to 1, the crossing is found by bisection. Two crossings between neighbouring multiples would be missed.
+    The difference of the step times is computed at multiples that are 1.3 times apart. Where its
+    sign changes nearest to 1, the crossing is found by bisection. Two crossings between
+    neighbouring multiples would be missed.
 
     Args:
         problem: model, job, cluster and cost models.
@@ -222,7 +233,8 @@ def overtake(
 
 
 def _bisected(difference_s, low: float, high: float) -> float:
-    """Find a change of sign by bisection, and return the end of the last interval that lies behind the change."""
+    """Find a change of sign by bisection, and return the end of the last interval that lies behind
+    the change."""
     at_low = difference_s(low)
     while abs(high - low) > _CLOSE:
         middle = (low + high) / 2
@@ -241,8 +253,8 @@ class Upgrade:
     change: str
     """Change, such as `+10%`; latencies are lowered instead."""
     elasticity: float
-    """d log(step time) / d log(parameter) at the best layout. By the envelope theorem also that of the best step time
-    over all layouts, wherever the best layout is unique."""
+    """d log(step time) / d log(parameter) at the best layout. By the envelope theorem also that of
+    the best step time over all layouts, wherever the best layout is unique."""
     kept_gain: float
     """Share of the step time saved with the same layout."""
     gain: float
@@ -291,7 +303,8 @@ def rank_upgrades(
     Args:
         question: job and layouts; its space is searched again on every machine, exactly.
         share: share by which a bandwidth, a rate or the memory is raised, and a latency lowered.
-        prices: price of each such upgrade, in any unit; upgrades without a price are not ranked by money.
+        prices: price of each such upgrade, in any unit; upgrades without a price are not ranked by
+            money.
         progress: called with the name of each stage and how far it is.
 
     Raises:
@@ -310,7 +323,9 @@ def rank_upgrades(
     now = fastest(question, Goal.parse(problem))
     if now is None:
         name = question.problem.model.name
-        raise LayoutError(f"no layout of {name} fits on {question.devices} devices; run `search` to see why")
+        raise LayoutError(
+            f"no layout of {name} fits on {question.devices} devices; run `search` to see why"
+        )
     before_s = step_s(problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
     upgrades = []
@@ -322,7 +337,8 @@ def rank_upgrades(
         change = -share if name.endswith("latency") else share
         scenario = Scenario((Setting(name, "times", 1 + change),))
 
-        # Memory changes no duration of a layout that already fits. Its gain comes from layouts that now fit.
+        # Memory changes no duration of a layout that already fits. Its gain comes from layouts that
+        # now fit.
         kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
         best = _best_on(question.in_scenario(scenario), _Choice(now.layout, kept_s))
         gain = 1 - best.step_s / before_s

@@ -21,7 +21,8 @@ JOULES_PER_MWH = 3.6e9
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A training run with failures; `_lo` and `_hi` are the ends of the step time's 90 % interval."""
+    """A training run with failures; `_lo` and `_hi` are the ends of the step time's 90 %
+    interval."""
 
     tokens: float | None
     """Tokens to train on; None if not stated, so that results are per million tokens."""
@@ -38,12 +39,13 @@ class TrainingRun:
     usd_per_million_tokens_lo: float | None
     usd_per_million_tokens_hi: float | None
     energy_j: float | None
-    """Energy of the devices times the power usage effectiveness, for all tokens; None where their power is not known.
-    While work is repeated and the run restarts, devices are assumed to draw the power of a training step."""
+    """Energy of the devices times the power usage effectiveness, for all tokens; None where their
+    power is not known. While work is repeated and the run restarts, devices are assumed to draw the
+    power of a training step."""
     energy_per_million_tokens_j: float | None
     energy_is_bound: bool
-    """Whether the energy is an upper bound, because the power of waiting devices is unknown and that of busy ones is
-    used."""
+    """Whether the energy is an upper bound, because the power of waiting devices is unknown and
+    that of busy ones is used."""
 
     @property
     def energy_mwh(self) -> float | None:
@@ -84,7 +86,9 @@ def training_run(
         raise PerfModelError(
             f"pue must be at least 1, because it is the site's energy divided by the devices'; got {pue:g}"
         )
-    step_problem = step_problem_of(problem.replace(global_batch=prediction.global_batch), calibration)
+    step_problem = step_problem_of(
+        problem.replace(global_batch=prediction.global_batch), calibration
+    )
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
 
@@ -100,11 +104,14 @@ def training_run(
     # Quantities at the predicted step and both ends of its interval, for a million tokens; those
     # of all tokens are multiples.
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
-    quantity = Goal(step_problem, tariff=priced).quantities_of([prediction], Interval.exactly(np.array(step_s)))
+    quantity = Goal(step_problem, tariff=priced).quantities_of(
+        [prediction], Interval.exactly(np.array(step_s))
+    )
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
-        """Return a quantity, including failures, at the predicted step time and at the ends of its interval."""
+        """Return a quantity, including failures, at the predicted step time and at the ends of its
+        interval."""
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
@@ -123,7 +130,9 @@ def training_run(
         days_lo=days[1],
         days_hi=days[2],
         usd_per_device_hour=known.price_per_device_hour,
-        price_source="given" if stated.price_per_device_hour is not None else problem.cluster.list_price[1],
+        price_source="given"
+        if stated.price_per_device_hour is not None
+        else problem.cluster.list_price[1],
         cost_usd=None if millions is None or usd[0] is None else millions * usd[0],
         usd_per_million_tokens=usd[0],
         usd_per_million_tokens_lo=usd[1],

@@ -1,7 +1,8 @@
 """Breaks a step's time down into disjoint, non-negative parts that add up to the step time.
 
-Parts inside passes are seconds of the compute streams, means over pipeline ranks. Work beside the passes counts as much
-as the step would be shorter without it: hidden time costs nothing. The bubble is what remains.
+Parts inside passes are seconds of the compute streams, means over pipeline ranks. Work beside the
+passes counts as much as the step would be shorter without it: hidden time costs nothing. The bubble
+is what remains.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +35,9 @@ ABLATIONS: Final[tuple[str, ...]] = (
     "pipeline_communication_exposed",
     "host_copies_exposed",
 )
-"""Activities in the order in which they are removed from a step. The cost of each is the time by which the step then
-becomes shorter. The first two are not events but parts of the optimizer and of passes."""
+"""Activities in the order in which they are removed from a step. The cost of each is the time by
+which the step then becomes shorter. The first two are not events but parts of the optimizer and of
+passes."""
 
 _KINDS_OF_ACTIVITY: Final = {
     "data_parallel_communication_exposed": (
@@ -67,7 +69,8 @@ class Part(IntEnum):
     RUNS = GAPS + 5
 
 
-# Kernels of a phase are counted as forward, backward or recompute; collectives of a block by their process group.
+# Kernels of a phase are counted as forward, backward or recompute; collectives of a block by their
+# process group.
 _PART_OF_PHASE = {
     Phase.FORWARD: Part.FORWARD,
     Phase.BACKWARD_INPUT: Part.BACKWARD,
@@ -86,31 +89,38 @@ class Account:
     breakdown_s: dict[str, float]
     """Mean seconds per pipeline rank by activity; sums to the step time.
 
-    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run at the clock at which they were
-      timed by themselves.
-    - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains, within the
-      power limit.
-    - `kernels_slower_in_runs`: by how much longer than that they run by what runs of the site, or published ones, show;
-      there where they show so. Runs that show faster kernels shorten the parts before instead.
-    - `quantising`: kernels that bring operands to 8 or 4 bits (`Job.fp8_recipe`); there where products are so narrow.
-    - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
+    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run at the clock
+      at which they were timed by themselves.
+    - `clock_under_load`: by how much longer they run in passes at the clock that a training step
+      sustains, within the power limit.
+    - `kernels_slower_in_runs`: by how much longer than that they run by what runs of the site, or
+      published ones, show; there where they show so. Runs that show faster kernels shorten the
+      parts before instead.
+    - `quantising`: kernels that bring operands to 8 or 4 bits (`Job.fp8_recipe`); there where
+      products are so narrow.
+    - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind
+      kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
     - `waiting_for_slowest_rank`: collectives inside passes, for the last of their ranks.
-    - `kernels_slowed_by_communication`: by how much kernels run longer beside collectives that they hide, of the passes
-      themselves and of reductions and gathers of weights; of the latter, by how much shorter the step would be.
-    - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
-      step would be shorter without reductions and gathers of weights;
-      then without transfers between stages; then without copies to and from the host, of which those of single layers
-      (`Layout.offload_layers`) are waited for inside passes.
-    - `bubble`: what is left, idle time of the compute stream when none of these takes any time: what the order of the
-      passes and the imbalance of the stages leave. A pipeline of one rank has none.
-    - `waiting_for_input`: by how much input pipelines with a stated rate take longer than all the rest.
-    - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the events. Runs that
-      are faster than their parameters say make every part shorter instead of the last of these negative.
+    - `kernels_slowed_by_communication`: by how much kernels run longer beside collectives that they
+      hide, of the passes themselves and of reductions and gathers of weights; of the latter, by how
+      much shorter the step would be.
+    - `data_parallel_communication_exposed`, `pipeline_communication_exposed`,
+      `host_copies_exposed`: by how much the step would be shorter without reductions and gathers of
+      weights; then without transfers between stages; then without copies to and from the host, of
+      which those of single layers (`Layout.offload_layers`) are waited for inside passes.
+    - `bubble`: what is left, idle time of the compute stream when none of these takes any time:
+      what the order of the passes and the imbalance of the stages leave. A pipeline of one rank has
+      none.
+    - `waiting_for_input`: by how much input pipelines with a stated rate take longer than all the
+      rest.
+    - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the
+      events. Runs that are faster than their parameters say make every part shorter instead of the
+      last of these negative.
     """
     kernels_s: float
-    """Time of the kernels alone on the pipeline rank that runs them longest, each at the lower end of its interval and
-    at the clock at which it was timed. No step can be shorter."""
+    """Time of the kernels alone on the pipeline rank that runs them longest, each at the lower end
+    of its interval and at the clock at which it was timed. No step can be shorter."""
 
 
 def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: float) -> Account:
@@ -118,8 +128,8 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
 
     Args:
         problem: the step.
-        programs: those that make up the step. Where steps are not flushed there are two, which are accounted for by
-            themselves and weighted as their makespans are.
+        programs: those that make up the step. Where steps are not flushed there are two, which are
+            accounted for by themselves and weighted as their makespans are.
         step_s: the step time.
     """
     batch = programs[0].shares[0].batch
@@ -140,7 +150,8 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     exposed_s, step_without_s = _ablate(taken_apart, step_s)
     mean_s = (passes_s.mean(axis=0) * nominal_share).tolist()
 
-    # In the order in which the account is printed. Activities that a step cannot have are left out, not 0.
+    # In the order in which the account is printed. Activities that a step cannot have are left out,
+    # not 0.
     training = problem.job.mode == "train"
     result = {"forward": mean_s[Part.FORWARD]}
     if training:
@@ -157,20 +168,28 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
         mean_s[Part.SLOWED] + exposed_s["kernels_slowed_by_communication"] * nominal_share
     )
     result["optimizer"] = float(optimizer_s.mean()) * nominal_share
-    result["data_parallel_communication_exposed"] = exposed_s["data_parallel_communication_exposed"] * nominal_share
-    result["pipeline_communication_exposed"] = exposed_s["pipeline_communication_exposed"] * nominal_share
+    result["data_parallel_communication_exposed"] = (
+        exposed_s["data_parallel_communication_exposed"] * nominal_share
+    )
+    result["pipeline_communication_exposed"] = (
+        exposed_s["pipeline_communication_exposed"] * nominal_share
+    )
     if spec.offload or (layout.offload_layers and offloads_layers(problem, layout)):
         result["host_copies_exposed"] = exposed_s["host_copies_exposed"] * nominal_share
     if any(map(has_whole_step_costs, on_kinds)):
         without_overhead_s = step_without_s["step_overhead"]
         result["step_overhead"] = exposed_s["step_overhead"]
         result["stragglers"] = without_overhead_s * nominal_share * (slowest - 1)
-        result["beyond_all_parameters"] = without_overhead_s * nominal_share * slowest * (max(1.0, beyond) - 1)
+        result["beyond_all_parameters"] = (
+            without_overhead_s * nominal_share * slowest * (max(1.0, beyond) - 1)
+        )
 
     # Idle time of the compute stream when none of these activities takes any time.
     result["bubble"] = max(0.0, step_without_s[ABLATIONS[-1]] - busy_s) * nominal_share
     alone_s = np.sum([program.alone_s for program in taken_apart], axis=0)
-    return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond)))
+    return Account(
+        breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +254,8 @@ class _ClassSeconds(NamedTuple):
 
     @classmethod
     def of(cls, step_program: StepProgram) -> "_ClassSeconds":
-        """Add up the kinds of nodes, each of which has the seconds of its own classes and 0 for all others."""
+        """Add up the kinds of nodes, each of which has the seconds of its own classes and 0 for all
+        others."""
         kind = step_program.timed.prepared.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
         parts_s = waits_s = overhead_s = alone_s = np.zeros(())
@@ -244,22 +264,29 @@ class _ClassSeconds(NamedTuple):
             factor = prod(step_factors(problem, share.batch.layouts[0]))
             parts_s = parts_s + _of_passes(share, _phase_parts) * factor
             waits_s = waits_s + share.copy_waits_s[0] * factor
-            overhead_s = overhead_s + share.only(optimizer * problem.adjusted_framework.host.step_overhead_s)
+            overhead_s = overhead_s + share.only(
+                optimizer * problem.adjusted_framework.host.step_overhead_s
+            )
 
             kernels_s = _of_passes(share, _alone_s).sum(axis=1)
-            lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
+            lowest_s = np.bincount(
+                events.class_index, events.times.lo_s[events.op_index], minlength=len(kind)
+            )
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
         return cls(parts_s, waits_s, overhead_s, alone_s)
 
 
-def _ablated_s(step_program: StepProgram, seconds: _ClassSeconds) -> dict[str, Float[np.ndarray, " classes"]]:
+def _ablated_s(
+    step_program: StepProgram, seconds: _ClassSeconds
+) -> dict[str, Float[np.ndarray, " classes"]]:
     """Durations of a program's classes without each of `ABLATIONS` and those before it."""
     kind = step_program.timed.prepared.structure.class_kind
     durations_s: dict[str, Float[np.ndarray, " classes"]] = {}
     remaining_s = step_program.timed.durations_s - seconds.overhead_s
     durations_s["step_overhead"] = remaining_s
 
-    # Passes take as long as their parts, plus the slowdown by reductions and gathers that overlap with them.
+    # Passes take as long as their parts, plus the slowdown by reductions and gathers that overlap
+    # with them.
     if any(overlap_loss(share.problem) for share in step_program.shares):
         passes_s = np.sum(seconds.parts_s, axis=1) + seconds.waits_s
         remaining_s = np.where(np.isin(kind, PASS_KINDS), passes_s, remaining_s)
@@ -273,7 +300,9 @@ def _ablated_s(step_program: StepProgram, seconds: _ClassSeconds) -> dict[str, F
     return durations_s
 
 
-def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, float], dict[str, float]]:
+def _ablate(
+    programs: Sequence[_Program], step_s: float
+) -> tuple[dict[str, float], dict[str, float]]:
     """The cost of each of `ABLATIONS`, and the step time without it and those before it.
 
     Args:
@@ -286,7 +315,8 @@ def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, floa
     for activity in ABLATIONS:
         shortened_s = remaining_s
         if any(activity in program.felt for program in programs):
-            # In a stream of steps, the step is a difference of makespans and may grow, but a cost may not be negative.
+            # In a stream of steps, the step is a difference of makespans and may grow, but a cost
+            # may not be negative.
             shortened_s = min(_step_without_s(programs, activity), remaining_s)
         exposed_s[activity] = remaining_s - shortened_s
         step_without_s[activity] = remaining_s = shortened_s
@@ -295,8 +325,14 @@ def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, floa
 
 def _step_without_s(programs: Sequence[_Program], activity: str) -> float:
     """The step time without an activity and without those before it in `ABLATIONS`."""
-    without = [TimedProgram(program.prepared, program.durations_s[activity], program.weight) for program in programs]
-    weighted_s = [weight * float(makespan(program.compiled, durations_s)) for program, durations_s, weight in without]
+    without = [
+        TimedProgram(program.prepared, program.durations_s[activity], program.weight)
+        for program in programs
+    ]
+    weighted_s = [
+        weight * float(makespan(program.compiled, durations_s))
+        for program, durations_s, weight in without
+    ]
     return max(sum(weighted_s), float(rank_busy_s(without).max()))
 
 
@@ -307,7 +343,8 @@ def _of_passes(
     """Seconds of every class of passes on one kind of nodes, by part.
 
     Args:
-        of_phases: seconds of the phases of blocks by part, given their times and whether passes are paired.
+        of_phases: seconds of the phases of blocks by part, given their times and whether passes are
+            paired.
     """
     seconds_of_classes: list[tuple[np.ndarray, np.ndarray]] = []
     for times, paired, runs in share.passes:
@@ -323,29 +360,39 @@ def _of_passes(
 
 
 @session_cached
-def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
-    """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
+def _alone_s(
+    problem: StepProblem, table: BlockTimes, _paired: bool
+) -> Float[np.ndarray, "blocks phases 1"]:
+    """Seconds of the kernels of every phase of every block, timed alone and as fast as their
+    intervals allow."""
     is_kernel = np.array([group == "" for group in table.groups], bool)
     # The lower end of the interval, at the clock at which the kernel was timed.
-    fastest_s = np.where(is_kernel, table.times.lo_s / (table.clock_slowdown * table.slowdown_of_runs), 0.0)
+    fastest_s = np.where(
+        is_kernel, table.times.lo_s / (table.clock_slowdown * table.slowdown_of_runs), 0.0
+    )
     return (table.counts @ fastest_s)[:, :, None]
 
 
 @session_cached
-def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
-    """Seconds of every phase of every block by part; for paired passes, only the time by which collectives outlast
-    kernels.
+def _phase_parts(
+    problem: StepProblem, table: BlockTimes, paired: bool
+) -> Float[np.ndarray, "blocks phases parts"]:
+    """Seconds of every phase of every block by part; for paired passes, only the time by which
+    collectives outlast kernels.
 
     Together they are the duration of the passes, except for the costs of a step beyond its events.
     """
     parts_s = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)
 
-    # Kernels: the shares that a lower clock and then runs add to each, casts to 8 or 4 bits, and the rest by phase.
+    # Kernels: the shares that a lower clock and then runs add to each, casts to 8 or 4 bits, and
+    # the rest by phase.
     slowdown = table.clock_slowdown * table.slowdown_of_runs
     slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / slowdown))
     slower_in_runs = np.clip(1 - 1 / table.slowdown_of_runs, 0.0, slower)
-    quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
+    quantising = np.array(
+        [isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool
+    )
     parts_s[:, :, Part.RUNS] = table.event_s @ slower_in_runs
     parts_s[:, :, Part.CLOCK] = table.event_s @ (slower - slower_in_runs)
     parts_s[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])

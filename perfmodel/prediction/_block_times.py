@@ -1,4 +1,5 @@
-"""Times of the phases of a layout's blocks, and the share of casts to 8 or 4 bits that saves time."""
+"""Times of the phases of a layout's blocks, and the share of casts to 8 or 4 bits that saves
+time."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -29,11 +30,14 @@ _HALVINGS: Final = 12
 """Bisection steps in the search for the share of casts that saves time."""
 
 
-def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
+def block_times(
+    problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1
+) -> BlockTimes:
     """Times of the blocks of a layout's shard in a pass.
 
     Args:
-        variant: micro-batches that the pass computes at once, slice of the sequence, and what it runs beside.
+        variant: micro-batches that the pass computes at once, slice of the sequence, and what it
+            runs beside.
         slices: slices that the schedule cuts the sequence into.
 
     Raises:
@@ -51,10 +55,16 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
 
 @session_cached
 def _times_of(
-    problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
+    problem: StepProblem,
+    placed: PlacedShard,
+    ring_steps: int,
+    checked: bool,
+    slices: int,
+    index: int,
+    combined: bool,
 ) -> BlockTimes:
-    """`block_times` with only the arguments that it depends on, so that layouts which differ in others share a
-    result."""
+    """`block_times` with only the arguments that it depends on, so that layouts which differ in
+    others share a result."""
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
     framework, device = problem.adjusted_framework, problem.cluster.device
@@ -64,29 +74,43 @@ def _times_of(
     def events_of(blocks: ShardBlocks) -> BlockEvents:
         return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
 
-    # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's `auto_filter_small_kn`,
-    # which is torchao's `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module
-    # (`fp8_autocast(enabled)`). Where no recipe says which operands these are, casts are no kernels that the host would
-    # issue.
+    # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's
+    # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
+    # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
+    # which operands these are, casts are no kernels that the host would issue.
     times = priced_events(problem, blocks.ops)
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if cast.any():
         # The same products in the type that their operands are stored in.
-        narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
-        in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
+        narrow = [
+            i
+            for i, op in enumerate(blocks.ops)
+            if isinstance(op, KernelOp) and op.dtype == problem.job.dtype
+        ]
+        in_16_bits = [
+            replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow
+        ]
         wide = times.replaced(narrow, priced_events(problem, in_16_bits))
 
-        # No phase of a block may take longer than in 16 bits. An event has one time in all blocks, so the block that
-        # gains least decides.
+        # No phase of a block may take longer than in 16 bits. An event has one time in all blocks,
+        # so the block that gains least decides.
         pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
         share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
         if (share != 1.0).any():
-            blocks, times = blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
+            blocks, times = (
+                blocks.casting(share, problem.job),
+                times.scaled(np.where(cast, share, 1.0)),
+            )
 
     # With the times of all events known, the phases follow.
-    phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
+    phases = time_phases(
+        events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s
+    )
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
-    slowed_by_clock, slowed_in_runs = clock_slowdown(problem, blocks.ops), slowdown_of_runs(problem, blocks.ops)
+    slowed_by_clock, slowed_in_runs = (
+        clock_slowdown(problem, blocks.ops),
+        slowdown_of_runs(problem, blocks.ops),
+    )
     return BlockTimes(
         **vars(phases),
         **counted,
@@ -104,7 +128,8 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     events_of: Callable[[ShardBlocks], BlockEvents],
 ) -> Float[np.ndarray, " blocks"]:
-    """Largest share of each block's casts with which none of its phases takes longer than in 16 bits.
+    """Largest share of each block's casts with which none of its phases takes longer than in 16
+    bits.
 
     Args:
         times: times of the events where all operands are cast.
@@ -116,22 +141,31 @@ def _shares_that_pay(
     none_cast = events_of(blocks.casting(np.zeros(len(cast)), problem.job))
     all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
 
-    def phases_s(share: Float[np.ndarray, " blocks"], times: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+    def phases_s(
+        share: Float[np.ndarray, " blocks"], times: EventTimes
+    ) -> Float[np.ndarray, "blocks phases"]:
         # The host's time for a phase is linear in the share.
         by_host = {}
         for name in ("launches", "issued", "beyond_operators_s"):
-            without, additional = getattr(none_cast, name), getattr(all_cast, name) - getattr(none_cast, name)
+            without, additional = (
+                getattr(none_cast, name),
+                getattr(all_cast, name) - getattr(none_cast, name),
+            )
             by_host[name] = without + share[:, None] * additional
         counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
         events = none_cast._replace(counts=counts, **by_host)
-        phase_s = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s).phase_s
-        # Collectives of input gradients hide behind kernels of weight gradients: both are judged together.
+        phase_s = time_phases(
+            events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s
+        ).phase_s
+        # Collectives of input gradients hide behind kernels of weight gradients: both are judged
+        # together.
         phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
         return phase_s if trains else phase_s[:, [Phase.FORWARD]]
 
-    # The share is the same for all phases of a block, and no phase may become slower, because communication that hid
-    # behind it could cost the gain of another. The time of a phase is convex in the share, and no more than in 16 bits
-    # without any cast. So the shares that pay are all those up to the largest, which is found by halving.
+    # The share is the same for all phases of a block, and no phase may become slower, because
+    # communication that hid behind it could cost the gain of another. The time of a phase is convex
+    # in the share, and no more than in 16 bits without any cast. So the shares that pay are all
+    # those up to the largest, which is found by halving.
     low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
     most_s = phases_s(low, wide) * (1 + 1e-9)
     share = high

@@ -17,8 +17,8 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     """Check a layout and fill in the fields that the problem determines.
 
     Args:
-        layout: a `Layout`, which is used unchanged, or its notation or its fields by name, which the framework's
-            defaults complete.
+        layout: a `Layout`, which is used unchanged, or its notation or its fields by name, which
+            the framework's defaults complete.
 
     Returns:
         The layout, and sentences on what was assumed and what its framework cannot run.
@@ -37,7 +37,11 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
 
     # Megatron-LM and Hugging Face reduce each part of a layer whose parts run side by side.
     # Experts beside attention return their results by collectives of their own.
-    reduces_once = isinstance(model, Transformer) and model.block.parallel_blocks != "none" and model.experts is None
+    reduces_once = (
+        isinstance(model, Transformer)
+        and model.block.parallel_blocks != "none"
+        and model.experts is None
+    )
     if layout.tp > 1 and reduces_once:
         sentences.append(
             f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
@@ -46,7 +50,9 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     return layout, (*sentences, *problem.framework.cannot_run(layout))
 
 
-def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
+def check_layout(
+    model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None
+) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) for the first inconsistency of a layout."""
     get_schedule(layout.schedule)
     if cluster.kinds or layout.kinds is not None:
@@ -62,8 +68,8 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
     for kind in cluster.kinds or (cluster,):
         kind.device.require(job.dtype)
 
-    # The workload refuses degrees that its blocks cannot be sharded by; the pipeline is checked against the number of
-    # layers.
+    # The workload refuses degrees that its blocks cannot be sharded by; the pipeline is checked
+    # against the number of layers.
     sharded_blocks = blocks(model, job, Shard.of(layout))
     layers = layer_count(sharded_blocks)
     check_pipeline(model, job, layout, layers, stages_without_layer(sharded_blocks))
@@ -75,7 +81,8 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
     """The layout with its kinds of nodes filled in (`Cluster.hosting`).
 
     Raises:
-        LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce gradients over them.
+        LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce
+            gradients over them.
     """
     # A pipeline on nodes of one kind needs no further check.
     layout = cluster.hosting(layout)
@@ -98,18 +105,20 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
 
 
 def check_machine(cluster: Cluster, job: Job, devices: int, subject: str = "the job") -> None:
-    """Raise `PerfModelError` if the cluster has too few devices, or they do not support the job's dtype."""
+    """Raise `PerfModelError` if the cluster has too few devices, or they do not support the job's
+    dtype."""
     cluster.require(devices, subject)
     for kind in cluster.kinds or (cluster,):
         kind.device.require(job.dtype)
 
 
 def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_layer: int) -> None:
-    """Raise `LayoutError` if the layers, the batch or the sequence cannot fill the pipeline of a layout.
+    """Raise `LayoutError` if the layers, the batch or the sequence cannot fill the pipeline of a
+    layout.
 
     Args:
-        layers: layers of the model, between which a pipeline can be cut (`layer_count` of its blocks on the layout's
-            shard).
+        layers: layers of the model, between which a pipeline can be cut (`layer_count` of its
+            blocks on the layout's shard).
         without_layer: see `stages_without_layer`.
     """
     scheduler = get_schedule(layout.effective_schedule)
@@ -125,8 +134,9 @@ def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_
 
 
 def check_offloaded_layers(layers: int, offloaded: int) -> None:
-    """Raise `LayoutError` if all layers are offloaded, because copies need a layer to overlap with (Megatron-Core
-    transformer_config.py, `cpu_offloading_num_layers`, refuses as many as there are)."""
+    """Raise `LayoutError` if all layers are offloaded, because copies need a layer to overlap with
+    (Megatron-Core transformer_config.py, `cpu_offloading_num_layers`, refuses as many as there
+    are)."""
     if offloaded and offloaded >= layers:
         raise LayoutError(
             f"layout: offload_layers={offloaded} must be below the {layers} layers of a rank; use at most "

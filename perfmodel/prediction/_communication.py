@@ -1,4 +1,5 @@
-"""Events between a model's blocks: transfers between stages, gradient reductions, weight gathers, optimizer steps."""
+"""Events between a model's blocks: transfers between stages, gradient reductions, weight gathers,
+optimizer steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ class StageEvents:
     span: int
     """Micro-batches that the events are for."""
     index: Int[np.ndarray, "stages segments"]
-    """Event of every stage and segment, `NO_EVENT` for none; one segment where stages have but one event."""
+    """Event of every stage and segment, `NO_EVENT` for none; one segment where stages have but one
+    event."""
     times: Int[np.ndarray, "stages segments"]
     """Number of occurrences of each event there."""
 
@@ -157,17 +159,22 @@ def communication_events(
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
-            events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host))
+            events.add(
+                Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host)
+            )
     if is_trained(job) and not states.on_host and OPTIMIZERS[job.optimizer].newton_schulz:
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
 
-    # Both copies of a tied embedding, on the first and the last stage, need the sum of their gradients.
+    # Both copies of a tied embedding, on the first and the last stage, need the sum of their
+    # gradients.
     if spec.tied_embedding and not (job.fine_tuning.frozen or job.fine_tuning.frozen_embedding):
         ends = np.zeros((counts.shape[0], 1))
         ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.gradients.grad_dtype)
         place = Placement.of("embedding", ranks)
         events.add(
-            Kind.EMBEDDING_REDUCE, ends, lambda n: place.collective("all_reduce", n, job.gradients.grad_dtype, cluster)
+            Kind.EMBEDDING_REDUCE,
+            ends,
+            lambda n: place.collective("all_reduce", n, job.gradients.grad_dtype, cluster),
         )
     return events
 
@@ -182,10 +189,15 @@ def _add_orthogonalisation(
     job: Job,
 ) -> None:
     """Add the products of optimizers that update whole matrices."""
-    # Where states are sharded each rank gets some of the matrices, and what gathers the weights exchanges the results.
+    # Where states are sharded each rank gets some of the matrices, and what gathers the weights
+    # exchanges the results.
     blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
     for group in STATES:
-        shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
+        shards = (
+            StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size
+            if states.zero
+            else 1
+        )
         products: dict[Op, Float[np.ndarray, " stages"]] = {}
         for number, block in enumerate(blocks.blocks):
             for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
@@ -206,8 +218,8 @@ def _add_sends(
     job: Job,
     cluster: Cluster,
 ) -> None:
-    """Add transfers of `span` micro-batches between stages, and the collectives by which the receiver completes
-    them."""
+    """Add transfers of `span` micro-batches between stages, and the collectives by which the
+    receiver completes them."""
     sent = transfers(ranks, blocks.blocks, span / spec.scheduler.slices, job, cluster)
     hop = hops(spec, counts, ranks, cluster)
     directions = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
@@ -243,7 +255,9 @@ class EventClasses:
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
         """Occurrences of each event, summed from those of its classes."""
-        return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops)).astype(float)
+        return np.bincount(
+            self.op_index, gradient[self.class_index], minlength=len(self.ops)
+        ).astype(float)
 
 
 def event_entries(
@@ -252,10 +266,13 @@ def event_entries(
     """Class and event of every occurrence of an event in a class."""
     classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for table in events.tables:
-        of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
+        of_kind = np.flatnonzero(
+            (structure.class_kind == table.kind) & (structure.class_span == table.span)
+        )
         stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
 
-        # Classes of one segment hold its event; those of a whole stage hold the events of all of its segments.
+        # Classes of one segment hold its event; those of a whole stage hold the events of all of
+        # its segments.
         is_whole = segment == WHOLE
         of_segment, of_stage = of_kind[~is_whole], of_kind[is_whole]
         segment_events = table.index[stage[~is_whole], segment[~is_whole]]
@@ -272,7 +289,9 @@ def event_entries(
     return class_index[real], op_index[real]
 
 
-def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n: int) -> Float[Any, "*lanes {n}"]:
+def summed(
+    index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n: int
+) -> Float[Any, "*lanes {n}"]:
     """Sums of the values of equal index."""
     xp, shape = values.__array_namespace__(), (*values.shape[:-1], n)
     if xp is not np:
@@ -284,7 +303,8 @@ def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n:
     return sums.reshape(shape).astype(values.dtype, copy=False)
 
 
-# --- transfers between pipeline stages --------------------------------------------------------------
+# --- transfers between pipeline stages
+# --------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +319,8 @@ class Transfers:
     send: Int[np.ndarray, "blocks tiers"]
     """Place in `ops` of the send."""
     completions: Int[np.ndarray, "most blocks"]
-    """Places of the collectives by which the receiver completes a sharded transfer, `NO_EVENT` for none."""
+    """Places of the collectives by which the receiver completes a sharded transfer, `NO_EVENT` for
+    none."""
 
     def seconds(self, time_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, "blocks tiers"]:
         """Seconds of every transfer, from those of `ops`."""
@@ -307,7 +328,9 @@ class Transfers:
         return time_s[self.send] + after_s[:, None]
 
 
-def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job, cluster: Cluster) -> Transfers:
+def transfers(
+    layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job, cluster: Cluster
+) -> Transfers:
     """Transfers of a shard, each carrying `share` of a micro-batch."""
     ops: list[Op] = []
 
@@ -330,17 +353,27 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
         for comm in block.boundary_comm:
             place = Placement.of(comm.group, layout)
             for _ in range(comm.count):
-                completions.append(add(place.collective(comm.collective, comm.bytes * share, job.dtype, cluster)))
+                completions.append(
+                    add(place.collective(comm.collective, comm.bytes * share, job.dtype, cluster))
+                )
         completions_of_block.append(completions)
-    by_step = np.array([*zip_longest(*completions_of_block, fillvalue=NO_EVENT)], int).reshape(-1, len(blocks))
+    by_step = np.array([*zip_longest(*completions_of_block, fillvalue=NO_EVENT)], int).reshape(
+        -1, len(blocks)
+    )
     return Transfers(tuple(ops), np.array(sends), by_step)
 
 
 def _send(
-    n_bytes: float, tier: int, dtype: str, cluster: Cluster, stride: int, kind: CollectiveKind = "send_recv"
+    n_bytes: float,
+    tier: int,
+    dtype: str,
+    cluster: Cluster,
+    stride: int,
+    kind: CollectiveKind = "send_recv",
 ) -> Collective:
     """Point-to-point between two ranks that are `stride` apart."""
-    # The ranks between the two send at the same time, and if the message leaves the node all of its devices do.
+    # The ranks between the two send at the same time, and if the message leaves the node all of its
+    # devices do.
     return Collective(
         collective=kind,
         bytes=n_bytes,
@@ -370,9 +403,13 @@ class Hops:
 
 
 def hops(
-    spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layout: Layout, cluster: Cluster
+    spec: ProgramSpec,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    layout: Layout,
+    cluster: Cluster,
 ) -> Hops:
-    """The hops of a pipeline; the first replica stands for all, because their hops cross equivalent links."""
+    """The hops of a pipeline; the first replica stands for all, because their hops cross equivalent
+    links."""
     # On several kinds of nodes ranks are numbered on their own kind.
     pipeline_rank = rank_of_stage(spec)
     if layout.kinds is None:
@@ -384,19 +421,27 @@ def hops(
     kind = kind_of_rank[pipeline_rank]
     rank = number_on_kind[pipeline_rank] * rank_strides(layout)["pp"]
 
-    # In both directions the output of the earlier stage's last block goes over the wire, or its gradient.
+    # In both directions the output of the earlier stage's last block goes over the wire, or its
+    # gradient.
     last_block = counts.shape[2] - 1 - (counts.sum(axis=1)[:, ::-1] > 0).argmax(axis=1)
     earlier, later = slice(None, -1), slice(1, None)
     block = np.zeros((2, spec.n_stages), int)
     tier = np.zeros((2, spec.n_stages), int)
     exists = np.zeros((2, spec.n_stages), bool)
     for direction, source, target in ((0, earlier, later), (1, later, earlier)):
-        # Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none).
-        in_same_group = np.stack([rank[source] // level.size == rank[target] // level.size for level in cluster.levels])
-        level = np.where(in_same_group.any(axis=0), in_same_group.argmax(axis=0), len(cluster.levels) - 1)
+        # Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the
+        # last if none).
+        in_same_group = np.stack(
+            [rank[source] // level.size == rank[target] // level.size for level in cluster.levels]
+        )
+        level = np.where(
+            in_same_group.any(axis=0), in_same_group.argmax(axis=0), len(cluster.levels) - 1
+        )
         on_one_kind = np.where(in_same_group[0], 0, 1 + level)
         # Transfers to another kind of nodes cross the outermost level.
-        tier[direction, source] = np.where(kind[source] == kind[target], on_one_kind, outermost_tier(cluster))
+        tier[direction, source] = np.where(
+            kind[source] == kind[target], on_one_kind, outermost_tier(cluster)
+        )
         block[direction, source] = last_block[:-1]
         exists[direction, source] = True
     return Hops(block, tier, exists)

@@ -1,8 +1,8 @@
 """Composes layouts into pipeline programs whose classes contain blocks and events.
 
-Layouts that share a program and a division of the model are composed together, one lane per layout. The layouts of a
-search differ far more in blocks and placements than in programs, and an array with a row per layout costs hardly more
-than that of a single one.
+Layouts that share a program and a division of the model are composed together, one lane per layout.
+The layouts of a search differ far more in blocks and placements than in programs, and an array with
+a row per layout costs hardly more than that of a single one.
 """
 
 from collections import defaultdict
@@ -19,7 +19,12 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Op
 from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._check import hosted
-from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
+from perfmodel.prediction._communication import (
+    CommunicationEvents,
+    EventClasses,
+    communication_events,
+    event_entries,
+)
 from perfmodel.prediction._memory_inputs import BlockBytes
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached, session_cached_each
@@ -36,7 +41,8 @@ from perfmodel.workload import layer_count
 
 @dataclass(frozen=True, eq=False)
 class PlacedBlocks:
-    """A shard's blocks with a numbering of ranks, which together determine the events between blocks."""
+    """A shard's blocks with a numbering of ranks, which together determine the events between
+    blocks."""
 
     blocks: ShardBlocks
     """Blocks of the shard, before they are timed."""
@@ -98,7 +104,9 @@ class LayoutBatch:
     def bytes(self) -> BlockBytes:
         """Parameters and memory of the layouts' blocks."""
         setting, pipelined = self.program.setting, self.layouts[0].pp > 1
-        return BlockBytes.of(self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework)
+        return BlockBytes.of(
+            self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework
+        )
 
     @property
     def saved_bytes(self) -> Float[np.ndarray, "lanes stages"]:
@@ -110,12 +118,15 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
     """Group layouts that share a program and a division of the model.
 
     Raises:
-        LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's kinds of nodes.
+        LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's
+            kinds of nodes.
     """
-    # On several kinds of nodes layouts are composed as on the first: all but times is the same on each, and
-    # `by_node_kind` prices every kind by itself.
+    # On several kinds of nodes layouts are composed as on the first: all but times is the same on
+    # each, and `by_node_kind` prices every kind by itself.
     if problem.kinds:
-        return layout_batches(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
+        return layout_batches(
+            problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts]
+        )
     terms = composed(problem, layouts)
     lanes_of: dict[tuple[PartitionedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
@@ -146,11 +157,15 @@ def _composed(problem: StepProblem, layouts: list[Layout]) -> Iterator[tuple[Lay
         yield layout, _compose(problem, layout)
 
 
-def _compose(problem: StepProblem, layout: Layout, program: PartitionedProgram | None = None) -> LayoutTerms:
-    """Compose a layout in the program whose stages divide its blocks, or in a given program that does."""
+def _compose(
+    problem: StepProblem, layout: Layout, program: PartitionedProgram | None = None
+) -> LayoutTerms:
+    """Compose a layout in the program whose stages divide its blocks, or in a given program that
+    does."""
     setting = problem.setting
 
-    # Shard: the events of its blocks, and the ranks and states that decide which events lie between blocks.
+    # Shard: the events of its blocks, and the ranks and states that decide which events lie between
+    # blocks.
     blocks = shard_events(setting, layout)
     states = StateLayout.of(layout, setting.framework)
     placed = _placed(setting, blocks, ranks_of(setting, layout), states)
@@ -159,17 +174,22 @@ def _compose(problem: StepProblem, layout: Layout, program: PartitionedProgram |
     times = block_times(problem, layout)
     factor = prod(step_factors(problem, layout))
 
-    # Program: the blocks in its stages. A stack of linear layers is cut into other blocks where it is split, so the
-    # division depends on the shard, too.
+    # Program: the blocks in its stages. A stack of linear layers is cut into other blocks where it
+    # is split, so the division depends on the shard, too.
     if program is None:
         spec = program_spec(setting, layout, layer_count(blocks.pairs))
-        program = divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
+        program = divided(
+            setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers)
+        )
     return LayoutTerms(program, times, placed, RECOMPUTE_MODES.index(layout.recompute), factor)
 
 
 @session_cached
-def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> PlacedBlocks:
-    """Return one object for equal blocks on equal ranks, because it is the cache key of the events between blocks."""
+def _placed(
+    setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout
+) -> PlacedBlocks:
+    """Return one object for equal blocks on equal ranks, because it is the cache key of the events
+    between blocks."""
     return PlacedBlocks(blocks, ranks, states)
 
 
@@ -185,9 +205,9 @@ def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, flo
     if spec.steps == 1:
         return ((layout_batch, 1.0),)
 
-    # Without a flush between steps, filling and draining the pipeline count once for a stream of many steps. So a step
-    # takes the difference between a longer and a shorter stream, over the difference in steps (but no less than its
-    # busiest rank, see `rank_busy_s`).
+    # Without a flush between steps, filling and draining the pipeline count once for a stream of
+    # many steps. So a step takes the difference between a longer and a shorter stream, over the
+    # difference in steps (but no less than its busiest rank, see `rank_busy_s`).
     shorter = replace(spec, steps=spec.steps // 2)
     weight = 1 / (spec.steps - shorter.steps)
     shorter_batch = replace(layout_batch, program=layout_batch.program.with_spec(shorter))
@@ -215,13 +235,19 @@ def phase_s(
         tables = [block_times(problem, layout, variant, slices) for layout in layout_batch.layouts]
     paired = variant.beside == PAIRED
     # `concatenate` takes a third of the time of `stack`.
-    of_lanes = np.concatenate([table.paired.phase_s if paired else table.phase_s for table in tables])
+    of_lanes = np.concatenate(
+        [table.paired.phase_s if paired else table.phase_s for table in tables]
+    )
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
-def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+def pass_s(
+    problem: StepProblem, layout_batch: LayoutBatch
+) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
     """Seconds that a pass spends in each block, by kind of pass, without full recomputation."""
-    forward, backward, weight = passed_s(phase_s(problem, layout_batch), layout_batch.modes).swapaxes(0, 1)
+    forward, backward, weight = passed_s(
+        phase_s(problem, layout_batch), layout_batch.modes
+    ).swapaxes(0, 1)
     return {
         Kind.FORWARD: forward,
         Kind.BACKWARD: backward + weight,
@@ -233,24 +259,37 @@ def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[
 # --- events between blocks ------------------------------------------------------------------------
 
 
-def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) -> CommunicationEvents:
+def bundle_events(
+    problem: StepProblem, layout_batch: LayoutBatch, lane: int
+) -> CommunicationEvents:
     """Events between blocks, for one layout of a batch."""
-    return _events_between(problem.setting, layout_batch.program.without_recompute, layout_batch.composed[lane].placed)
+    return _events_between(
+        problem.setting, layout_batch.program.without_recompute, layout_batch.composed[lane].placed
+    )
 
 
 @session_cached
-def _events_between(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks) -> CommunicationEvents:
+def _events_between(
+    setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
+) -> CommunicationEvents:
     """Events between blocks of a placement in a program, before they are priced."""
     spans = program.structure.spans
     return communication_events(
-        placed.ranks, placed.states, placed.blocks, program.spec, spans, program.counts, setting.job, setting.cluster
+        placed.ranks,
+        placed.states,
+        placed.blocks,
+        program.spec,
+        spans,
+        program.counts,
+        setting.job,
+        setting.cluster,
     )
 
 
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
     """Events between blocks in each class, for each layout of a batch."""
-    # Neither the number of micro-batches nor recompute changes the events of a class: programs that differ in these
-    # alone share results.
+    # Neither the number of micro-batches nor recompute changes the events of a class: programs that
+    # differ in these alone share results.
     program = layout_batch.program.canonical.without_recompute
     return _event_classes(problem, [(program, terms.placed) for terms in layout_batch.composed])
 
@@ -259,11 +298,15 @@ def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[Event
 def _event_classes(
     problem: StepProblem, placements: list[tuple[PartitionedProgram, PlacedBlocks]]
 ) -> Iterator[tuple[tuple[PartitionedProgram, PlacedBlocks], EventClasses]]:
-    """Priced events between blocks in the classes of programs, for each placement of a program's blocks."""
+    """Priced events between blocks in the classes of programs, for each placement of a program's
+    blocks."""
     for program, placed in placements:
         ops, class_index, op_index = _entries(problem.setting, program, placed)
         times = priced_events(problem, ops)
-        yield (program, placed), EventClasses(ops, times, class_index, op_index, program.structure.n_classes)
+        yield (
+            (program, placed),
+            EventClasses(ops, times, class_index, op_index, program.structure.n_classes),
+        )
 
 
 @session_cached

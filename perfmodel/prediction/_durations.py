@@ -6,7 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s, weighted_programs
+from perfmodel.prediction._compose import (
+    LayoutBatch,
+    layout_batches,
+    pass_s,
+    phase_s,
+    weighted_programs,
+)
 from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import TimedProgram, prepared
@@ -62,12 +68,14 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     by_phase = {variant: phase_s(problem, batch, variant) for variant in passes.runs}
     distinct_s = passes_s(by_phase, passes.weights, passes.runs, passes.full, batch.modes)
 
-    # Passes are priced for all classes; events between blocks are already those of this kind of nodes alone.
+    # Passes are priced for all classes; events between blocks are already those of this kind of
+    # nodes alone.
     nodes_are_alike = share.on is None
     seconds = between_blocks_s if nodes_are_alike else np.zeros_like(between_blocks_s)
     seconds = seconds + distinct_s.take(passes.place, axis=1)
 
-    # The host: copies of activations, waits for those of single layers, states that lie in its memory.
+    # The host: copies of activations, waits for those of single layers, states that lie in its
+    # memory.
     if batch.spec.offload:
         _add_host_copies(problem, batch, seconds)
     seconds = seconds + share.copy_waits_s
@@ -75,8 +83,8 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     if not nodes_are_alike:
         seconds = between_blocks_s + seconds * share.on
 
-    # Costs of real steps beyond their events: overlapped communication slows passes, stragglers stretch everything, and
-    # the overhead of the step is added to the optimizer's step.
+    # Costs of real steps beyond their events: overlapped communication slows passes, stragglers
+    # stretch everything, and the overhead of the step is added to the optimizer's step.
     loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
     contends = collective_sm_share(problem.cluster.device, problem.framework) > 0
     if not (loses_overlap or contends or has_whole_step_costs(problem)):
@@ -86,21 +94,28 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     if share.on is not None:
         optimizer = optimizer[share.on[optimizer]]
     overhead_s = problem.adjusted_framework.host.step_overhead_s
-    return with_step_costs(seconds, overhead_s, overlap_loss(problem), scale, optimizer, program.overlap)
+    return with_step_costs(
+        seconds, overhead_s, overlap_loss(problem), scale, optimizer, program.overlap
+    )
 
 
-def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]) -> None:
-    """Set the seconds of copies of a stage's activations to and from host memory, at the link's nominal rate."""
+def _add_host_copies(
+    problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]
+) -> None:
+    """Set the seconds of copies of a stage's activations to and from host memory, at the link's
+    nominal rate."""
     structure = prepared(batch.spec).structure
     copies = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-    micro_batch_bytes = batch.saved_bytes[:, structure.class_stage[copies]] / batch.spec.scheduler.slices
+    micro_batch_bytes = (
+        batch.saved_bytes[:, structure.class_stage[copies]] / batch.spec.scheduler.slices
+    )
     copied_bytes = micro_batch_bytes * structure.class_span[copies]
     seconds[:, copies] = copied_bytes / host_bandwidth(problem.cluster.device)
 
 
 def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
-    """Seconds of each stage's passes and of the longest transfer, with one stage per device, as input of a
-    scheduler."""
+    """Seconds of each stage's passes and of the longest transfer, with one stage per device, as
+    input of a scheduler."""
     # A schedule that splits backward has all three kinds of passes.
     (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
     structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]
@@ -111,4 +126,6 @@ def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     recomputed_s = full_recompute_s(phase_s(problem, batch), batch.modes)
     backward_input_s = backward_input_s + (recomputed_s @ batch.program.full.sum(axis=1).T)[0]
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
-    return PassTimes(forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0)))
+    return PassTimes(
+        forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0))
+    )

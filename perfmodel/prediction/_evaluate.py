@@ -1,7 +1,7 @@
 """Evaluates step times of layouts from the durations of their classes.
 
-One by one in double precision with gradients, by the thousand in single precision, and with derivatives by parameters
-of runs and machines.
+One by one in double precision with gradients, by the thousand in single precision, and with
+derivatives by parameters of runs and machines.
 """
 
 from collections import defaultdict
@@ -23,7 +23,13 @@ from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout
 from perfmodel.spec.notation import PerRank
-from perfmodel.timeline import CompiledStructure, ProgramBatch, makespan, makespan_and_grad, makespan_many
+from perfmodel.timeline import (
+    CompiledStructure,
+    ProgramBatch,
+    makespan,
+    makespan_and_grad,
+    makespan_many,
+)
 
 PART_OPS: Final = 1_500_000
 """Most ops that are evaluated in one call, which takes about 20 ms."""
@@ -39,10 +45,14 @@ class BatchResult:
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
     # Batches with the same program are composed in one call.
-    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = defaultdict(list)
+    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = (
+        defaultdict(list)
+    )
     for whole_step in layout_batches(problem, layouts):
         for layout_batch, weight in weighted_programs(whole_step):
-            by_program[layout_batch.program.canonical, layout_batch.layouts[0].kinds].append((layout_batch, weight))
+            by_program[layout_batch.program.canonical, layout_batch.layouts[0].kinds].append(
+                (layout_batch, weight)
+            )
     groups = list(by_program.values())
     specs_of_groups = []
     for group in groups:
@@ -60,15 +70,21 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
                 ends = np.cumsum([len(layout_batch.lanes) for layout_batch, _ in group])[:-1]
                 durations_of_part += np.split(seconds.astype(np.float32), ends)
                 # A step without a flush takes no less than its busiest rank.
-                for (layout_batch, weight), durations_s in zip(group, np.split(seconds, ends), strict=True):
+                for (layout_batch, weight), durations_s in zip(
+                    group, np.split(seconds, ends), strict=True
+                ):
                     if layout_batch.spec.steps > 1:
-                        busy = rank_busy_s([TimedProgram(prepared(layout_batch.spec), durations_s, weight)])
+                        busy = rank_busy_s(
+                            [TimedProgram(prepared(layout_batch.spec), durations_s, weight)]
+                        )
                         busy_s[layout_batch.lanes] = busy_s.get(layout_batch.lanes, 0.0) + busy
             spans.append(loops.submit(makespan_many, batch, durations_of_part))
-        # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
+        # Results are waited for here: an interrupt while an executor joins its thread would leave
+        # that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))
-    # Results come in the order of the groups. A step is the weighted sum of its programs' makespans, and no shorter
-    # than the work of its busiest rank or than the arrival of its samples.
+    # Results come in the order of the groups. A step is the weighted sum of its programs'
+    # makespans, and no shorter than the work of its busiest rank or than the arrival of its
+    # samples.
     time_s = np.zeros(len(layouts))
     for (layout_batch, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
         time_s[list(layout_batch.lanes)] += weight * span_s
@@ -86,7 +102,8 @@ def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, Progra
         groups.append(programs)
         ops_of_group.append(sum(program.n_ops for program in programs))
 
-    # Parts of about as many ops overlap best: one is evaluated while the durations of the next are composed.
+    # Parts of about as many ops overlap best: one is evaluated while the durations of the next are
+    # composed.
     part_of_group = np.cumsum(ops_of_group) // PART_OPS
     bounds = np.flatnonzero(np.diff(part_of_group, prepend=-1, append=-1)).tolist()
     batches = []
@@ -102,7 +119,9 @@ def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[
     for whole_step in layout_batches(problem, layouts):
         for layout_batch, weight in weighted_programs(whole_step):
             program = prepared(layout_batch.spec)
-            for lane, seconds in zip(whole_step.lanes, durations(problem, layout_batch), strict=True):
+            for lane, seconds in zip(
+                whole_step.lanes, durations(problem, layout_batch), strict=True
+            ):
                 programs_of_layout[lane].append(TimedProgram(program, seconds, weight))
     return programs_of_layout
 
@@ -121,7 +140,9 @@ def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.nd
     return np.maximum(computed_s, problem.job.input_s)
 
 
-def step_gradients(programs: Sequence[TimedProgram]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
+def step_gradients(
+    programs: Sequence[TimedProgram],
+) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
     """Step time, and the gradient of each program's makespan with respect to class durations."""
     step_s, gradients = 0.0, []
     for program, durations_s, weight in programs:
@@ -132,7 +153,9 @@ def step_gradients(programs: Sequence[TimedProgram]) -> tuple[float, list[Float[
     # Where the busiest rank sets the step, the derivatives are those of its time.
     busy_s = rank_busy_s(programs)
     if busy_s.max() > step_s * (1 + 1e-12):
-        return float(busy_s.max()), [program.prepared.rank_count[busy_s.argmax()] for program in programs]
+        return float(busy_s.max()), [
+            program.prepared.rank_count[busy_s.argmax()] for program in programs
+        ]
     return step_s, gradients
 
 
@@ -142,7 +165,8 @@ class StepGradient(NamedTuple):
     step_s: float
     """Seconds of the step, before it waits for input."""
     gradient: Float[np.ndarray, " classes"]
-    """Derivative of the step time by the duration of each class: how often it lies on the critical path."""
+    """Derivative of the step time by the duration of each class: how often it lies on the critical
+    path."""
     compute_count: Float[np.ndarray, " classes"]
     """Occurrences of each class on compute streams."""
 
@@ -171,16 +195,18 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-# --- derivatives by parameters of runs and machines ---------------------------------------------------
+# --- derivatives by parameters of runs and machines
+# ---------------------------------------------------
 #
-# d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first factor is the
-# gradient of the makespan; the second, of the arithmetic that composes durations from events, is a difference quotient:
-# that arithmetic is smooth but for switches between compute-bound, launch-bound and hidden, which a step that
-# small does not meet.
+# d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first
+# factor is the gradient of the makespan; the second, of the arithmetic that composes durations from
+# events, is a difference quotient: that arithmetic is smooth but for switches between
+# compute-bound, launch-bound and hidden, which a step that small does not meet.
 #
-# `perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not use it for two reasons. A
-# fit needs them at hundreds of layouts, each of which would compile another program (seconds, against milliseconds
-# here). And it lacks some parameters: latency and volume by kind of collective, losses, skew, another machine.
+# `perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not use it
+# for two reasons. A fit needs them at hundreds of layouts, each of which would compile another
+# program (seconds, against milliseconds here). And it lacks some parameters: latency and volume by
+# kind of collective, losses, skew, another machine.
 
 _STEP: Final = 1e-6
 """Change of a parameter for finite differences."""
@@ -200,8 +226,11 @@ class StepDerivatives:
     """d duration / d parameter [s] of these."""
 
 
-def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
-    """Step times and their derivatives with respect to named parameters, at the problem's adjustment."""
+def step_derivatives(
+    problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]
+) -> StepDerivatives:
+    """Step times and their derivatives with respect to named parameters, at the problem's
+    adjustment."""
     adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
     moved = [problem.adjusted(adjustment.moved(name, _STEP)) for name in names]
     return derivatives_towards(problem, layouts, moved, _STEP)
@@ -210,15 +239,19 @@ def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Seq
 def derivatives_towards(
     problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
 ) -> StepDerivatives:
-    """Step times and finite-difference derivatives; each problem in `moved` has one parameter increased by `step`."""
+    """Step times and finite-difference derivatives; each problem in `moved` has one parameter
+    increased by `step`."""
     programs_of_layouts = step_programs(problem, layouts)
     moved_programs = [step_programs(moved_problem, layouts) for moved_problem in moved]
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
     durations_s, durations_by_parameter = [], []
     for lane, programs in enumerate(programs_of_layouts):
         step_s[lane], gradients = step_gradients(programs)
-        for place, ((_, seconds, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
-            # d T / d parameter: the gradient of the makespan times the difference quotients of the durations.
+        for place, ((_, seconds, weight), gradient) in enumerate(
+            zip(programs, gradients, strict=True)
+        ):
+            # d T / d parameter: the gradient of the makespan times the difference quotients of the
+            # durations.
             moved_seconds = [of_layouts[lane][place].durations_s for of_layouts in moved_programs]
             slopes = np.array([(of_moved - seconds) / step for of_moved in moved_seconds])
             by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]

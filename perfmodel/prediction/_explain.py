@@ -40,8 +40,9 @@ class _EventRow(NamedTuple):
 class CriticalPath:
     """Seconds of the step by event, from the gradient of the step time.
 
-    The derivative of the step time by an event's time counts how often the event lies on the critical path. The
-    seconds of a collective include those by which it makes the kernels beside it run longer.
+    The derivative of the step time by an event's time counts how often the event lies on the
+    critical path. The seconds of a collective include those by which it makes the kernels beside it
+    run longer.
 
     Args:
         program: the (first) program of a layout's step.
@@ -72,7 +73,10 @@ class CriticalPath:
             self.step_costs_s = float(gradient @ durations) - self.total_s
 
     def _add(
-        self, share: NodeKindShare, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
+        self,
+        share: NodeKindShare,
+        durations: Float[np.ndarray, " classes"],
+        gradient: Float[np.ndarray, " classes"],
     ) -> None:
         """Add the events of one kind of nodes."""
         events_before = len(self.ops)
@@ -88,10 +92,15 @@ class CriticalPath:
         slowing_s = np.zeros_like(unslowed_s)
         np.add.at(slowing_s, passes, loss * overlap.share * between_s[overlap.comm])
 
-        # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not the collective.
+        # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not
+        # the collective.
         follows_collective = slowing_s <= loss * unslowed_s
         by_collective = np.zeros_like(unslowed_s)
-        np.add.at(by_collective, overlap.comm, (in_blocks * follows_collective)[passes] * loss * overlap.share)
+        np.add.at(
+            by_collective,
+            overlap.comm,
+            (in_blocks * follows_collective)[passes] * loss * overlap.share,
+        )
         self.slowed_s += float((in_blocks * unslowed_s)[~follows_collective].sum() * loss)
         # Between the blocks: collectives of states and transfers, with the passes that they slow.
         with_slowing = gradient + by_collective
@@ -99,10 +108,15 @@ class CriticalPath:
         self.ops += between_blocks.ops
         self.provenance += between_blocks.times.provenance
         self._rows.append(
-            _EventRow(occurrences, occurrences * between_blocks.times.time_s, _half_widths(between_blocks.times))
+            _EventRow(
+                occurrences,
+                occurrences * between_blocks.times.time_s,
+                _half_widths(between_blocks.times),
+            )
         )
 
-        # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
+        # States in host memory: copies take part in reductions and gathers, updates in the
+        # optimizer's step.
         updates = prepared(share.batch.spec).structure.class_kind == Kind.OPTIMIZER
         on_host_s = with_slowing * share.host_state_s[0]
         self.host_updates_s += float(on_host_s[updates].sum())
@@ -110,7 +124,9 @@ class CriticalPath:
 
         # Inside the blocks: every phase counts with the share of it that nothing else hides.
         for times, paired, runs in share.passes:
-            weight = np.sum([np.tensordot(in_blocks[classes], counts, 1) for _, classes, counts in runs], axis=0)
+            weight = np.sum(
+                [np.tensordot(in_blocks[classes], counts, 1) for _, classes, counts in runs], axis=0
+            )
             exposed = weight * times.exposed_share(paired)
             self.gap_s += float((exposed * times.gap_s).sum())
             self.waiting_s += float((exposed * times.waiting_s).sum())
@@ -134,16 +150,19 @@ class CriticalPath:
         return float(self.seconds.sum()) + self.other_s
 
     def events(self) -> tuple[CriticalEvent, ...]:
-        """Events by decreasing share, summing to the step; gaps and the host's copies and updates count as events."""
-        # A collective of forward and backward passes is one event to a reader, although it hides behind different
-        # kernels in each.
+        """Events by decreasing share, summing to the step; gaps and the host's copies and updates
+        count as events."""
+        # A collective of forward and backward passes is one event to a reader, although it hides
+        # behind different kernels in each.
         count: dict[str, float] = defaultdict(float)
         seconds: dict[str, float] = defaultdict(float)
         for i in np.flatnonzero(self.seconds > 0).tolist():
             name = self.ops[i].label + self._node_kinds[i]
             count[name] += float(self.count[i])
             seconds[name] += float(self.seconds[i])
-        named = [CriticalEvent(event=name, count=count[name], time_s=seconds[name]) for name in seconds]
+        named = [
+            CriticalEvent(event=name, count=count[name], time_s=seconds[name]) for name in seconds
+        ]
         beyond_events = {
             "kernel launch gaps": self.gap_s,
             "waiting for the slowest rank": self.waiting_s,
@@ -151,7 +170,11 @@ class CriticalPath:
             "copies to and from the host": self.copies_s + self.state_copies_s,
             "optimizer on the host": self.host_updates_s,
         }
-        named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in beyond_events.items() if s > 0]
+        named += [
+            CriticalEvent(event=name, count=1.0, time_s=s)
+            for name, s in beyond_events.items()
+            if s > 0
+        ]
         if self.step_costs_s:
             name = "stragglers, overhead, and corrections from similar runs"
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
@@ -160,7 +183,9 @@ class CriticalPath:
     @cached_property
     def provenance_shares(self) -> dict[str, float]:
         """Share of the critical path by origin of its times."""
-        shares: dict[str, float] = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
+        shares: dict[str, float] = dict.fromkeys(
+            ("measured", "learned", "analytical", "extrapolated"), 0.0
+        )
         # A step without any event (all is overhead) rests on nothing.
         total = float(self.seconds.sum()) or 1.0
         for name, value in zip(self.provenance, self.seconds.tolist(), strict=True):
@@ -178,9 +203,12 @@ class CriticalPath:
         return {name: seconds / self.total_s for name, seconds in seconds_of_class.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares of the step that are uncertain: extrapolation, the host, the network between nodes."""
+        """Shares of the step that are uncertain: extrapolation, the host, the network between
+        nodes."""
         total = self.total_s
-        between_nodes = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
+        between_nodes = np.array(
+            [isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool
+        )
         provenance = self.provenance_shares
         return {
             "extrapolated": provenance["extrapolated"] + provenance["analytical"],
@@ -201,8 +229,8 @@ class EventShares:
     step_time_s: float
     """Seconds of the step."""
     gap_s: float
-    """Seconds of the step outside events: host, launch gaps, waits, contention, copies to the host, and the step's
-    other costs."""
+    """Seconds of the step outside events: host, launch gaps, waits, contention, copies to the host,
+    and the step's other costs."""
     waiting_s: float
     """Seconds of `gap_s` in which ranks wait for the last of a group."""
     ops: tuple[Op, ...]
@@ -216,8 +244,8 @@ class EventShares:
 def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     """Distinct events of a step (DistSim section 4.1), with the contribution of each.
 
-    Communication counts only as far as it is exposed; a block that waits for its host counts with the time of its
-    kernels.
+    Communication counts only as far as it is exposed; a block that waits for its host counts with
+    the time of its kernels.
 
     Raises:
         LayoutError: if the model does not divide as the layout asks.
@@ -228,8 +256,9 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     step_s, gradient, _ = per_step([program.timed for program in programs])
     path = CriticalPath(first, gradient)
 
-    # A program has a class as the duration of an op, or as a transfer between two ops. With these counts in place of
-    # the gradient every event counts, whether it lies on the critical path or not.
+    # A program has a class as the duration of an op, or as a transfer between two ops. With these
+    # counts in place of the gradient every event counts, whether it lies on the critical path or
+    # not.
     structure = first.timed.prepared.structure
     classes = np.concatenate([structure.duration, structure.lag.ravel()])
     occurrences = np.bincount(classes, minlength=structure.n_classes).astype(float)
@@ -267,20 +296,25 @@ def pass_parts(program: StepProgram) -> dict[int, tuple[PassPart, ...]]:
     return parts_of_class
 
 
-def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+def _pass_parts_on(
+    share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]
+) -> dict[int, tuple[PassPart, ...]]:
     """`pass_parts` of the classes on one kind of nodes."""
     layout, passes = share.batch.layouts[0], share.batch.program.passes
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
     for times, paired, runs_of_kinds in share.passes:
         exposed = times.exposed_share(paired)
         for kind, classes, _ in runs_of_kinds:
-            # Blocks of one kind of pass are the same in all of its classes, except whether they are recomputed in full.
+            # Blocks of one kind of pass are the same in all of its classes, except whether they are
+            # recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}
             runs_here = classes if share.on is None else classes[share.on[classes]]
             for pass_class in runs_here.tolist():
                 blocks = list(_blocks(kind, passes.blocks[pass_class], passes.full[pass_class]))
                 for block, in_full in set(blocks) - part_of_block.keys():
-                    (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
+                    (runs,) = phase_counts(
+                        kind, layout.recompute, np.ones(1), np.array([float(in_full)])
+                    )
                     part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
                 # Stragglers and other slowdowns of the class as a whole stretch all of its blocks.
                 pieces = [part_of_block[block] for block in blocks]
@@ -292,7 +326,10 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
 
 
 def _part(
-    times: BlockTimes, block: int, runs: Float[np.ndarray, " phases"], exposed: Float[np.ndarray, " phases"]
+    times: BlockTimes,
+    block: int,
+    runs: Float[np.ndarray, " phases"],
+    exposed: Float[np.ndarray, " phases"],
 ) -> PassPart:
     """A block of a pass with its events.
 
@@ -309,13 +346,16 @@ def _part(
             count = float(runs[phase] * times.counts[block, phase, number])
             seconds = float(event_s[phase, number])
             events.append(PassEvent(times.ops[number].label, times.groups[number], count, seconds))
-    return PassPart(times.blocks[block].name, float((runs * exposed) @ times.phase_s[block]), tuple(events))
+    return PassPart(
+        times.blocks[block].name, float((runs * exposed) @ times.phase_s[block]), tuple(events)
+    )
 
 
 def _blocks(
     kind: Kind, counts: Float[np.ndarray, " blocks"], full: Float[np.ndarray, " blocks"]
 ) -> Iterator[tuple[int, bool]]:
-    """Blocks of a pass one by one, and whether each is recomputed in full; backward runs through them from the end."""
+    """Blocks of a pass one by one, and whether each is recomputed in full; backward runs through
+    them from the end."""
     order = -1 if kind != Kind.FORWARD else 1
     for block in range(len(counts))[::order]:
         in_full = round(full[block])
@@ -325,5 +365,8 @@ def _blocks(
 
 def _scaled(part: PassPart, factor: float) -> PassPart:
     """A block of a pass and its events, `factor` times as long."""
-    events = (PassEvent(event.name, event.group, event.count, event.time_s * factor) for event in part.events)
+    events = (
+        PassEvent(event.name, event.group, event.count, event.time_s * factor)
+        for event in part.events
+    )
     return PassPart(part.name, part.time_s * factor, tuple(events))

@@ -1,5 +1,5 @@
-"""Memory of a layout's ranks, independent of times: whether it fits, and the figures that the framework's reports and
-nvidia-smi would show."""
+"""Memory of a layout's ranks, independent of times: whether it fits, and the figures that the
+framework's reports and nvidia-smi would show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, get_args
@@ -51,7 +51,9 @@ def _batch_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> 
     return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts, setting.job), setting)
 
 
-def _on_ranks(memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:
+def _on_ranks(
+    memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.ndarray, " ranks"]
+) -> MemoryBatch:
     """Memory of ranks on several kinds of nodes, from that of all ranks on each kind."""
 
     def chosen(name: str) -> Float[np.ndarray, "layouts ranks"]:
@@ -68,13 +70,17 @@ def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
     """The device of each pipeline rank, for a layout with its kinds of nodes filled in."""
     if not problem.kinds:
         return (problem.cluster.device,) * layout.pp
-    return tuple(problem.kinds[kind].cluster.device for kind in kind_of_ranks(problem, layout).tolist())
+    return tuple(
+        problem.kinds[kind].cluster.device for kind in kind_of_ranks(problem, layout).tolist()
+    )
 
 
 def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
     """Memory that a layout may use on the device of each pipeline rank."""
     devices = rank_devices(problem, layout)
-    return np.array([problem.framework.memory.usable_bytes(device.memory_bytes) for device in devices])
+    return np.array(
+        [problem.framework.memory.usable_bytes(device.memory_bytes) for device in devices]
+    )
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
@@ -101,9 +107,12 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
     (batch,) = layout_batches(problem, [layout])
     blocks, spec = batch.tables[0], batch.spec
 
-    # Parameters of whole blocks. Those that every tensor-parallel rank holds (norms) count once, which the shards do
-    # not tell, unless the model is cut into the same blocks without sharding.
-    params = layout.tp * blocks.dense_params(layout.pp > 1) + layout.ep * layout.expert_tp * blocks.expert_params
+    # Parameters of whole blocks. Those that every tensor-parallel rank holds (norms) count once,
+    # which the shards do not tell, unless the model is cut into the same blocks without sharding.
+    params = (
+        layout.tp * blocks.dense_params(layout.pp > 1)
+        + layout.ep * layout.expert_tp * blocks.expert_params
+    )
     unsharded = shard_events(problem.setting, Layout())
     if unsharded.kinds == blocks.kinds:
         params = unsharded.dense_params(layout.pp > 1) + unsharded.expert_params
@@ -116,8 +125,8 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
 
 
 def version_difference(problem: StepProblem, layout: Layout) -> int:
-    """Weight staleness in updates, counted from 1 for synchronous pipelines: the number of mini-batches in flight
-    (TiMePReSt, section 4.4)."""
+    """Weight staleness in updates, counted from 1 for synchronous pipelines: the number of
+    mini-batches in flight (TiMePReSt, section 4.4)."""
     (batch,) = layout_batches(problem, [layout])
     spec = batch.spec
     if spec.steps == 1:
@@ -126,7 +135,9 @@ def version_difference(problem: StepProblem, layout: Layout) -> int:
     return max(1, int(versions.steady_difference.max()))
 
 
-def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
+def peak_memory(
+    problem: StepProblem, layouts: Sequence[Layout]
+) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
     """Peak bytes of each layout, and their largest category."""
     peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
     for batch in layout_batches(problem, layouts):
@@ -137,7 +148,9 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
     return peak, largest
 
 
-def stage_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> tuple[StageMemory, ...]:
+def stage_memory(
+    problem: StepProblem, batch: LayoutBatch, live: LiveState
+) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank of a batch's first layout.
 
     Args:
@@ -149,7 +162,9 @@ def stage_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> t
         by_category[name] = np.broadcast_to(getattr(memory, name), memory.total.shape)[0].tolist()
     stages = []
     for rank in range(memory.total.shape[-1]):
-        stages.append(StageMemory(**{name: rank_bytes[rank] for name, rank_bytes in by_category.items()}))
+        stages.append(
+            StageMemory(**{name: rank_bytes[rank] for name, rank_bytes in by_category.items()})
+        )
     return tuple(stages)
 
 
@@ -184,9 +199,12 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
         peaks = [stage.peak for stage in counted_stages(problem, layout, stages_in_reports, name)]
         peak_of_counter[name] = max(peaks)
 
-    # Memory of each pipeline rank as the framework reports it; the needed memory if it reports none.
+    # Memory of each pipeline rank as the framework reports it; the needed memory if it reports
+    # none.
     counter = problem.framework.memory.memory_counter
-    per_stage = tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
+    per_stage = (
+        tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
+    )
     account = MemoryAccount(
         per_stage=per_stage,
         needed_per_stage=tuple(stages),
@@ -196,7 +214,9 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
         reported_stages=reported_stages(problem, layout),
         saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
     )
-    reasons = () if stages[binding].peak <= usable[binding] else fit_reasons(stages, usable, binding)
+    reasons = (
+        () if stages[binding].peak <= usable[binding] else fit_reasons(stages, usable, binding)
+    )
     return StepMemory(account, reasons, fit_probability(problem, layout, stages))
 
 
@@ -220,7 +240,9 @@ def fit_reasons(
         fullest_rank: the rank that fits least.
     """
     usable = usable_bytes[fullest_rank]
-    by_category = {name: n_bytes for name, n_bytes in memory[fullest_rank].to_dict().items() if name != "peak"}
+    by_category = {
+        name: n_bytes for name, n_bytes in memory[fullest_rank].to_dict().items() if name != "peak"
+    }
     largest = max(by_category, key=by_category.__getitem__)
     return (
         f"out of memory: pipeline rank {fullest_rank} needs {memory[fullest_rank].peak / GIB:.1f} GiB "
@@ -230,14 +252,16 @@ def fit_reasons(
 
 
 FRAGMENTATION: Final = 0.15
-"""Share of reserved bytes that holds no tensor, assumed: as much as GMLake takes off torch's caching allocator's
-fragmentation, in the mean over eight language models (Guo et al. 2024, arXiv 2401.08156, abstract), which says nothing
-of what is left. Weights, gradients and optimizer states are allocated once and fit their segments; activations and
-workspaces of many sizes leave the holes."""
+"""Share of reserved bytes that holds no tensor, assumed: as much as GMLake takes off torch's
+caching allocator's fragmentation, in the mean over eight language models (Guo et al. 2024, arXiv
+2401.08156, abstract), which says nothing of what is left. Weights, gradients and optimizer states
+are allocated once and fit their segments; activations and workspaces of many sizes leave the
+holes."""
 _WORKSPACES: Final = 2
 """Handles of cuBLAS, one of the thread that runs forward and one of autograd's."""
 _WORKSPACE_BYTES: Final = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}
-"""Bytes that torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
+"""Bytes that torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS
+workspaces)."""
 _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 """Bytes that torch allocates for each handle on older architectures."""
 
@@ -256,18 +280,23 @@ def counted_stages(
     if framework.memory.receives_apart:
         received = receive_buffer_bytes(problem, layout)
     workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
-    context = framework.memory.context_bytes + framework.memory.communicator_bytes * communicators(layout)
+    context = framework.memory.context_bytes + framework.memory.communicator_bytes * communicators(
+        layout
+    )
 
     # Holes between tensors are reserved, not allocated; programs whose memory is planned have none.
     has_holes = counter not in ("allocated", "resting") and not framework.memory.planned_memory
     hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
     counted_of_ranks = []
     for rank, (stage, workspace) in enumerate(zip(stages, workspaces[: len(stages)], strict=True)):
-        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces. Receive buffers stay
-        # from step to step.
+        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces.
+        # Receive buffers stay from step to step.
         permanent = (context if counter == "device" else workspace) + float(received[rank])
         transient = stage.buffers - context + outputs
-        counted = {"buffers": transient + permanent, "allocator": hole_share * (stage.activations + transient)}
+        counted = {
+            "buffers": transient + permanent,
+            "allocator": hole_share * (stage.activations + transient),
+        }
         # Between steps no activation is alive.
         if counter == "resting":
             counted |= {"activations": 0.0, "buffers": permanent}
@@ -276,13 +305,19 @@ def counted_stages(
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
-    """The largest share of device memory that nvidia-smi would show for a pipeline rank; may exceed 1."""
-    on_devices = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
+    """The largest share of device memory that nvidia-smi would show for a pipeline rank; may exceed
+    1."""
+    on_devices = zip(
+        counted_stages(problem, layout, stages, "device"),
+        rank_devices(problem, layout),
+        strict=True,
+    )
     return max(stage.peak / device.memory_bytes for stage, device in on_devices)
 
 
 def fit_probability(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
-    """Probability that the fullest rank fits into its device, by the memory that nvidia-smi would show."""
+    """Probability that the fullest rank fits into its device, by the memory that nvidia-smi would
+    show."""
     return problem.site.memory_spread().probability(fullness(problem, layout, stages), 1.0)
 
 
@@ -324,7 +359,8 @@ def output_bytes(problem: StepProblem, layout: Layout) -> float:
 
 
 def boundary_bytes(problem: StepProblem, layout: Layout) -> float:
-    """Bytes of the 16-bit tensor that a stage sends to the next one for each micro-batch; 0 without a pipeline."""
+    """Bytes of the 16-bit tensor that a stage sends to the next one for each micro-batch; 0 without
+    a pipeline."""
     model = problem.model
     if layout.pp == 1 or not isinstance(model, Transformer):
         return 0.0
@@ -334,12 +370,13 @@ def boundary_bytes(problem: StepProblem, layout: Layout) -> float:
 
 
 def receive_buffer_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
-    """Bytes of the buffers that each pipeline rank receives into, beside the inputs of micro-batches in flight, which
-    are counted among activations.
+    """Bytes of the buffers that each pipeline rank receives into, beside the inputs of
+    micro-batches in flight, which are counted among activations.
 
-    torch makes them before the first step, one for each micro-batch of a step: for the input of every stage but the
-    first, and for the gradient of the output of every stage but the last (PyTorch 2.13
-    torch/distributed/pipelining/stage.py, `_setup_forward_recv_info` and `_create_grad_recv_info`).
+    torch makes them before the first step, one for each micro-batch of a step: for the input of
+    every stage but the first, and for the gradient of the output of every stage but the last
+    (PyTorch 2.13 torch/distributed/pipelining/stage.py, `_setup_forward_recv_info` and
+    `_create_grad_recv_info`).
     """
     (batch,) = layout_batches(problem, [layout])
     live = program_live(problem.setting, batch.spec)

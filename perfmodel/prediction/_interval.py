@@ -1,4 +1,5 @@
-"""The 90 % interval of a prediction, and its uncertainty by source; errors that layouts share cancel between them."""
+"""The 90 % interval of a prediction, and its uncertainty by source; errors that layouts share
+cancel between them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,9 @@ def step_interval(
     return _before_runs(problem, path, degrees)
 
 
-def _before_runs(problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]) -> LogInterval:
+def _before_runs(
+    problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
+) -> LogInterval:
     """The interval of a site without runs, from the published record."""
     unknown = {
         "settings_unstated": degrees["unstated"],
@@ -57,17 +60,24 @@ def _before_runs(problem: StepProblem, path: CriticalPath, degrees: Mapping[str,
         "contradictions": float(problem.site.contradictions),
     }
 
-    # Half-width of the 90 % interval of the step time that each op family contributes, relative to it. Errors inside a
-    # family are taken to be the same: they add up rather than cancel.
+    # Half-width of the 90 % interval of the step time that each op family contributes, relative to
+    # it. Errors inside a family are taken to be the same: they add up rather than cancel.
     half_width_s: dict[str, float] = defaultdict(float)
-    for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
+    for op, seconds, half in zip(
+        path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True
+    ):
         half_width_s[op.family] += seconds * half
     family_half_widths = {name: value / path.total_s for name, value in half_width_s.items()}
     return problem.site_prior.interval(path.class_shares, family_half_widths, degrees, unknown)
 
 
 def _given_runs(
-    problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath, before: float
+    problem: StepProblem,
+    adjustment: Adjustment,
+    runs: FittedRuns,
+    layout: Layout,
+    path: CriticalPath,
+    before: float,
 ) -> LogInterval:
     """The interval of a site with runs of its own.
 
@@ -78,9 +88,9 @@ def _given_runs(
     derivatives = step_derivatives(problem, [layout], adjustment.names)
     slopes = derivatives.by_parameter / derivatives.step_s[:, None]
 
-    # Four things are uncertain: the parameters; events of this step that are less certain than those of the runs
-    # (parameters that no run touched count in full); the difference of layouts this far from the runs; and the noise of
-    # one run.
+    # Four things are uncertain: the parameters; events of this step that are less certain than
+    # those of the runs (parameters that no run touched count in full); the difference of layouts
+    # this far from the runs; and the noise of one run.
     beyond = _events_beyond_runs(adjustment, path, derivatives.step_s[0])
     events = {f"events: {name}": sd for name, sd in beyond}
     points = np.array([layout_coordinates(problem.setting, layout)])
@@ -95,11 +105,16 @@ def _given_runs(
     return LogInterval(half, events | fit | {NOISE: adjustment.noise})
 
 
-def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
-    """Standard deviations from events whose own intervals are wider than those of the runs' events."""
+def _events_beyond_runs(
+    adjustment: Adjustment, path: CriticalPath, step_s: float
+) -> list[tuple[str, float]]:
+    """Standard deviations from events whose own intervals are wider than those of the runs'
+    events."""
     half_widths = dict(adjustment.half_width)
     share: dict[str, float] = {}
-    for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
+    for op, seconds, half in zip(
+        path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True
+    ):
         name = factors_of(op)[1]
         beyond = max(0.0, half**2 - half_widths.get(name, 0.0) ** 2) ** 0.5
         share[name] = share.get(name, 0.0) + seconds * beyond / step_s
@@ -115,7 +130,8 @@ def shared_errors(
         predictions: predictions of the layouts, or their `Uncertainty.by_source`.
 
     Returns:
-        Names of the shared sources; standard deviations of each layout's log step time from them; those from noise.
+        Names of the shared sources; standard deviations of each layout's log step time from them;
+        those from noise.
     """
     by_layout = [p.uncertainty.by_source if isinstance(p, Prediction) else p for p in predictions]
     names = sorted(set().union(*by_layout) - {NOISE})
@@ -137,7 +153,9 @@ class Joint:
     noise: Float[np.ndarray, "nodes layouts"]
     """Variance of run-to-run noise, which the covariances include."""
 
-    def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
+    def below(
+        self, gap: Float[np.ndarray, "layouts layouts"]
+    ) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the error of log(row / column) is below `gap`."""
         variance = np.diagonal(self.covariance, axis1=1, axis2=2)
         apart = variance[:, :, None] + variance[:, None] - 2 * self.covariance
@@ -148,8 +166,9 @@ class Joint:
 def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:
     """Joint distribution of the step times of some layouts of one problem.
 
-    Differences between sites cancel between layouts that spend the same time on the affected events. The further
-    scatter of one site's layouts is unknown, but common to all of them (`Scales`).
+    Differences between sites cancel between layouts that spend the same time on the affected
+    events. The further scatter of one site's layouts is unknown, but common to all of them
+    (`Scales`).
     """
     known = problem.adjustment
     names, shared, noise_sd = shared_errors(predictions)

@@ -1,7 +1,8 @@
 """Memory of pipeline ranks: static state, activations in flight, transient buffers.
 
-Everything is counted in blocks that ranks hold, times bytes per block. The leading axes of all arrays are layouts and
-broadcast against each other, so that one call covers a whole grid; the arithmetic is NumPy's or JAX's.
+Everything is counted in blocks that ranks hold, times bytes per block. The leading axes of all
+arrays are layouts and broadcast against each other, so that one call covers a whole grid; the
+arithmetic is NumPy's or JAX's.
 """
 
 from dataclasses import dataclass
@@ -79,11 +80,14 @@ class MemoryBatch:
         return np.take_along_axis(self.total, self._fullest, -1)[..., 0]
 
 
-def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
+def rank_memory(
+    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> MemoryBatch:
     """Bytes of every category on every pipeline rank at the rank's peak.
 
-    That is while the largest block runs beside all saved activations, or in the optimizer's step if this takes more.
-    Axes of layouts broadcast against one another; the array namespace is that of `ranks.stored`.
+    That is while the largest block runs beside all saved activations, or in the optimizer's step if
+    this takes more. Axes of layouts broadcast against one another; the array namespace is that of
+    `ranks.stored`.
 
     Args:
         ranks: number of blocks that each rank stores, and that it keeps activations of.
@@ -98,7 +102,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # Model states, and the buffers that their gradients are reduced in.
     accumulates = ~sharding.one_backward
-    gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
+    gradients_sharded = shards_gradients(
+        sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates
+    )
     gradients = _gradient_bytes(params, gradients_sharded, sharding, job)
     permanent = _permanent_bytes(params, sharding, setting)
     buffers = _bucket_bytes(gradients, sharding, setting) + permanent
@@ -107,7 +113,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers_weights.any():
         gathered = _gathered_at_once(params, ranks, blocks, sharding, setting)
-        buffers = buffers + xp.where(gathers_weights, resident_dtype_bytes(job, framework) * gathered, 0.0)
+        buffers = buffers + xp.where(
+            gathers_weights, resident_dtype_bytes(job, framework) * gathered, 0.0
+        )
 
     # Activations saved for backward, without those of layers that wait on the host.
     saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
@@ -118,22 +126,27 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved_bytes = saved_bytes - on_host + copying
 
-    # The largest block while it runs, and what reducing its gradients takes where ZeRO 3 does that block by block.
+    # The largest block while it runs, and what reducing its gradients takes where ZeRO 3 does that
+    # block by block.
     running_blocks = blocks
     reduces_by_block = trains_weights and not (costs.live_params or costs.planned_memory)
     if reduces_by_block and gathers_weights.any():
         reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
-        running_blocks = blocks.reducing(sharding, gradients_sharded, held_dtype_bytes(job), reduced_bytes)
+        running_blocks = blocks.reducing(
+            sharding, gradients_sharded, held_dtype_bytes(job), reduced_bytes
+        )
     transient = _transient(ranks, running_blocks, copying, trains=runs_backward)
 
-    # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
-    # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.
+    # Gradients that do not outlive the step come one by one while a single backward drops
+    # activations. Both shrink and grow layer by layer, so that together they are largest at either
+    # end: all activations, or all gradients.
     all_gradients = gradients
     if costs.frees_gradients and trains_weights:
         beyond_activations = xp.maximum(gradients - saved_bytes, 0.0)
         gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
-    # The optimizer's step runs when activations and gathered weights are gone, so only its memory beyond theirs counts.
+    # The optimizer's step runs when activations and gathered weights are gone, so only its memory
+    # beyond theirs counts.
     if costs.step_bytes_per_param and trains_weights:
         in_optimizer_step = step_bytes(params.updated, sharding, framework) + permanent
         in_optimizer_step = in_optimizer_step + (all_gradients - gradients) - saved_bytes
@@ -153,7 +166,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 def _optimizer_bytes(
     params: "RankParams", ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job
 ) -> Float[Any, "*layouts ranks"]:
-    """Bytes of optimizer states, which are sharded from ZeRO 1 on; none where the host holds them."""
+    """Bytes of optimizer states, which are sharded from ZeRO 1 on; none where the host holds
+    them."""
     xp = ranks.stored.__array_namespace__()
     optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *params.updated)
 
@@ -172,13 +186,17 @@ def _gradient_bytes(
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of gradients at the end of a backward pass.
 
-    Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends. Those that are
-    added up before they are sharded have the type that they are reduced in.
+    Where the host updates, reduced ones leave at once; what is not sharded is kept until the step
+    ends. Those that are added up before they are sharded have the type that they are reduced in.
     """
     xp = params.updated.unsharded.__array_namespace__()
     kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
-    whole_bytes = params.updated.unsharded * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
-    gradients = xp.where(is_sharded, params.updated.sharded * kept_bytes, whole_bytes) * is_trained(job)
+    whole_bytes = params.updated.unsharded * xp.where(
+        sharding.zero >= 2, added_up_bytes, kept_bytes
+    )
+    gradients = xp.where(is_sharded, params.updated.sharded * kept_bytes, whole_bytes) * is_trained(
+        job
+    )
     return xp.where((sharding.on_host > 0) & (is_sharded | ~sharding.reduced), 0.0, gradients)
 
 
@@ -203,11 +221,13 @@ def _bucket_bytes(
     return xp.where(asked_for, job.gradients.bucket_bytes, buckets)
 
 
-def _permanent_bytes(params: "RankParams", sharding: Sharding, setting: Setting) -> Float[Any, "*layouts ranks"]:
+def _permanent_bytes(
+    params: "RankParams", sharding: Sharding, setting: Setting
+) -> Float[Any, "*layouts ranks"]:
     """Bytes of buffers that stay between the passes and the optimizer's step.
 
-    They are those of communicators, the buckets of data-parallel wrappers, which keep a copy of all gradients, and the
-    one that ZeRO 3 allocates once where weights stay live.
+    They are those of communicators, the buckets of data-parallel wrappers, which keep a copy of all
+    gradients, and the one that ZeRO 3 allocates once where weights stay live.
     """
     xp = params.updated.unsharded.__array_namespace__()
     job, costs = setting.job, setting.framework.memory
@@ -227,20 +247,26 @@ class RankParams(NamedTuple):
     """Parameters that ranks hold."""
 
     stored: ShardedParams
-    """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) are counted as the
-    number of weights of the products' type that take the same bytes."""
+    """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`)
+    are counted as the number of weights of the products' type that take the same bytes."""
     updated: ShardedParams
     """Parameters of the rank that have gradients and optimizer states."""
     unsharded: Float[Any, "*layouts ranks"]
-    """Number of all parameters of the rank's stages, as if no state were sharded, whatever type they have."""
+    """Number of all parameters of the rank's stages, as if no state were sharded, whatever type
+    they have."""
     layer_share: Float[Any, "*layouts blocks"] | float
     """Bytes of each block's weights relative to their bytes in the type of products."""
 
 
-def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> RankParams:
+def _count_params(
+    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> RankParams:
     """Count the parameters of ranks by the states that are kept for them."""
     xp = ranks.stored.__array_namespace__()
-    dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
+    dense, expert = (
+        sum_over_blocks(ranks.stored, blocks.dense),
+        sum_over_blocks(ranks.stored, blocks.expert),
+    )
     copied = 0.0
     if blocks.shared.any():
         copied = copied_params(ranks.stored, blocks.shared, blocks.shares_with)
@@ -249,7 +275,8 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
     if blocks.frozen.any():
         updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
 
-    # Bytes of a layer's weight in device memory over those of one that is stored in the products' type.
+    # Bytes of a layer's weight in device memory over those of one that is stored in the products'
+    # type.
     job = setting.job
     layer_share = width_share = 1.0
     if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
@@ -258,7 +285,9 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
         width_share = layer_weight_share(job)
     if width_share != 1.0:
         layer_share = xp.where(blocks.layers, width_share, 1.0)
-        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * width_share
+        stored_dense = (
+            sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * width_share
+        )
         stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
         stored = sharding.spread(stored_dense, stored_expert)
     return RankParams(stored, updated, dense + expert, layer_share)
@@ -274,8 +303,9 @@ def _gathered_at_once(
     by_layer = gathered_params(block_params, blocks.layers, ranks.stored, sharding.ahead)
     gathered = by_layer
     if costs.planned_memory:
-        # A compiler gathers each weight where it is used, while at most the one before it is in use (OpenXLA's SPMD
-        # partitioner puts an all-gather before each product; its latency-hiding scheduler starts it early).
+        # A compiler gathers each weight where it is used, while at most the one before it is in use
+        # (OpenXLA's SPMD partitioner puts an all-gather before each product; its latency-hiding
+        # scheduler starts it early).
         weight = largest_of_blocks(blocks.largest_weight * params.layer_share, ranks.stored > 0)
         gathered = xp.minimum(gathered, 2 * weight)
     if costs.live_params:
@@ -283,9 +313,12 @@ def _gathered_at_once(
         still_gathered = xp.minimum(costs.live_params, params.unsharded)
         gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
     if job.gradients.saves_gathered_weights and job.mode == "train":
-        # A product of torch saves a view of its gathered weight, which stays in memory though ZeRO lets go of it
-        # (DeepSpeed runtime/zero/linear.py, whose own product saves a reference instead). Backward gathers anew.
-        saved_params = sum_over_blocks(ranks.stored - ranks.stored_full, block_params * blocks.saves_operands)
+        # A product of torch saves a view of its gathered weight, which stays in memory though ZeRO
+        # lets go of it (DeepSpeed runtime/zero/linear.py, whose own product saves a reference
+        # instead). Backward gathers anew.
+        saved_params = sum_over_blocks(
+            ranks.stored - ranks.stored_full, block_params * blocks.saves_operands
+        )
         gathered = xp.maximum(gathered, saved_params + by_layer)
     return gathered
 
@@ -296,14 +329,20 @@ def _weight_bytes(
     """Bytes of all versions of the weights on ranks, and of their copies in other types."""
     xp = ranks.stored.__array_namespace__()
     job, framework = setting.job, setting.framework
-    weight_bytes = held_dtype_bytes(job) if is_trained(job) else resident_dtype_bytes(job, framework)
+    weight_bytes = (
+        held_dtype_bytes(job) if is_trained(job) else resident_dtype_bytes(job, framework)
+    )
     weights = weight_bytes * xp.where(sharding.zero >= 3, *params.stored) * ranks.versions
 
-    # Where the master copy is all that ranks keep of trained weights, it counts among the optimizer's states. Frozen
-    # weights have none.
+    # Where the master copy is all that ranks keep of trained weights, it counts among the
+    # optimizer's states. Frozen weights have none.
     if has_master_alone(job, framework):
-        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen)).sharded * ranks.versions
-        weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
+        frozen = (
+            sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen)).sharded * ranks.versions
+        )
+        weights = xp.where(
+            (sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights
+        )
     weights = xp.where(sharding.on_host > 1, 0.0, weights)
 
     # Secondary shards inside a node.
@@ -311,11 +350,19 @@ def _weight_bytes(
         secondary = weight_bytes * params.stored.unsharded / job.gradients.secondary_shards
         weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
 
-    # 8-bit copies of every weight that is trained in 8 bits, row-wise and, for the products of backward, column-wise.
+    # 8-bit copies of every weight that is trained in 8 bits, row-wise and, for the products of
+    # backward, column-wise.
     keeps_wide_weights = not (job.fine_tuning.frozen or job.narrow.fp8_params)
-    if framework.memory.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and keeps_wide_weights:
+    if (
+        framework.memory.fp8_copy_bytes > 0
+        and job.dtype == "fp8"
+        and is_trained(job)
+        and keeps_wide_weights
+    ):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + framework.memory.fp8_copy_bytes * sum_over_blocks(ranks.stored, params_of_layers)
+        weights = weights + framework.memory.fp8_copy_bytes * sum_over_blocks(
+            ranks.stored, params_of_layers
+        )
     return weights
 
 
@@ -324,19 +371,22 @@ def copied_params(
     shared: Float[np.ndarray, "*layouts blocks"],
     shares_with: Int[np.ndarray, "*layouts blocks"],
 ) -> Float[Any, "*layouts ranks"]:
-    """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because they lack that
-    layer.
+    """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because
+    they lack that layer.
 
     Args:
         on_ranks: number of each block on every rank.
         shared: parameters that each block shares with an earlier one.
         shares_with: place of that one.
     """
-    # A block finds its weights on the rank if the owner is there, or an earlier block with the same owner.
+    # A block finds its weights on the rank if the owner is there, or an earlier block with the same
+    # owner.
     xp = on_ranks.__array_namespace__()
     places = np.arange(shared.shape[-1])
     is_owner = places == shares_with[..., :, None]
-    same_owner = (shares_with[..., :, None] == shares_with[..., None, :]) & (shared[..., None, :] > 0)
+    same_owner = (shares_with[..., :, None] == shares_with[..., None, :]) & (
+        shared[..., None, :] > 0
+    )
     provides = is_owner | (same_owner & (places < places[:, None]))
     has_block = xp.where(on_ranks > 0, 1.0, 0.0)
     n_providing = xp.sum(has_block[..., None, :] * provides[..., None, :, :], axis=-1)
@@ -346,10 +396,11 @@ def copied_params(
 def reduction_bucket_bytes(job: Job, framework: Framework) -> float:
     """Bytes of the one bucket that ZeRO 3 reduces gradients from, where gathered weights stay live.
 
-    DeepSpeed allocates it once, beside the buffer of the rank's gradients, so that it is there in the optimizer's step
-    too (DeepSpeed 0.12 runtime/zero/stage3.py, `_setup_for_real_optimizer`: `__ipg_bucket_flat_buffer` of
-    `reduce_bucket_size` elements; stages 1 and 2 allocate theirs in every backward and let go of them after it). The
-    other half of the buckets of lower stages is that of their gathers.
+    DeepSpeed allocates it once, beside the buffer of the rank's gradients, so that it is there in
+    the optimizer's step too (DeepSpeed 0.12 runtime/zero/stage3.py, `_setup_for_real_optimizer`:
+    `__ipg_bucket_flat_buffer` of `reduce_bucket_size` elements; stages 1 and 2 allocate theirs in
+    every backward and let go of them after it). The other half of the buckets of lower stages is
+    that of their gathers.
     """
     if job.gradients.bucket_bytes is not None:
         return job.gradients.bucket_bytes
@@ -357,13 +408,14 @@ def reduction_bucket_bytes(job: Job, framework: Framework) -> float:
 
 
 def checkpoint_share(setting: Setting) -> float:
-    """Bytes that layers recomputed in full keep in addition to their inputs, relative to the bytes of these inputs in
-    the type of products.
+    """Bytes that layers recomputed in full keep in addition to their inputs, relative to the bytes
+    of these inputs in the type of products.
 
-    Under autocast the inputs themselves are in fp32: an fp32 embedding, plus what sub-layers add, is of the wider type
-    (PyTorch documentation, autocast op reference: operators that promote to the widest input type).
-    Keys and values that layers return stay with the model's output (Transformers 4.31 models/llama/modeling_llama.py,
-    `past_key_values`): two heads' widths of each key-value head, in the type of products.
+    Under autocast the inputs themselves are in fp32: an fp32 embedding, plus what sub-layers add,
+    is of the wider type (PyTorch documentation, autocast op reference: operators that promote to
+    the widest input type). Keys and values that layers return stay with the model's output
+    (Transformers 4.31 models/llama/modeling_llama.py, `past_key_values`): two heads' widths of each
+    key-value head, in the type of products.
     """
     model, job, costs = setting.model, setting.job, setting.framework.memory
     if not isinstance(model, Transformer) or job.mode != "train":
@@ -404,18 +456,23 @@ def gathered_params(
         on_ranks: number of each block on every rank.
         ahead: layers that are gathered ahead.
     """
-    # The layer in use and those prefetched, if the rank has as many. torch's `fully_shard` keeps weights outside of
-    # layers from forward to backward.
+    # The layer in use and those prefetched, if the rank has as many. torch's `fully_shard` keeps
+    # weights outside of layers from forward to backward.
     xp = on_ranks.__array_namespace__()
     layer_params = largest_of_blocks(xp.where(layers, params, 0.0), on_ranks > 0)
-    layers_at_once = xp.minimum(1 + ahead, xp.maximum(1, sum_over_blocks(on_ranks, layers.astype(float))))
+    layers_at_once = xp.minimum(
+        1 + ahead, xp.maximum(1, sum_over_blocks(on_ranks, layers.astype(float)))
+    )
     return sum_over_blocks(on_ranks, xp.where(layers, 0.0, params)) + layers_at_once * layer_params
 
 
 def copied_bytes(
-    on_ranks: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
+    on_ranks: Float[Any, "*layouts ranks blocks"],
+    blocks: BlockBytes,
+    offloaded: Int[np.ndarray, "*layouts 1"],
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-    """Activation bytes in host memory, and the bytes of one layer that are in transfer (`layer_copies`).
+    """Activation bytes in host memory, and the bytes of one layer that are in transfer
+    (`layer_copies`).
 
     Args:
         on_ranks: number of each block on every rank.
@@ -426,11 +483,17 @@ def copied_bytes(
     layers_before = xp.cumsum(layers, axis=-1) - layers
     # As many of each kind as are left after the kinds before it.
     copied_layers = xp.clip(offloaded[..., None] - layers_before, 0.0, layers)
-    return sum_over_blocks(copied_layers, blocks.kept_bytes), largest_of_blocks(blocks.kept_bytes, copied_layers > 0)
+    return sum_over_blocks(copied_layers, blocks.kept_bytes), largest_of_blocks(
+        blocks.kept_bytes, copied_layers > 0
+    )
 
 
 def _transient(
-    ranks: RankBlocks, blocks: BlockBytes, copying: Float[Any, "*layouts ranks"] | float, *, trains: bool
+    ranks: RankBlocks,
+    blocks: BlockBytes,
+    copying: Float[Any, "*layouts ranks"] | float,
+    *,
+    trains: bool,
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of the largest block while it runs, on each rank, and dummy gradients beside it.
 
@@ -439,10 +502,16 @@ def _transient(
         trains: whether forward keeps anything for a backward.
     """
     xp = ranks.stored_full.__array_namespace__()
-    # The head, like every block behind the layers, runs its backward first. While a layer's backward runs, the head's
-    # activations of that micro-batch are gone, and while the head runs, no layer is on its way to or from the host.
+    # The head, like every block behind the layers, runs its backward first. While a layer's
+    # backward runs, the head's activations of that micro-batch are gone, and while the head runs,
+    # no layer is on its way to or from the host.
     stands_behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
-    kept_behind = sum_over_blocks(xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind) * trains
+    kept_behind = (
+        sum_over_blocks(
+            xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind
+        )
+        * trains
+    )
     while_head_runs = largest_of_blocks(blocks.transient_bytes * stands_behind, ranks.stored > 0)
     while_head_runs = xp.maximum(while_head_runs - copying, 0.0)
     while_layer_runs = largest_of_blocks(blocks.transient_bytes * ~stands_behind, ranks.stored > 0)
@@ -450,4 +519,7 @@ def _transient(
     if xp is not np or ranks.stored_full.any():
         in_full = largest_of_blocks(blocks.transient_full_bytes, ranks.stored_full > 0)
         while_layer_runs = xp.maximum(while_layer_runs, in_full)
-    return xp.maximum(while_head_runs, while_layer_runs - kept_behind) + blocks.dummy_gradients[..., None]
+    return (
+        xp.maximum(while_head_runs, while_layer_runs - kept_behind)
+        + blocks.dummy_gradients[..., None]
+    )

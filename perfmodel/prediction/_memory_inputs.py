@@ -1,6 +1,8 @@
-"""Inputs of the memory of pipeline ranks: blocks that ranks hold, bytes per block, and how states are sharded.
+"""Inputs of the memory of pipeline ranks: blocks that ranks hold, bytes per block, and how states
+are sharded.
 
-The leading axes of all arrays are layouts and broadcast against each other; the arithmetic is NumPy's or JAX's.
+The leading axes of all arrays are layouts and broadcast against each other; the arithmetic is
+NumPy's or JAX's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,15 +25,18 @@ class RankBlocks:
     stored: Float[Any, "*layouts ranks blocks"]
     """Blocks whose weights a rank stores."""
     versions: Float[np.ndarray, "*layouts ranks"]
-    """Versions of the weights that a rank keeps at once: several in pipelines without a flush (PipeDream)."""
+    """Versions of the weights that a rank keeps at once: several in pipelines without a flush
+    (PipeDream)."""
     in_flight: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches whose activations a rank keeps at the peak."""
     in_flight_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `in_flight` that are recomputed in full even if the layout recomputes the others differently."""
+    """Blocks of `in_flight` that are recomputed in full even if the layout recomputes the others
+    differently."""
     stored_full: Float[Any, "*layouts ranks blocks"]
     """Blocks of `stored` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
-    """Ranks of the pipeline that hold the same stages, as in bidirectional pipelines (Chimera, DualPipe)."""
+    """Ranks of the pipeline that hold the same stages, as in bidirectional pipelines (Chimera,
+    DualPipe)."""
 
     @classmethod
     def of(
@@ -78,7 +83,8 @@ class BlockBytes:
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
     saves_operands: Bool[np.ndarray, "*layouts blocks"]
-    """Whether a block is a layer whose products save their operands, because it is not recomputed in full."""
+    """Whether a block is a layer whose products save their operands, because it is not recomputed
+    in full."""
     kept_bytes: Float[np.ndarray, "*layouts blocks"]
     """Bytes of activations saved per micro-batch under the layout's recompute."""
     kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
@@ -121,7 +127,8 @@ class BlockBytes:
         if framework.memory.cached_weight_gradients and is_trained(job):
             dummies = [np.array(dummy_gradient_bytes(shard, job)) for shard in shards]
 
-        # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
+        # Recomputed activations come back while a block's backward runs. Without backward, forward
+        # holds all of them.
         return cls(
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
             expert=spread([shard.expert_params for shard in shards]),
@@ -133,7 +140,8 @@ class BlockBytes:
             saves_operands=layers & ~recomputed,
             kept_bytes=kept_bytes,
             kept_full_bytes=checkpoints,
-            transient_bytes=workspace + (all_activations - kept_bytes if job.mode == "train" else all_activations),
+            transient_bytes=workspace
+            + (all_activations - kept_bytes if job.mode == "train" else all_activations),
             transient_full_bytes=workspace + all_activations - checkpoints,
             dummy_gradients=spread(dummies),
         )
@@ -145,16 +153,19 @@ class BlockBytes:
         made_bytes_per_param: float,
         reduced_bytes_per_param: float,
     ) -> "BlockBytes":
-        """Add to the blocks the two gradients that ZeRO 3 holds when a backward pass ends: the whole gradient, and the
-        copy in the type of reductions that is reduced (PyTorch torch/distributed/fsdp/_fully_shard/
-        _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed).
+        """Add to the blocks the two gradients that ZeRO 3 holds when a backward pass ends: the
+        whole gradient, and the copy in the type of reductions that is reduced (PyTorch
+        torch/distributed/fsdp/_fully_shard/ _fsdp_collectives.py `foreach_reduce`, whose input is
+        filled before the gradients are freed).
 
         Args:
-            each_backward: whether each backward reduces its own; else the whole gradient is added to those before it.
+            each_backward: whether each backward reduces its own; else the whole gradient is added
+                to those before it.
             made_bytes_per_param: bytes of a gradient as backward made it.
             reduced_bytes_per_param: bytes of the copy that is reduced.
         """
-        # An axis of one stands for blocks here, as it does for ranks elsewhere. All ranks reduce alike.
+        # An axis of one stands for blocks here, as it does for ranks elsewhere. All ranks reduce
+        # alike.
         bytes_per_param = made_bytes_per_param + reduced_bytes_per_param * each_backward[..., :1]
         params = self.dense - self.frozen + self.expert
         reduced = np.where((sharding.zero == 3) & sharding.reduced, params * bytes_per_param, 0.0)
@@ -167,14 +178,18 @@ class BlockBytes:
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
-        """Activation bytes of a number of blocks times micro-batches, `full` of which are recomputed in full."""
-        return sum_over_blocks(blocks, self.kept_bytes) - sum_over_blocks(full, self.kept_bytes - self.kept_full_bytes)
+        """Activation bytes of a number of blocks times micro-batches, `full` of which are
+        recomputed in full."""
+        return sum_over_blocks(blocks, self.kept_bytes) - sum_over_blocks(
+            full, self.kept_bytes - self.kept_full_bytes
+        )
 
     def checkpoints(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
-        """Bytes of the inputs of layers recomputed in full, for a number of blocks times micro-batches; `full` of these
-        are recomputed in full even if the layout recomputes the others differently."""
+        """Bytes of the inputs of layers recomputed in full, for a number of blocks times
+        micro-batches; `full` of these are recomputed in full even if the layout recomputes the
+        others differently."""
         in_every_layer = np.where(self.layers & ~self.saves_operands, self.kept_bytes, 0.0)
         in_some_layers = np.where(self.saves_operands, self.kept_full_bytes, 0.0)
         return sum_over_blocks(blocks, in_every_layer) + sum_over_blocks(full, in_some_layers)
@@ -193,10 +208,11 @@ class Sharding:
     reduced: Bool[np.ndarray, "*layouts 1"]
     """Whether several ranks hold the same parameters, so that gradients are reduced."""
     ahead: Int[np.ndarray, "*layouts 1"]
-    """Layers whose weights ZeRO 3 gathers before they are needed: `Layout.prefetch`, or none if gathers do not overlap
-    with passes."""
+    """Layers whose weights ZeRO 3 gathers before they are needed: `Layout.prefetch`, or none if
+    gathers do not overlap with passes."""
     on_host: Int[np.ndarray, "*layouts 1"]
-    """Index of `Layout.offload_states` among its choices: 1 for optimizer states, 2 for weights too."""
+    """Index of `Layout.offload_states` among its choices: 1 for optimizer states, 2 for weights
+    too."""
     communicators: Int[np.ndarray, "*layouts 1"]
     """Groups of several ranks that a layout's ranks are in."""
     pipelined: Bool[np.ndarray, "*layouts 1"]
@@ -219,20 +235,25 @@ class Sharding:
             dense=column(layout.dp * layout.cp // layout.replicate for layout in layouts),
             expert=column(layout.edp // layout.replicate for layout in layouts),
             reduced=column(layout.replicated for layout in layouts) > 0,
-            ahead=column(layout.prefetch if layout.overlap_param_gather else 0 for layout in layouts),
+            ahead=column(
+                layout.prefetch if layout.overlap_param_gather else 0 for layout in layouts
+            ),
             on_host=column(places_of_states.index(layout.offload_states) for layout in layouts),
             communicators=column(communicators(layout) for layout in layouts),
             pipelined=column(layout.pp > 1 for layout in layouts) > 0,
             offloaded=column(layout.offload_layers for layout in layouts),
             # A single micro-batch in a single stage.
             one_backward=column(
-                layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch for layout in layouts
+                layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch
+                for layout in layouts
             )
             > 0,
         )
 
     def spread(
-        self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
+        self,
+        dense: Float[Any, "*layouts ranks"],
+        expert: Float[Any, "*layouts ranks"] | float = 0.0,
     ) -> "ShardedParams":
         """Parameters per rank with sharded and with unsharded states."""
         return ShardedParams(dense / self.dense + expert / self.expert, dense + expert)
@@ -265,7 +286,8 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job) -> float:
 
 
 def largest_weights(shard: ShardBlocks) -> Float[np.ndarray, " blocks"]:
-    """Parameters of the largest weight of every block, the experts' weights of a shape being one."""
+    """Parameters of the largest weight of every block, the experts' weights of a shape being
+    one."""
     largest = np.zeros(len(shard.blocks))
     for i, block in enumerate(shard.blocks):
         dense = [m * n for m, n in block.weight_shapes(experts=False)]

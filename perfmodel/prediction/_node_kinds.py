@@ -1,7 +1,8 @@
 """Divides a program by the kinds of nodes that it runs on; usually there is one.
 
-On nodes of several kinds every class belongs to the kind of its stage (`by_node_kind`): its blocks and collectives take
-that kind's times, and a transfer between two kinds takes as long as at the slower end.
+On nodes of several kinds every class belongs to the kind of its stage (`by_node_kind`): its blocks
+and collectives take that kind's times, and a transfer between two kinds takes as long as at the
+slower end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,9 @@ class NodeKindShare:
     ranks: Bool[np.ndarray, " ranks"] | None = None
     """Pipeline ranks that lie on this kind of nodes; None: all."""
 
-    def only(self, values: Float[np.ndarray, "classes *rest"]) -> Float[np.ndarray, "classes *rest"]:
+    def only(
+        self, values: Float[np.ndarray, "classes *rest"]
+    ) -> Float[np.ndarray, "classes *rest"]:
         """Set the entries of classes on other kinds of nodes to zero."""
         if self.on is None:
             return values
@@ -63,11 +66,14 @@ class NodeKindShare:
 
     @cached_property
     def host_state_s(self) -> Float[np.ndarray, "lanes classes"]:
-        """Seconds that each layout's states in host memory add to its classes: copies and host updates."""
+        """Seconds that each layout's states in host memory add to its classes: copies and host
+        updates."""
         framework = self.problem.setting.framework
         structure = self.batch.program.structure
         seconds = np.zeros((len(self.batch.layouts), structure.n_classes))
-        for lane, (terms, layout) in enumerate(zip(self.batch.composed, self.batch.layouts, strict=True)):
+        for lane, (terms, layout) in enumerate(
+            zip(self.batch.composed, self.batch.layouts, strict=True)
+        ):
             # Elsewhere `host_block_s` is zero.
             puts_partitions_together = layout.zero == 3 and framework.host.partition_copy_s > 0
             if layout.offload_states != "none" or puts_partitions_together:
@@ -91,7 +97,9 @@ class NodeKindShare:
             runs = []
             for kind, classes in classes_of_kind.items():
                 if len(classes):
-                    counts = phase_counts(kind, layout.recompute, passes.blocks[classes], passes.full[classes])
+                    counts = phase_counts(
+                        kind, layout.recompute, passes.blocks[classes], passes.full[classes]
+                    )
                     runs.append(PassRuns(kind, classes, counts))
             times = block_times(self.problem, layout, variant, slices)
             by_variant.append(VariantPasses(times, variant.beside == PAIRED, runs))
@@ -129,7 +137,8 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     kind_of_stage = kind_of_rank[rank_of_stage(spec)]
     kind_of_class = kind_of_stage[structure.class_stage]
 
-    # The stage at the other end of a class's transfer: the next, the previous, or for tied embeddings the last.
+    # The stage at the other end of a class's transfer: the next, the previous, or for tied
+    # embeddings the last.
     class_kind, class_stage = structure.class_kind, structure.class_stage
     peer = class_stage + np.where(class_kind == Kind.SEND_BACKWARD, -1, 1)
     peer = np.where(class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - class_stage, peer)
@@ -185,8 +194,9 @@ def _assign_to_kinds(
         kind_of_peer: kind of nodes of the stage that the class exchanges something with.
         exchanges_all: classes all of whose events are exchanges; of others only sends are.
     """
-    # Entries are the same on all kinds but for their network. An exchange between two kinds is priced at the end where
-    # it takes longer; the collective that completes it on arrival belongs to the receiver.
+    # Entries are the same on all kinds but for their network. An exchange between two kinds is
+    # priced at the end where it takes longer; the collective that completes it on arrival belongs
+    # to the receiver.
     entries = next(iter(events.values())).class_index
     owner = kind_of_class[entries].copy()
     crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
@@ -194,7 +204,9 @@ def _assign_to_kinds(
         event_class = int(entries[entry])
         sender, receiver = int(kind_of_class[event_class]), int(kind_of_peer[event_class])
         op = events[sender].ops[events[sender].op_index[entry]]
-        if isinstance(op, Collective) and (op.collective == "send_recv" or exchanges_all[event_class]):
+        if isinstance(op, Collective) and (
+            op.collective == "send_recv" or exchanges_all[event_class]
+        ):
             slower, crossing_op = _slower_end(problem, op, sender, receiver)
             crossing[slower].append((crossing_op, event_class))
             owner[entry] = _REPLACED
@@ -206,11 +218,15 @@ def _assign_to_kinds(
     return assigned
 
 
-def _slower_end(problem: StepProblem, op: Collective, sender: int, receiver: int) -> tuple[int, Collective]:
-    """Find the kind of nodes on whose side of the link an exchange takes longer, and the exchange as seen from that
-    side."""
+def _slower_end(
+    problem: StepProblem, op: Collective, sender: int, receiver: int
+) -> tuple[int, Collective]:
+    """Find the kind of nodes on whose side of the link an exchange takes longer, and the exchange
+    as seen from that side."""
     ends = [(kind, across(op, problem.links[kind].cluster)) for kind in (sender, receiver)]
-    seconds = [priced_events(problem.links[kind], [crossing]).time_s.item() for kind, crossing in ends]
+    seconds = [
+        priced_events(problem.links[kind], [crossing]).time_s.item() for kind, crossing in ends
+    ]
     return ends[int(np.argmax(seconds))]
 
 
@@ -220,7 +236,8 @@ def _with_crossing(
     crossing: Sequence[tuple[Op, int]],
     link: StepProblem,
 ) -> EventClasses:
-    """The entries that one kind of nodes runs, including exchanges with other kinds in which it is the slower side.
+    """The entries that one kind of nodes runs, including exchanges with other kinds in which it is
+    the slower side.
 
     Args:
         events: events of the whole program.
@@ -229,7 +246,9 @@ def _with_crossing(
         link: network between the kinds, as seen from this one.
     """
     if not crossing:
-        return replace(events, class_index=events.class_index[runs_here], op_index=events.op_index[runs_here])
+        return replace(
+            events, class_index=events.class_index[runs_here], op_index=events.op_index[runs_here]
+        )
     ops = [op for op, _ in crossing]
     classes = [event_class for _, event_class in crossing]
     numbers = len(events.ops) + np.arange(len(ops))

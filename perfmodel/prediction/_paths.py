@@ -1,8 +1,8 @@
 """Paths through a program that give lower bounds of the step time for any durations.
 
-The makespan is the longest of all paths through the program, so any of them bounds it from below. Only paths that are
-long in practice are used: down the stages to a rank's first pass, through the rank's own passes, and from its last
-input gradient back up to the first stage.
+The makespan is the longest of all paths through the program, so any of them bounds it from below.
+Only paths that are long in practice are used: down the stages to a rank's first pass, through the
+rank's own passes, and from its last input gradient back up to the first stage.
 """
 
 from dataclasses import dataclass, replace
@@ -24,18 +24,19 @@ class Paths:
     """How often each path passes through each kind of work."""
 
     passes: Float[np.ndarray, "paths variants stages 3"]
-    """Forwards, input gradients and weight gradients of every stage; variants as in `Structure.variants`."""
+    """Forwards, input gradients and weight gradients of every stage; variants as in
+    `Structure.variants`."""
     sends: Float[np.ndarray, "paths 2 stages"]
     """Transfers from every stage, forwards and backwards."""
     variants: Int[np.ndarray, "variants 3"]
     """Variants of passes, as in `Structure.variants`."""
     transit: Float[np.ndarray, "paths variants stages 3"]
-    """If steps overlap: passes on the way to a path's steady work and back, whose transfers are `sends`; otherwise
-    zero."""
+    """If steps overlap: passes on the way to a path's steady work and back, whose transfers are
+    `sends`; otherwise zero."""
     cycle: Float[np.ndarray, " paths"]
-    """Number of steps over which a path that leads from a device's first pass to its last repeats, because the next
-    step waits for the last pass; counted in the shorter of the two streams whose difference is taken. 0 for other
-    paths."""
+    """Number of steps over which a path that leads from a device's first pass to its last repeats,
+    because the next step waits for the last pass; counted in the shorter of the two streams whose
+    difference is taken. 0 for other paths."""
 
     def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
         """These paths without those that are not selected."""
@@ -51,8 +52,8 @@ class Paths:
 def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     """Two paths for each rank of a schedule that runs a whole step.
 
-    The first leaves the rank after its last input gradient and returns through the stages before it. The second ends
-    with the rank's last pass.
+    The first leaves the rank after its last input gradient and returns through the stages before
+    it. The second ends with the rank's last pass.
 
     Args:
         combines: see `ProgramSpec.combines_passes`.
@@ -70,7 +71,8 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     leave = _last_input_gradient(s)
     _add_stretches(passes, s, code, np.tile(first, 2), np.concatenate([leave, last]))
 
-    # The way of a micro-batch to the rank's first pass, and for the first path the way of its gradient back.
+    # The way of a micro-batch to the rank's first pass, and for the first path the way of its
+    # gradient back.
     path = np.arange(2 * s.devices)
     _walk(passes, sends, s, code, np.tile(first, 2), s.dependencies.upstream, path)
     end = _walk(passes, sends, s, code, leave, _gradient_of_stage_before(s), path[: s.devices])
@@ -80,7 +82,9 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     stretch = np.zeros_like(passes[: len(changed_lanes)])
     _add_stretches(stretch, s, code, end[changed_lanes] + 1, last[s.device[end[changed_lanes]]])
     passes[changed_lanes] += stretch
-    return Paths(passes.reshape(*shape, 3), sends, variants.table, np.zeros((*shape, 3)), np.zeros(shape[0]))
+    return Paths(
+        passes.reshape(*shape, 3), sends, variants.table, np.zeros((*shape, 3)), np.zeros(shape[0])
+    )
 
 
 def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
@@ -114,7 +118,8 @@ def joined(paths: Paths, further: Paths) -> Paths:
 def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     """Work on the path through each rank's own passes, per step of `steps` overlapping ones.
 
-    `transit` is the work on a micro-batch before the rank's first pass and after its last input gradient.
+    `transit` is the work on a micro-batch before the rank's first pass and after its last input
+    gradient.
 
     Args:
         combines: see `ProgramSpec.combines_passes`.
@@ -129,14 +134,21 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
     _add_stretches(passes, s, code, first, last)
     every_device = np.arange(s.devices)
     _walk(transit, sends, s, code, first, s.dependencies.upstream, every_device)
-    _walk(transit, sends, s, code, _last_input_gradient(s), _gradient_of_stage_before(s), every_device)
+    _walk(
+        transit, sends, s, code, _last_input_gradient(s), _gradient_of_stage_before(s), every_device
+    )
     return Paths(
-        passes.reshape(*shape, 3) / steps, sends, variants.table, transit.reshape(*shape, 3), np.zeros(s.devices)
+        passes.reshape(*shape, 3) / steps,
+        sends,
+        variants.table,
+        transit.reshape(*shape, 3),
+        np.zeros(s.devices),
     )
 
 
 def undominated(values: Float[np.ndarray, "rows features"]) -> Int[np.ndarray, " kept"]:
-    """The non-dominated rows: no other row is at least as large in every feature; the first of equal rows."""
+    """The non-dominated rows: no other row is at least as large in every feature; the first of
+    equal rows."""
     # Equal rows would eliminate each other below.
     _, distinct = np.unique(values, axis=0, return_index=True)
     distinct = np.sort(distinct)
@@ -156,7 +168,8 @@ def _add_stretches(
     first: Int[np.ndarray, " paths"],
     last: Int[np.ndarray, " paths"],
 ) -> None:
-    """Add, to each path, one rank's instructions from `first` to `last` (none where that lies before)."""
+    """Add, to each path, one rank's instructions from `first` to `last` (none where that lies
+    before)."""
     codes = passes.shape[1]
     for path, (start, end) in enumerate(zip(first.tolist(), (last + 1).tolist(), strict=True)):
         code_and_phase = code[start:end] * len(Phase) + schedule.phase[start:end]
@@ -168,14 +181,18 @@ def _last_input_gradient(schedule: Schedule) -> Int[np.ndarray, " devices"]:
     """Last input gradient of every device (its last pass, if it has none)."""
     s = schedule
     leave = s.offsets[1:] - 1
-    input_gradients = np.flatnonzero((s.phase == Phase.BACKWARD) | (s.phase == Phase.BACKWARD_INPUT))
-    # Instructions are in the order of each device, and of repeated indices the last one assigned stays.
+    input_gradients = np.flatnonzero(
+        (s.phase == Phase.BACKWARD) | (s.phase == Phase.BACKWARD_INPUT)
+    )
+    # Instructions are in the order of each device, and of repeated indices the last one assigned
+    # stays.
     leave[s.device[input_gradients]] = input_gradients
     return leave
 
 
 def _gradient_of_stage_before(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """The input gradient of the stage before that each input gradient is for (`NEVER` where there is none)."""
+    """The input gradient of the stage before that each input gradient is for (`NEVER` where there
+    is none)."""
     upstream = schedule.dependencies.upstream
     down = np.full(schedule.n_instructions, NEVER)
     needs = np.flatnonzero((schedule.phase != Phase.FORWARD) & (upstream != NEVER))
@@ -192,7 +209,8 @@ def _walk(
     following: Int[np.ndarray, " instructions"],
     path: Int[np.ndarray, " walks"],
 ) -> Int[np.ndarray, " walks"]:
-    """Add the instructions that each walk reaches from its start, itself left out; returns where the walks end.
+    """Add the instructions that each walk reaches from its start, itself left out; returns where
+    the walks end.
 
     Args:
         passes, sends: arrays to which the instructions and the transfers between them are added.
@@ -208,7 +226,8 @@ def _walk(
         before, after = here[walking], following[here[walking]]
         np.add.at(passes, (path[walking], code[after]), _PARTS[schedule.phase[after]])
 
-        # Walks go against the data in forwards and with it in backwards. Transfers are those of the sender.
+        # Walks go against the data in forwards and with it in backwards. Transfers are those of the
+        # sender.
         backwards = (schedule.phase[after] != Phase.FORWARD).astype(int)
         sender = np.where(backwards == 1, before, after)
         crosses = schedule.device[before] != schedule.device[after]

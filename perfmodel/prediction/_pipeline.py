@@ -1,6 +1,8 @@
-"""Summaries of pipelines for searches: live memory on ranks and bounding paths, without building programs.
+"""Summaries of pipelines for searches: live memory on ranks and bounding paths, without building
+programs.
 
-Both follow from the order of a schedule alone. Summaries are kept on disk, where searches of other sessions find them.
+Both follow from the order of a schedule alone. Summaries are kept on disk, where searches of other
+sessions find them.
 """
 
 import hashlib
@@ -15,9 +17,22 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.files import cache_folder, cache_limit_bytes, code_digest, drop_least_recently_used, mark_used
+from perfmodel.files import (
+    cache_folder,
+    cache_limit_bytes,
+    code_digest,
+    drop_least_recently_used,
+    mark_used,
+)
 from perfmodel.ingest.tables import write_atomic
-from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
+from perfmodel.prediction._paths import (
+    Paths,
+    cycles,
+    flushed_paths,
+    joined,
+    steady_paths,
+    undominated,
+)
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import leading_layers
 from perfmodel.schedule.memory import LiveState, live_state
@@ -58,7 +73,9 @@ class Pipeline:
     @classmethod
     def decoded(cls, values: Float[np.ndarray, " values"]) -> "Pipeline":
         """The pipeline of `encoded` values."""
-        ranks, chunks, paths, variants, stages, replicas, split = values[:_N_SIZES].astype(int).tolist()
+        ranks, chunks, paths, variants, stages, replicas, split = (
+            values[:_N_SIZES].astype(int).tolist()
+        )
         remaining = values[_N_SIZES:]
 
         def take(*shape: int) -> Float[np.ndarray, "..."]:
@@ -88,7 +105,9 @@ class Pipeline:
 
 
 def summarise(
-    spec: ProgramSpec, counts: Float[np.ndarray, "stages blocks"], layers: Bool[np.ndarray, " blocks"]
+    spec: ProgramSpec,
+    counts: Float[np.ndarray, "stages blocks"],
+    layers: Bool[np.ndarray, " blocks"],
 ) -> Pipeline:
     """Summarise a program whose stages hold some blocks.
 
@@ -99,12 +118,17 @@ def summarise(
     schedule = spec.build_schedule()
     live = live_state(schedule, spec.offload, spec.scheduler.weights)
     combines = spec.combines_passes
-    paths = flushed_paths(schedule, combines) if spec.steps == 1 else steady_paths(schedule, spec.steps, combines)
+    paths = (
+        flushed_paths(schedule, combines)
+        if spec.steps == 1
+        else steady_paths(schedule, spec.steps, combines)
+    )
     if spec.scheduler.staggered and spec.steps > 1:
         paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps, combines))
 
-    # The fullest rank: bytes are sums over blocks with weights that are not known yet, but not negative. A rank that
-    # holds no more than another of anything is never fuller, however many layers are recomputed in full.
+    # The fullest rank: bytes are sums over blocks with weights that are not known yet, but not
+    # negative. A rank that holds no more than another of anything is never fuller, however many
+    # layers are recomputed in full.
     most_layers = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
     on_rank = counts[live.stage].sum(axis=1)
     features = [on_rank, on_rank * live.versions[:, None]]
@@ -122,11 +146,14 @@ def summarise(
         warm_up=live.warm_up[ranks],
     )
 
-    # So is the longest path: its seconds are a sum of passes and transfers with weights that are not negative. Where
-    # steps run into each other the bound takes differences of paths, so that all of them count.
+    # So is the longest path: its seconds are a sum of passes and transfers with weights that are
+    # not negative. Where steps run into each other the bound takes differences of paths, so that
+    # all of them count.
     if spec.steps == 1:
         work = np.einsum("kvsp,sb->kvpb", paths.passes, counts).reshape(len(paths.passes), -1)
-        paths = paths.only(undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1)))
+        paths = paths.only(
+            undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1))
+        )
     return Pipeline(live, paths)
 
 
@@ -177,7 +204,11 @@ class PipelineCache:
             # Another process may have written the file since it was read: what both know is joined.
             entries = _load(path) | self._known[path]
             ends = np.cumsum([len(values) for values in entries.values()])
-            arrays = {"keys": np.array(list(entries)), "ends": ends, "values": np.concatenate(list(entries.values()))}
+            arrays = {
+                "keys": np.array(list(entries)),
+                "ends": ends,
+                "values": np.concatenate(list(entries.values())),
+            }
             try:
                 write_atomic(path, lambda file, a=arrays: file.write(_npz(a)))
             except OSError:
@@ -197,7 +228,12 @@ CODE: Final = (
 
 
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
-    return hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
+    return (
+        hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[
+            :32
+        ]
+        + ".npz"
+    )
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:

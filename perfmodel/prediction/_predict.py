@@ -49,10 +49,11 @@ def predict(
         predict(problem, layout={"tp": 8, "pp": 16, "dp": 8})
 
     Args:
-        model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; or a whole `Problem`.
+        model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; or a whole
+            `Problem`.
         cluster: catalog name, path of a TOML, or a `Cluster`.
-        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, or its fields by name. The
-            framework supplies what the last two leave out.
+        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, or its fields
+            by name. The framework supplies what the last two leave out.
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence (default: the model's).
         dtype: element type (default: the first of bf16, fp16 and fp32 that the device has).
@@ -63,7 +64,8 @@ def predict(
         site: constants of the place where the step runs; by default those of an unknown site.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
-        fields: fields of the layout, in place of `layout` (`tp=8`), and of the job (`optimizer="muon"`), by name.
+        fields: fields of the layout, in place of `layout` (`tp=8`), and of the job
+            (`optimizer="muon"`), by name.
 
     Raises:
         UnknownNameError, LayoutError: for names or layouts that are not possible.
@@ -81,23 +83,27 @@ def predict(
     return replace(prediction, warnings=(*assumed, *prediction.warnings))
 
 
-def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
-    """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
-    # Shard, price, phases, program: what one rank computes in each block, how long that takes, and the program in which
-    # the blocks run: what its schedule keeps alive on each rank, and its structure.
+def explain(
+    problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False
+) -> Prediction:
+    """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks
+    through it."""
+    # Shard, price, phases, program: what one rank computes in each block, how long that takes, and
+    # the program in which the blocks run: what its schedule keeps alive on each rank, and its
+    # structure.
     (batch,) = layout_batches(problem, [layout])
     layout = batch.layouts[0]
     live = program_live(problem.setting, batch.spec)
     program = prepared(batch.spec)
 
-    # Durations: how long each class of the program's events takes. Without a flush between steps, a step is the
-    # difference between a longer and a shorter program.
+    # Durations: how long each class of the program's events takes. Without a flush between steps, a
+    # step is the difference between a longer and a shorter program.
     programs = programs_of_step(problem, batch)
     first = programs[0]
     durations_s = first.timed.durations_s
 
-    # Timeline: the longest path through the program, and how often each class lies on it. Input pipelines run ahead of
-    # the steps: whichever takes longer sets the pace.
+    # Timeline: the longest path through the program, and how often each class lies on it. Input
+    # pipelines run ahead of the steps: whichever takes longer sets the pace.
     computed_s, gradient, compute_count = per_step([program.timed for program in programs])
     input_s = problem.job.input_s
     step_s = max(computed_s, input_s)
@@ -135,14 +141,21 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         warnings=_warnings(problem, layout, path.provenance_shares, devices),
         time_account=time_account,
         memory_account=memory.account,
-        uncertainty=Uncertainty(by_source=interval.sources, unknown_shares=shares, class_shares=path.class_shares),
+        uncertainty=Uncertainty(
+            by_source=interval.sources, unknown_shares=shares, class_shares=path.class_shares
+        ),
         timeline=times(program.compiled, durations_s) if timeline else None,
         pass_parts=pass_parts(first) if timeline else {},
     )
 
 
 def _time_account(
-    account: Account, path: CriticalPath, step_s: float, computed_s: float, input_s: float, busy_fraction: float
+    account: Account,
+    path: CriticalPath,
+    step_s: float,
+    computed_s: float,
+    input_s: float,
+    busy_fraction: float,
 ) -> TimeAccount:
     """Account of a step's time, including the wait for its input.
 
@@ -157,7 +170,10 @@ def _time_account(
     if input_s:
         breakdown_s["waiting_for_input"] = waiting_s
     if waiting_s > 0:
-        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
+        critical_path = (
+            *critical_path,
+            CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s),
+        )
     return TimeAccount(
         breakdown_s=breakdown_s,
         critical_path=critical_path,
@@ -182,7 +198,9 @@ def _request(problem: StepProblem, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _rates(problem: StepProblem, layout: Layout, step_s: float, devices: Sequence[Device]) -> dict[str, Any]:
+def _rates(
+    problem: StepProblem, layout: Layout, step_s: float, devices: Sequence[Device]
+) -> dict[str, Any]:
     """The fields of a prediction that say how fast its devices work, and which devices these are.
 
     Args:
@@ -192,7 +210,9 @@ def _rates(problem: StepProblem, layout: Layout, step_s: float, devices: Sequenc
     flops_per_s = problem.flops / step_s / layout.devices
     kinds = []
     for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds)):
-        kinds.append({"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes})
+        kinds.append(
+            {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
+        )
     return {
         "tokens_per_s_per_device": tokens / step_s / layout.devices,
         "tflops_per_device": flops_per_s / 1e12,
@@ -212,10 +232,14 @@ def _refuse_extrapolation(provenance: dict[str, float], devices: Sequence[Device
 def _warnings(
     problem: StepProblem, layout: Layout, provenance: dict[str, float], devices: Sequence[Device]
 ) -> tuple[str, ...]:
-    """Warnings about parts that the figures leave out, about assumptions, and about times without a measurement (unless
-    negligible)."""
+    """Warnings about parts that the figures leave out, about assumptions, and about times without a
+    measurement (unless negligible)."""
     model = problem.model
-    left_out = (f"{model.name}: {model.left_out}",) if isinstance(model, Transformer) and model.left_out else ()
+    left_out = (
+        (f"{model.name}: {model.left_out}",)
+        if isinstance(model, Transformer) and model.left_out
+        else ()
+    )
     warnings = (*left_out, *layout.remarks, *problem.job.assumed)
     if provenance["extrapolated"] + provenance["analytical"] < 0.01:
         return warnings

@@ -32,7 +32,14 @@ class StageMemory:
 
     @property
     def peak(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers + self.allocator
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.buffers
+            + self.allocator
+        )
 
     def to_dict(self) -> dict[str, float]:
         return {"peak": self.peak} | {k: getattr(self, k) for k in (*CATEGORIES, "allocator")}
@@ -74,21 +81,22 @@ class TimeAccount:
     """Where the time of a step goes."""
 
     breakdown_s: dict[str, float]
-    """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step time
-    (`_account.Account.breakdown_s`)."""
+    """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step
+    time (`_account.Account.breakdown_s`)."""
     critical_path: tuple[CriticalEvent, ...]
     """Events on the longest path through the step, and how often each lies on it."""
     provenance: dict[str, float]
     """Share of the critical path's time by origin of the event times."""
     bubble_fraction: float
-    """Share of the step that is `bubble` in `breakdown_s`: time in which compute streams idle only because of the order
-    of passes and the imbalance of stages; mean over pipeline ranks."""
+    """Share of the step that is `bubble` in `breakdown_s`: time in which compute streams idle only
+    because of the order of passes and the imbalance of stages; mean over pipeline ranks."""
     busy_fraction: float
-    """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
-    pipeline ranks; the rest is the bubble, and waits for communication outside passes."""
+    """Share of the step in which compute streams run passes, communication inside them, or the
+    optimizer, mean over pipeline ranks; the rest is the bubble, and waits for communication outside
+    passes."""
     kernels_alone_s: float
-    """Lower bound of the step: kernels of the pipeline rank that runs them longest, each at the lower end of its
-    interval and at the clock at which it was timed alone."""
+    """Lower bound of the step: kernels of the pipeline rank that runs them longest, each at the
+    lower end of its interval and at the clock at which it was timed alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,27 +104,28 @@ class MemoryAccount:
     """Peak memory of each pipeline rank, as needed to fit and as reported."""
 
     per_stage: tuple[StageMemory, ...]
-    """Memory of each rank as the framework's own reports count it (`MemoryCosts.memory_counter`); if it has none, the
-    needed memory."""
+    """Memory of each rank as the framework's own reports count it (`MemoryCosts.memory_counter`);
+    if it has none, the needed memory."""
     needed_per_stage: tuple[StageMemory, ...]
     """Memory that each rank needs, tensors and context."""
     capacity_bytes: float
     """Memory of a device; where devices differ, of the rank that fills most of its own."""
     needed_bytes: float
-    """Memory that the fullest rank needs, tensors and context; it has to fit. Where devices differ, this and
-    `capacity_bytes` are those of the rank that fills the largest share of its device."""
+    """Memory that the fullest rank needs, tensors and context; it has to fit. Where devices differ,
+    this and `capacity_bytes` are those of the rank that fills the largest share of its device."""
     counted_bytes: dict[str, float]
-    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
-    (`perfmodel.spec.MemoryCounter`)."""
+    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`,
+    `device`, `resting` (`perfmodel.spec.MemoryCounter`)."""
     reported_stages: int | None
     """Number of pipeline ranks, from the first, whose memory the framework reports; None: all."""
     saved_bytes_per_stage: tuple[float, ...]
-    """Bytes of activations that one micro-batch saves for its backward pass on each global stage."""
+    """Bytes of activations that one micro-batch saves for its backward pass on each global
+    stage."""
 
     @cached_property
     def reported(self) -> StageMemory:
-        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or among the first
-        ones."""
+        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or
+        among the first ones."""
         return max(self.per_stage[: self.reported_stages], key=lambda stage: stage.peak)
 
 
@@ -125,8 +134,9 @@ class Uncertainty:
     """The sources of the step time's interval."""
 
     by_source: dict[str, float]
-    """Scale of the error of the log step time, by source, without the part that similar layouts share; sources of the
-    same name are the same error in other layouts of the machine (`joint_errors`)."""
+    """Scale of the error of the log step time, by source, without the part that similar layouts
+    share; sources of the same name are the same error in other layouts of the machine
+    (`joint_errors`)."""
     unknown_shares: dict[str, float]
     """Shares of the step with little evidence: `extrapolated`, `host`, `network`."""
     class_shares: dict[str, float]
@@ -148,7 +158,8 @@ class Prediction:
     layout: Layout
     """Layout of the step over the devices."""
     notation: str = field(default="", repr=False)
-    """The layout as the framework's users write it, see `layout_notation`; empty for the layout's own notation."""
+    """The layout as the framework's users write it, see `layout_notation`; empty for the layout's
+    own notation."""
     global_batch: int
     """Sequences (or images) per optimizer step."""
     seq_len: int
@@ -166,17 +177,19 @@ class Prediction:
     mfu: float
     """Model FLOPs utilisation: model FLOP/s over the device's peak for the job's dtype."""
     kinds: tuple[dict[str, Any], ...] = ()
-    """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`, `memory_capacity_bytes`."""
+    """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`,
+    `memory_capacity_bytes`."""
     fits: bool
     """Whether the needed memory fits on every rank."""
     fits_probability: float = 1.0
-    """Probability that the layout fits: that nvidia-smi would show less than the device's memory on the fullest rank,
-    fragmentation included. Its spread is that of measured peaks around predicted ones in published runs."""
+    """Probability that the layout fits: that nvidia-smi would show less than the device's memory on
+    the fullest rank, fragmentation included. Its spread is that of measured peaks around predicted
+    ones in published runs."""
     reasons: tuple[str, ...] = ()
     """Reasons why the layout does not fit, or why the prediction is less certain."""
     warnings: tuple[str, ...] = ()
-    """Sentences on assumptions, extrapolations, parts that are not counted, and settings that run otherwise than
-    written."""
+    """Sentences on assumptions, extrapolations, parts that are not counted, and settings that run
+    otherwise than written."""
     time_account: TimeAccount
     """Where the time of the step goes."""
     memory_account: MemoryAccount
@@ -185,7 +198,9 @@ class Prediction:
     """Sources of the interval."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """When every event of the step runs; None unless it was asked for."""
-    pass_parts: dict[int, tuple[PassPart, ...]] = field(default_factory=dict, repr=False, compare=False)
+    pass_parts: dict[int, tuple[PassPart, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     """Blocks, kernels and collectives inside each class of pass of the timeline's structure."""
 
     @property
@@ -200,7 +215,8 @@ class Prediction:
 
     @property
     def breakdown_s(self) -> dict[str, float]:
-        """Seconds of the step by activity; they sum to the step time (`TimeAccount.breakdown_s`)."""
+        """Seconds of the step by activity; they sum to the step time
+        (`TimeAccount.breakdown_s`)."""
         return self.time_account.breakdown_s
 
     @property
@@ -215,8 +231,8 @@ class Prediction:
 
     @property
     def memory(self) -> StageMemory:
-        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or among the first
-        ones."""
+        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or
+        among the first ones."""
         return self.memory_account.reported
 
     @property
@@ -247,7 +263,9 @@ class Prediction:
             PerfModelError: if the prediction was made without `timeline=True`.
         """
         if self.timeline is None:
-            raise PerfModelError("this prediction has no timeline; call predict(..., timeline=True)")
+            raise PerfModelError(
+                "this prediction has no timeline; call predict(..., timeline=True)"
+            )
         return self.timeline
 
     def memory_over_time(self) -> MemoryTimeline:
@@ -278,14 +296,17 @@ class Prediction:
             "tflops_per_device": self.tflops_per_device,
             "mfu": self.mfu,
             "bubble_fraction": self.bubble_fraction,
-            "memory_bytes": self.memory.to_dict() | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
+            "memory_bytes": self.memory.to_dict()
+            | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_needed_bytes": self.memory_needed_bytes,
             "memory_counted_bytes": self.memory_counted_bytes,
             "kinds": [dict(kind) for kind in self.kinds],
             "breakdown_s": self.breakdown_s,
             "kernels_alone_s": self.time_account.kernels_alone_s,
-            "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],
+            "critical_path": [
+                {"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path
+            ],
             "provenance": self.provenance,
             "fits": self.fits,
             "fits_probability": self.fits_probability,
@@ -297,7 +318,9 @@ class Prediction:
         """The critical path as a table: event, count, time_s, share."""
         import pandas as pd
 
-        frame = pd.DataFrame([vars(e) for e in self.critical_path], columns=["event", "count", "time_s"])
+        frame = pd.DataFrame(
+            [vars(e) for e in self.critical_path], columns=["event", "count", "time_s"]
+        )
         return frame.assign(share=frame["time_s"] / self.step_time_s)
 
     def __str__(self) -> str:
@@ -309,5 +332,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         body = ""
         if self.timeline is not None:
-            body = timeline_frame(self.timeline, self.memory_over_time(), self.memory_capacity_bytes)
+            body = timeline_frame(
+                self.timeline, self.memory_over_time(), self.memory_capacity_bytes
+            )
         return prediction_html(self.to_dict(), body)

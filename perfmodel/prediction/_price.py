@@ -1,23 +1,26 @@
 """The time of an event in a step: all corrections of the cost models, from the first to the last.
 
-    physics -> regressor -> laws -> the framework's kernels -> growth -> clock -> divided attention -> runs of the site
+    physics -> regressor -> laws -> the framework's kernels -> growth -> clock -> divided attention
+    -> runs of the site
 
-1. **`times_alone`**: the time of a kernel by itself (`perfmodel.cost.KernelModel`, whose file lists physics, regressor
-   and laws), or of a collective on idle links (`perfmodel.cost.CollectiveModel`). Tables of kernels and collectives.
-2. **`kernels_of_framework`**: the kernels that a framework runs instead of the fastest ones. Published benchmarks of
-   kernels beside each other.
-3. **`no_longer_than_backward`**, **`no_longer_than_single_products`**: kernels for which the tables time something
-   slower than training runs. Counts of products; source code of Transformer Engine.
-4. **`MonotoneGrid.times`**: twice the work takes as long at least, and twice as long at most. A property of steps,
-   whose kernels a framework may cut in two.
-5. **`slowdown_under_load`**: a device that works without a pause lowers its clock. The user's own tables; else measured
-   energies of dies; elsewhere what published runs show.
-6. **`no_faster_than_undivided`**: parts of a divided attention run at no higher rate than all of it.
+1. **`times_alone`**: the time of a kernel by itself (`perfmodel.cost.KernelModel`, whose file lists
+   physics, regressor and laws), or of a collective on idle links
+   (`perfmodel.cost.CollectiveModel`). Tables of kernels and collectives.
+2. **`kernels_of_framework`**: the kernels that a framework runs instead of the fastest ones.
+   Published benchmarks of kernels beside each other.
+3. **`no_longer_than_backward`**, **`no_longer_than_single_products`**: kernels for which the tables
+   time something slower than training runs. Counts of products; source code of Transformer Engine.
+4. **`MonotoneGrid.times`**: twice the work takes as long at least, and twice as long at most. A
+   property of steps, whose kernels a framework may cut in two.
+5. **`slowdown_under_load`**: a device that works without a pause lowers its clock. The user's own
+   tables; else measured energies of dies; elsewhere what published runs show.
+6. **`no_faster_than_undivided`**: parts of a divided attention run at no higher rate than all of
+   it.
 7. **`moved_by_runs`**: the user's own runs, or those of the published record.
 
-Each takes the times that the one before it returns. A new correction is a function here that states its evidence, and a
-line in `event_prices`. Whether operands are cast to 8 bits at all is decided block by block, by whether it pays
-(`_block_times`).
+Each takes the times that the one before it returns. A new correction is a function here that states
+its evidence, and a line in `event_prices`. Whether operands are cast to 8 bits at all is decided
+block by block, by whether it pays (`_block_times`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +54,8 @@ _FULL_TOKENS: Final = 8192
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events in a step, after all corrections."""
-    # A fit of runs changes these corrections hundreds of times. Prices before them stay the same and are cached
-    # separately.
+    # A fit of runs changes these corrections hundreds of times. Prices before them stay the same
+    # and are cached separately.
     return moved_by_runs(problem, ops, EventTimes.of_rows(event_prices(problem.unadjusted, ops)))
 
 
@@ -85,7 +88,13 @@ def event_prices(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, Even
     times = times.scaled(slowdown)
     times = no_faster_than_undivided(problem, ops, times)
 
-    columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, slowdown.tolist())
+    columns = (
+        times.time_s.tolist(),
+        times.lo_s.tolist(),
+        times.hi_s.tolist(),
+        times.provenance,
+        slowdown.tolist(),
+    )
     return zip(ops, map(EventPrice, *columns), strict=True)
 
 
@@ -97,19 +106,22 @@ def times_alone(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
 def kernels_of_framework(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
     """Scale times to the kernels that the framework runs.
 
-    Tables hold the fastest fused attention of a device and, of AMD's, tuned products. The ratios of older generations
-    of attention and of products by a library's heuristic are in `perfmodel.prediction.sites`, with their benchmarks.
+    Tables hold the fastest fused attention of a device and, of AMD's, tuned products. The ratios of
+    older generations of attention and of products by a library's heuristic are in
+    `perfmodel.prediction.sites`, with their benchmarks.
     """
     device = problem.cluster.device
     return times.scaled(np.array([generation(problem.framework, op, device) for op in ops]))
 
 
-def no_longer_than_backward(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
+def no_longer_than_backward(
+    problem: StepProblem, ops: Sequence[Op], times: EventTimes
+) -> EventTimes:
     """Let a training forward of attention take no longer than its share of the backward's products.
 
-    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
-    training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products: of those
-    of a flash attention 2 are forward and 5 backward.
+    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer
+    than a backward. A training kernel keeps its keys and values in one piece, and its forward has
+    no atomics and fewer products: of those of a flash attention 2 are forward and 5 backward.
     """
     if problem.cluster.device.vendor != "Google" or problem.job.mode != "train":
         return times
@@ -123,19 +135,25 @@ def no_longer_than_backward(problem: StepProblem, ops: Sequence[Op], times: Even
     return times.at_most(forwards, backward_times.scaled(np.full(len(forwards), FORWARD_SHARE)))
 
 
-def no_longer_than_single_products(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
+def no_longer_than_single_products(
+    problem: StepProblem, ops: Sequence[Op], times: EventTimes
+) -> EventTimes:
     """Let a grouped product of fused experts take no longer than its groups one after another.
 
-    The tables time Transformer Engine's default, a product per expert on several streams. The kernel of
-    `fused_experts` deals the tiles of all experts to the multiprocessors at once, so that no group leaves some of them
-    idle.
+    The tables time Transformer Engine's default, a product per expert on several streams. The
+    kernel of `fused_experts` deals the tiles of all experts to the multiprocessors at once, so that
+    no group leaves some of them idle.
     """
     job = problem.job
     grouped: list[int] = []
     singles: list[Op] = []
     groups: list[int] = []
     for i, op in enumerate(ops):
-        if isinstance(op, Gemm) and op.grouped and fuses_experts(problem.model, job, op.dtype, job.narrow.fp8_recipe):
+        if (
+            isinstance(op, Gemm)
+            and op.grouped
+            and fuses_experts(problem.model, job, op.dtype, job.narrow.fp8_recipe)
+        ):
             grouped.append(i)
             singles.append(_product_of_group(op))
             groups.append(op.groups)
@@ -156,14 +174,17 @@ def _product_of_group(grouped: Gemm) -> Gemm:
     return replace(grouped, op="linear", groups=1, m=m, n=n, k=k)
 
 
-def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> Float[np.ndarray, " ops"]:
+def slowdown_under_load(
+    problem: StepProblem, ops: Sequence[Op], times: EventTimes
+) -> Float[np.ndarray, " ops"]:
     """Time of events in a step relative to those at the clock of a kernel timed alone.
 
-    It follows from the user's tables of kernels after the device has worked for a while (`Site.measured_load`), if
-    there are any. Else by the power limit, from the energies of a FLOP and of a byte that were measured on a die
-    (`perfmodel.cost.under_load`); and by what published runs show of dies whose energies nobody measured
-    (`Site.clock`). A kernel that is timed over and over again draws more power than the same kernel between cooler
-    ones, so that of either slowdown a step shows a share (`sustained_share`).
+    It follows from the user's tables of kernels after the device has worked for a while
+    (`Site.measured_load`), if there are any. Else by the power limit, from the energies of a FLOP
+    and of a byte that were measured on a die (`perfmodel.cost.under_load`); and by what published
+    runs show of dies whose energies nobody measured (`Site.clock`). A kernel that is timed over and
+    over again draws more power than the same kernel between cooler ones, so that of either slowdown
+    a step shows a share (`sustained_share`).
     """
     device, site = problem.cluster.device, problem.site
     slowdown = np.ones(len(ops))
@@ -182,11 +203,12 @@ def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTim
 
 @session_cached
 def _sustained_share(problem: StepProblem) -> float:
-    """The share of their sustained times that kernels above the power limit take in a step (`sustained_share`).
+    """The share of their sustained times that kernels above the power limit take in a step
+    (`sustained_share`).
 
-    It is that of the whole model's passes on one device with micro-batches that fill it. All layouts share it: dividing
-    the model changes the sizes of the kernels, but hardly their kinds. Waits for communication, which would raise it,
-    are left out.
+    It is that of the whole model's passes on one device with micro-batches that fill it. All
+    layouts share it: dividing the model changes the sizes of the kernels, but hardly their kinds.
+    Waits for communication, which would raise it, are left out.
     """
     device, job = problem.cluster.device, problem.job
     if not has_power_law(device):
@@ -209,10 +231,13 @@ def _sustained_share(problem: StepProblem) -> float:
     return sustained_share(device, ops, np.array(op_counts), alone.time_s)
 
 
-def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
+def no_faster_than_undivided(
+    problem: StepProblem, ops: Sequence[Op], times: EventTimes
+) -> EventTimes:
     """Let parts of a divided attention take no less than their share of its time by FLOPs.
 
-    Regressors see each part by itself and may promise the parts more than the undivided attention can give.
+    Regressors see each part by itself and may promise the parts more than the undivided attention
+    can give.
     """
     parts: list[int] = []
     undivided_ops: list[Op] = []
@@ -230,10 +255,11 @@ def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: Eve
 
 
 def moved_by_runs(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
-    """Correct times by measured runs: the user's own, or those of the published record (`Adjustment.times`).
+    """Correct times by measured runs: the user's own, or those of the published record
+    (`Adjustment.times`).
 
-    Most runs are of a die's whole parts. The waits of kernels there do not grow where tensor units are slower, so the
-    time by which slow tensor units lengthen a product is not scaled.
+    Most runs are of a die's whole parts. The waits of kernels there do not grow where tensor units
+    are slower, so the time by which slow tensor units lengthen a product is not scaled.
     """
     if problem.adjustment is None:
         return times
@@ -254,12 +280,14 @@ def _latencies_s(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, floa
 
 
 def clock_slowdown(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Slowdown of events by the clock of a training step, relative to kernels timed alone (`slowdown_under_load`)."""
+    """Slowdown of events by the clock of a training step, relative to kernels timed alone
+    (`slowdown_under_load`)."""
     return np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
 
 
 def slowdown_of_runs(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Time of kernels corrected by runs (`moved_by_runs`) relative to that without runs; 1 for collectives."""
+    """Time of kernels corrected by runs (`moved_by_runs`) relative to that without runs; 1 for
+    collectives."""
     slowdown = np.ones(len(ops))
     if problem.adjustment is None:
         return slowdown

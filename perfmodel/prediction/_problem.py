@@ -1,9 +1,10 @@
 """Step problems: everything that is fixed while layouts vary, with the session's caches.
 
-A function worth caching takes one of two records and all else that it depends on as arguments. Its results are cached
-by exactly these arguments (`session_cached`), or item by item where it works on many at once (`session_cached_each`). A
-`Setting` has no prices, so that events and memory, which follow from it alone, are shared by all problems that differ
-in prices: hundreds while runs are fitted.
+A function worth caching takes one of two records and all else that it depends on as arguments. Its
+results are cached by exactly these arguments (`session_cached`), or item by item where it works on
+many at once (`session_cached_each`). A `Setting` has no prices, so that events and memory, which
+follow from it alone, are shared by all problems that differ in prices: hundreds while runs are
+fitted.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -37,9 +38,17 @@ class Setting:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, job: Job, framework: Framework) -> "Setting":
-        """The setting of a step without network rates, so that machines with other rates share all events."""
-        levels = [replace(level, bandwidth_bytes_per_s=1.0, latency_s=1.0) for level in cluster.levels]
-        return cls(model=model, cluster=replace(cluster, levels=tuple(levels)), job=job, framework=framework)
+        """The setting of a step without network rates, so that machines with other rates share all
+        events."""
+        levels = [
+            replace(level, bandwidth_bytes_per_s=1.0, latency_s=1.0) for level in cluster.levels
+        ]
+        return cls(
+            model=model,
+            cluster=replace(cluster, levels=tuple(levels)),
+            job=job,
+            framework=framework,
+        )
 
     @cached_property
     def _hash(self) -> int:
@@ -68,9 +77,11 @@ class StepProblem:
     site: Site = field(default_factory=Site)
     """Fitted constants of the site, which correct predictions."""
     adjustment: Adjustment | None = None
-    """Correction of the cost models by measured runs: the user's own, or those of the published record."""
+    """Correction of the cost models by measured runs: the user's own, or those of the published
+    record."""
     kinds: tuple["StepProblem", ...] = ()
-    """This step on each kind of nodes alone, where the cluster has several: everything is priced by these."""
+    """This step on each kind of nodes alone, where the cluster has several: everything is priced by
+    these."""
 
     @cached_property
     def setting(self) -> Setting:
@@ -84,7 +95,8 @@ class StepProblem:
 
     @cached_property
     def links(self) -> tuple["StepProblem", ...]:
-        """For each of `kinds`, the network that joins it to the others: the cluster's `between`, else its own."""
+        """For each of `kinds`, the network that joins it to the others: the cluster's `between`,
+        else its own."""
         if self.cluster.between is None:
             return self.kinds
         links = []
@@ -110,7 +122,8 @@ class StepProblem:
         return step_flops(self.model, self.job).total
 
     def notation(self, layout: Layout) -> str:
-        """The layout's notation, which the framework reads back to the same layout for this model."""
+        """The layout's notation, which the framework reads back to the same layout for this
+        model."""
         # Found by trying every default of the framework in turn.
         return store_of(self.setting).get_or_compute(
             (Framework.notation, layout), lambda: self.framework.notation(layout, self.model)
@@ -125,8 +138,8 @@ class StepProblem:
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        # Cost models hold large tables and are compared by identity. The problem keeps them alive, so that no identity
-        # is given to another model while the problem is in use as a key.
+        # Cost models hold large tables and are compared by identity. The problem keeps them alive,
+        # so that no identity is given to another model while the problem is in use as a key.
         parts = self.setting, self.cluster, self.site, self.adjustment, self.kinds
         return parts, id(self.kernels), id(self.collectives)
 
@@ -141,7 +154,8 @@ class StepProblem:
         return self is other or (isinstance(other, StepProblem) and self._key == other._key)
 
     def __reduce__(self) -> tuple[Callable[..., "StepProblem"], tuple[Any, ...]]:
-        # Hashes and cached properties stay behind: identities of cost models mean nothing in another process.
+        # Hashes and cached properties stay behind: identities of cost models mean nothing in
+        # another process.
         return _problem, tuple(getattr(self, field.name) for field in fields(self))
 
     def repriced(self, kernels: PricesKernels, collectives: PricesCollectives) -> "StepProblem":
@@ -183,18 +197,22 @@ def step_problem(
         kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
         measured_cluster, measured_site, adjustment = cluster, site, None
 
-        # Facts that the user's own calibration has about the device: its runs, its clock under load, and the share that
-        # collectives occupy.
+        # Facts that the user's own calibration has about the device: its runs, its clock under
+        # load, and the share that collectives occupy.
         if weights.content is not None:
             device, models = cluster.device, session.cost_models
             of_devices = models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
             adjustment = of_devices.get(device.name)
-            loads = models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
+            loads = models.get_or_compute(
+                (measured_loads, weights), lambda: measured_loads(weights)
+            )
             if loads:
                 measured_site = replace(site, loads=loads)
             share = measured_sm_share(weights, device.name)
             if share is not None:
-                measured_cluster = replace(cluster, device=replace(device, collective_sm_share=share))
+                measured_cluster = replace(
+                    cluster, device=replace(device, collective_sm_share=share)
+                )
         return StepProblem(
             model=model,
             job=job,
@@ -205,7 +223,9 @@ def step_problem(
             site=measured_site,
             # Without runs on the device it is the median site of the published record.
             adjustment=adjustment or site.expected(framework, cluster.device),
-            kinds=tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds),
+            kinds=tuple(
+                step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds
+            ),
         )
 
     return session.problems.get_or_compute((model, cluster, job, framework, site, weights), compute)
@@ -233,9 +253,11 @@ def store_of(record: Setting | StepProblem) -> Cache:
 def session_cached(
     function: Callable[Concatenate[Record, Arguments], Result],
 ) -> Callable[Concatenate[Record, Arguments], Result]:
-    """Decorator that caches a function of a setting or problem, and further hashable arguments, in the session.
+    """Decorator that caches a function of a setting or problem, and further hashable arguments, in
+    the session.
 
-    A result must follow from the arguments alone, positional and by keyword, and must not be changed.
+    A result must follow from the arguments alone, positional and by keyword, and must not be
+    changed.
     """
 
     @wraps(function)
@@ -251,8 +273,9 @@ def session_cached_each(
 ) -> Callable[[Record, Sequence[Item]], list[Result]]:
     """Decorator that caches a function of a setting or problem and of many items, item by item.
 
-    The function gets the items that are new, each once, and gives results with the items that they are of, those of
-    other items too where it has them. A result must follow from record and item alone, and must not be changed.
+    The function gets the items that are new, each once, and gives results with the items that they
+    are of, those of other items too where it has them. A result must follow from record and item
+    alone, and must not be changed.
     """
 
     @wraps(function)

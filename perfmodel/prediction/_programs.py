@@ -1,7 +1,8 @@
 """The pipeline program of a layout, and the division of a model's blocks into its stages.
 
-Structures depend on few fields of a layout, so many layouts share one. A structure is built and compiled once in a
-session; everything that follows from it (what ranks keep alive, blocks of classes, overlaps) hangs on its record.
+Structures depend on few fields of a layout, so many layouts share one. A structure is built and
+compiled once in a session; everything that follows from it (what ranks keep alive, blocks of
+classes, overlaps) hangs on its record.
 """
 
 from collections.abc import Iterable
@@ -35,9 +36,10 @@ from perfmodel.spec.notation import PerStage
 from perfmodel.timeline import CompiledStructure, compile_structure
 
 MAX_SEGMENTS = 16
-"""Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut finer (torch's
-`fully_shard` by wrapped block, its DistributedDataParallel by 25 MB, Megatron-Core by 40 M parameters): with this many
-groups, the exposed part (the first gather and the last reduction) is already small."""
+"""Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut
+finer (torch's `fully_shard` by wrapped block, its DistributedDataParallel by 25 MB, Megatron-Core
+by 40 M parameters): with this many groups, the exposed part (the first gather and the last
+reduction) is already small."""
 
 
 def segments_of(layers: int, stages: int) -> int:
@@ -56,32 +58,38 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     """
     job = setting.job
     training = job.mode == "train"
-    base_spec = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
+    base_spec = ProgramSpec(
+        schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp
+    )
     scheduler, replicas = base_spec.scheduler, base_spec.replicas
     replicated = layout.replicated or replicas > 1
     gathers = layout.zero == 3 and (replicated or layout.offload_states == "weights")
     is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
 
-    # Segments are the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds
-    # to ZeRO 1.
+    # Segments are the same whatever overlaps and is sharded, so that overlap only takes waits away
+    # and ZeRO 3 only adds to ZeRO 1.
     segments = segments_of(layers, base_spec.n_stages) if replicated or gathers else 1
 
     grad_reduce = gather = "none"
     if training and replicated:
         grad_reduce = "end"
-        # Where pipelines put reductions off, each would hold up the gathers of layers behind it; torch's make them when
-        # the last backward is over (torch/distributed/pipelining/stage.py, `run_post_backward`).
+        # Where pipelines put reductions off, each would hold up the gathers of layers behind it;
+        # torch's make them when the last backward is over (torch/distributed/pipelining/stage.py,
+        # `run_post_backward`).
         is_put_off = gathers and layout.pp > 1 and not is_reduced_each_time
         if layout.overlap_grad_reduce and not is_put_off:
-            grad_reduce = _overlapped_reduction(replicas, job.num_microbatches(layout), gathers=gathers)
+            grad_reduce = _overlapped_reduction(
+                replicas, job.num_microbatches(layout), gathers=gathers
+            )
         # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
         if layout.zero < 3:
             gather = "step_overlap" if layout.overlap_param_gather else "step"
     if gathers:
         gather = "layer" if layout.overlap_param_gather else "layer_serial"
 
-    # Where no flush separates steps, two streams are evaluated, and their difference is the step (`weighted_programs`).
-    # The longer one holds twice the steps after which the pipeline runs steadily.
+    # Where no flush separates steps, two streams are evaluated, and their difference is the step
+    # (`weighted_programs`). The longer one holds twice the steps after which the pipeline runs
+    # steadily.
     micro_batches, steps = job.num_microbatches(layout), 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
@@ -108,7 +116,8 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
 
 
 def _overlapped_reduction(replicas: int, micro_batches: int, *, gathers: bool) -> GradReduce:
-    """How gradients are reduced where their reduction overlaps with passes (`ProgramSpec.grad_reduce`).
+    """How gradients are reduced where their reduction overlaps with passes
+    (`ProgramSpec.grad_reduce`).
 
     Args:
         replicas: pipeline ranks that hold the same stage.
@@ -116,8 +125,8 @@ def _overlapped_reduction(replicas: int, micro_batches: int, *, gathers: bool) -
     """
     if replicas == 1:
         return "overlap"
-    # A reduction that waits for another rank's replica would hold up the gathers of layers behind it. And a replica
-    # that has no pass has no moment to reduce at.
+    # A reduction that waits for another rank's replica would hold up the gathers of layers behind
+    # it. And a replica that has no pass has no moment to reduce at.
     if gathers or micro_batches < replicas:
         return "end"
     return "eager_opt"
@@ -154,13 +163,18 @@ class Prepared:
         """Occurrences of each class on every rank's compute stream."""
         structure = self.structure
         compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
-        rank_and_class = structure.device[compute] * structure.n_classes + structure.duration[compute]
+        rank_and_class = (
+            structure.device[compute] * structure.n_classes + structure.duration[compute]
+        )
         shape = structure.devices, structure.n_classes
-        return np.bincount(rank_and_class, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
+        return (
+            np.bincount(rank_and_class, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
+        )
 
 
 class TimedProgram(NamedTuple):
-    """A program that makes up a step, alone or with others whose weighted makespans add up to it."""
+    """A program that makes up a step, alone or with others whose weighted makespans add up to
+    it."""
 
     prepared: Prepared
     """The program, prepared for pricing."""
@@ -173,28 +187,36 @@ class TimedProgram(NamedTuple):
 def rank_busy_s(programs: Iterable[TimedProgram]) -> Float[np.ndarray, "*lanes ranks"]:
     """Seconds of a step in which each rank's compute stream is busy.
 
-    No step is shorter than its busiest rank's. One that is the difference of two streams could be: while the pipeline
-    fills, another rank may set the pace than in the long run, for longer than any stream is.
+    No step is shorter than its busiest rank's. One that is the difference of two streams could be:
+    while the pipeline fills, another rank may set the pace than in the long run, for longer than
+    any stream is.
     """
-    busy_s = [program.weight * (program.durations_s @ program.prepared.rank_count.T) for program in programs]
+    busy_s = [
+        program.weight * (program.durations_s @ program.prepared.rank_count.T)
+        for program in programs
+    ]
     return np.sum(busy_s, axis=0)
 
 
 def prepared(spec: ProgramSpec) -> Prepared:
-    """The program's compiled structure (cached in the session, and on disk if its schedule follows from its name)."""
+    """The program's compiled structure (cached in the session, and on disk if its schedule follows
+    from its name)."""
 
     def prepare() -> Prepared:
         compiled = _compiled(spec)
         structure = compiled.structure
         compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
-        count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
+        count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(
+            float
+        )
         return Prepared(structure, compiled, count)
 
     return current_session().programs.get_or_compute(spec, prepare)
 
 
 def _compiled(spec: ProgramSpec) -> CompiledStructure:
-    """Build and compile the program's structure, or read it from disk where an earlier process did."""
+    """Build and compile the program's structure, or read it from disk where an earlier process
+    did."""
     # A schedule of the caller's own may be another one next time.
     if spec.digest is None:
         return compile_structure(build(spec))
@@ -207,7 +229,8 @@ def _compiled(spec: ProgramSpec) -> CompiledStructure:
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
     """Activations and weights that a program keeps alive on every rank."""
-    # Reductions, gathers and transfers keep nothing alive: programs that differ in these alone share a result.
+    # Reductions, gathers and transfers keep nothing alive: programs that differ in these alone
+    # share a result.
     passes_alone = ProgramSpec(
         schedule=spec.schedule,
         stages=spec.stages,
@@ -226,7 +249,8 @@ def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
     return live.with_slots(setting.framework.memory.slots_per_stage, spec.n_stages)
 
 
-# --- programs whose stages hold the blocks of a model: what all layouts that share one have in common --------
+# --- programs whose stages hold the blocks of a model: what all layouts that share one have in
+# common --------
 
 
 class Division(NamedTuple):
@@ -255,7 +279,8 @@ class PartitionedProgram:
     counts: Float[np.ndarray, "stages segments blocks"]
     """Blocks of every segment of every stage."""
     full: Float[np.ndarray, "stages segments blocks"]
-    """Blocks of `counts` that are recomputed in full even if a layout recomputes the others differently."""
+    """Blocks of `counts` that are recomputed in full even if a layout recomputes the others
+    differently."""
 
     @property
     def structure(self) -> Structure:
@@ -273,7 +298,10 @@ class PartitionedProgram:
             is_variant = structure.class_variant == number
             # A program's transfers have variants that no pass has.
             if (is_pass & is_variant).any():
-                of_kind = {kind: np.flatnonzero((structure.class_kind == kind) & is_variant) for kind in PASS_KINDS}
+                of_kind = {
+                    kind: np.flatnonzero((structure.class_kind == kind) & is_variant)
+                    for kind in PASS_KINDS
+                }
                 of_variant[Variant(*variant)] = of_kind
         stage, segment = structure.class_stage, structure.class_segment
         blocks = in_classes(stage, segment, self.counts) * is_pass[:, None]
@@ -287,8 +315,8 @@ class PartitionedProgram:
 
     @cached_property
     def canonical(self) -> "PartitionedProgram":
-        """A canonical program for all programs that differ only in the number of micro-batches and therefore have equal
-        class durations."""
+        """A canonical program for all programs that differ only in the number of micro-batches and
+        therefore have equal class durations."""
         structure = self.structure
         arrays = (
             structure.class_kind,
@@ -304,7 +332,8 @@ class PartitionedProgram:
 
     @cached_property
     def without_recompute(self) -> "PartitionedProgram":
-        """The program without recomputation, used as a key because recomputation changes no event between blocks."""
+        """The program without recomputation, used as a key because recomputation changes no event
+        between blocks."""
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
     def with_spec(self, spec: ProgramSpec) -> "PartitionedProgram":
@@ -312,9 +341,12 @@ class PartitionedProgram:
         return divided(self.setting, spec, self.division)
 
     def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "PartitionedProgram":
-        """The program with other numbers of layers per stage and segment, without full recomputation."""
+        """The program with other numbers of layers per stage and segment, without full
+        recomputation."""
         spec = replace(self.spec, segments=len(layers[0]))
-        return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
+        return divided(
+            self.setting, spec, self.division._replace(full_layers=None, segments=layers)
+        )
 
 
 @session_cached
@@ -324,7 +356,9 @@ def divided(setting: Setting, spec: ProgramSpec, division: Division) -> Partitio
     Raises:
         LayoutError: the stages cannot hold the layers so.
     """
-    counts = stage_blocks(division.kinds, spec.n_stages, spec.segments, division.partition, division.segments)
+    counts = stage_blocks(
+        division.kinds, spec.n_stages, spec.segments, division.partition, division.segments
+    )
     layers = np.array([is_layer for is_layer, _ in division.kinds])
     full = fully_recomputed(counts, layers, division.full_layers)
     return PartitionedProgram(setting, spec, division, counts, full)

@@ -1,7 +1,8 @@
 """Times and memory of all possible stages of a layout's pipeline, for optimising partitions.
 
-A stage is any run of consecutive layers, from one cut of the model to a later one. Costs of all of them at once are
-small matrices, as blocks and bytes are differences of cumulated sums over the layers.
+A stage is any run of consecutive layers, from one cut of the model to a later one. Costs of all of
+them at once are small matrices, as blocks and bytes are differences of cumulated sums over the
+layers.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class StageCosts:
     backward_s: OfStages
     """Seconds of a backward pass per micro-batch, including recomputation; 0 for inference."""
     sends_s: Float[np.ndarray, "stages cuts"]
-    """Both transfers between a stage that ends before layer j and the next one; 0 after the last stage."""
+    """Both transfers between a stage that ends before layer j and the next one; 0 after the last
+    stage."""
     full_layers: Int[np.ndarray, "stages cuts cuts"]
     """Number of layers, from the first, that must be recomputed in full for the stage to fit."""
 
@@ -46,17 +48,20 @@ class StageCosts:
 
 
 def stage_costs(
-    problem: StepProblem, layout: Layout, recompute_to_fit: bool = True, link: StepProblem | None = None
+    problem: StepProblem,
+    layout: Layout,
+    recompute_to_fit: bool = True,
+    link: StepProblem | None = None,
 ) -> StageCosts:
     """Costs of all stages of a pipeline with one stage per rank.
 
     Args:
         problem: model, job, cluster and cost models.
         layout: a layout, whose partition, recompute by stage and kinds of nodes are of no account.
-        recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make it fit (with
-            buffers for the largest of them); otherwise it is impossible.
-        link: network that joins these nodes to other kinds (`StepProblem.links`), which the next stage may lie on:
-            transfers then cost the least that they can.
+        recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make
+            it fit (with buffers for the largest of them); otherwise it is impossible.
+        link: network that joins these nodes to other kinds (`StepProblem.links`), which the next
+            stage may lie on: transfers then cost the least that they can.
 
     Raises:
         LayoutError: a schedule with several stages per rank, or with passes of several kinds.
@@ -71,7 +76,9 @@ def stage_costs(
 
     # Blocks between any two cuts; embedding and head come on top of the first and the last stage.
     before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
-    blocks = np.repeat((cumulative[None, :] - cumulative[:, None])[None], layout_batch.spec.stages, axis=0)
+    blocks = np.repeat(
+        (cumulative[None, :] - cumulative[:, None])[None], layout_batch.spec.stages, axis=0
+    )
     blocks[0] += before
     blocks[-1] += after
 
@@ -79,9 +86,12 @@ def stage_costs(
     full, fits = _full_layers(problem, layout_batch, recomputes)
     runs = fits & _possible(layout_batch)
 
-    # The first layers of a stage are recomputed in full: their time is a difference of cumulated seconds.
+    # The first layers of a stage are recomputed in full: their time is a difference of cumulated
+    # seconds.
     block_s = pass_s(problem, layout_batch)
-    recomputed_s = cumulative @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
+    recomputed_s = (
+        cumulative @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
+    )
     start = np.arange(len(cumulative))[:, None]
     extra_s = recomputed_s[start + full] - recomputed_s[start]
     backward_s = 0.0
@@ -102,8 +112,8 @@ def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
 
 
 def _possible(layout_batch: LayoutBatch) -> np.ndarray:
-    """Mark the stages that a pipeline may have: none is empty (the ends may hold only an embedding or head), the first
-    starts the model and the last ends it."""
+    """Mark the stages that a pipeline may have: none is empty (the ends may hold only an embedding
+    or head), the first starts the model and the last ends it."""
     before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
     cuts = len(cumulative)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
@@ -128,10 +138,14 @@ def _full_layers(
     blocks = layout_batch.bytes
 
     # Bytes per micro-batch that the layers before each cut free if they are recomputed in full.
-    freed = np.append(0.0, np.cumsum(np.diff(cumulative, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]))
+    freed = np.append(
+        0.0,
+        np.cumsum(np.diff(cumulative, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]),
+    )
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
 
-    # Start from all layers recomputed, and let the last ones of the stage keep what memory has room for.
+    # Start from all layers recomputed, and let the last ones of the stage keep what memory has room
+    # for.
     alive = program_live(problem.setting, layout_batch.spec).activations[:, 0]
     everything = _memory(problem, layout_batch, full=True)
     spare = (usable - everything) / alive[:, None, None]
@@ -141,11 +155,14 @@ def _full_layers(
 
 
 def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfStages:
-    """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
+    """Bytes of every possible stage, with all of its layers recomputed in full or only as the
+    layout says."""
     table, spec = layout_batch.tables[0], layout_batch.spec
     before, cumulative, after = by_layer(table.pairs)
     # Where the segments of a stage of n layers begin and end.
-    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(cumulative))], axis=1)
+    bounds = np.cumsum(
+        [np.append(0, segment_sizes(n, spec.segments)) for n in range(len(cumulative))], axis=1
+    )
     live, blocks = program_live(problem.setting, spec), layout_batch.bytes
     peak_bytes = np.full((spec.stages, len(cumulative), len(cumulative)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
@@ -160,12 +177,17 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
             if stage == spec.stages - 1:
                 counts[:, 0] += after
 
-            # Each possible stage as a rank of its own that keeps one micro-batch and one version of its weights.
+            # Each possible stage as a rank of its own that keeps one micro-batch and one version of
+            # its weights.
             ones = np.ones(len(start), int)
             stage_of_rank = np.arange(len(start))[:, None]
-            one_micro_batch = LiveState(stage_of_rank, ones[:, None], ones, ones, spec.replicas, split=False)
+            one_micro_batch = LiveState(
+                stage_of_rank, ones[:, None], ones, ones, spec.replicas, split=False
+            )
             ranks = RankBlocks.of(counts.sum(axis=1), recomputed.sum(axis=1), one_micro_batch)
-            memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts, problem.job), problem.setting)
+            memory = rank_memory(
+                ranks, blocks, Sharding.of(layout_batch.layouts, problem.job), problem.setting
+            )
         peak_bytes[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]
@@ -192,10 +214,16 @@ def _sends_s(
     for blocks in (before, *np.diff(cumulative, axis=0)):
         ends.append(int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0)
     if link is not None:
-        # The next stage may lie on this kind of nodes, at any distance that occurs, or on another one.
+        # The next stage may lie on this kind of nodes, at any distance that occurs, or on another
+        # one.
         tiers = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
-        leaving = [across(op, link.cluster) for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()]
-        least_s = np.minimum(seconds[ends][:, tiers].min(axis=1), priced_events(link, leaving).time_s)
+        leaving = [
+            across(op, link.cluster)
+            for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()
+        ]
+        least_s = np.minimum(
+            seconds[ends][:, tiers].min(axis=1), priced_events(link, leaving).time_s
+        )
         sends_s[:-1] = least_s * (1 if spec.is_forward_only else 2)
         return sends_s
     sends_s[:-1] = seconds[ends][:, tier[0, :-1]].T

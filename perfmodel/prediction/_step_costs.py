@@ -1,7 +1,9 @@
-"""Step costs beyond single events: stragglers, overhead, and passes slowed by overlapped communication.
+"""Step costs beyond single events: stragglers, overhead, and passes slowed by overlapped
+communication.
 
-Reductions and gathers of model states run on streams of their own, but their kernels hold multiprocessors that passes
-then lack. Their cost is a share of their time, added to the passes that they overlap with.
+Reductions and gathers of model states run on streams of their own, but their kernels hold
+multiprocessors that passes then lack. Their cost is a share of their time, added to the passes that
+they overlap with.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +24,9 @@ _NEXT = {
     Kind.PARAM_GATHER: ((Kind.FORWARD,), -1),
     Kind.PARAM_GATHER_BACKWARD: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
 }
-"""Passes that overlap with a reduction or gather, and their segment: a segment's gradients are reduced while those of
-the previous segment are computed, and its weights are gathered while the segment that runs before it computes."""
+"""Passes that overlap with a reduction or gather, and their segment: a segment's gradients are
+reduced while those of the previous segment are computed, and its weights are gathered while the
+segment that runs before it computes."""
 
 
 class Overlap(NamedTuple):
@@ -49,21 +52,27 @@ def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
     occurrences = np.bincount(structure.duration, minlength=structure.n_classes)
 
-    # In a pipeline only the first stage counts. All stages launch their exchanges at once (Megatron-LM's
-    # `align_grad_reduce` and `align_param_gather`), so that these delay a step once, and the first stage begins and
-    # ends the step. Otherwise they would delay the stages of the last backward one after another, by more than without
-    # overlap. Communication for a whole chunk comes before or after all passes of the chunk, and overlaps with none.
+    # In a pipeline only the first stage counts. All stages launch their exchanges at once
+    # (Megatron-LM's `align_grad_reduce` and `align_param_gather`), so that these delay a step once,
+    # and the first stage begins and ends the step. Otherwise they would delay the stages of the
+    # last backward one after another, by more than without overlap. Communication for a whole chunk
+    # comes before or after all passes of the chunk, and overlaps with none.
     comms: list[int] = []
     passes_beside: list[int] = []
     shares: list[float] = []
     for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
-        # Where gathers are not ahead, a pass waits for its gather, and so for the reduction before that on the stream:
-        # the reduction runs beside weight gradients alone.
+        # Where gathers are not ahead, a pass waits for its gather, and so for the reduction before
+        # that on the stream: the reduction runs beside weight gradients alone.
         if serial:
             passes = tuple(phase for phase in passes if phase == Kind.BACKWARD_WEIGHT)
         neighbour = segment[comm] + step
-        is_beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == neighbour) & (neighbour >= 0)
+        is_beside = (
+            np.isin(kind, passes)
+            & (stage == stage[comm])
+            & (segment == neighbour)
+            & (neighbour >= 0)
+        )
         overlapping = np.flatnonzero(is_beside).tolist()
         if not overlapping:
             continue
@@ -81,11 +90,15 @@ def slowed_s(
 
     Args:
         durations: seconds of every class, passes as they are alone.
-        loss: share of the time of communication by which passes beside it run longer (`overlap_loss`).
+        loss: share of the time of communication by which passes beside it run longer
+            (`overlap_loss`).
     """
     xp = durations.__array_namespace__()
-    overlapped_s = summed(overlap.place, overlap.share * durations[..., overlap.comm], len(overlap.slowed))
-    # A pass of length t is slowed for no longer than it runs: x = t + loss x, or x = t / (1 - loss).
+    overlapped_s = summed(
+        overlap.place, overlap.share * durations[..., overlap.comm], len(overlap.slowed)
+    )
+    # A pass of length t is slowed for no longer than it runs: x = t + loss x, or x = t / (1 -
+    # loss).
     most_s = durations[..., overlap.slowed] / max(1 - loss, 1e-300)
     return loss * xp.minimum(overlapped_s, most_s)
 
@@ -100,8 +113,8 @@ def with_step_costs(
 ) -> Float[np.ndarray, "lanes classes"]:
     """Add all costs of a real step to durations.
 
-    Communication beside passes slows them (`slowed_s`), everything takes `scale` times as long, and the step's overhead
-    is added to the optimizer's step.
+    Communication beside passes slows them (`slowed_s`), everything takes `scale` times as long, and
+    the step's overhead is added to the optimizer's step.
 
     Args:
         durations: seconds of every class, passes as they are alone.
@@ -112,7 +125,9 @@ def with_step_costs(
     if len(overlap.slowed):
         longer_s = durations[:, overlap.slowed] + slowed_s(durations, loss, overlap)
         lengthened_s = _replaced(
-            lengthened_s, overlap.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, overlap.slowed])
+            lengthened_s,
+            overlap.slowed,
+            longer_s * (scale if scale.shape[1] == 1 else scale[:, overlap.slowed]),
         )
     return _replaced(lengthened_s, optimizer, lengthened_s[:, optimizer] + overhead_s)
 
@@ -120,7 +135,8 @@ def with_step_costs(
 def _replaced(
     seconds: Float[Any, "lanes classes"], classes: Int[np.ndarray, " replaced"], values: Any
 ) -> Float[Any, "lanes classes"]:
-    """Replace the values of some classes, in place if the array is writable (JAX arrays are not)."""
+    """Replace the values of some classes, in place if the array is writable (JAX arrays are
+    not)."""
     if seconds.__array_namespace__() is not np:
         return seconds.at[:, classes].set(values)
     seconds[:, classes] = values
@@ -129,13 +145,18 @@ def _replaced(
 
 def overlap_loss(problem: StepProblem) -> float:
     """Slowdown of passes, as a share of the time of overlapped reductions and gathers."""
-    channels_share = collective_sm_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
+    channels_share = collective_sm_share(
+        problem.cluster.device, problem.framework, CHANNELS_OF_STATES
+    )
     return min(1.0, problem.adjusted_framework.communication.dp_overlap_loss + channels_share)
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
-    """Whether the whole step is longer: by stragglers, overhead or corrections from similar runs."""
-    return problem.adjusted_framework.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
+    """Whether the whole step is longer: by stragglers, overhead or corrections from similar
+    runs."""
+    return problem.adjusted_framework.costs_steps or bool(
+        problem.adjustment and problem.adjustment.runs
+    )
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:

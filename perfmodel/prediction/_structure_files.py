@@ -1,7 +1,7 @@
 """Compiled structures on disk, for later processes.
 
-Files lie in one folder per first digit of their name. Adding a file shortens its folder to its part of the limit, so
-that the cache never exceeds the limit and no process has to look at all of it.
+Files lie in one folder per first digit of their name. Adding a file shortens its folder to its part
+of the limit, so that the cache never exceeds the limit and no process has to look at all of it.
 """
 
 import hashlib
@@ -15,7 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.files import cache_folder, cache_limit_bytes, code_digest, drop_least_recently_used, mark_used
+from perfmodel.files import (
+    cache_folder,
+    cache_limit_bytes,
+    code_digest,
+    drop_least_recently_used,
+    mark_used,
+)
 from perfmodel.program import Structure
 from perfmodel.timeline import CompiledStructure
 
@@ -119,7 +125,8 @@ def _load(path: Path, key: str) -> CompiledStructure | None:
         if not valid or zlib.adler32(body) != header["checksum"]:
             return None
 
-        # Arrays of the structure carry a prefix, as both records have fields of the same name (`pred`).
+        # Arrays of the structure carry a prefix, as both records have fields of the same name
+        # (`pred`).
         structure_arrays, compiled_arrays = {}, {}
         for name, array in _read_arrays(header["arrays"], body).items():
             if name.startswith("structure."):

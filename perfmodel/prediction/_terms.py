@@ -1,7 +1,8 @@
 """Terms that a training step adds to its kernels and collectives; each can be switched off.
 
-A term is carried by fields of the records that a prediction starts from, which have values that add nothing. Off means
-these values: the physics has no switches of its own, and a prediction without a term goes through the same stages.
+A term is carried by fields of the records that a prediction starts from, which have values that add
+nothing. Off means these values: the physics has no switches of its own, and a prediction without a
+term goes through the same stages.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +23,8 @@ class StepTerm:
     name: str
     """Name in plain words."""
     off: _Off
-    """The problem with values at which the term adds nothing; equal to the problem if it has these values already."""
+    """The problem with values at which the term adds nothing; equal to the problem if it has these
+    values already."""
 
 
 def _framework(**neutral: Any) -> _Off:
@@ -56,7 +58,11 @@ def _fused_quantisation(problem: StepProblem) -> StepProblem:
 
 
 def _whole_rows(problem: StepProblem) -> StepProblem:
-    return _job(row_kernels="generated")(problem) if problem.job.kernels.row_kernels == "by_reduction" else problem
+    return (
+        _job(row_kernels="generated")(problem)
+        if problem.job.kernels.row_kernels == "by_reduction"
+        else problem
+    )
 
 
 STEP_TERMS: Final = (
@@ -71,20 +77,28 @@ STEP_TERMS: Final = (
     StepTerm(
         "bookkeeping of the host",
         _framework(
-            forward_bookkeeping=0, backward_bookkeeping=0, routing_forward_bookkeeping=0, routing_backward_bookkeeping=0
+            forward_bookkeeping=0,
+            backward_bookkeeping=0,
+            routing_forward_bookkeeping=0,
+            routing_backward_bookkeeping=0,
         ),
     ),
     StepTerm("expert products launched one by one", _framework(grouped_launch_s=0.0)),
     StepTerm("hosts that wait for every kernel", _job(blocking_launches=False)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
-    StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
+    StepTerm(
+        "kernels slowed by communication",
+        _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0),
+    ),
     StepTerm(
         "waiting for the slowest rank",
         _both_off(_framework(straggling=0.0, collective_skew_s=0.0), _site(skew=0.0)),
     ),
     StepTerm("hosts that check collectives", _framework(checks_collectives="never")),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
-    StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
+    StepTerm(
+        "waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)
+    ),
     StepTerm("modules recomputed", _job(recompute_modules=())),
     StepTerm("gradients reduced on all ranks", _job(all_reduce_gradients=False)),
     StepTerm("weight shards copied one by one", _framework(partition_copy_s=0.0)),

@@ -1,4 +1,5 @@
-"""A model's blocks on one device, counted and timed: the lowest level of DistSim's hierarchy (section 4.3).
+"""A model's blocks on one device, counted and timed: the lowest level of DistSim's hierarchy
+(section 4.3).
 
 A block (embedding, layer, head) of one shard is a handful of deduplicated events; its phases are
 dot products of event counts and event times. Everything above works on these few numbers.
@@ -32,13 +33,15 @@ from perfmodel.workload import BlockOps, Shard, is_cast
 from perfmodel.workload import blocks as workload_blocks
 
 GRAPH_OPERATORS: Final = 3
-"""Operators of a layer's pass that is replayed from a graph: a copy of its input, the launch, and the node of autograd
-(Megatron-Core 0.12 megatron/core/transformer/cuda_graphs.py _CudagraphRecordNode, _CudagraphReplayNode; Transformer
-Engine's make_graphed_callables). The replay itself takes the host no longer than one operator does."""
+"""Operators of a layer's pass that is replayed from a graph: a copy of its input, the launch, and
+the node of autograd (Megatron-Core 0.12 megatron/core/transformer/cuda_graphs.py
+_CudagraphRecordNode, _CudagraphReplayNode; Transformer Engine's make_graphed_callables). The replay
+itself takes the host no longer than one operator does."""
 COLLECTIVE_CHECK_S: Final = 0.22e-3
-"""Host time per rank that a check of a collective between hosts adds to it: torch's `ProcessGroupWrapper` lets every
-rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over TCP.
-Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
+"""Host time per rank that a check of a collective between hosts adds to it: torch's
+`ProcessGroupWrapper` lets every rank report to the first, which answers each in turn, and passes
+two records around the ring of ranks, all over TCP. Measured with two processes on one EPYC host,
+torch 2.13: 0.44 ms a call more than without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +63,18 @@ class ShardBlocks:
     beside_attention: Bool[np.ndarray, " ops"]
     """Collectives that can overlap only with attention kernels."""
     follows: Bool[np.ndarray, " ops"]
-    """Collectives that follow another one after only a few short kernels (`perfmodel.workload.Comm`)."""
+    """Collectives that follow another one after only a few short kernels
+    (`perfmodel.workload.Comm`)."""
     launched: Float[np.ndarray, " ops"]
-    """Share of each event that is launched as a separate kernel: 1 except for casts that are part of their product's
-    operator (`casting`)."""
+    """Share of each event that is launched as a separate kernel: 1 except for casts that are part
+    of their product's operator (`casting`)."""
     further_launches: Float[np.ndarray, " ops"]
     """Number of kernel launches of a grouped product beyond the first (`_further_launches`)."""
     layers: Bool[np.ndarray, " blocks"]
     """Whether each block is a layer; only layers can be recomputed."""
     kinds: tuple[tuple[bool, int], ...]
-    """For each block in model order, whether it is a layer and how often it occurs; this determines the stages."""
+    """For each block in model order, whether it is a layer and how often it occurs; this determines
+    the stages."""
     expert_params: Float[np.ndarray, " blocks"]
     """Expert parameters per device of each block."""
     shared_params: Float[np.ndarray, " blocks"]
@@ -88,15 +93,21 @@ class ShardBlocks:
 
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
         """Parameters per device of each block, outside routed experts."""
-        # A tied head holds its own copy of the embedding only where the two are on different stages.
+        # A tied head holds its own copy of the embedding only where the two are on different
+        # stages.
         tied = [block.tied_params if pipelined else 0 for block in self.blocks]
         dense = [block.params - block.expert_params for block in self.blocks]
         return np.array(dense, float) + np.array(tied, float)
 
     def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
         """Frozen parameters among `dense_params`."""
-        tied = [block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0 for block in self.blocks]
-        return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
+        tied = [
+            block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0
+            for block in self.blocks
+        ]
+        return np.array([block.frozen_params for block in self.blocks], float) + np.array(
+            tied, float
+        )
 
     def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
         """Return the blocks with only a share of the casts launched as kernels."""
@@ -118,8 +129,8 @@ class ShardBlocks:
 
     @property
     def in_order(self) -> "ShardBlocks":
-        """The blocks with their tensor-parallel collectives in sequence with kernels, none overlapped with weight
-        gradients."""
+        """The blocks with their tensor-parallel collectives in sequence with kernels, none
+        overlapped with weight gradients."""
         of_tensor = np.array([group == "tp" for group in self.groups], bool)
         return replace(self, overlappable=self.overlappable & ~of_tensor)
 
@@ -141,9 +152,12 @@ class BlockTimes(ShardBlocks, PhaseTimes):
     """Time of each event corrected by measured runs, relative to that without runs."""
 
 
-def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
+def count_events(
+    blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job
+) -> ShardBlocks:
     """Count and deduplicate the events of `blocks`, with process groups on `networks`."""
-    # Equal ops are one event unless they overlap with other kernels. DistSim (section 4.1) times each event once.
+    # Equal ops are one event unless they overlap with other kernels. DistSim (section 4.1) times
+    # each event once.
     events: dict[_Event, int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
@@ -168,8 +182,12 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    op = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
-                    event = _Event(op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
+                    op = network.collective(
+                        comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange
+                    )
+                    event = _Event(
+                        op, comm.group, comm.overlappable, comm.beside_attention, comm.follows
+                    )
                     add(number, phase, event, comm.count)
 
     counts = np.zeros((len(blocks), N_PHASES, len(events)))
@@ -223,9 +241,10 @@ def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
     """
     if not isinstance(op, Gemm) or not op.grouped:
         return 0.0
-    # Every expert's product is launched by itself, and with it what casts the expert's operand: one kernel, or two
-    # where a maximum is found first (Transformer Engine 2 pytorch/module/grouped_linear.py: `split_quantize`,
-    # `general_grouped_gemm` on several streams).
+    # Every expert's product is launched by itself, and with it what casts the expert's operand: one
+    # kernel, or two where a maximum is found first (Transformer Engine 2
+    # pytorch/module/grouped_linear.py: `split_quantize`, `general_grouped_gemm` on several
+    # streams).
     narrow = bool(job.narrow.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
     casts = narrow * (2 if job.narrow.fp8_recipe in ("current", "nvfp4") else 1)
     return (1.0 + share * casts) * op.groups - 1.0
@@ -244,25 +263,26 @@ def block_events(
     Args:
         ring_steps: see `BlockEvents.ring_steps`.
         kernel_spread: spread of the ranks' times for the same kernels, relative to these.
-        checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
+        checked: hosts agree on each collective before they issue it
+            (`Framework.checks_collectives`).
     """
     kernel = np.array([group == "" for group in blocks.groups], bool)
     of_tensor = np.array([group == "tp" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
 
-    # A collective waits for the last of n ranks, which is sqrt(2 ln n) spreads late: the mean of the largest of n
-    # normal draws, to first order.
+    # A collective waits for the last of n ranks, which is sqrt(2 ln n) spreads late: the mean of
+    # the largest of n normal draws, to first order.
     lateness = np.sqrt(2 * np.log(ranks))
 
-    # Host time beyond that of operators: agreeing on collectives, and launching a group's products one by one (none
-    # where the host is taken to issue in no time).
+    # Host time beyond that of operators: agreeing on collectives, and launching a group's products
+    # one by one (none where the host is taken to issue in no time).
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.host.grouped_launch_s * (framework.host.issue_s > 0)
 
     sm_share = _sm_share(blocks, framework, device)
 
-    # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
-    # pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").
+    # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer
+    # Engine pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").
     ring_products = np.array([isinstance(op, Gemm) for op in blocks.ops], bool)
     if blocks.expert_params.any():
         ring_products &= ~_products_of_experts(blocks)
@@ -292,22 +312,26 @@ def block_events(
 
 
 def _sm_share(blocks: ShardBlocks, framework: Framework, device: Device) -> float:
-    """Share of the multiprocessors that hidden collectives of blocks hold (`collective_sm_share`)."""
-    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
-    # thread blocks as NCCL does.
+    """Share of the multiprocessors that hidden collectives of blocks hold
+    (`collective_sm_share`)."""
+    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other
+    # collectives start as many thread blocks as NCCL does.
     channels = 0
     for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
         if hides and isinstance(op, Collective) and op.exchange:
             channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
-    return collective_sm_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
+    return collective_sm_share(
+        device, framework, channels or CHANNELS, library_states_channels=channels > 0
+    )
 
 
 def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:
     """Operators that the host issues for every phase."""
     issued = blocks.counts @ blocks.launched
 
-    # Layers issue operators beyond the kernels that are counted (sums over masks, partial sums), which take the host's
-    # time and next to none of the device's. Routing adds histograms, sorts and sizes of what ranks exchange.
+    # Layers issue operators beyond the kernels that are counted (sums over masks, partial sums),
+    # which take the host's time and next to none of the device's. Routing adds histograms, sorts
+    # and sizes of what ranks exchange.
     issued[blocks.layers, Phase.FORWARD] += framework.host.forward_bookkeeping
     issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.host.backward_bookkeeping
     experts = blocks.expert_params > 0
@@ -324,10 +348,11 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
 
 
 def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
-    """Mark (by 1) the operators that the host issues outside graphs of layers: products of experts, whose sizes it must
-    know first, and the dispatch and combine of their tokens."""
-    # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no tokens the graphs hold
-    # attention, router and preparation. Layers that drop tokens are taken alike.
+    """Mark (by 1) the operators that the host issues outside graphs of layers: products of experts,
+    whose sizes it must know first, and the dispatch and combine of their tokens."""
+    # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no
+    # tokens the graphs hold attention, router and preparation. Layers that drop tokens are taken
+    # alike.
     exchanges = np.array([group in ("ep", "etp") for group in blocks.groups])
     return (_products_of_experts(blocks) | exchanges).astype(float)
 
@@ -337,10 +362,12 @@ def _products_of_experts(blocks: ShardBlocks) -> Bool[np.ndarray, " ops"]:
     return np.array([isinstance(op, Gemm) and op.grouped for op in blocks.ops], bool)
 
 
-# --- the shard of a layout --------------------------------------------------------------------------------
+# --- the shard of a layout
+# --------------------------------------------------------------------------------
 #
-# Passes may also compute several micro-batches at once, or one slice of a sequence. Every function is kept by the part
-# of a layout that it depends on, so that the thousands of layouts of a search share a few hundred shards.
+# Passes may also compute several micro-batches at once, or one slice of a sequence. Every function
+# is kept by the part of a layout that it depends on, so that the thousands of layouts of a search
+# share a few hundred shards.
 
 
 def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
@@ -350,9 +377,13 @@ def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
         LayoutError: the sequence does not divide.
     """
     if slices > 1 and job.varied_lengths:
-        raise LayoutError("sequence slices need sequences of equal length; leave mean_tokens out", Reason.SLICES)
+        raise LayoutError(
+            "sequence slices need sequences of equal length; leave mean_tokens out", Reason.SLICES
+        )
     if job.seq_len % slices:
-        raise LayoutError(f"sequence length {job.seq_len} is not divisible by {slices} slices", Reason.SLICES)
+        raise LayoutError(
+            f"sequence length {job.seq_len} is not divisible by {slices} slices", Reason.SLICES
+        )
     tokens = job.seq_len // slices
     return replace(job, seq_len=tokens, cached_tokens=index * tokens) if slices > 1 else job
 
@@ -379,7 +410,8 @@ def ranks_of(setting: Setting, layout: Layout) -> Layout:
 
 @session_cached
 def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Layout:
-    """Return one object for all layouts with the same numbering of ranks, because it is a key of caches."""
+    """Return one object for all layouts with the same numbering of ranks, because it is a key of
+    caches."""
     degree_of_dimension: dict[str, Any] = {}
     for dimension, degree in zip(DIMENSIONS, degrees, strict=True):
         degree_of_dimension[dimension.key] = degree
@@ -393,7 +425,9 @@ def _networks(setting: Setting, ranks: Layout) -> tuple[Network, ...]:
 
 
 @session_cached
-def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) -> Sequence[tuple[BlockOps, int]]:
+def shard_blocks(
+    setting: Setting, shard: Shard, slices: int, index: int = 0
+) -> Sequence[tuple[BlockOps, int]]:
     """Blocks of the model on a shard with their counts, for one of `slices` slices of the sequence.
 
     Raises:

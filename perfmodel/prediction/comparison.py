@@ -17,7 +17,13 @@ from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction.sites import Site
-from perfmodel.schedule import ChimeraModel, chimera_model, get_schedule, rabenseifner_s, schedule_names
+from perfmodel.schedule import (
+    ChimeraModel,
+    chimera_model,
+    get_schedule,
+    rabenseifner_s,
+    schedule_names,
+)
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
 
@@ -44,7 +50,11 @@ class Compared:
         return {"schedule": self.schedule, "prediction": prediction, "reason": self.reason}
 
     def _repr_html_(self) -> str:
-        return self.prediction._repr_html_() if self.prediction else paragraph(f"{self.schedule}: {self.reason}")
+        return (
+            self.prediction._repr_html_()
+            if self.prediction
+            else paragraph(f"{self.schedule}: {self.reason}")
+        )
 
 
 class Comparison(list[Compared]):
@@ -56,7 +66,8 @@ class Comparison(list[Compared]):
         return f"{type(self).__name__}(schedules={len(self)}, can_run={len(can_run)}{fastest})"
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per schedule: step_time_s with its interval, bubble_fraction, peak_memory_bytes, fits, reason."""
+        """One row per schedule: step_time_s with its interval, bubble_fraction, peak_memory_bytes,
+        fits, reason."""
         import pandas as pd
 
         rows = []
@@ -70,7 +81,11 @@ class Comparison(list[Compared]):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        details = [folded(compared.schedule, compared._repr_html_()) for compared in self if compared.prediction]
+        details = [
+            folded(compared.schedule, compared._repr_html_())
+            for compared in self
+            if compared.prediction
+        ]
         return frame_html(self.to_frame()) + "".join(details)
 
 
@@ -97,14 +112,15 @@ def compare_schedules(
 
     Args:
         model, cluster: as in `predict`.
-        layout: everything but the schedule and the number of chunks (schedules that take any number of
-            chunks get the layout's, or 2).
+        layout: everything but the schedule and the number of chunks (schedules that take any number
+            of chunks get the layout's, or 2).
         schedules: names; all that train if empty.
         progress: called per schedule; without one, a bar where there is somebody to see it.
         calibration, site, strict: as in `predict`.
         global_batch, seq_len, dtype, devices, job, framework, of_job: as in `problem`.
     """
-    # A job file in place of a model may bring its layout; the schedules to compare replace the one in it.
+    # A job file in place of a model may bring its layout; the schedules to compare replace the one
+    # in it.
     if not layout:
         file = catalog.unfiled(model)
         layout = layout if file is None else file.layout
@@ -144,13 +160,15 @@ def compare_schedules(
 
 
 def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, ChimeraModel]:
-    """Chimera's own performance model (Li and Hoefler 2021, section 3.4) with the times of a layout's stages.
+    """Chimera's own performance model (Li and Hoefler 2021, section 3.4) with the times of a
+    layout's stages.
 
-    The paper has one T_f and one T_b, of equal stages: `mean` takes all stages to be as long as the mean of them,
-    `longest` as the longest.
+    The paper has one T_f and one T_b, of equal stages: `mean` takes all stages to be as long as the
+    mean of them, `longest` as the longest.
 
     Raises:
-        LayoutError: the layout's schedule is none of Chimera's, or one for which the paper has no closed form.
+        LayoutError: the layout's schedule is none of Chimera's, or one for which the paper has no
+            closed form.
     """
     name, _, pipelines = layout.effective_schedule.partition(":")
     if name != "chimera":
@@ -162,10 +180,13 @@ def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, Chime
     passes = pass_times(problem, layout)
     backward_s = passes.backward_input_s + passes.backward_weight_s
 
-    # Gradients of the fullest stage go between a stage's replicas, over the outermost level of the network.
+    # Gradients of the fullest stage go between a stage's replicas, over the outermost level of the
+    # network.
     gradients = max(rank.gradients for rank in needed_memory(problem, layout)) / count
     level = problem.cluster.levels[-1]
-    reduce_s = rabenseifner_s(gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s)
+    reduce_s = rabenseifner_s(
+        gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s
+    )
     models = {}
     for kind, of_stages in (("mean", np.mean), ("longest", np.max)):
         models[kind] = chimera_model(

@@ -1,4 +1,5 @@
-"""Parts of a prediction, for packages that compose steps themselves: stage optimisers, serving, fits to runs."""
+"""Parts of a prediction, for packages that compose steps themselves: stage optimisers, serving,
+fits to runs."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction._check import check_pipeline, stages_without_layer

@@ -13,22 +13,26 @@ _NODE_MEMORY_BY_LINK: Final = (
     (63e9, 2 * 8 * 4800e6 * 8),
     (126e9, 2 * 8 * 6400e6 * 8),
 )
-"""Rate of the link between host and device, which indicates the generation of the host's processors, and memory
-bandwidth of two such processors: channels, transfers per second, bytes per transfer. PCIe 3: Intel Xeon Skylake, six
-channels of DDR4-2666; 4: AMD EPYC Rome, eight of DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6:
-Granite Rapids, of which DGX B300 has those with eight of DDR5-6400."""
+"""Rate of the link between host and device, which indicates the generation of the host's
+processors, and memory bandwidth of two such processors: channels, transfers per second, bytes per
+transfer. PCIe 3: Intel Xeon Skylake, six channels of DDR4-2666; 4: AMD EPYC Rome, eight of
+DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6: Granite Rapids, of which DGX B300
+has those with eight of DDR5-6400."""
 _COHERENT_HOST_BANDWIDTH: Final = 512e9
-"""Bandwidth of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s to its devices."""
+"""Bandwidth of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s
+to its devices."""
 _COHERENT_LINK: Final = 450e9
 _REACHED_SHARE: Final = 0.46 / 1.3
 """Share of its memory bandwidth that a host reaches while it updates for several ranks.
 
-0.46: DeepSpeed's CPU-Adam for one process on two Xeon 8168 (ZeRO-Offload, Ren et al., USENIX ATC 2021, table 4: ten
-billion parameters in 2.57 s, of 30 bytes each). Ranks that are not bound to the cores beside their memory take 1.3
-times as long (github.com/deepspeedai/DeepSpeed, pull request 7474)."""
+0.46: DeepSpeed's CPU-Adam for one process on two Xeon 8168 (ZeRO-Offload, Ren et al., USENIX ATC
+2021, table 4: ten billion parameters in 2.57 s, of 30 bytes each). Ranks that are not bound to the
+cores beside their memory take 1.3 times as long (github.com/deepspeedai/DeepSpeed, pull request
+7474)."""
 _THREAD_BYTES_PER_S: Final = 12e9
-"""Rate at which one core streams from and to memory: ten to fourteen GB/s of server processors, limited by the cache
-misses that a core keeps in flight (McCalpin, Memory Bandwidth and System Balance in HPC Systems, SC16)."""
+"""Rate at which one core streams from and to memory: ten to fourteen GB/s of server processors,
+limited by the cache misses that a core keeps in flight (McCalpin, Memory Bandwidth and System
+Balance in HPC Systems, SC16)."""
 
 
 def node_memory_bandwidth(device: Device, devices: int) -> float:
@@ -48,9 +52,9 @@ def node_memory_bandwidth(device: Device, devices: int) -> float:
 
 
 _EAGER_ADAM_BYTES: Final = 84 - 28
-"""Additional bytes that Adam moves per parameter if every operator is a separate pass over fp32 tensors
-(torch/optim/adamw.py
-`_single_tensor_adamw`: decay, first moment, two for the second, root, division, sum and update) than in one loop."""
+"""Additional bytes that Adam moves per parameter if every operator is a separate pass over fp32
+tensors (torch/optim/adamw.py `_single_tensor_adamw`: decay, first moment, two for the second, root,
+division, sum and update) than in one loop."""
 
 
 def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
@@ -66,7 +70,8 @@ def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
 def host_update_s(setting: Setting, ranks: int) -> float:
     """Seconds per parameter of an update on the host, with several ranks per node.
 
-    The ranks share the memory bandwidth of the node, and each brings as many threads as its framework starts.
+    The ranks share the memory bandwidth of the node, and each brings as many threads as its
+    framework starts.
     """
     framework = setting.framework
     if framework.host.host_updates_per_s is not None:

@@ -1,13 +1,16 @@
-"""Offloading of the first layers' activations to the host, and the waits for their copies (`Layout.offload_layers`).
+"""Offloading of the first layers' activations to the host, and the waits for their copies
+(`Layout.offload_layers`).
 
-Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandler`, which Megatron-Core calls after
-every layer) spreads N copies over L layers: the k-th has the k-th of N parts of the layers for its window. It begins
-where the one before was waited for, the first one after the first layer, and is waited for at the end of its window.
-Backward runs the same the other way round: a layer comes back beside the layers of its window, and is waited for before
-the window below. So the same layers run beside each copy both ways, and computation waits for the rest of a copy that
-takes longer. One copy is under way at a time; its layer is on the device until it ends.
+Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandler`, which
+Megatron-Core calls after every layer) spreads N copies over L layers: the k-th has the k-th of N
+parts of the layers for its window. It begins where the one before was waited for, the first one
+after the first layer, and is waited for at the end of its window. Backward runs the same the other
+way round: a layer comes back beside the layers of its window, and is waited for before the window
+below. So the same layers run beside each copy both ways, and computation waits for the rest of a
+copy that takes longer. One copy is under way at a time; its layer is on the device until it ends.
 
-Later versions of Transformer Engine start every copy as soon as its layer ends, which waits no longer.
+Later versions of Transformer Engine start every copy as soon as its layer ends, which waits no
+longer.
 """
 
 from collections.abc import Sequence
@@ -46,7 +49,8 @@ class LayerCopies(NamedTuple):
         """
         cumulative = by_layer(blocks.pairs).cumulative
         ends = window_ends(len(cumulative) - 1, offloaded)
-        # The first copy begins when its own layer, the first one, has run; every other where the one before it ended.
+        # The first copy begins when its own layer, the first one, has run; every other where the
+        # one before it ended.
         begins = np.append(0, ends)[:-1]
         return cls(
             moved=np.diff(cumulative[: offloaded + 1], axis=0),
@@ -56,7 +60,10 @@ class LayerCopies(NamedTuple):
         )
 
     def waits_s(
-        self, bytes_of_block: Float[Any, " blocks"], bytes_per_s: Any, block_s: Float[Any, " blocks"]
+        self,
+        bytes_of_block: Float[Any, " blocks"],
+        bytes_per_s: Any,
+        block_s: Float[Any, " blocks"],
     ) -> Float[Any, " copies"]:
         """Seconds that a pass of a micro-batch waits for each copy.
 
@@ -80,7 +87,9 @@ class CopyClasses(NamedTuple):
     """Waits of backward passes."""
 
     @classmethod
-    def of(cls, copies: LayerCopies, structure: Structure, per_segment: Sequence[int]) -> "CopyClasses":
+    def of(
+        cls, copies: LayerCopies, structure: Structure, per_segment: Sequence[int]
+    ) -> "CopyClasses":
         """Find where the passes of a program of one stage wait.
 
         Args:
@@ -89,7 +98,9 @@ class CopyClasses(NamedTuple):
         segment_of_layer = np.repeat(np.arange(len(per_segment)), per_segment)
         class_kind, class_segment = structure.class_kind[:, None], structure.class_segment[:, None]
 
-        def waits(kind: Kind, layers: Int[np.ndarray, " copies"]) -> Float[np.ndarray, "classes copies"]:
+        def waits(
+            kind: Kind, layers: Int[np.ndarray, " copies"]
+        ) -> Float[np.ndarray, "classes copies"]:
             has_layer = (class_segment == WHOLE) | (class_segment == segment_of_layer[layers])
             return ((class_kind == kind) & has_layer).astype(float)
 
@@ -115,7 +126,8 @@ class CopyClasses(NamedTuple):
 
 
 def window_ends(layers: int, offloaded: int) -> Int[np.ndarray, " offloaded"]:
-    """The last layer of each copy's window: parts of the layers as even as can be, the longer ones first.
+    """The last layer of each copy's window: parts of the layers as even as can be, the longer ones
+    first.
 
     Raises:
         LayoutError: see `check_offloaded_layers`.
@@ -130,12 +142,14 @@ def offloads_layers(problem: StepProblem, layout: Layout) -> bool:
     return layout.offload_layers > 0 and problem.job.mode == "train"
 
 
-def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
+def copy_waits_s(
+    problem: StepProblem, layout_batch: LayoutBatch
+) -> Float[np.ndarray, "lanes classes"]:
     """Seconds that every class of a batch's program waits for copies, by layout.
 
     Raises:
-        LayoutError: a layout offloads as many layers as there are, or the device entry does not tell of its host's
-            link.
+        LayoutError: a layout offloads as many layers as there are, or the device entry does not
+            tell of its host's link.
     """
     structure = layout_batch.program.structure
     waits_s = np.zeros((len(layout_batch.layouts), structure.n_classes))
@@ -143,7 +157,9 @@ def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.nd
         return waits_s
     # A copy hides behind the passes of the layers in its window; the rest of it is waited for.
     seconds_of_pass, kept_bytes = pass_s(problem, layout_batch), layout_batch.bytes.kept_bytes
-    for lane, (layout, terms) in enumerate(zip(layout_batch.layouts, layout_batch.composed, strict=True)):
+    for lane, (layout, terms) in enumerate(
+        zip(layout_batch.layouts, layout_batch.composed, strict=True)
+    ):
         if not layout.offload_layers:
             continue
         copies = LayerCopies.of(terms.events, layout.offload_layers)

@@ -1,7 +1,7 @@
 """Phases of a block, the passes over them, and recomputation.
 
-A block (embedding, layer, head) has five phases. A pass of the schedule runs through some of them in every block of its
-stage. Each of these facts is stated here and nowhere else.
+A block (embedding, layer, head) has five phases. A pass of the schedule runs through some of them
+in every block of its stage. Each of these facts is stated here and nowhere else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,16 @@ PHASES: Final = {
     Kind.BACKWARD_INPUT: [Phase.BACKWARD_INPUT],
     Kind.BACKWARD_WEIGHT: [Phase.BACKWARD_WEIGHT],
 }
-"""Phases of a block that each kind of pass runs through; input gradients may first recompute the forward."""
+"""Phases of a block that each kind of pass runs through; input gradients may first recompute the
+forward."""
 PASS_KINDS: Final = tuple(PHASES)
 PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 """Phases that every micro-batch runs through once."""
 
 
 class Variant(NamedTuple):
-    """The work of a block's passes; passes of one variant take the same time (a row of `Structure.variants`)."""
+    """The work of a block's passes; passes of one variant take the same time (a row of
+    `Structure.variants`)."""
 
     span: int = 1
     """Micro-batches in one go."""
@@ -56,8 +58,9 @@ PLAIN: Final = Variant()
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
 """Values of `Layout.recompute`; arrays of modes hold places in this tuple."""
 
-# Recomputed activations are needed by the gradients of the inputs, which a block computes first. So all of the forward
-# work that is repeated is counted with that phase, also where weight gradients are a pass of their own.
+# Recomputed activations are needed by the gradients of the inputs, which a block computes first. So
+# all of the forward work that is repeated is counted with that phase, also where weight gradients
+# are a pass of their own.
 _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
 """Phases that an input gradient repeats in addition to its own, under each mode."""
 _AGAIN[1, Phase.RECOMPUTE_SELECTIVE] = _AGAIN[2, Phase.RECOMPUTE_FULL] = 1
@@ -88,26 +91,32 @@ def recompute_s(
 def passed_s(
     phase_s: Float[Any, "lanes blocks phases"], modes: Int[np.ndarray, "lanes 1"]
 ) -> Float[Any, "lanes passed blocks"]:
-    """Seconds of the phases `PASSED` in each block; an input gradient includes the recompute before it."""
+    """Seconds of the phases `PASSED` in each block; an input gradient includes the recompute before
+    it."""
     return phase_s.__array_namespace__().matmul(_IN_PASSES[modes[:, 0]], phase_s.mT)
 
 
 def full_recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
-    """Return the additional seconds of a block that is recomputed in full, beyond those of the layout's own recompute
-    mode."""
+    """Return the additional seconds of a block that is recomputed in full, beyond those of the
+    layout's own recompute mode."""
     return phase_s[..., Phase.RECOMPUTE_FULL] - recompute_s(phase_s, modes)
 
 
 def phase_counts(
-    kind: Kind, recompute: str, blocks: Float[np.ndarray, "*some blocks"], full: Float[np.ndarray, "*some blocks"]
+    kind: Kind,
+    recompute: str,
+    blocks: Float[np.ndarray, "*some blocks"],
+    full: Float[np.ndarray, "*some blocks"],
 ) -> Float[np.ndarray, "*some blocks phases"]:
-    """How often passes of `kind` run through each phase of their blocks, `full` of which are recomputed in full."""
+    """How often passes of `kind` run through each phase of their blocks, `full` of which are
+    recomputed in full."""
     counts = np.zeros((*blocks.shape, N_PHASES))
     counts[..., PHASES[kind]] = blocks[..., None]
 
-    # Blocks that are recomputed in full against the layout's mode repeat nothing else: the mode holds for the rest.
+    # Blocks that are recomputed in full against the layout's mode repeat nothing else: the mode
+    # holds for the rest.
     if Phase.BACKWARD_INPUT in PHASES[kind]:
         counts += (blocks - full)[..., None] * _AGAIN[RECOMPUTE_MODES.index(recompute)]
         counts[..., Phase.RECOMPUTE_FULL] += full
@@ -121,13 +130,15 @@ class PassClasses:
     blocks: Float[np.ndarray, "classes blocks"]
     """Blocks in the part of the model that a class passes; zero for classes that are no passes."""
     full: Float[np.ndarray, "classes blocks"]
-    """Number of these blocks that are recomputed in full, even if the layout recomputes the others differently."""
+    """Number of these blocks that are recomputed in full, even if the layout recomputes the others
+    differently."""
     of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
     """Classes of each kind of pass in each variant that occurs."""
 
     @cached_property
     def runs(self) -> dict[Variant, Float[np.ndarray, "3 classes"]]:
-        """For each variant, whether each class runs forward, input gradient and weight gradient of its blocks."""
+        """For each variant, whether each class runs forward, input gradient and weight gradient of
+        its blocks."""
         runs_of_variant = {}
         for variant, of_kind in self.of_variant.items():
             runs_of_variant[variant] = np.zeros((len(PASSED), len(self.blocks)))
@@ -137,7 +148,8 @@ class PassClasses:
 
     @cached_property
     def weights(self) -> dict[Variant, Float[np.ndarray, "passed_blocks classes"]]:
-        """How often each class of each variant runs through each phase of every block (`block_passes`)."""
+        """How often each class of each variant runs through each phase of every block
+        (`block_passes`)."""
         return {variant: block_passes(runs, self.blocks) for variant, runs in self.runs.items()}
 
     @cached_property
@@ -148,12 +160,21 @@ class PassClasses:
 
         # Sorting whole columns takes long: equal ones are found by their bytes before.
         number: dict[bytes, int] = {}
-        number_of_class = [number.setdefault(row.tobytes(), len(number)) for row in np.ascontiguousarray(columns.T)]
+        number_of_class = [
+            number.setdefault(row.tobytes(), len(number)) for row in np.ascontiguousarray(columns.T)
+        ]
         first_class = np.unique(number_of_class, return_index=True)[1]
-        _, first, place = np.unique(columns[:, first_class], axis=1, return_index=True, return_inverse=True)
+        _, first, place = np.unique(
+            columns[:, first_class], axis=1, return_index=True, return_inverse=True
+        )
         first, place = first_class[first], place[number_of_class]
-        weights = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.weights.items()}
-        runs = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.runs.items()}
+        weights = {
+            variant: np.ascontiguousarray(values[:, first])
+            for variant, values in self.weights.items()
+        }
+        runs = {
+            variant: np.ascontiguousarray(values[:, first]) for variant, values in self.runs.items()
+        }
         full = self.full[first] if self.full.any() else None
         return DistinctPasses(weights, runs, full, place)
 
@@ -188,8 +209,10 @@ def passes_s(
     """Seconds of every class of passes; 0 for classes that are no passes.
 
     Args:
-        phase_s: seconds of every block's phases, by variant of the passes; its array namespace is that of the result.
-        weights, runs, full: see `PassClasses`; None where no block is recomputed in full against its lane's mode.
+        phase_s: seconds of every block's phases, by variant of the passes; its array namespace is
+            that of the result.
+        weights, runs, full: see `PassClasses`; None where no block is recomputed in full against
+            its lane's mode.
         modes: recompute of every lane, for all blocks but those of `full`.
     """
     durations_s = None
@@ -199,7 +222,8 @@ def passes_s(
         durations_s = of_variant if durations_s is None else durations_s + of_variant
         if full is not None:
             durations_s = (
-                durations_s + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
+                durations_s
+                + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
             )
     return durations_s
 
@@ -209,7 +233,8 @@ def in_classes(
     segment: Int[np.ndarray, " classes"],
     amounts: Float[Any, "stages segments *some"],
 ) -> Float[Any, "classes *some"]:
-    """Amount in each class's part of the model: one segment, or all segments of a stage (`WHOLE`)."""
+    """Amount in each class's part of the model: one segment, or all segments of a stage
+    (`WHOLE`)."""
     xp = amounts.__array_namespace__()
     is_whole_stage = (segment == WHOLE).reshape(-1, *[1] * (amounts.ndim - 2))
     return xp.where(is_whole_stage, amounts.sum(axis=1)[stage], amounts[stage, segment])

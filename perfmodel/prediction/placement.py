@@ -1,9 +1,10 @@
 """Placement of process groups, and the network tiers that their collectives cross.
 
-`Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks of a pipeline stage
-anew (parallel folding). Ranks that shard an expert are counted along tp first, then from the inside out. Of the
-remaining ranks, consecutive ones hold different experts, and the others hold replicas. Where tp is innermost, as by
-default, that is how Megatron-Core numbers them (its `RankGenerator` for experts).
+`Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks
+of a pipeline stage anew (parallel folding). Ranks that shard an expert are counted along tp first,
+then from the inside out. Of the remaining ranks, consecutive ones hold different experts, and the
+others hold replicas. Where tp is innermost, as by default, that is how Megatron-Core numbers them
+(its `RankGenerator` for experts).
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Axis(NamedTuple):
 
 
 def rank_strides(layout: Layout) -> dict[str, int]:
-    """Distance in ranks between neighbours of each dimension of the layout (Megatron-LM's `RankGenerator`)."""
+    """Distance in ranks between neighbours of each dimension of the layout (Megatron-LM's
+    `RankGenerator`)."""
     strides, stride = {}, 1
     for name in layout.order.split("-"):
         if name in DEVICE_KEYS:
@@ -68,14 +70,16 @@ class Network(NamedTuple):
         """The event of the group's collective.
 
         Args:
-            n_bytes: bytes per rank; of tokens that are routed to experts, before they are copied for each.
+            n_bytes: bytes per rank; of tokens that are routed to experts, before they are copied
+                for each.
             choice: routing of tokens to experts, where the collective exchanges them.
             exchange: the library that carries it out.
         """
         relayed_bytes = 0.0
         if choice is not None:
-            # Tokens go once to every node that they are routed to, and from there once to every rank of it. The
-            # collective keeps on a rank, or in a node, the share of its bytes that belongs there.
+            # Tokens go once to every node that they are routed to, and from there once to every
+            # rank of it. The collective keeps on a rank, or in a node, the share of its bytes that
+            # belongs there.
             to_ranks, nodes = n_bytes * choice.reached(self.ranks), self.ranks / self.ranks_per_node
             relayed_bytes = to_ranks if nodes > 1 else 0.0
             n_bytes = n_bytes * choice.reached(ceil(nodes)) if nodes > 1 else to_ranks
@@ -108,7 +112,8 @@ class Placement:
     def times(self, replicas: int, layout: Layout) -> "Placement":
         """Join the group with the groups of the pipeline ranks that hold replicas of the stage.
 
-        Replicas are taken to be evenly spread over the pipeline (those of Chimera lie opposite each other).
+        Replicas are taken to be evenly spread over the pipeline (those of Chimera lie opposite each
+        other).
         """
         # Replicas on one rank have nothing to reduce.
         if replicas == 1 or layout.pp < replicas:
@@ -137,7 +142,8 @@ class Placement:
             per_node = prod(max(1, min(n, node // stride)) for n, stride in self.axes)
         leaves_node = size > per_node
 
-        # All groups of the dimension communicate at once: those whose ranks share a node share its links.
+        # All groups of the dimension communicate at once: those whose ranks share a node share its
+        # links.
         concurrent = max(1, node // per_node) if leaves_node else 1
         interleaved = 1 if leaves_node or size == 1 else interleaved_groups(size, reach)
         return Network(size, per_node, cluster.level_of(reach), concurrent, interleaved)
@@ -183,15 +189,16 @@ def _placement(group: Group, order: str, degrees: tuple[int, ...]) -> Placement:
     if group == "dp":
         return _grid(*data)
 
-    # Experts divide the ranks of a stage anew: those that shard an expert first along tp, then from the inside out;
-    # then those with different experts; the rest are replicas.
+    # Experts divide the ranks of a stage anew: those that shard an expert first along tp, then from
+    # the inside out; then those with different experts; the rest are replicas.
     sharding, remaining = _split([Axis(layout.tp, strides["tp"]), *data], layout.expert_tp)
     holding, replicas = _split(sorted(remaining, key=by_stride), layout.ep)
     return _grid(*{"etp": sharding, "ep": holding, "expert_dp": replicas}[group])
 
 
 def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:
-    """Split a grid into groups of the first `degree` ranks along its axes, and the grid of these groups."""
+    """Split a grid into groups of the first `degree` ranks along its axes, and the grid of these
+    groups."""
     inside, between = [], []
     for n, stride in axes:
         # As many ranks of this axis as divide the group's degree; the next axes give the rest.

@@ -30,15 +30,24 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     for line in (*more, *result.reasons, *result.warnings):
         console.print(line)
     print_breakdown(console, result)
-    console.print(table(f"memory as {result.framework} reports it", ("part", "GiB"), _memory_rows(result)))
+    console.print(
+        table(f"memory as {result.framework} reports it", ("part", "GiB"), _memory_rows(result))
+    )
     if result.kinds:
-        console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
+        console.print(
+            table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result))
+        )
     console.print(
         table(
             "critical path",
             ("event", "count", "time", "share"),
             [
-                (e.event, f"{e.count:.0f}", duration(e.time_s), f"{e.time_s / result.step_time_s:.1%}")
+                (
+                    e.event,
+                    f"{e.count:.0f}",
+                    duration(e.time_s),
+                    f"{e.time_s / result.step_time_s:.1%}",
+                )
                 for e in result.critical_path[:15]
             ],
         )
@@ -54,7 +63,10 @@ def _memory_rows(result: "Prediction") -> list[tuple[str, str]]:
     not_reported = result.memory_needed_bytes - parts["peak"]
     if not_reported > 0.005 * GIB:
         parts["needed beyond this"] = not_reported
-    return [(name.replace("peak", "reported peak"), f"{value / GIB:.2f}") for name, value in parts.items()]
+    return [
+        (name.replace("peak", "reported peak"), f"{value / GIB:.2f}")
+        for name, value in parts.items()
+    ]
 
 
 def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
@@ -67,11 +79,15 @@ def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
             f"{stage.peak / GIB:.2f}",
             f"{kind['memory_capacity_bytes'] / GIB:.0f}",
         )
-        for rank, (kind, stage) in enumerate(zip(result.kinds, result.memory_per_stage, strict=True))
+        for rank, (kind, stage) in enumerate(
+            zip(result.kinds, result.memory_per_stage, strict=True)
+        )
     ]
 
 
-def print_breakdown(console: "Console", result: "Prediction", title: str = "where the step goes") -> None:
+def print_breakdown(
+    console: "Console", result: "Prediction", title: str = "where the step goes"
+) -> None:
     """Print the parts of the step that are not negligible."""
     rows = [
         (name.replace("_", " "), duration(seconds), f"{seconds / result.step_time_s:.1%}")

@@ -1,7 +1,7 @@
 """Builds a structure from a spec, in vectorised NumPy and linear time.
 
-The ops and edges of all parts of a step, once sorted, become a structure: stream order, end of the step, binary joins,
-classes.
+The ops and edges of all parts of a step, once sorted, become a structure: stream order, end of the
+step, binary joins, classes.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,24 @@ from perfmodel.program._communication import (
 )
 from perfmodel.program._passes import add_passes, variants_of
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import NO_STREAM, Edges, Ids, ProgramOrder, Structure, StructureBuilder
+from perfmodel.program._structure import (
+    NO_STREAM,
+    Edges,
+    Ids,
+    ProgramOrder,
+    Structure,
+    StructureBuilder,
+)
 from perfmodel.schedule import Schedule, require_valid
 
 
 def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     """The structure of one step.
 
-    Classes are one per (kind, variant, global stage, segment) that occurs. A class of segment 0..S-1 covers that
-    layer group of the stage; where a structure has split ops beside whole ones, whole ones have segment
-    `WHOLE` (-1). With one segment all are 0. Transfers are classed by the sending stage, the optimizer
-    by the stage of its device's chunk 0 (the op updates all chunks).
+    Classes are one per (kind, variant, global stage, segment) that occurs. A class of segment
+    0..S-1 covers that layer group of the stage; where a structure has split ops beside whole ones,
+    whole ones have segment `WHOLE` (-1). With one segment all are 0. Transfers are classed by the
+    sending stage, the optimizer by the stage of its device's chunk 0 (the op updates all chunks).
 
     Args:
         spec: schedule, stages and options of the step.
@@ -46,14 +53,16 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     if not is_of_package:
         require_valid(schedule)
 
-    # Parts are added in any order; keys put their ops into program order when the builder sorts them.
-    # Before an instruction there is room for the gathers of a whole step (in a stream of steps), or for those
-    # that layers are ahead.
+    # Parts are added in any order; keys put their ops into program order when the builder sorts
+    # them. Before an instruction there is room for the gathers of a whole step (in a stream of
+    # steps), or for those that layers are ahead.
     variants = variants_of(schedule, spec.combines_passes)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
     is_stream = bool(schedule.updates.any())
     most_gathers = schedule.chunks * spec.segments if is_stream else 0
-    order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most_gathers, spec.gathers_ahead))
+    order = ProgramOrder(
+        schedule.devices, spec.segments, lead_in=max(most_gathers, spec.gathers_ahead)
+    )
     passes = add_passes(builder, spec, schedule, variants, order)
     arrivals = add_transfers(builder, spec, passes, order)
     if spec.offload:
@@ -77,7 +86,8 @@ def _assembled(builder: StructureBuilder) -> Structure:
     """The structure of a builder whose ops are in program order."""
     builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
 
-    # The ops of each stream run one after another. NumPy sorts 16-bit integers by radix, in linear time.
+    # The ops of each stream run one after another. NumPy sorts 16-bit integers by radix, in linear
+    # time.
     stream = builder.columns().stream
     order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
     follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
@@ -163,8 +173,9 @@ def binary_joins(
 ) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
     """Expand ops with more than two predecessors into trees of joins placed right before them.
 
-    With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
-    are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.
+    With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k -
+    2 are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1,
+    2n + 2.
 
     Args:
         n_ops: added ops, numbered so that edges go to higher numbers.
@@ -215,7 +226,8 @@ def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
     numbered = np.zeros(n_ops, np.int64)
     places = []
     for edges in added:
-        # After the edges of earlier pieces. Where all destinations are distinct, none needs sorting.
+        # After the edges of earlier pieces. Where all destinations are distinct, none needs
+        # sorting.
         count = np.bincount(edges.destination, minlength=n_ops)
         place = numbered[edges.destination]
         if count.max() > 1:

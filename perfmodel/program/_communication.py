@@ -1,5 +1,5 @@
-"""Adds to a program the events outside its passes: transfers between stages, weight gathers, gradient reductions, host
-copies, and updates of weights."""
+"""Adds to a program the events outside its passes: transfers between stages, weight gathers,
+gradient reductions, host copies, and updates of weights."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,16 @@ from jaxtyping import Bool, Int
 
 from perfmodel.program._passes import Passes, first_forwards, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import N_STREAMS, WHOLE, Around, Ids, Kind, ProgramOrder, Stream, StructureBuilder
+from perfmodel.program._structure import (
+    N_STREAMS,
+    WHOLE,
+    Around,
+    Ids,
+    Kind,
+    ProgramOrder,
+    Stream,
+    StructureBuilder,
+)
 from perfmodel.schedule import NEVER, Phase, Schedule
 from perfmodel.schedule.memory import Offloads, offloads
 
@@ -27,7 +36,8 @@ class Arrival(NamedTuple):
 def add_transfers(
     builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
 ) -> tuple[Arrival, ...]:
-    """Add transfers of activations to the next stage and gradients to the previous one, between devices.
+    """Add transfers of activations to the next stage and gradients to the previous one, between
+    devices.
 
     Their class belongs to the sending stage.
     """
@@ -49,7 +59,8 @@ def add_transfers(
             arrivals.append(Arrival(receivers, passes.end[sender], lag_code))
             continue
 
-        # An op occupies a stream of the sender, which goes on after it: its own for sends, or compute.
+        # An op occupies a stream of the sender, which goes on after it: its own for sends, or
+        # compute.
         after = passes.end[sender]
         last_part = passes.part[after]
         sends = builder.add(
@@ -78,8 +89,8 @@ def add_layer_gathers(
 ) -> None:
     """Add the weight gathers of ZeRO 3 before each op that uses the weights.
 
-    With `ahead` gathers in advance, a device issues the gather for its op k when op k - 1 - ahead ends, just before op
-    k - ahead starts.
+    With `ahead` gathers in advance, a device issues the gather for its op k when op k - 1 - ahead
+    ends, just before op k - ahead starts.
 
     Args:
         optimizers: optimizer ops in a stream of steps, as `add_updates` returns them.
@@ -88,8 +99,8 @@ def add_layer_gathers(
     s = passes.schedule
     ahead = spec.gathers_ahead
 
-    # The ops that use weights; k counts them on each device within a step. A weight gradient uses only activations and
-    # gradients.
+    # The ops that use weights; k counts them on each device within a step. A weight gradient uses
+    # only activations and gradients.
     uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
@@ -98,10 +109,10 @@ def add_layer_gathers(
     start = np.maximum.accumulate(np.where(begins, index, 0))
     k = index - start
 
-    # A gather queues on DATA_COMM before the reductions that follow op k - ahead, as in FSDP's backward prefetch. The
-    # first gathers of a step queue before all of its ops. If the next op waits for each reduction, a gather that is
-    # not needed yet must not delay the reduction: it queues as if it were one op ahead, though it may start earlier
-    # when the stream is idle.
+    # A gather queues on DATA_COMM before the reductions that follow op k - ahead, as in FSDP's
+    # backward prefetch. The first gathers of a step queue before all of its ops. If the next op
+    # waits for each reduction, a gather that is not needed yet must not delay the reduction: it
+    # queues as if it were one op ahead, though it may start earlier when the stream is idle.
     queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
     queued_before = uses[start + np.maximum(k - queued, 0)]
     slot = s.slot[passes.instruction[queued_before]]
@@ -134,7 +145,9 @@ def add_layer_gathers(
         gather_of_op = np.full(len(passes.instruction), NEVER)
         gather_of_op[uses] = gathers
         for arrival in arrivals:
-            builder.connect(arrival.source, gather_of_op[passes.first[arrival.receiver]], arrival.lag)
+            builder.connect(
+                arrival.source, gather_of_op[passes.first[arrival.receiver]], arrival.lag
+            )
 
     # In a stream of steps, the first gathers of each step wait for the previous update.
     if len(optimizers):
@@ -142,8 +155,11 @@ def add_layer_gathers(
         builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])
 
 
-def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Add the weight gathers of ZeRO 1 and 2 with overlap, from the start of the step in order of first use.
+def add_step_gathers(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
+) -> None:
+    """Add the weight gathers of ZeRO 1 and 2 with overlap, from the start of the step in order of
+    first use.
 
     In a stream of steps `add_updates` adds them.
     """
@@ -168,12 +184,16 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     builder.connect(gathers, ops)
 
 
-def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Add gradient reductions during the passes, overlapped or blocking the next pass (`grad_reduce="end"`).
+def add_reductions(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
+) -> None:
+    """Add gradient reductions during the passes, overlapped or blocking the next pass
+    (`grad_reduce="end"`).
 
-    Both cases add the same ops in the same order, so that overlap only removes waits. Blocking reductions follow the
-    whole pass, except under ZeRO 3, where each segment's reduction follows that segment. A stage with replicas on
-    several devices starts its reduction when all of them are ready.
+    Both cases add the same ops in the same order, so that overlap only removes waits. Blocking
+    reductions follow the whole pass, except under ZeRO 3, where each segment's reduction follows
+    that segment. A stage with replicas on several devices starts its reduction when all of them are
+    ready.
     """
     s = passes.schedule
     overlapped = spec.grad_reduce in ("overlap", "eager_opt")
@@ -222,7 +242,8 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Instructions after which gradients are reduced immediately."""
-    # Every backward, except the last one of each chunk if its reduction waits for the end of the step.
+    # Every backward, except the last one of each chunk if its reduction waits for the end of the
+    # step.
     if spec.reduce_every_micro_batch:
         reduced = schedule.ends_backward.copy()
         if spec.ends_with_reductions:
@@ -242,14 +263,18 @@ def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " i
 
 
 def _idle_later(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Whether the device has an idle slot between the instruction and its own last one (Chimera, section 3.2)."""
+    """Whether the device has an idle slot between the instruction and its own last one (Chimera,
+    section 3.2)."""
     # There is an idle slot if more slots than instructions remain up to the last one.
     last = schedule.offsets[1:][schedule.device] - 1
     return schedule.slot[last] - schedule.slot > last - np.arange(schedule.n_instructions)
 
 
-def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meetings replicas"] | None:
-    """Reductions that are one collective over all replicas of a stage, by index; None without replicas."""
+def _meetings(
+    stage: Ids, segment: Ids, replicas: int
+) -> Int[np.ndarray, "meetings replicas"] | None:
+    """Reductions that are one collective over all replicas of a stage, by index; None without
+    replicas."""
     if replicas == 1:
         return None
     return np.lexsort((segment, stage)).reshape(-1, replicas)
@@ -263,8 +288,8 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
     stage = s.instruction_stage[offloaded.forward]
     variant = passes.variants.of_transfer[offloaded.forward]
 
-    # A forward's activations are copied out as soon as it ends. The forward after next waits for the copy, so that at
-    # most two copies are under way.
+    # A forward's activations are copied out as soon as it ends. The forward after next waits for
+    # the copy, so that at most two copies are under way.
     ended = passes.end[offloaded.forward]
     copies_out = builder.add(
         Kind.OFFLOAD,
@@ -280,7 +305,8 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
     waits = offloaded.next_but_one >= 0
     builder.connect(copies_out[waits], passes.start[offloaded.next_but_one[waits]])
 
-    # They are copied back while the instruction before their backward runs, and not earlier than it can start.
+    # They are copied back while the instruction before their backward runs, and not earlier than it
+    # can start.
     overlapping = offloaded.backward - 1
     back = builder.add(
         Kind.RELOAD,
@@ -298,15 +324,19 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
     builder.connect(back, passes.start[offloaded.backward])
 
 
-# --- updates of weights, and the end of the step -------------------------------------------------------
+# --- updates of weights, and the end of the step
+# -------------------------------------------------------
 #
 # Adds weight updates, and the reductions and gathers at the end of a step.
 
 
-def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> Ids:
+def add_updates(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
+) -> Ids:
     """Add weight updates at the places given by the schedule.
 
-    Passes after an optimizer wait for it by the order of their stream, first forwards for their gathered weights.
+    Passes after an optimizer wait for it by the order of their stream, first forwards for their
+    gathered weights.
 
     Returns:
         The optimizer of every update, of all devices one after another.
@@ -316,8 +346,8 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
     device = s.device[updating]
     slot, part = s.slot[updating], passes.part[passes.last[updating]]
 
-    # The first and the last stage each spend the time of the all-reduce. They do not wait for each other, because in a
-    # stream of steps these devices are steps apart.
+    # The first and the last stage each spend the time of the all-reduce. They do not wait for each
+    # other, because in a stream of steps these devices are steps apart.
     if spec.tied_embedding:
         ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
         stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
@@ -328,16 +358,22 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
 
     # An optimizer waits for the reductions since the device's last update.
     columns = builder.columns()
-    reductions = np.flatnonzero(columns.class_code // builder.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
+    reductions = np.flatnonzero(
+        columns.class_code // builder.class_code(1, 0, -1) == Kind.GRAD_REDUCE
+    )
     if len(reductions):
-        waits = _next_of(columns.key[reductions], columns.stream[reductions] // N_STREAMS, key, device)
+        waits = _next_of(
+            columns.key[reductions], columns.stream[reductions] // N_STREAMS, key, device
+        )
         builder.connect(reductions, optimizers[waits])
     if spec.param_gather in ("step", "step_overlap"):
         _add_gathers(builder, spec, passes, optimizers, order)
     return optimizers
 
 
-def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
+def _next_of(
+    key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray
+) -> np.ndarray:
     """Index of the first later entry with a higher key on the same device, for each entry."""
     # Device and key in one number, so that a single search serves all devices.
     scale = int(max(key.max(), later_key.max())) + 1
@@ -347,20 +383,25 @@ def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_d
 
 
 def _add_gathers(
-    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, optimizers: np.ndarray, order: ProgramOrder
+    builder: StructureBuilder,
+    spec: ProgramSpec,
+    passes: Passes,
+    optimizers: np.ndarray,
+    order: ProgramOrder,
 ) -> None:
-    """Add gathers of sharded weights before each step of the stream, in the order in which its passes need them.
+    """Add gathers of sharded weights before each step of the stream, in the order in which its
+    passes need them.
 
-    Without overlap the device waits for all of them; with overlap, each first forward waits for its own. The gathers
-    and their order are the same, so that overlap only removes waits.
+    Without overlap the device waits for all of them; with overlap, each first forward waits for its
+    own. The gathers and their order are the same, so that overlap only removes waits.
     """
     s = passes.schedule
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
 
-    # The update before each use, and the device's next instruction after it. Optimizers are numbered like the updates:
-    # one device after another.
+    # The update before each use, and the device's next instruction after it. Optimizers are
+    # numbered like the updates: one device after another.
     update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
     after_update = np.flatnonzero(s.updates)[update] + 1
     goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
@@ -380,7 +421,8 @@ def _add_gathers(
 
 
 _AWAITED = [Stream.COMPUTE, Stream.DATA_COMM]
-"""Streams whose work the end of the step waits for; transfers on SEND are awaited by their receivers."""
+"""Streams whose work the end of the step waits for; transfers on SEND are awaited by their
+receivers."""
 
 
 def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
@@ -402,10 +444,13 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
             reductions = builder.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
 
             # All devices that hold the stage must be ready: this one and those of its replicas.
-            reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
+            reduction, holder = np.nonzero(
+                (schedule.stage[None] == stage[:, None, None]).any(axis=2)
+            )
             builder.connect(last_pass[holder], reductions[reduction])
 
-    # All-reduce of tied embeddings between the devices of the first and the last stage, when both are ready.
+    # All-reduce of tied embeddings between the devices of the first and the last stage, when both
+    # are ready.
     if spec.tied_embedding:
         ends = np.array([0, schedule.n_stages - 1])
         devices = np.array([np.argwhere(schedule.stage == stage)[0][0] for stage in ends])
@@ -416,8 +461,8 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
             builder.connect(np.repeat(last, 2), np.tile(reductions, len(last)))
 
     if spec.optimizer:
-        # One optimizer op per device; its class belongs to the stage of the device's chunk 0. The order of the compute
-        # stream makes it wait for the passes, an edge for the reductions.
+        # One optimizer op per device; its class belongs to the stage of the device's chunk 0. The
+        # order of the compute stream makes it wait for the passes, an edge for the reductions.
         ready = builder.last_on_streams()[:, _AWAITED]
         before = ready[:, 1]
 
@@ -425,7 +470,9 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
         if spec.grad_norm_barrier and schedule.devices > 1:
             before = builder.add_join()
             builder.connect(ready.ravel(), before)
-        optimizers = builder.add(Kind.OPTIMIZER, np.arange(schedule.devices), Stream.COMPUTE, schedule.stage[:, 0])
+        optimizers = builder.add(
+            Kind.OPTIMIZER, np.arange(schedule.devices), Stream.COMPUTE, schedule.stage[:, 0]
+        )
         builder.connect(before, optimizers)
 
     if spec.param_gather == "step":
@@ -433,12 +480,15 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:
-    """Add gathers of updated weights, chunk by chunk; the first waits for the optimizer, the others for their
-    stream."""
+    """Add gathers of updated weights, chunk by chunk; the first waits for the optimizer, the others
+    for their stream."""
     updated = builder.last_on_streams()[:, Stream.COMPUTE]
     for chunk in range(schedule.chunks):
         gathers = builder.add(
-            Kind.PARAM_GATHER, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk]
+            Kind.PARAM_GATHER,
+            np.arange(schedule.devices),
+            Stream.DATA_COMM,
+            schedule.stage[:, chunk],
         )
         if chunk == 0:
             builder.connect(updated, gathers)

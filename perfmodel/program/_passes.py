@@ -37,8 +37,8 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     Args:
         combines: see `ProgramSpec.combines_passes`.
     """
-    # Passes of a stage differ in: how many micro-batches, which slice of the sequence, and what runs beside them.
-    # `paired` marks the first of a pair, whose second follows it.
+    # Passes of a stage differ in: how many micro-batches, which slice of the sequence, and what
+    # runs beside them. `paired` marks the first of a pair, whose second follows it.
     span = schedule.span.astype(np.int64)
     sequence_slice = schedule.micro_batch % schedule.slices
     paired = schedule.paired | np.append(False, schedule.paired[:-1])
@@ -46,7 +46,8 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     if combines and not paired.any():
         beside_code = _between_others(schedule) * COMBINED
 
-    # Numbers that sort in the order of the table's rows; the plain variant (1, 0, 0) is the smallest.
+    # Numbers that sort in the order of the table's rows; the plain variant (1, 0, 0) is the
+    # smallest.
     ways = 1 + max(PAIRED, COMBINED)
     per_span = schedule.slices * ways
     of_pass = span * per_span + sequence_slice * ways + beside_code
@@ -66,8 +67,8 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
 def _between_others(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Passes from each device's first backward to its last forward.
 
-    There every backward has a forward of another micro-batch behind it; passes that fill the pipeline, and those that
-    drain it, have none.
+    There every backward has a forward of another micro-batch behind it; passes that fill the
+    pipeline, and those that drain it, have none.
     """
     index, device = np.arange(schedule.n_instructions), schedule.device
     is_forward = schedule.phase == Phase.FORWARD
@@ -115,7 +116,11 @@ class Passes:
 
 
 def add_passes(
-    builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder
+    builder: StructureBuilder,
+    spec: ProgramSpec,
+    schedule: Schedule,
+    variants: Variants,
+    order: ProgramOrder,
 ) -> Passes:
     """Add the compute ops, an instruction's parts one after another."""
     parts = np.where(_split(spec, schedule), spec.segments, 1)
@@ -125,7 +130,8 @@ def add_passes(
     part = np.arange(len(instruction)) - first[instruction]
     phase, stage, device = schedule.phase, schedule.instruction_stage, schedule.device
 
-    # Backward passes take the segments of a stage in reverse; instructions that are not split are whole.
+    # Backward passes take the segments of a stage in reverse; instructions that are not split are
+    # whole.
     if spec.segments > 1:
         backwards = (phase != Phase.FORWARD)[instruction]
         segment = np.where(backwards, spec.segments - 1 - part, part)
@@ -133,8 +139,8 @@ def add_passes(
     else:
         segment = np.full(len(instruction), WHOLE)
 
-    # The first forward op of a micro-batch takes its activation memory, the last backward op gives it back. In
-    # inference the forward itself does.
+    # The first forward op of a micro-batch takes its activation memory, the last backward op gives
+    # it back. In inference the forward itself does.
     allocates = phase == Phase.FORWARD
     frees = allocates if schedule.forward_only else schedule.ends_backward
     alloc, free = np.zeros((2, len(instruction)), np.int32)
@@ -179,15 +185,17 @@ def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Return the instructions that become one op per segment, because their communication is by segment."""
+    """Return the instructions that become one op per segment, because their communication is by
+    segment."""
     n = schedule.n_instructions
     if spec.segments == 1:
         return np.zeros(n, bool)
     if spec.gathers_by_layer:
         return np.ones(n, bool)
 
-    # A stage's last backward is reduced by segments, its first forward waits for gathers by segments. In a
-    # stream of steps ops are split whatever overlaps, so that overlap only takes waits away.
+    # A stage's last backward is reduced by segments, its first forward waits for gathers by
+    # segments. In a stream of steps ops are split whatever overlaps, so that overlap only takes
+    # waits away.
     split = np.zeros(n, bool)
     stream = bool(schedule.updates.any())
     if spec.grad_reduce in ("overlap", "eager_opt") or (stream and spec.grad_reduce == "end"):

@@ -1,7 +1,7 @@
 """Divides the blocks of a model among the stages of a pipeline.
 
-Pipelines are cut between layers. Every other block stays with the layer before it, except at the ends of the model: the
-embedding is on the first stage, the head on the last.
+Pipelines are cut between layers. Every other block stays with the layer before it, except at the
+ends of the model: the embedding is on the first stage, the head on the last.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ def stage_blocks(
         per_segment: layers of every segment of every stage; None: as even as can be.
 
     Raises:
-        LayoutError: if there are fewer layers than stages, or the partition does not fit stages and layers.
+        LayoutError: if there are fewer layers than stages, or the partition does not fit stages and
+            layers.
     """
     # The model written out block by block, and the positions of its layers.
     order = np.repeat(np.arange(len(kinds)), [repeats for _, repeats in kinds])
@@ -42,17 +43,20 @@ def stage_blocks(
     position = np.arange(len(order))
     first, last = layers[0], layers[-1]
 
-    # Slots are the segments of all stages, one after another, each filled with its number of layers.
+    # Slots are the segments of all stages, one after another, each filled with its number of
+    # layers.
     if partition is None:
         per_stage = even_split(len(layers), stages)
     else:
         has_embedding, has_head = bool(first > 0), bool(last < len(order) - 1)
-        per_stage = _checked(partition, len(layers), stages, has_embedding=has_embedding, has_head=has_head)
+        per_stage = _checked(
+            partition, len(layers), stages, has_embedding=has_embedding, has_head=has_head
+        )
     sizes = np.concatenate(per_segment or [segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
 
-    # Other blocks join the layer before them. The embedding goes to the first segment of the first stage, the head to
-    # the last segment of the last stage that has a layer.
+    # Other blocks join the layer before them. The embedding goes to the first segment of the first
+    # stage, the head to the last segment of the last stage that has a layer.
     layers_before = np.searchsorted(layers, position, side="right") - 1
     slot = slot_of_layer[np.maximum(layers_before, 0)]
     slot[position < first] = 0
@@ -70,7 +74,8 @@ class BlocksByLayer(NamedTuple):
     before: Float[np.ndarray, " blocks"]
     """Before the first layer."""
     cumulative: Float[np.ndarray, "layers+1 blocks"]
-    """Blocks of the layers (each with the blocks attached to it) before every cut, from none to all."""
+    """Blocks of the layers (each with the blocks attached to it) before every cut, from none to
+    all."""
     after: Float[np.ndarray, " blocks"]
     """After the last layer."""
 
@@ -87,7 +92,8 @@ def by_layer(blocks: Sequence[tuple[BlockOps, int]]) -> BlocksByLayer:
 
 
 def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
-    """Layers of each segment of a stage; the last segments are empty if there are too few layers."""
+    """Layers of each segment of a stage; the last segments are empty if there are too few
+    layers."""
     sizes = np.zeros(segments, int)
     filled = min(layers, segments)
     if filled:
@@ -123,9 +129,12 @@ def _checked(
 
 
 def fully_recomputed(
-    counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
+    counts: Float[np.ndarray, "stages *segments blocks"],
+    layers: Bool[np.ndarray, " blocks"],
+    per_stage: PerStage,
 ) -> Float[np.ndarray, "stages *segments blocks"]:
-    """Number of each block that every segment recomputes in full, starting with the first layers of the stage.
+    """Number of each block that every segment recomputes in full, starting with the first layers of
+    the stage.
 
     Raises:
         LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
@@ -134,7 +143,9 @@ def fully_recomputed(
         return np.zeros_like(counts)
     layers_of_stage = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
     # One number holds for all stages, of which some may have fewer layers.
-    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > layers_of_stage).any()):
+    if len(per_stage) > 1 and (
+        len(per_stage) != len(counts) or (np.array(per_stage) > layers_of_stage).any()
+    ):
         raise LayoutError(
             f"recompute_full_layers={'-'.join(map(str, per_stage))} must not exceed the layers of the "
             f"{len(counts)} stages, which are {'-'.join(f'{n:.0f}' for n in layers_of_stage)}",

@@ -31,7 +31,8 @@ class Kind(IntEnum):
     SEND_BACKWARD = 6
     """Activation gradient from a stage to the one before."""
     GRAD_REDUCE = 7
-    """All-reduce (ZeRO 0) or reduce-scatter (ZeRO 1-3) of weight gradients over data-parallel ranks."""
+    """All-reduce (ZeRO 0) or reduce-scatter (ZeRO 1-3) of weight gradients over data-parallel
+    ranks."""
     PARAM_GATHER = 8
     """All-gather of sharded weights before forward use."""
     PARAM_GATHER_BACKWARD = 9
@@ -61,9 +62,11 @@ class Stream(IntEnum):
 
 N_STREAMS = len(Stream)
 PAIRED: Final = 1
-"""Variant of a pass that the schedule overlaps with another one, whose kernels hide all of its collectives."""
+"""Variant of a pass that the schedule overlaps with another one, whose kernels hide all of its
+collectives."""
 COMBINED: Final = 2
-"""Variant of a pass that is combined with one of another micro-batch, whose kernels hide its expert exchanges."""
+"""Variant of a pass that is combined with one of another micro-batch, whose kernels hide its expert
+exchanges."""
 PLAIN = np.array([[1, 0, 0]], np.int32)
 """The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 
@@ -83,7 +86,8 @@ class Structure:
     pred: Int[np.ndarray, "ops 2"]
     """Predecessors (op indices below the op's own), -1 for none."""
     lag: Int[np.ndarray, "ops 2"]
-    """Class of the delay between a predecessor's end and the op's start (a transfer), 0 for none."""
+    """Class of the delay between a predecessor's end and the op's start (a transfer), 0 for
+    none."""
     stream: Int[np.ndarray, " ops"]
     """device * N_STREAMS + Stream, -1 for joins that belong to no device."""
     micro_batch: Int[np.ndarray, " ops"]
@@ -95,17 +99,19 @@ class Structure:
     class_segment: Int[np.ndarray, " classes"]
     """Layer group inside the stage (0 if a stage is one op)."""
     alloc: Int[np.ndarray, " ops"]
-    """Memory class whose bytes the op allocates at its start: global stage + 1, or 0 for none. Bytes are per
-    micro-batch; an op of several allocates (and frees) a multiple."""
+    """Memory class whose bytes the op allocates at its start: global stage + 1, or 0 for none.
+    Bytes are per micro-batch; an op of several allocates (and frees) a multiple."""
     free: Int[np.ndarray, " ops"]
     """Memory class whose bytes the op frees at its end, 0 for none."""
     devices: int
     """Pipeline ranks (tensor- and data-parallel replicas are identical and not repeated)."""
-    class_variant: Int[np.ndarray, " classes"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    class_variant: Int[np.ndarray, " classes"] = field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )
     """Row of `variants` of each class (left out: 0 for all)."""
     variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
-    """Variants of a stage's passes: micro-batches computed at once, slice of the sequence, and whether the pass runs
-    alone (0) or overlaps with another (`PAIRED`, `COMBINED`)."""
+    """Variants of a stage's passes: micro-batches computed at once, slice of the sequence, and
+    whether the pass runs alone (0) or overlaps with another (`PAIRED`, `COMBINED`)."""
 
     def __post_init__(self) -> None:
         if not len(self.class_variant):
@@ -114,16 +120,20 @@ class Structure:
         if n == 0:
             raise PerfModelError("structure: at least one op is needed")
 
-        # Program order: with every predecessor before its op the graph has no cycle, and a single pass over the
-        # ops finds all end times.
+        # Program order: with every predecessor before its op the graph has no cycle, and a single
+        # pass over the ops finds all end times.
         rows = np.arange(n)[:, None]
         if (self.pred >= rows).any() or (self.pred < -1).any():
             op = int(np.argmax(((self.pred >= rows) | (self.pred < -1)).any(axis=1)))
-            raise PerfModelError(f"structure: op {op} has predecessors {self.pred[op]} that come after it")
+            raise PerfModelError(
+                f"structure: op {op} has predecessors {self.pred[op]} that come after it"
+            )
         for name in ("duration", "lag"):
             values = getattr(self, name)
             if values.min() < 0 or values.max() >= self.n_classes:
-                raise PerfModelError(f"structure: {name} classes must lie in 0..{self.n_classes - 1}")
+                raise PerfModelError(
+                    f"structure: {name} classes must lie in 0..{self.n_classes - 1}"
+                )
         if self.class_kind[0] != Kind.ZERO:
             raise PerfModelError("structure: class 0 must be Kind.ZERO")
 
@@ -160,7 +170,8 @@ class Structure:
         return self.class_kind[self.duration]
 
 
-# --- the growing table of ops and edges from which a structure is assembled ------------------------------
+# --- the growing table of ops and edges from which a structure is assembled
+# ------------------------------
 
 WHOLE = -1
 """Segment of a class that covers its whole stage, in structures where other ops are split."""
@@ -177,7 +188,8 @@ class OpColumns(NamedTuple):
     """The op table, one entry per op in each column."""
 
     class_code: Ids
-    """Kind, stage and segment packed into one number (`StructureBuilder.class_code`); 0 for joins."""
+    """Kind, stage and segment packed into one number (`StructureBuilder.class_code`); 0 for
+    joins."""
     stream: Ids
     micro_batch: Ids
     alloc: Ids
@@ -210,7 +222,9 @@ class StructureBuilder:
     n_ops: int = 0
     _blocks: list[OpColumns] = field(default_factory=list)
 
-    def class_code(self, kind: Column, stage: Column, segment: Column = WHOLE, variant: Column = 0) -> Column:
+    def class_code(
+        self, kind: Column, stage: Column, segment: Column = WHOLE, variant: Column = 0
+    ) -> Column:
         """Number of the class (kind, variant, stage, segment); 0 is `Kind.ZERO`."""
         # Mixed radix. Segments count from -1 (`WHOLE`), hence the one more.
         kind_and_variant = kind * len(self.variants) + variant
@@ -230,7 +244,8 @@ class StructureBuilder:
         free: Column = 0,
         key: Column = 0,
     ) -> Ids:
-        """Add one op per entry of `device` (the other columns may be single values); returns their ids."""
+        """Add one op per entry of `device` (the other columns may be single values); returns their
+        ids."""
         code = self.class_code(kind, stage, segment, variant)
         return self._append(code, device * N_STREAMS + stream, micro_batch, alloc, free, key)
 
@@ -271,7 +286,10 @@ class StructureBuilder:
         # Edges name ops by their new places.
         place = np.empty(self.n_ops, np.int32)
         place[order] = np.arange(self.n_ops, dtype=np.int32)
-        self.edges = [Edges(place[edges.source], place[edges.destination], edges.lag_code) for edges in self.edges]
+        self.edges = [
+            Edges(place[edges.source], place[edges.destination], edges.lag_code)
+            for edges in self.edges
+        ]
 
     def last_on_streams(self) -> Int[np.ndarray, "devices streams"]:
         """Id of the last op so far on every stream of every device; -1 if there is none."""
@@ -297,8 +315,8 @@ class Around(IntEnum):
 class ProgramOrder:
     """Keys for `StructureBuilder.sort`: positions of ops relative to the schedule's instructions.
 
-    An op's key is its instruction's slot, then its place around the instruction's parts, then its device.
-    Slots grow along data dependencies, so keys do too.
+    An op's key is its instruction's slot, then its place around the instruction's parts, then its
+    device. Slots grow along data dependencies, so keys do too.
     """
 
     devices: int
@@ -312,7 +330,7 @@ class ProgramOrder:
         return self.place_key(slot, device, self.lead_in + len(Around) * part + around)
 
     def place_key(self, slot: Ids, device: Ids, place: Column) -> Ids:
-        """Key of an op at one of an instruction's places: first the `lead_in` places before it, then those around its
-        parts."""
+        """Key of an op at one of an instruction's places: first the `lead_in` places before it,
+        then those around its parts."""
         width = self.lead_in + len(Around) * self.segments
         return (slot.astype("int64") * width + place) * self.devices + device

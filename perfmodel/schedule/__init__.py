@@ -1,15 +1,16 @@
 """Pipeline schedules: the order in which each device runs its passes.
 
 - `_schedule` is the record: each device's instructions in order, and what each of them waits for.
-- `_synchronous`, `_zero_bubble`, `_bidirectional` and `_asynchronous` make the orders of the papers. `_squeeze`
-  shortens those whose pipeline runs in a V, `_optimise` makes one for given times.
-- `_check` finds out whether an order can run, `memory` what it holds, `facts` how long it takes and how stale its
-  gradients are. `_chimera_model` is Chimera's own closed form beside it.
+- `_synchronous`, `_zero_bubble`, `_bidirectional` and `_asynchronous` make the orders of the
+  papers. `_squeeze` shortens those whose pipeline runs in a V, `_optimise` makes one for given
+  times.
+- `_check` finds out whether an order can run, `memory` what it holds, `facts` how long it takes and
+  how stale its gradients are. `_chimera_model` is Chimera's own closed form beside it.
 - `_registry` has schedules by name, `_text` writes them to files.
 
 A new schedule is a function from (devices, micro_batches, chunks) to a `Schedule`, written with
-`from_keys` (a formula), `arrange` (rules) or `from_orders` (lists) of `_construct` and made known with `register`; or a
-text file in the form of `parse_schedule`.
+`from_keys` (a formula), `arrange` (rules) or `from_orders` (lists) of `_construct` and made known
+with `register`; or a text file in the form of `parse_schedule`.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """Asynchronous pipelines, which never flush: PipeDream, PipeDream-2BW, TiMePReSt's nF1B.
 
-Also which version of the weights every pass of them computes with, how stale that is, and how many are kept.
+Also which version of the weights every pass of them computes with, how stale that is, and how many
+are kept.
 """
 
 from dataclasses import dataclass, replace
@@ -23,33 +24,39 @@ def pipedream(devices: int, micro_batches: int, chunks: int, per_step: int) -> S
 
 
 @register("pipedream-vertical-sync", chunks=1, weights="vertical_sync")
-def pipedream_vertical_sync(devices: int, micro_batches: int, chunks: int, per_step: int) -> Schedule:
-    """PipeDream with one weight version per micro-batch on all stages (section 3.3, vertical sync)."""
+def pipedream_vertical_sync(
+    devices: int, micro_batches: int, chunks: int, per_step: int
+) -> Schedule:
+    """PipeDream with one weight version per micro-batch on all stages (section 3.3, vertical
+    sync)."""
     return _one_by_one("pipedream-vertical-sync", devices, micro_batches, 1)
 
 
 @register("pipedream-2bw", chunks=1, weights="double_buffering")
 def pipedream_2bw(devices: int, micro_batches: int, chunks: int, per_step: int) -> Schedule:
-    """1F1B with gradients of `per_step` micro-batches accumulated before each update (Narayanan et al. 2021)."""
+    """1F1B with gradients of `per_step` micro-batches accumulated before each update (Narayanan et
+    al. 2021)."""
     return _one_by_one("pipedream-2bw", devices, micro_batches, per_step)
 
 
 def version_difference(workers: int, micro_batches: int) -> int:
     """Version difference of nF1B in the unit time of the paper's figures: v = ceil(W / (N + 1)).
 
-    Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last of W workers and takes W slots to the first. The paper's
-    floor((W + N - 2) / N) counts N slots per mini-batch and forgets the one of the backward (section 4.4).
+    Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last of W workers and takes W slots to
+    the first. The paper's floor((W + N - 2) / N) counts N slots per mini-batch and forgets the one
+    of the backward (section 4.4).
     """
     return -(-workers // (micro_batches + 1))
 
 
 def natural_slots(workers: int, micro_batches: int) -> int:
-    """The longest backward pass (in forwards of a micro-batch) whose gradients are no later than in the paper's
-    figures.
+    """The longest backward pass (in forwards of a micro-batch) whose gradients are no later than in
+    the paper's figures.
 
-    Backwards that last b slots start N + b slots apart on the last worker and take W b slots to the first, so gradients
-    are ceil(W b / (N + b)) updates late. That stays at most v, the `version_difference`, while b <= v N / (W - v). No
-    more than 2 N is needed, which is how long a backward really takes.
+    Backwards that last b slots start N + b slots apart on the last worker and take W b slots to the
+    first, so gradients are ceil(W b / (N + b)) updates late. That stays at most v, the
+    `version_difference`, while b <= v N / (W - v). No more than 2 N is needed, which is how long a
+    backward really takes.
     """
     difference, longest = version_difference(workers, micro_batches), 2 * micro_batches
     if workers <= difference:
@@ -57,20 +64,25 @@ def natural_slots(workers: int, micro_batches: int) -> int:
     return min(longest, difference * micro_batches // (workers - difference))
 
 
-@register("nf1b", chunks=1, number="slots", plain=False, weights="latest", period=version_difference)
+@register(
+    "nf1b", chunks=1, number="slots", plain=False, weights="latest", period=version_difference
+)
 def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: int = 0) -> Schedule:
-    """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the mini-batch.
+    """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the
+    mini-batch.
 
-    A backward that is ready goes before forwards. How far a stage runs ahead with forwards follows from how long a
-    backward lasts in the order. The longer it lasts, the less a stage idles at real durations, where it takes as long
-    as 2 N forwards; but the more mini-batches are under way, and the later gradients are. By default the order is the
-    one that idles least while gradients are no later than in the paper's figures (`natural_slots`). On two workers
-    that is `F F (B F)*` on the first and `(F B)*` on the second, in mini-batches: no stage ever idles.
+    A backward that is ready goes before forwards. How far a stage runs ahead with forwards follows
+    from how long a backward lasts in the order. The longer it lasts, the less a stage idles at real
+    durations, where it takes as long as 2 N forwards; but the more mini-batches are under way, and
+    the later gradients are. By default the order is the one that idles least while gradients are no
+    later than in the paper's figures (`natural_slots`). On two workers that is `F F (B F)*` on the
+    first and `(F B)*` on the second, in mini-batches: no stage ever idles.
 
     Args:
         per_step: N, the micro-batches of a mini-batch.
-        slots: number of forwards that last as long as a backward, with any number of micro-batches under way: 1 in the
-            order of the paper's figures 7, 9 and 10, 2 N in that of real durations. Not given: the default.
+        slots: number of forwards that last as long as a backward, with any number of micro-batches
+            under way: 1 in the order of the paper's figures 7, 9 and 10, 2 N in that of real
+            durations. Not given: the default.
     """
     # The work: a backward stands at the first micro-batch of its mini-batch.
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
@@ -80,8 +92,8 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
         {Phase.FORWARD: i, Phase.BACKWARD: np.where(i % per_step == 0, micro_batches + i, -1)},
         spans={Phase.BACKWARD: per_step},
     )
-    # A queue of backwards (0) and one of forwards (1), which is also their priority. As many mini-batches as
-    # there are workers are enough to keep all of them busy.
+    # A queue of backwards (0) and one of forwards (1), which is also their priority. As many
+    # mini-batches as there are workers are enough to keep all of them busy.
     is_forward = (pool.phase == Phase.FORWARD).astype(np.int64)
     length = np.where(is_forward, 1, slots or natural_slots(devices, per_step))
     limit = None if slots else devices * per_step
@@ -111,7 +123,8 @@ class WeightVersions:
     used: Int[np.ndarray, " instructions"]
     """Version that each instruction computes with."""
     read: Int[np.ndarray, "devices updates"]
-    """Oldest version that the backward passes of each update (from 1 on) compute with on each device."""
+    """Oldest version that the backward passes of each update (from 1 on) compute with on each
+    device."""
     stored: Int[np.ndarray, " devices"]
     """Most versions that a device keeps at once."""
 
@@ -132,8 +145,8 @@ class WeightVersions:
     def sequences(self) -> int:
         """Number of independent sequences of updates.
 
-        Each begins with an update that reads version 0 on every device (TiMePReSt, section 4.4, multiple sequence
-        problem).
+        Each begins with an update that reads version 0 on every device (TiMePReSt, section 4.4,
+        multiple sequence problem).
         """
         return int((self.read == 0).all(axis=0).sum())
 
@@ -142,7 +155,8 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
     """Determine the weight versions that a schedule's passes use under a policy.
 
     Raises:
-        PerfModelError: the schedule never updates weights, or deadlocks, or devices hold several stages.
+        PerfModelError: the schedule never updates weights, or deadlocks, or devices hold several
+            stages.
     """
     if policy == "flush" or not schedule.updates.any():
         return WeightVersions(
@@ -156,8 +170,8 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
         )
     used = _used_versions(schedule, policy)
 
-    # An update's gradient is as old as the oldest version that any of its backwards computed with. An update
-    # that the stream ends before, on the last device, is left out.
+    # An update's gradient is as old as the oldest version that any of its backwards computed with.
+    # An update that the stream ends before, on the last device, is left out.
     ends = schedule.ends_backward
     update = schedule.updates_before
     read = np.full((schedule.devices, int(update.max()) + 1), np.iinfo(np.int64).max)
@@ -205,16 +219,19 @@ def _used_versions(schedule: Schedule, policy: WeightPolicy) -> Int[np.ndarray, 
     return stashed[schedule.device, micro_batch]
 
 
-def _most_stored(schedule: Schedule, used: Int[np.ndarray, " instructions"]) -> Int[np.ndarray, " devices"]:
-    """Most versions kept at once; each lives from the update that makes it until its last use, or until the next is
-    made."""
+def _most_stored(
+    schedule: Schedule, used: Int[np.ndarray, " instructions"]
+) -> Int[np.ndarray, " devices"]:
+    """Most versions kept at once; each lives from the update that makes it until its last use, or
+    until the next is made."""
     most = np.ones(schedule.devices, np.int64)
     for device in range(schedule.devices):
         on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
         updates, used_here = schedule.updates[on_device], used[on_device]
         n = len(updates)
 
-        # Live range of each version, as positions in the device's order; version 0 is there from the start.
+        # Live range of each version, as positions in the device's order; version 0 is there from
+        # the start.
         made = np.append(-1, np.flatnonzero(updates))
         last_used = np.append(made[1:], n)
         np.maximum.at(last_used, used_here, np.arange(n))

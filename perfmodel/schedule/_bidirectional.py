@@ -1,7 +1,7 @@
 """Pipelines in both directions over the same devices.
 
-Chimera, its forward doubling and backward halving, GEMS; and DualPipe with its half, DualPipe-V, where forwards and
-backwards of opposite chunks run in pairs (DeepSeek-V3, section 3.2.1).
+Chimera, its forward doubling and backward halving, GEMS; and DualPipe with its half, DualPipe-V,
+where forwards and backwards of opposite chunks run in pairs (DeepSeek-V3, section 3.2.1).
 """
 
 from collections.abc import Iterator
@@ -30,9 +30,12 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
 
 
 def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
-    """Raise `LayoutError` unless this number of pipelines can run over the devices, half in each direction."""
+    """Raise `LayoutError` unless this number of pipelines can run over the devices, half in each
+    direction."""
     if devices % 2:
-        raise LayoutError(f"bidirectional schedules need an even number of pipeline stages, got {devices}")
+        raise LayoutError(
+            f"bidirectional schedules need an even number of pipeline stages, got {devices}"
+        )
     if pipelines % 2 or (devices // 2) % (pipelines // 2):
         good = [2 * k for k in divisors(devices // 2)]
         raise LayoutError(
@@ -40,18 +43,24 @@ def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
             f"{', '.join(map(str, good))} pipelines"
         )
     if 2 < pipelines > micro_batches:
-        raise LayoutError(f"{pipelines} pipelines need at least {pipelines} micro-batches, got {micro_batches}")
+        raise LayoutError(
+            f"{pipelines} pipelines need at least {pipelines} micro-batches, got {micro_batches}"
+        )
 
 
-@register("chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines", demands=even_pipelines)
+@register(
+    "chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines", demands=even_pipelines
+)
 def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
-    """2k pipelines, half of them in each direction (Li and Hoefler 2021, sections 3.1, 3.5 and 3.6).
+    """2k pipelines, half of them in each direction (Li and Hoefler 2021, sections 3.1, 3.5 and
+    3.6).
 
-    Each runs p / 2k micro-batches of a basic unit of p by 1F1B. Slots of unit time: stage s runs the
-    forward of the j-th micro-batch of its pipeline at s + 2 j, and the backward at 2 p - 1 - s + 2 j. On
-    every device these of all pipelines fall on different slots, and so do those of the next unit, 2 p slots
-    later: units are concatenated directly (section 3.5). Of a unit that is not full (m < p, or a remainder)
-    the missing micro-batches are struck out, evenly from all pipelines.
+    Each runs p / 2k micro-batches of a basic unit of p by 1F1B. Slots of unit time: stage s runs
+    the forward of the j-th micro-batch of its pipeline at s + 2 j, and the backward at 2 p - 1 - s
+    + 2 j. On every device these of all pipelines fall on different slots, and so do those of the
+    next unit, 2 p slots later: units are concatenated directly (section 3.5). Of a unit that is not
+    full (m < p, or a remainder) the missing micro-batches are struck out, evenly from all
+    pipelines.
     """
     p, m, pipelines = devices, micro_batches, chunks
     stage = bidirectional_stages(p, pipelines)
@@ -68,56 +77,74 @@ def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
 
 @register("gems", stage_map=bidirectional_stages, chunks=2)
 def gems(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Two replicas in opposite directions; the forward of a micro-batch follows the backward of the one
-    before, so that a device never holds more than one (Jain et al. 2020, GEMS-MAST)."""
+    """Two replicas in opposite directions; the forward of a micro-batch follows the backward of the
+    one before, so that a device never holds more than one (Jain et al. 2020, GEMS-MAST)."""
     # Micro-batches alternate between the replicas, and each is done before the next begins.
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
-    in_pipeline = np.broadcast_to(i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
+    in_pipeline = np.broadcast_to(
+        i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches)
+    )
     forward = np.where(in_pipeline, 2 * i, -1)
     backward = np.where(in_pipeline, 2 * i + 1, -1)
     keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
     return from_keys("gems", stage, keys)
 
 
-@register("chimera-doubling", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
+@register(
+    "chimera-doubling",
+    stage_map=bidirectional_stages,
+    chunks=2,
+    plain=False,
+    demands=even_pipelines,
+)
 def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Chimera's forward doubling: forwards of two micro-batches at once take about as long as one backward.
+    """Chimera's forward doubling: forwards of two micro-batches at once take about as long as one
+    backward.
 
-    Forwards come first, those of later stages before those of earlier ones, as long as the device holds no
-    more than p pairs of micro-batches; otherwise backwards. Of a device's 3 m / 2 + p - 2 slots p - 2 are
-    idle: the middle bubbles of direct concatenation are gone. Activations are doubled, so this goes with
-    recomputation. Up to p micro-batches are one unit, which has no middle and stays as it is.
+    Forwards come first, those of later stages before those of earlier ones, as long as the device
+    holds no more than p pairs of micro-batches; otherwise backwards. Of a device's 3 m / 2 + p - 2
+    slots p - 2 are idle: the middle bubbles of direct concatenation are gone. Activations are
+    doubled, so this goes with recomputation. Up to p micro-batches are one unit, which has no
+    middle and stays as it is.
     """
     return _doubled("chimera-doubling", devices, micro_batches, chunks)
 
 
-@register("chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
+@register(
+    "chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines
+)
 def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Forward doubling at half micro-batches: the same order, but a micro-batch is half of a forward's input.
+    """Forward doubling at half micro-batches: the same order, but a micro-batch is half of a
+    forward's input.
 
-    Backwards run on halves, and activations are not doubled. `micro_batches` counts the halves, so that a step of as
-    many sequences has twice the micro-batches of half the size of any other schedule.
+    Backwards run on halves, and activations are not doubled. `micro_batches` counts the halves, so
+    that a step of as many sequences has twice the micro-batches of half the size of any other
+    schedule.
     """
     return _doubled("chimera-halving", devices, micro_batches, chunks)
 
 
 def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """The common order of forward doubling and backward halving: forwards of pairs, backwards one by one."""
+    """The common order of forward doubling and backward halving: forwards of pairs, backwards one
+    by one."""
     if micro_batches <= devices:
         return replace(chimera(devices, micro_batches, chunks), name=name)
 
-    # Pairs of micro-batches alternate between the pipelines. Keys give the order inside each queue alone.
+    # Pairs of micro-batches alternate between the pipelines. Keys give the order inside each queue
+    # alone.
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
-    in_pipeline = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
+    in_pipeline = np.broadcast_to(
+        i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches)
+    )
     forward = np.where(in_pipeline & (i % 2 == 0), i, -1)
     backward = np.where(in_pipeline, micro_batches + i, -1)
     keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
     pool = from_keys(name, stage, keys, spans={Phase.FORWARD: 2})
 
-    # Forwards go before backwards, later stages before earlier ones, micro-batches in their order: three digits of
-    # one number.
+    # Forwards go before backwards, later stages before earlier ones, micro-batches in their order:
+    # three digits of one number.
     is_backward = pool.phase == Phase.BACKWARD
     latest_first = stage.shape[0] - 1 - pool.instruction_stage
     priority = (is_backward * len(stage) + latest_first) * micro_batches + pool.micro_batch
@@ -125,7 +152,8 @@ def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedu
 
 
 def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None:
-    """Raise `LayoutError` unless micro-batches are even in number and at least as many as devices."""
+    """Raise `LayoutError` unless micro-batches are even in number and at least as many as
+    devices."""
     even_pipelines(devices, micro_batches, chunks)
     if micro_batches % 2 or micro_batches < devices:
         raise LayoutError(
@@ -134,18 +162,22 @@ def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None
         )
 
 
-@register("dualpipe", stage_map=bidirectional_stages, chunks=2, plain=False, demands=_enough_for_both_ways)
+@register(
+    "dualpipe", stage_map=bidirectional_stages, chunks=2, plain=False, demands=_enough_for_both_ways
+)
 def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Two directions over p devices; device d holds stages d and p - 1 - d, half the micro-batches go each way."""
-    # Seen from its end of the pipeline, a device runs the passes of DualPipe-V on p / 2 devices with half of
-    # the micro-batches.
+    """Two directions over p devices; device d holds stages d and p - 1 - d, half the micro-batches
+    go each way."""
+    # Seen from its end of the pipeline, a device runs the passes of DualPipe-V on p / 2 devices
+    # with half of the micro-batches.
     v_devices, v_micro_batches = devices // 2, micro_batches // 2
     orders = []
     for device in range(devices):
         v_device = min(device, devices - 1 - device)
         v_order = _v_order(v_devices, max(v_micro_batches, 2 * v_devices), v_device)
 
-        # Its first chunk takes the micro-batches that enter at that end: even ones go down, odd ones up.
+        # Its first chunk takes the micro-batches that enter at that end: even ones go down, odd
+        # ones up.
         mirrored = device >= v_devices
         order = []
         for work in _struck_out(v_order, v_micro_batches):
@@ -157,8 +189,8 @@ def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("dualpipe-v", stage_map=v_stages, chunks=2, plain=False)
 def dualpipe_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """DualPipe cut in half: one direction over a V of 2 p stages; with fewer than 2 p micro-batches, the missing ones
-    are removed from the order."""
+    """DualPipe cut in half: one direction over a V of 2 p stages; with fewer than 2 p
+    micro-batches, the missing ones are removed from the order."""
     orders = []
     for device in range(devices):
         full_order = _v_order(devices, max(micro_batches, 2 * devices), device)
@@ -177,15 +209,17 @@ def _struck_out(order: list[Work], micro_batches: int) -> list[Work]:
 
 
 def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
-    """One device's passes in the eight phases of DeepSeek's schedule, for at least 2 p micro-batches.
+    """One device's passes in the eight phases of DeepSeek's schedule, for at least 2 p
+    micro-batches.
 
-    In the steady phase a forward of one chunk and a backward of the other run as a pair. Input gradients
-    are split from weight gradients only where these fill a bubble.
+    In the steady phase a forward of one chunk and a backward of the other run as a pair. Input
+    gradients are split from weight gradients only where these fill a bubble.
     """
     later = devices - 1 - device
     order: list[Work] = []
 
-    # Micro-batches still to come, by chunk, and weight gradients that were split off and not yet run.
+    # Micro-batches still to come, by chunk, and weight gradients that were split off and not yet
+    # run.
     forwards = iter(range(micro_batches)), iter(range(micro_batches))
     backwards = iter(range(micro_batches)), iter(range(micro_batches))
     waiting: list[Work] = []
@@ -206,7 +240,8 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
     def run_weight() -> None:
         order.append(waiting.pop(0))
 
-    # 1. Warm-up: forwards of the first chunk, while the first micro-batch is on its way down the V and back.
+    # 1. Warm-up: forwards of the first chunk, while the first micro-batch is on its way down the V
+    # and back.
     for _ in range(2 * later):
         run_forward(0)
 
@@ -247,7 +282,7 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
 
 
 def _last_backwards(pairs: int) -> Iterator[tuple[int, bool]]:
-    """Chunks of the last backwards in turn; those of the second half are split, so that their weight gradients run
-    later."""
+    """Chunks of the last backwards in turn; those of the second half are split, so that their
+    weight gradients run later."""
     for i in range(2 * pairs):
         yield (i + 1) % 2, i >= pairs

@@ -19,7 +19,8 @@ class Problem:
 
     kind: ProblemKind
     instruction: Instruction
-    """Location of the problem; for missing work, the device and chunk that could do it, at position -1."""
+    """Location of the problem; for missing work, the device and chunk that could do it, at position
+    -1."""
     message: str
 
     def __str__(self) -> str:
@@ -29,8 +30,9 @@ class Problem:
 def check(schedule: Schedule) -> tuple[Problem, ...]:
     """Find all problems of a schedule; empty if it does all work exactly once and cannot deadlock.
 
-    - missing / duplicate: a stage must run each micro-batch forward once and backward once (whole, or
-      as input and weight gradient); a schedule without any backward pass is inference and complete.
+    - missing / duplicate: a stage must run each micro-batch forward once and backward once (whole,
+      or as input and weight gradient); a schedule without any backward pass is inference and
+      complete.
     - placement: a backward runs on another device or chunk than its forward.
     - order: an instruction stands before one of the same device that it depends on.
     - deadlock: the first instruction of a device that waits for ever, and what it waits for.
@@ -40,13 +42,17 @@ def check(schedule: Schedule) -> tuple[Problem, ...]:
     # A backward needs the activations that its forward left on one chunk of one device.
     device = schedule.device
     place = device * schedule.chunks + schedule.chunk
-    for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
+    for i, j in _pairs(
+        schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]
+    ):
         message = f"{schedule[i]} must run on the same device as {schedule[j]}"
         problems.append(Problem("placement", schedule[i], message))
 
     # A device runs its instructions in order, so that waiting for a later one never ends.
     for need in schedule.waits:
-        for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
+        for i, j in _pairs(
+            need, lambda here, there: (device[here] == device[there]) & (there > here)
+        ):
             message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
             problems.append(Problem("order", schedule[i], message))
     return tuple(problems) if problems else tuple(_deadlocks(schedule))
@@ -62,7 +68,8 @@ def require_valid(schedule: Schedule) -> None:
 
 
 def _work(schedule: Schedule) -> list[Problem]:
-    """Problems of work that no instruction does, and of instructions that repeat another one's work."""
+    """Problems of work that no instruction does, and of instructions that repeat another one's
+    work."""
     # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
@@ -70,7 +77,8 @@ def _work(schedule: Schedule) -> list[Problem]:
     work = (phase * n_stages + stage) * m + batch
     count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
 
-    # How often it should be, by phase; a backward that is both whole and split shows as a whole one too many.
+    # How often it should be, by phase; a backward that is both whole and split shows as a whole one
+    # too many.
     split = (count[Phase.BACKWARD_INPUT] > 0) | (count[Phase.BACKWARD_WEIGHT] > 0)
     trained = not schedule.forward_only
     expected = np.stack([np.ones_like(split), trained & ~split, trained & split, trained & split])
@@ -80,7 +88,8 @@ def _work(schedule: Schedule) -> list[Problem]:
         instruction = Instruction(device, -1, Phase(phase), chunk, micro_batch)
         message = f"no device runs {instruction.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
         problems.append(Problem("missing", instruction, message))
-    # If several instructions do the same work, all but the first are surplus; if no instruction should do it, all are.
+    # If several instructions do the same work, all but the first are surplus; if no instruction
+    # should do it, all are.
     surplus = (count > expected).ravel()[work]
     if surplus.any():
         is_first = np.zeros(len(work), bool)
@@ -103,7 +112,8 @@ def _pairs(
 
 
 def _deadlocks(schedule: Schedule) -> list[Problem]:
-    """The first instruction of each device that never starts; all later ones are stuck behind it."""
+    """The first instruction of each device that never starts; all later ones are stuck behind
+    it."""
     stuck = schedule.slot == NEVER
     one_before_is_stuck = np.append(False, stuck[:-1]) & (schedule.position > 0)
     problems = []

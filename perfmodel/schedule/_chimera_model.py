@@ -1,4 +1,5 @@
-"""Chimera's own performance model (Li and Hoefler 2021, section 3.4): a closed form beside the evaluator."""
+"""Chimera's own performance model (Li and Hoefler 2021, section 3.4): a closed form beside the
+evaluator."""
 
 from dataclasses import dataclass
 from math import log2
@@ -23,7 +24,8 @@ class ChimeraModel:
     transfers_s: float
     """(n_f + n_b) T_p2p; transfers that middle bubbles could hide count too."""
     unoverlapped_s: float
-    """Time of the gradients' all-reduce that does not fit into the free regions of the worst device."""
+    """Time of the gradients' all-reduce that does not fit into the free regions of the worst
+    device."""
 
     @property
     def step_s(self) -> float:
@@ -55,20 +57,24 @@ def chimera_model(
         micro_batches: m, any number.
         forward_s, backward_s: seconds of a micro-batch on a stage (T_f, T_b).
         transfer_s: seconds of a message between neighbouring stages (T_p2p).
-        all_reduce_s: all-reduce of one stage's gradients over all its replicas (T_allreduce, see `rabenseifner_s`).
+        all_reduce_s: all-reduce of one stage's gradients over all its replicas (T_allreduce, see
+            `rabenseifner_s`).
         pipelines: 2k.
 
     Raises:
         LayoutError: pipelines that do not fit the devices.
     """
-    # The paper counts passes on the critical path of the order without transfers, then adds a transfer to each.
+    # The paper counts passes on the critical path of the order without transfers, then adds a
+    # transfer to each.
     schedule = get_schedule(f"chimera:{pipelines}")(devices, micro_batches)
     times = PassTimes.uniform(devices, forward_s, backward_s)
     start, end = starts_and_ends(schedule, times)
     path = _critical_path(schedule, start, end)
     forwards = int((schedule.phase[path] == Phase.FORWARD).sum())
     backwards = len(path) - forwards
-    unoverlapped_s = [_unoverlapped_s(schedule, start, end, device, all_reduce_s) for device in range(devices)]
+    unoverlapped_s = [
+        _unoverlapped_s(schedule, start, end, device, all_reduce_s) for device in range(devices)
+    ]
     return ChimeraModel(
         forwards=forwards,
         backwards=backwards,
@@ -79,7 +85,8 @@ def chimera_model(
 
 
 def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> list[int]:
-    """Instructions from the last one back to one that waits for none; ties go to the device's own order."""
+    """Instructions from the last one back to one that waits for none; ties go to the device's own
+    order."""
     needs = schedule.dependencies
     instruction, path = int(end.argmax()), []
     while instruction != NEVER:
@@ -93,20 +100,25 @@ def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> li
     return path
 
 
-def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, device: int, all_reduce_s: float) -> float:
+def _unoverlapped_s(
+    schedule: Schedule, start: np.ndarray, end: np.ndarray, device: int, all_reduce_s: float
+) -> float:
     """Seconds of a device's all-reduces that its idle time does not hold (figure 6).
 
-    A stage's all-reduce may use the device's idle time after the stage's last backward, one all-reduce after another;
-    only the time after the end of all computation counts.
+    A stage's all-reduce may use the device's idle time after the stage's last backward, one
+    all-reduce after another; only the time after the end of all computation counts.
     """
     on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
     start_s, end_s, chunk = start[on_device], end[on_device], schedule.chunk[on_device]
     ready = sorted(float(end_s[chunk == c].max()) for c in np.unique(chunk))
 
-    # From one stage's gradients to the next, all-reduces get on by the time in which the device is idle.
+    # From one stage's gradients to the next, all-reduces get on by the time in which the device is
+    # idle.
     unfinished_s = 0.0
     for ready_s, next_ready_s in zip(ready, [*ready[1:], float(end.max())], strict=True):
         overlap_s = np.minimum(end_s, next_ready_s) - np.maximum(start_s, ready_s)
         computing_s = float(np.clip(overlap_s, 0, None).sum())
-        unfinished_s = max(0.0, unfinished_s + all_reduce_s - (next_ready_s - ready_s - computing_s))
+        unfinished_s = max(
+            0.0, unfinished_s + all_reduce_s - (next_ready_s - ready_s - computing_s)
+        )
     return unfinished_s

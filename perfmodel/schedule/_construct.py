@@ -1,5 +1,5 @@
-"""Constructors of schedules: from sort keys, from lists of orders, or from rules for a greedy simulation; and
-transforms of schedules."""
+"""Constructors of schedules: from sort keys, from lists of orders, or from rules for a greedy
+simulation; and transforms of schedules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -42,11 +42,12 @@ def from_keys(
         keys: for each phase, the sort key of every piece of work, below zero where the device does
             not do it. Keys that also grow along data dependencies (start slots in closed form) are
             kept as slots; otherwise slots are found by simulation.
-        spans: micro-batches that one instruction of a phase computes (default 1); its key stands at the
-            first of them. Fewer where micro-batches run out.
+        spans: micro-batches that one instruction of a phase computes (default 1); its key stands at
+            the first of them. Fewer where micro-batches run out.
         slices: slices per sequence, see `Schedule.slices`.
     """
-    # Keys of all phases side by side for each device: shape (devices, phases, chunks, micro-batches).
+    # Keys of all phases side by side for each device: shape (devices, phases, chunks,
+    # micro-batches).
     shapes = {phase: np.shape(key) for phase, key in keys.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 3:
         raise PerfModelError(
@@ -131,16 +132,16 @@ def arrange(
 ) -> Schedule:
     """Arrange a pool of work by greedy simulation with whole slots of time.
 
-    Each device holds several queues, which are run in the order in which the pool lists their work. In
-    every slot it takes, of the heads of its queues that are ready, the one with the lowest priority
-    number. All devices advance together: the cost is one vector step per slot.
+    Each device holds several queues, which are run in the order in which the pool lists their work.
+    In every slot it takes, of the heads of its queues that are ready, the one with the lowest
+    priority number. All devices advance together: the cost is one vector step per slot.
 
     Args:
         pool: the work; its own order matters only inside each queue.
         queue: queue of each instruction, numbers from 0.
         priority: lower is better; ties go to the lower queue.
-        limit: most micro-batches whose activations a device may hold (from the forward to the end of the
-            backward); None: no limit.
+        limit: most micro-batches whose activations a device may hold (from the forward to the end
+            of the backward); None: no limit.
         length: slots that each instruction takes (default 1).
 
     Raises:
@@ -158,8 +159,8 @@ def arrange(
     start, end = np.full(n, never), np.full(n + 1, never)
     end[n] = 0
 
-    # Memory: by how much each instruction changes the number of live micro-batches on its device, and how many may be
-    # live when it starts. Only forwards, which take memory, are held up.
+    # Memory: by how much each instruction changes the number of live micro-batches on its device,
+    # and how many may be live when it starts. Only forwards, which take memory, are held up.
     change = np.append(pool.taken(pool.span), 0)
     most_alive = np.full(n + 1, never)
     if limit is not None:
@@ -172,8 +173,8 @@ def arrange(
     every_device, every_queue = np.arange(devices)[:, None], np.arange(queues)
     now = n_done = 0
     while n_done < n:
-        # The next instruction of every queue; it is ready if its device is free, its inputs are there and
-        # its activations fit.
+        # The next instruction of every queue; it is ready if its device is free, its inputs are
+        # there and its activations fit.
         has_next = place < count
         following = items[every_device, every_queue, np.minimum(place, items.shape[2] - 1)]
         head = np.where(has_next, following, n)
@@ -186,7 +187,9 @@ def arrange(
         chosen = head[running, best_queue[running]]
         if not len(running) and not (free_from > now).any():
             stuck = pool[int(head[head < n].min())]
-            raise LayoutError(f"schedule {pool.name}: {stuck} can never run; allow more micro-batches in flight")
+            raise LayoutError(
+                f"schedule {pool.name}: {stuck} can never run; allow more micro-batches in flight"
+            )
         start[chosen], end[chosen] = now, now + slots[chosen]
         free_from[running] = end[chosen]
         place[running, best_queue[running]] += 1
@@ -234,13 +237,15 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
 
     A device's next step follows its own last instruction, so that steps overlap over the devices.
     """
-    # The stretches of the new order: all steps of the first device, then all of the second, and so on.
+    # The stretches of the new order: all steps of the first device, then all of the second, and so
+    # on.
     length = np.diff(schedule.offsets)
     step, device = np.divmod(np.arange(steps * schedule.devices), schedule.devices)
     by_device = np.lexsort((step, device))
     step, device = step[by_device], device[by_device]
 
-    # Each stretch is a copy of its device's instructions, with micro-batches that count on from step to step.
+    # Each stretch is a copy of its device's instructions, with micro-batches that count on from
+    # step to step.
     count = length[device]
     offsets = np.append(0, np.cumsum(count))
     index = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - schedule.offsets[device], count)
@@ -286,8 +291,8 @@ def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
     slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))
     needs = np.stack([np.where(need == NEVER, n, need) for need in schedule.waits])
 
-    # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in which no
-    # device can is the end, or a deadlock.
+    # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in
+    # which no device can is the end, or a deadlock.
     following, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
     now = 0
     while True:

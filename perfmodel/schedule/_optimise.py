@@ -1,8 +1,8 @@
 """Optimises a schedule for given times, with split backward passes and a memory limit.
 
-The zero-bubble authors find such orders by a heuristic and integer programming (Qi et al. 2024, section 3).
-Here a greedy machine in real time runs every device's best ready pass under a handful of rules, the best
-order is kept, and small cases are improved by exchanging neighbours.
+The zero-bubble authors find such orders by a heuristic and integer programming (Qi et al. 2024,
+section 3). Here a greedy machine in real time runs every device's best ready pass under a handful
+of rules, the best order is kept, and small cases are improved by exchanging neighbours.
 """
 
 import heapq
@@ -34,16 +34,19 @@ class _Rule:
     """A weight gradient starts in a gap if the gap is at least this share of it."""
 
 
-def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *, staggered: bool = False) -> Schedule:
+def optimised(
+    times: PassTimes, micro_batches: int, limit: int | None = None, *, staggered: bool = False
+) -> Schedule:
     """Make a schedule with split backward passes for these times, with one stage per device.
 
     Args:
         times: seconds of the passes.
         micro_batches: micro-batches of a step.
-        limit: most micro-batches whose activations a device may hold, from forward to weight gradient;
-            None: twice the stages, enough for no bubble at all (ZB-2p).
-        staggered: devices go on to their next step on their own, so that what counts is the longest time
-            from a device's first to its last pass; otherwise it is the end of the last pass of all.
+        limit: most micro-batches whose activations a device may hold, from forward to weight
+            gradient; None: twice the stages, enough for no bubble at all (ZB-2p).
+        staggered: devices go on to their next step on their own, so that what counts is the longest
+            time from a device's first to its last pass; otherwise it is the end of the last pass of
+            all.
 
     Raises:
         LayoutError: no micro-batches, or a limit below 1.
@@ -60,7 +63,9 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
     leads = sorted({0} | possible_leads)
     rules = [_Rule(lead, patience) for lead, patience in product(leads, (0.0, 0.5, 1.0))]
     orders = [_greedy(times, micro_batches, limit, rule) for rule in rules]
-    candidates = [from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders]
+    candidates = [
+        from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders
+    ]
 
     # The result is never worse than the orders made by hand.
     by_hand = (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches))
@@ -73,7 +78,8 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
 
 
 def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
-    """Seconds that the search minimises: of the step, or of the slowest device if steps are staggered."""
+    """Seconds that the search minimises: of the step, or of the slowest device if steps are
+    staggered."""
     start, end = starts_and_ends(schedule, times)
     if not staggered:
         return float(end.max())
@@ -81,15 +87,19 @@ def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
     return float((end[last] - start[first]).max())
 
 
-def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tuple[Phase, int, int]]]:
-    """Each device's order under one rule: input gradients first, then forwards, weight gradients in gaps."""
+def _greedy(
+    times: PassTimes, m: int, limit: int, rule: _Rule
+) -> list[list[tuple[Phase, int, int]]]:
+    """Each device's order under one rule: input gradients first, then forwards, weight gradients in
+    gaps."""
     p = len(times.forward_s)
     forward_s = np.asarray(times.forward_s, float).tolist()
     input_s = np.asarray(times.backward_input_s, float).tolist()
     weight_s = np.asarray(times.backward_weight_s, float).tolist()
     orders: list[list[tuple[Phase, int, int]]] = [[] for _ in range(p)]
 
-    # Next micro-batch of each phase on each device, and when the inputs of forwards and backwards arrive there.
+    # Next micro-batch of each phase on each device, and when the inputs of forwards and backwards
+    # arrive there.
     f, b, w = [0] * p, [0] * p, [0] * p
     arrived_f: list[list[float]] = [[0.0] * m] + [[] for _ in range(p - 1)]
     arrived_b: list[list[float]] = [[] for _ in range(p)]
@@ -103,7 +113,8 @@ def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tupl
         if now < free[d]:
             continue
 
-        # Which passes have their inputs and room: p - d forwards ahead of backwards is what 1F1B does.
+        # Which passes have their inputs and room: p - d forwards ahead of backwards is what 1F1B
+        # does.
         ready_b = b[d] < len(arrived_b[d]) and arrived_b[d][b[d]] <= now
         ready_f = f[d] < m and f[d] < len(arrived_f[d]) and arrived_f[d][f[d]] <= now
         most_ahead = min(limit, p - d + rule.lead)
@@ -137,7 +148,9 @@ def _greedy(times: PassTimes, m: int, limit: int, rule: _Rule) -> list[list[tupl
     return orders
 
 
-def _run(order: list[tuple[Phase, int, int]], phase: Phase, following: list[int], device: int) -> None:
+def _run(
+    order: list[tuple[Phase, int, int]], phase: Phase, following: list[int], device: int
+) -> None:
     """Append the next micro-batch of a phase to a device's order."""
     order.append((phase, 0, following[device]))
     following[device] += 1

@@ -16,17 +16,19 @@ from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.spec.notation import schedule_name
 
 MOST_PASSES: Final = 2**23
-"""Largest product of micro-batches and chunks of all devices; beyond it a schedule's order would take gigabytes."""
+"""Largest product of micro-batches and chunks of all devices; beyond it a schedule's order would
+take gigabytes."""
 WeightPolicy = Literal["flush", "stashing", "vertical_sync", "double_buffering", "latest"]
 """How weight versions are chosen.
 
 - flush: one version; updated when all work of a step is done.
 - stashing: a forward takes the newest version of its device, the backward the same one (PipeDream).
-- vertical_sync: both take the version that was newest on the first stage when the micro-batch entered.
+- vertical_sync: both take the version that was newest on the first stage when the micro-batch
+  entered.
 - double_buffering: micro-batches of update k take version k - 1 everywhere (PipeDream-2BW).
-- latest: a forward takes the version that was newest on the first stage when the micro-batch entered, a
-  backward the newest one that all stages had when it began on the last stage (TiMePReSt: vertical but no
-  horizontal stashing, section 4.1).
+- latest: a forward takes the version that was newest on the first stage when the micro-batch
+  entered, a backward the newest one that all stages had when it began on the last stage (TiMePReSt:
+  vertical but no horizontal stashing, section 4.1).
 """
 Demands = Callable[[int, int, int], None]
 """Function (devices, micro_batches, chunks) that raises `LayoutError` for impossible numbers."""
@@ -34,10 +36,12 @@ StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
 """Function (devices, chunks) that returns the global stage of each device's chunks."""
 
 ENDS: Final = 2
-"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
+"""Stages that may hold no layer: the first with the embedding alone, the last with the head
+alone."""
 Builder = Callable[..., Schedule]
-"""Function (devices, micro_batches, chunks) that returns a schedule; a number in its name (`chimera:4`) is a further
-argument, and asynchronous schedules get the micro-batches of one step."""
+"""Function (devices, micro_batches, chunks) that returns a schedule; a number in its name
+(`chimera:4`) is a further argument, and asynchronous schedules get the micro-batches of one
+step."""
 
 
 def leading_layers(
@@ -53,7 +57,8 @@ def leading_layers(
         per_stage: number of layers to take from each stage; fractions take part of a layer.
     """
     xp = counts.__array_namespace__()
-    # Segments and blocks of a stage in model order: each segment takes its share of the remaining blocks.
+    # Segments and blocks of a stage in model order: each segment takes its share of the remaining
+    # blocks.
     in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
     before = xp.cumsum(in_order, axis=1) - in_order
     return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
@@ -67,7 +72,8 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
     """
     if items < parts - ENDS:
         raise LayoutError(
-            f"{items} layers are too few for {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
+            f"{items} layers are too few for {parts} pipeline stages (pp * vpp); use at most {items}",
+            Reason.STAGES,
         )
     sizes = np.full(parts, items // parts)
     remainder = items % parts
@@ -82,7 +88,8 @@ def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"
 
 
 def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
-    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising devices."""
+    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising
+    devices."""
     going_down = np.arange(devices)[:, None]
     going_up = devices - 1 - going_down
     return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, going_up, going_down)
@@ -99,29 +106,30 @@ class Scheduler:
     chunks: int | None = None
     """The number of chunks per device that the schedule is made for; None: any."""
     number: Literal["", "pipelines", "slices", "slots"] = ""
-    """Meaning of a number after the name (`name:number`); `pipelines` gives chunks per device. Empty if the schedule
-    takes none."""
+    """Meaning of a number after the name (`name:number`); `pipelines` gives chunks per device.
+    Empty if the schedule takes none."""
     arguments: tuple[int, ...] = ()
     """The number after the name; empty without one."""
     plain: bool = True
     """Whether every pass computes one whole micro-batch alone, without slices or pairs."""
     weights: WeightPolicy = "flush"
-    """How weight versions are chosen; every policy except `flush` updates them while other micro-batches are in flight,
-    without a flush at the end of a step."""
+    """How weight versions are chosen; every policy except `flush` updates them while other
+    micro-batches are in flight, without a flush at the end of a step."""
     demands: Demands | None = None
-    """Function that raises `LayoutError` for numbers of devices, micro-batches or chunks that the schedule does not
-    support."""
+    """Function that raises `LayoutError` for numbers of devices, micro-batches or chunks that the
+    schedule does not support."""
     digest: str | None = ""
-    """Distinguishes structures of schedules with the same name: empty for those of this package, a hash for a file;
-    None if they cannot be distinguished and must not be cached beyond the process."""
+    """Distinguishes structures of schedules with the same name: empty for those of this package, a
+    hash for a file; None if they cannot be distinguished and must not be cached beyond the
+    process."""
     looped: bool = False
     """Whether it is made for several chunks per device, in any number."""
     staggered: bool = False
-    """Whether a device starts its next step without waiting for the others to end theirs (the zero-bubble
-    schedules' post-validated optimizer step)."""
+    """Whether a device starts its next step without waiting for the others to end theirs (the
+    zero-bubble schedules' post-validated optimizer step)."""
     period: Callable[[int, int], int] | None = None
-    """Function (devices, micro-batches of a step) that returns the number of steps after which the order repeats; None:
-    1."""
+    """Function (devices, micro-batches of a step) that returns the number of steps after which the
+    order repeats; None: 1."""
 
     @property
     def slices(self) -> int:
@@ -137,7 +145,9 @@ class Scheduler:
             LayoutError: the schedule has another number of chunks.
         """
         # `chimera:4` has as many chunks per device as it has pipelines.
-        fixed_chunks = self.arguments[0] if self.number == "pipelines" and self.arguments else self.chunks
+        fixed_chunks = (
+            self.arguments[0] if self.number == "pipelines" and self.arguments else self.chunks
+        )
         if fixed_chunks is None or virtual_stages == fixed_chunks:
             return virtual_stages
         if virtual_stages != 1:
@@ -163,13 +173,13 @@ class Scheduler:
 
         The time of one step is then (time of 2 n steps - time of n steps) / n.
         """
-        # The pipeline is full once the first micro-batch is back, 2 p passes later. A backward of all
-        # micro-batches of a step delays it most: then each of the p stages takes a step.
+        # The pipeline is full once the first micro-batch is back, 2 p passes later. A backward of
+        # all micro-batches of a step delays it most: then each of the p stages takes a step.
         filling = -(-2 * devices // micro_batches) if self.plain else devices
         filling = max(2, filling)
 
-        # Where no flush ever lets devices meet, one that is ahead takes as long again to be held up by the
-        # slowest.
+        # Where no flush ever lets devices meet, one that is ahead takes as long again to be held up
+        # by the slowest.
         if self.asynchronous:
             filling *= 2
 
@@ -186,16 +196,25 @@ class Scheduler:
         """The name with its number, as `get_schedule` takes it."""
         return ":".join([self.name, *map(str, self.arguments)])
 
-    def __call__(self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1) -> Schedule:
+    def __call__(
+        self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1
+    ) -> Schedule:
         """The schedule of `steps` steps of `micro_batches` each.
 
         Raises:
             LayoutError: a count below 1, or one that the schedule cannot do.
         """
-        counts = {"devices": devices, "micro_batches": micro_batches, "chunks": chunks, "steps": steps}
+        counts = {
+            "devices": devices,
+            "micro_batches": micro_batches,
+            "chunks": chunks,
+            "steps": steps,
+        }
         for what, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise LayoutError(f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}")
+                raise LayoutError(
+                    f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}"
+                )
         chunks = self.chunks_for(chunks)
         passes = devices * micro_batches * chunks * steps
         if passes > MOST_PASSES:
@@ -205,9 +224,12 @@ class Scheduler:
             )
         self.require(devices, micro_batches, chunks)
 
-        # An asynchronous schedule is one stream over all steps; others are the same step again and again.
+        # An asynchronous schedule is one stream over all steps; others are the same step again and
+        # again.
         if self.asynchronous:
-            return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.arguments)
+            return self.build(
+                devices, micro_batches * steps, chunks, micro_batches, *self.arguments
+            )
         schedule = self.build(devices, micro_batches, chunks, *self.arguments)
         return schedule if steps == 1 else repeated(schedule, steps)
 
@@ -234,8 +256,9 @@ def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
 def get_schedule(name: str) -> Scheduler:
     """The scheduler registered as `name`: call it with (devices, micro_batches, chunks).
 
-    Some schedules take a number after a colon (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a schedule from a text
-    file. Names are not case-sensitive, and the papers' names are known too (`DAPPLE`, `TiMePReSt`).
+    Some schedules take a number after a colon (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a
+    schedule from a text file. Names are not case-sensitive, and the papers' names are known too
+    (`DAPPLE`, `TiMePReSt`).
 
     Raises:
         UnknownNameError: no schedule has this name.
@@ -254,7 +277,9 @@ def get_schedule(name: str) -> Scheduler:
     if not scheduler.number:
         raise LayoutError(f"schedule {head} takes no number, got {name!r}; use schedule={head}")
     if not tail.isdecimal() or int(tail) < 1:
-        raise LayoutError(f"schedule {name!r}: {scheduler.number} must be a whole number of at least 1, as in {head}:2")
+        raise LayoutError(
+            f"schedule {name!r}: {scheduler.number} must be a whole number of at least 1, as in {head}:2"
+        )
     return replace(scheduler, arguments=(int(tail),))
 
 

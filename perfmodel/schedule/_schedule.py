@@ -12,7 +12,8 @@ from jaxtyping import Bool, Int
 from perfmodel.errors import PerfModelError
 
 NEVER = -1
-"""Slot of an instruction that never starts (deadlock); index of an instruction that does not exist."""
+"""Slot of an instruction that never starts (deadlock); index of an instruction that does not
+exist."""
 
 
 class Phase(IntEnum):
@@ -31,7 +32,8 @@ class Phase(IntEnum):
 
 
 _ROLE = np.array([0, 1, 1, 2])
-"""Role of each phase: forward, input gradient (alone or in a whole backward), weight gradient alone."""
+"""Role of each phase: forward, input gradient (alone or in a whole backward), weight gradient
+alone."""
 _FORWARD, _, _WEIGHT_GRADIENT = range(3)
 
 
@@ -42,12 +44,14 @@ class Dependencies(NamedTuple):
     """
 
     upstream: Int[np.ndarray, " instructions"]
-    """Pass of the neighbouring stage: forward of the stage before, input gradient of the stage after."""
+    """Pass of the neighbouring stage: forward of the stage before, input gradient of the stage
+    after."""
     same_stage: Int[np.ndarray, " instructions"]
-    """Earlier pass of the same stage: forward before backward, input gradient before weight gradient."""
+    """Earlier pass of the same stage: forward before backward, input gradient before weight
+    gradient."""
     neighbouring_slice: Int[np.ndarray, " instructions"]
-    """Pass of the neighbouring sequence slice on the same stage: keys and values come from the slice
-    before, their gradients from the slice after."""
+    """Pass of the neighbouring sequence slice on the same stage: keys and values come from the
+    slice before, their gradients from the slice after."""
 
 
 class Instruction(NamedTuple):
@@ -72,9 +76,9 @@ class Instruction(NamedTuple):
 class Schedule:
     """Each device's instructions in order, device after device, as flat arrays.
 
-    Build one with `from_keys` or `from_orders`, which fill `slot`; `check` tells whether it can run.
-    Several chunks may hold the same stage (replicas, as in bidirectional pipelines); a micro-batch then
-    passes the stage on one of them.
+    Build one with `from_keys` or `from_orders`, which fill `slot`; `check` tells whether it can
+    run. Several chunks may hold the same stage (replicas, as in bidirectional pipelines); a
+    micro-batch then passes the stage on one of them.
 
     Raises:
         PerfModelError: a phase, chunk or micro-batch is out of range, or array lengths disagree.
@@ -94,19 +98,22 @@ class Schedule:
     span: Int[np.ndarray, " instructions"]
     """Number of micro-batches, from that one on, that the instruction computes at once."""
     paired: Bool[np.ndarray, " instructions"]
-    """Whether the instruction and the next one of its device run together, overlapped (DualPipe)."""
+    """Whether the instruction and the next one of its device run together, overlapped
+    (DualPipe)."""
     updates: Bool[np.ndarray, " instructions"]
-    """Whether the device's weights are updated right after the instruction (if none: once, at the end of the step)."""
+    """Whether the device's weights are updated right after the instruction (if none: once, at the
+    end of the step)."""
     slot: Int[np.ndarray, " instructions"]
-    """A start in unit time: grows along each device's order and along data dependencies; `NEVER` if the instruction is
-    stuck in a deadlock."""
+    """A start in unit time: grows along each device's order and along data dependencies; `NEVER` if
+    the instruction is stuck in a deadlock."""
     slices: int = 1
     """Slices per sequence: micro-batch i is slice i % slices of sequence i // slices."""
     length: Int[np.ndarray, " instructions"] | None = None
     """Slots that each instruction takes; None: one each."""
 
     def __post_init__(self) -> None:
-        # Each field's least value that is too large. Of a span of micro-batches the last must exist too.
+        # Each field's least value that is too large. Of a span of micro-batches the last must exist
+        # too.
         limits = {
             "phase": len(Phase),
             "chunk": self.chunks,
@@ -115,17 +122,23 @@ class Schedule:
         }
         rises = (np.diff(self.offsets) >= 0).all()
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or not rises:
-            raise PerfModelError(f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}")
+            raise PerfModelError(
+                f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}"
+            )
         for field, limit in limits.items():
             values = getattr(self, field)
             if len(values) != self.n_instructions:
-                raise PerfModelError(f"schedule {self.name}: {field} must have {self.n_instructions} entries")
+                raise PerfModelError(
+                    f"schedule {self.name}: {field} must have {self.n_instructions} entries"
+                )
             least = 1 if field == "span" else 0
             bad = np.flatnonzero((values < least) | (values >= limit))
             if bad.size:
                 place = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
                 most = int(np.broadcast_to(limit, len(values))[bad[0]]) - 1
-                raise PerfModelError(f"schedule {self.name}: {place}: {field} {values[bad[0]]} is not in 0..{most}")
+                raise PerfModelError(
+                    f"schedule {self.name}: {place}: {field} {values[bad[0]]} is not in 0..{most}"
+                )
 
     @property
     def devices(self) -> int:
@@ -168,9 +181,11 @@ class Schedule:
         return total - before[self.device]
 
     def taken(self, size: np.ndarray) -> np.ndarray:
-        """Change of live activations at each instruction: forwards add `size`, ends of backwards remove it.
+        """Change of live activations at each instruction: forwards add `size`, ends of backwards
+        remove it.
 
-        An input gradient that is split off changes nothing: its weight gradient still needs the activations.
+        An input gradient that is split off changes nothing: its weight gradient still needs the
+        activations.
         """
         return np.where(self.phase == Phase.FORWARD, size, np.where(self.ends_backward, -size, 0))
 
@@ -196,7 +211,8 @@ class Schedule:
 
     @property
     def replicas(self) -> int:
-        """Copies of every stage's weights over the devices (bidirectional pipelines have several)."""
+        """Copies of every stage's weights over the devices (bidirectional pipelines have
+        several)."""
         return self.stage.size // self.n_stages
 
     @property
@@ -206,7 +222,8 @@ class Schedule:
 
     @property
     def ends_backward(self) -> Bool[np.ndarray, " instructions"]:
-        """Instructions that end a micro-batch's work on a stage: they complete its weight gradient."""
+        """Instructions that end a micro-batch's work on a stage: they complete its weight
+        gradient."""
         return (self.phase == Phase.BACKWARD) | (self.phase == Phase.BACKWARD_WEIGHT)
 
     @cached_property
@@ -226,20 +243,22 @@ class Schedule:
         index, micro_batch = self.covers
         role, stage = _ROLE[self.phase][index], self.instruction_stage[index]
 
-        # The device of each piece of work, by role, stage and micro-batch. One more stage on either side, which no
-        # instruction belongs to, stands for "none", so that stage s is row s + 1. Of repeated indices NumPy keeps the
-        # last one assigned, hence latest first.
+        # The device of each piece of work, by role, stage and micro-batch. One more stage on either
+        # side, which no instruction belongs to, stands for "none", so that stage s is row s + 1. Of
+        # repeated indices NumPy keeps the last one assigned, hence latest first.
         doer = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
         latest_first = slice(None, None, -1)
         work = (role[latest_first], stage[latest_first] + 1, micro_batch[latest_first])
         doer[work] = index[latest_first]
 
-        # A backward needs its own stage's forward, a weight gradient its input gradient: the role before.
+        # A backward needs its own stage's forward, a weight gradient its input gradient: the role
+        # before.
         is_forward = role == _FORWARD
         role_before = doer[np.maximum(role - 1, 0), stage + 1, micro_batch]
         same_stage = np.where(is_forward, NEVER, role_before)
 
-        # Slices of a sequence share keys and values; a weight gradient is made of its own slice alone.
+        # Slices of a sequence share keys and values; a weight gradient is made of its own slice
+        # alone.
         neighbouring_slice = np.full_like(same_stage, NEVER)
         if self.slices > 1:
             neighbour = micro_batch + np.where(is_forward, -1, 1)
@@ -247,8 +266,8 @@ class Schedule:
             shares = same_sequence & (role != _WEIGHT_GRADIENT)
             neighbouring_slice[shares] = doer[role[shares], stage[shares] + 1, neighbour[shares]]
 
-        # Forwards take the output of the stage before (row s), input gradients that of the stage after (row
-        # s + 2). Weight gradients are of use to no other stage and wait for none.
+        # Forwards take the output of the stage before (row s), input gradients that of the stage
+        # after (row s + 2). Weight gradients are of use to no other stage and wait for none.
         doer[_WEIGHT_GRADIENT] = NEVER
         upstream = doer[role, np.where(is_forward, stage, stage + 2), micro_batch]
         return Dependencies(
@@ -268,14 +287,15 @@ class Schedule:
     def waits(self) -> tuple[Int[np.ndarray, " instructions"], ...]:
         """The dependencies of each instruction; the first of a pair also waits for its partner's.
 
-        Results of a pair are available when both instructions have run, so that dependents of the first also wait for
-        the second.
+        Results of a pair are available when both instructions have run, so that dependents of the
+        first also wait for the second.
         """
         needs = list(self.dependencies)
         if not self.paired.any():
             return tuple(needs)
 
-        # A pair's second instruction directly follows its first, so waiting for it is an index one higher.
+        # A pair's second instruction directly follows its first, so waiting for it is an index one
+        # higher.
         needs = [need + ((need != NEVER) & self.paired[need]) for need in needs]
 
         # Both start together: the first also waits for the dependencies of the second.

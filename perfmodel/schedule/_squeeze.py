@@ -1,9 +1,9 @@
-"""Turns a building block into a schedule, and removes idle time of warm-up and cool-down (Qi et al. 2024b, section 3
-and appendix).
+"""Turns a building block into a schedule, and removes idle time of warm-up and cool-down (Qi et al.
+2024b, section 3 and appendix).
 
-The block is repeated once per micro-batch. In between it leaves slots idle at both ends of the step, where fewer
-micro-batches overlap than in the middle; squeezing fills them with passes that could have run earlier, as long as
-no device holds more than the repeated block does.
+The block is repeated once per micro-batch. In between it leaves slots idle at both ends of the
+step, where fewer micro-batches overlap than in the middle; squeezing fills them with passes that
+could have run earlier, as long as no device holds more than the repeated block does.
 """
 
 from dataclasses import dataclass, replace
@@ -25,22 +25,25 @@ _FIRST, _BACK = 0, 1
 
 
 def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
-    """The schedule made from a repeated block of a V with two chunks per device, with weight gradients added.
+    """The schedule made from a repeated block of a V with two chunks per device, with weight
+    gradients added.
 
-    Passes keep the order of their device's queue of each kind. Two rounds: in the first weight gradients have
-    slots of their own and move along; in the second the input gradients of the cool-down go before them.
+    Passes keep the order of their device's queue of each kind. Two rounds: in the first weight
+    gradients have slots of their own and move along; in the second the input gradients of the
+    cool-down go before them.
 
     Args:
         name: the schedule's name.
-        forward, backward: slots of forwards and input gradients of the repeated block, no two of a device alike.
+        forward, backward: slots of forwards and input gradients of the repeated block, no two of a
+            device alike.
     """
     # No device may hold more than any does in the repeated block.
     limit = 0
     for device_forward, device_backward in zip(forward, backward, strict=True):
         limit = max(limit, int(_alive(device_forward, device_backward).max()))
 
-    # The steady middle stays as it is, from the first micro-batch's last pass to the last one's first. After each
-    # round all passes run as early as their new order allows.
+    # The steady middle stays as it is, from the first micro-batch's last pass to the last one's
+    # first. After each round all passes run as early as their new order allows.
     for with_weights in (True, False):
         steady = range(int(backward[0, _FIRST, 0]), int(forward[0, _FIRST, -1]))
         forward, backward, weight = _earlier(forward, backward, limit, steady, with_weights)
@@ -67,18 +70,18 @@ def _slots_of(schedule: Schedule, phase: Phase) -> Slots:
 
 
 def _free(forward: Slots, backward: Slots) -> Int[np.ndarray, " slots"]:
-    """Slots without a forward pass or input gradient on a device, including enough slots for all weight gradients at
-    the end."""
+    """Slots without a forward pass or input gradient on a device, including enough slots for all
+    weight gradients at the end."""
     idle = np.ones(int(max(forward.max(), backward.max())) + 2 + backward.size, bool)
     idle[forward.ravel()] = idle[backward.ravel()] = False
     return np.flatnonzero(idle)
 
 
 def _weights(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
-    """Slots of a device's weight gradients: the first free slot after the input gradient and the previous weight
-    gradient."""
-    # Number the free slots. The k-th weight gradient takes number max(first after its input gradient, number
-    # of the one before + 1); less k, that recurrence is a running maximum.
+    """Slots of a device's weight gradients: the first free slot after the input gradient and the
+    previous weight gradient."""
+    # Number the free slots. The k-th weight gradient takes number max(first after its input
+    # gradient, number of the one before + 1); less k, that recurrence is a running maximum.
     free = _free(forward, backward)
     k = np.arange(backward.size)
     first_after = np.searchsorted(free, np.sort(backward, axis=None), side="right")
@@ -98,7 +101,8 @@ def _back_first(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
     assigned, inputs = np.empty_like(backward), np.sort(backward, axis=1)
     n_assigned = [0, 0]
     for slot in np.sort(_weights(forward, backward), axis=None).tolist():
-        # Chunks with a weight gradient whose input gradient has run; there is one for each of these slots.
+        # Chunks with a weight gradient whose input gradient has run; there is one for each of these
+        # slots.
         waiting = []
         for chunk in (_BACK, _FIRST):
             following = n_assigned[chunk]
@@ -129,12 +133,14 @@ class _Device:
     """Micro-batches held; only used if weight gradients have slots."""
 
     def first_idle(self, after: int, before: int) -> int:
-        """Return the first idle slot from `after` up to `before`; `before` itself counts as idle."""
+        """Return the first idle slot from `after` up to `before`; `before` itself counts as
+        idle."""
         idle_slots = np.flatnonzero(self.idle[after:before])
         return after + int(idle_slots[0]) if len(idle_slots) else before
 
     def move(self, source: int, target: int, change: int) -> None:
-        """Let a pass run earlier; `change` is the number of micro-batches that are held in addition."""
+        """Let a pass run earlier; `change` is the number of micro-batches that are held in
+        addition."""
         self.idle[source], self.idle[target] = True, False
         self.alive[target:source] += change
 
@@ -167,10 +173,11 @@ _ADDS_ALIVE = {
 def _earlier(
     forward: Slots, backward: Slots, limit: int, steady: range, with_weights: bool
 ) -> tuple[Slots, Slots, Slots]:
-    """Move passes outside of the steady middle to the first idle slot that their inputs and the limit allow.
+    """Move passes outside of the steady middle to the first idle slot that their inputs and the
+    limit allow.
 
-    Without weight gradients in slots of their own only the cool-down moves, and `limit` holds for the weight
-    gradients that idle slots would take.
+    Without weight gradients in slots of their own only the cool-down moves, and `limit` holds for
+    the weight gradients that idle slots would take.
     """
     # Slots of every queue, by device; only these change below.
     p = len(forward)
@@ -196,7 +203,8 @@ def _earlier(
             continue
         earliest = _inputs_done(slot, d, queue, i, p)
         if with_weights:
-            # A forward that moves holds its micro-batch from there on: not before the device last is full.
+            # A forward that moves holds its micro-batch from there on: not before the device last
+            # is full.
             if _ADDS_ALIVE[queue] > 0:
                 full = np.flatnonzero(devices[d].alive[earliest:source] >= limit)
                 if len(full):
@@ -219,9 +227,13 @@ def _earlier(
 
 
 def _device(
-    forward: DeviceSlots, backward: DeviceSlots, weight: Int[np.ndarray, " passes"], with_weights: bool
+    forward: DeviceSlots,
+    backward: DeviceSlots,
+    weight: Int[np.ndarray, " passes"],
+    with_weights: bool,
 ) -> _Device:
-    """A device with the slots of its passes, including weight gradients if they have separate slots."""
+    """A device with the slots of its passes, including weight gradients if they have separate
+    slots."""
     alive = _alive(forward, backward)
     idle = np.ones(max(len(alive), int(weight.max()) + 1), bool)
     idle[forward.ravel()] = False
@@ -236,7 +248,8 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
     # Passes of a queue keep their order.
     needs = [-1] if i == 0 else [int(slot[queue][d, i - 1])]
     if queue is _Queue.WEIGHT:
-        # The i-th weight gradient follows the i-th input gradient of the device, of whichever chunk.
+        # The i-th weight gradient follows the i-th input gradient of the device, of whichever
+        # chunk.
         inputs = np.concatenate([slot[_Queue.INPUT_DOWN][d], slot[_Queue.INPUT_UP][d]])
         needs.append(int(np.partition(inputs, i)[i]))
         return max(needs) + 1
@@ -245,7 +258,8 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
     neighbour = d - 1 if queue in (_Queue.FORWARD_DOWN, _Queue.INPUT_DOWN) else d + 1
     if 0 <= neighbour < p:
         needs.append(int(slot[queue][neighbour, i]))
-    # The four ways follow one another, and the last needs the activations of the first chunk's forward too.
+    # The four ways follow one another, and the last needs the activations of the first chunk's
+    # forward too.
     if queue is not _Queue.FORWARD_DOWN:
         needs.append(int(slot[_Queue(queue - 1)][d, i]))
     if queue is _Queue.INPUT_UP:
@@ -254,9 +268,17 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
 
 
 def _first_within(
-    device: _Device, slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, after: int, before: int, limit: int
+    device: _Device,
+    slot: dict[_Queue, np.ndarray],
+    d: int,
+    queue: _Queue,
+    i: int,
+    after: int,
+    before: int,
+    limit: int,
 ) -> int:
-    """The first idle slot in which a pass, and weight gradients in idle slots after it, keep within the limit."""
+    """The first idle slot in which a pass, and weight gradients in idle slots after it, keep within
+    the limit."""
     moved = {kind: slots[d].copy() for kind, slots in slot.items()}
     for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
         moved[queue][i] = target

@@ -37,8 +37,8 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     p, m, v = devices, micro_batches, chunks
     d, c, i = np.ogrid[:p, :v, :m]
 
-    # A chunk starts when the first device is done with the chunk before, and when its input is back from the
-    # last device.
+    # A chunk starts when the first device is done with the chunk before, and when its input is back
+    # from the last device.
     lap = max(p, m)
     forward = d + c * lap + i
 
@@ -51,7 +51,8 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("breadth-first", looped=True)
 def breadth_first(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Looped pipeline, each chunk run for all micro-batches before the next (Lamy-Poirier 2023, section 4).
+    """Looped pipeline, each chunk run for all micro-batches before the next (Lamy-Poirier 2023,
+    section 4).
 
     It is GPipe's order over several chunks.
     """
@@ -60,9 +61,11 @@ def breadth_first(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("1f1b", chunks=1)
 def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al. 2021)."""
-    # A micro-batch moves on by one device a slot, down to the last and back up. The next follows two slots
-    # later, so that forwards fall on slots of one parity on every device and backwards on the other.
+    """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al.
+    2021)."""
+    # A micro-batch moves on by one device a slot, down to the last and back up. The next follows
+    # two slots later, so that forwards fall on slots of one parity on every device and backwards on
+    # the other.
     d, _, i = np.ogrid[:devices, :1, :micro_batches]
     forward = d + 2 * i
     backward = 2 * devices - 1 - d + 2 * i
@@ -75,15 +78,15 @@ def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Interleaved 1F1B (Narayanan et al. 2021, section 2.2).
 
     2 (p - 1 - d) + (v - 1) p warm-up forwards on device d, then one forward, one backward, chunks
-    taking turns every p micro-batches. The micro-batch count need not be a multiple of p: the order is
-    that of the next multiple with the missing micro-batches struck out, which cannot deadlock. One
-    chunk per device is plain 1F1B, as in Megatron.
+    taking turns every p micro-batches. The micro-batch count need not be a multiple of p: the order
+    is that of the next multiple with the missing micro-batches struck out, which cannot deadlock.
+    One chunk per device is plain 1F1B, as in Megatron.
     """
     p, m, v = devices, micro_batches, chunks
     if v == 1:
         return one_forward_one_backward(p, m, 1)
-    # Forwards on even slots, backwards on odd ones, which pass the chunks in the opposite order. The first
-    # backward waits for the forward of the first micro-batch through all v p stages.
+    # Forwards on even slots, backwards on odd ones, which pass the chunks in the opposite order.
+    # The first backward waits for the forward of the first micro-batch through all v p stages.
     d, c, i = np.ogrid[:p, :v, :m]
     forward = 2 * (d + _rounds(p, v, c, i))
     backward = 2 * (_rounds(p, v, v - 1 - c, i) + (p - 1 - d) + v * p - 1) + 1
@@ -100,20 +103,23 @@ def forward_only(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 @register("seq1f1b", chunks=1, number="slices", plain=False)
-def seq1f1b(devices: int, micro_batches: int, chunks: int, slices: int = DEFAULT_SLICES) -> Schedule:
-    """1F1B on slices of the sequence: forwards in order, backwards of each sequence last slice first.
+def seq1f1b(
+    devices: int, micro_batches: int, chunks: int, slices: int = DEFAULT_SLICES
+) -> Schedule:
+    """1F1B on slices of the sequence: forwards in order, backwards of each sequence last slice
+    first.
 
-    Causal attention lets slice j run once slices before it have left their keys and values; the backward
-    of slice j needs those after it. p - 2 - d + k warm-up forwards of k slices each (section 3.2), so
-    that about 1 / k as many activations are in flight.
+    Causal attention lets slice j run once slices before it have left their keys and values; the
+    backward of slice j needs those after it. p - 2 - d + k warm-up forwards of k slices each
+    (section 3.2), so that about 1 / k as many activations are in flight.
 
     Args:
         micro_batches: whole sequences; the schedule's own micro-batches are their slices.
     """
     if slices < 1:
         raise LayoutError(f"schedule seq1f1b: slices must be at least 1, got {slices}")
-    # 1F1B over slices; in the backward slice j of a sequence takes the turn of slice k - 1 - j, and all turns
-    # are k - 1 later, when the sequence's last forward is through.
+    # 1F1B over slices; in the backward slice j of a sequence takes the turn of slice k - 1 - j, and
+    # all turns are k - 1 later, when the sequence's last forward is through.
     d, _, i = np.ogrid[:devices, :1, : micro_batches * slices]
     reverse = i // slices * slices + slices - 1 - i % slices
     forward = d + 2 * i

@@ -5,10 +5,11 @@
     F0 F1 B0 B1
     F0 B0 F1 B1
 
-The first line gives the stage of every chunk of every device, devices separated by `|`. A pass is written
-`F0` (forward of micro-batch 0), `B0` (backward), `BI0` and `BW0` (input and weight gradient); `F0.1` is on
-chunk 1; `F0-3` takes micro-batches 0 to 3 in one go; `F2+B0` run together; `B0!` is followed by an update of
-the weights. `slices 2` on a line of its own tells that every two micro-batches are slices of one sequence.
+The first line gives the stage of every chunk of every device, devices separated by `|`. A pass is
+written `F0` (forward of micro-batch 0), `B0` (backward), `BI0` and `BW0` (input and weight
+gradient); `F0.1` is on chunk 1; `F0-3` takes micro-batches 0 to 3 in one go; `F2+B0` run together;
+`B0!` is followed by an update of the weights. `slices 2` on a line of its own tells that every two
+micro-batches are slices of one sequence.
 """
 
 import re
@@ -86,7 +87,9 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
     ends = (work.micro_batch + work.span for work in chain.from_iterable(orders))
     micro_batches = max(ends, default=0)
     if micro_batches % slices:
-        raise PerfModelError(f"schedule {name}: {micro_batches} micro-batches are not a multiple of {slices} slices")
+        raise PerfModelError(
+            f"schedule {name}: {micro_batches} micro-batches are not a multiple of {slices} slices"
+        )
     return from_orders(name, np.array(stage), micro_batches, orders, slices=slices)
 
 

@@ -1,9 +1,11 @@
-"""Zero-bubble schedules: weight gradients, split from input gradients, fill the bubbles (Qi et al. 2024); with
-controllable memory where the pipeline runs in a V: V-Min, V-Half, ZB-V (Qi et al. 2024b).
+"""Zero-bubble schedules: weight gradients, split from input gradients, fill the bubbles (Qi et al.
+2024); with controllable memory where the pipeline runs in a V: V-Min, V-Half, ZB-V (Qi et al.
+2024b).
 
-In a V a device holds two chunks, stages d and 2 p - 1 - d. One micro-batch's forwards and input gradients form a
-building block that is repeated every six slots (two chunks of three passes each); how fast the block moves
-from device to device decides how long activations live, and so the memory (section 3).
+In a V a device holds two chunks, stages d and 2 p - 1 - d. One micro-batch's forwards and input
+gradients form a building block that is repeated every six slots (two chunks of three passes each);
+how fast the block moves from device to device decides how long activations live, and so the memory
+(section 3).
 """
 
 from itertools import product
@@ -18,7 +20,8 @@ from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._squeeze import squeezed
 
 _PERIOD = 6
-"""Slots from one micro-batch to the next in a V: two chunks of a forward, an input and a weight gradient each."""
+"""Slots from one micro-batch to the next in a V: two chunks of a forward, an input and a weight
+gradient each."""
 
 
 class Steps(NamedTuple):
@@ -31,7 +34,8 @@ class Steps(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Slots between legs: on the last device, on the first one (where the loss is), and on the last again."""
+    """Slots between legs: on the last device, on the first one (where the loss is), and on the last
+    again."""
 
     forward: int
     loss: int
@@ -48,7 +52,8 @@ class Block(NamedTuple):
 
 @register("v-min", stage_map=v_stages, chunks=2)
 def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Every leg continues without delay: about a third of 1F1B's activation memory, the largest bubble."""
+    """Every leg continues without delay: about a third of 1F1B's activation memory, the largest
+    bubble."""
     # Where p is a multiple of 3, turning round at once would let micro-batches collide (`repeats`).
     turns = Turns(1, 1 if devices % 3 else 3, 1)
     return _squeezed("v-min", _slots(devices, Steps(1, 1, 1, 1), turns), micro_batches)
@@ -56,7 +61,8 @@ def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("v-half", stage_map=v_stages, chunks=2)
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Legs down wait a slot, legs up continue without delay: about half of 1F1B's activation memory."""
+    """Legs down wait a slot, legs up continue without delay: about half of 1F1B's activation
+    memory."""
     # Likewise where p is even.
     turns = Turns(1, 1 if devices % 2 else 4, 2)
     return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
@@ -70,8 +76,8 @@ def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """
     steps = Steps(4, 2, 4, 2)
 
-    # The shortest way to turn round with which micro-batches do not collide; a longer turn than a period only repeats a
-    # shorter one.
+    # The shortest way to turn round with which micro-batches do not collide; a longer turn than a
+    # period only repeats a shorter one.
     turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
     blocks = (_slots(devices, steps, Turns(*turn)) for turn in turns)
     return _squeezed("zb-v", next(filter(repeats, blocks)), micro_batches)
@@ -83,7 +89,9 @@ def _squeezed(name: str, block: Block, micro_batches: int) -> Schedule:
     return squeezed(name, keys[Phase.FORWARD], keys[Phase.BACKWARD_INPUT])
 
 
-def _keys(block: Block, micro_batches: int) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
+def _keys(
+    block: Block, micro_batches: int
+) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
     """Slots of all forwards and input gradients, the building block repeated."""
     delay = _PERIOD * np.arange(micro_batches)
     return {
@@ -94,8 +102,8 @@ def _keys(block: Block, micro_batches: int) -> dict[Phase, Int[np.ndarray, "devi
 
 def _slots(devices: int, steps: Steps, turns: Turns) -> Block:
     """Slots of one micro-batch's forwards and input gradients on every device."""
-    # Four legs, each from where the one before ended: forwards down to the last device and back up to the
-    # first, where the loss is, then input gradients down and back up.
+    # Four legs, each from where the one before ended: forwards down to the last device and back up
+    # to the first, where the loss is, then input gradients down and back up.
     d = np.arange(devices)
     from_last = devices - 1 - d
     forward_down = steps.forward_down * d
@@ -117,13 +125,14 @@ def repeats(block: Block) -> bool:
 
 @register("zb-h1", chunks=1)
 def zb_h1(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """ZB-H1 (section 2.1): the activation memory of 1F1B, a third of its bubble where passes are equal.
+    """ZB-H1 (section 2.1): the activation memory of 1F1B, a third of its bubble where passes are
+    equal.
 
-    1F1B in which the weight gradient of micro-batch i follows the input gradient of i + d on device d, so
-    that all devices have p micro-batches in flight.
+    1F1B in which the weight gradient of micro-batch i follows the input gradient of i + d on device
+    d, so that all devices have p micro-batches in flight.
     """
-    # 1F1B's slots, doubled to make room for weight gradients on odd ones: micro-batches follow each other
-    # every four slots, and d micro-batches later is 4 d slots later.
+    # 1F1B's slots, doubled to make room for weight gradients on odd ones: micro-batches follow each
+    # other every four slots, and d micro-batches later is 4 d slots later.
     d, _, i = np.ogrid[:devices, :1, :micro_batches]
     forward = 2 * (d + 2 * i)
     backward_input = 2 * (2 * devices - 1 - d + 2 * i)
@@ -140,8 +149,8 @@ def zb_h1(devices: int, micro_batches: int, chunks: int) -> Schedule:
 def zb_h2(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """ZB-H2 (section 2.2): 2 p - 1 micro-batches in flight, and no bubble where passes are equal.
 
-    Input gradients before forwards before weight gradients. Devices go on to the next step without waiting
-    for each other (section 4, post-validation).
+    Input gradients before forwards before weight gradients. Devices go on to the next step without
+    waiting for each other (section 4, post-validation).
     """
     # A queue for each phase, in which micro-batches come in order; phases by falling priority.
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))

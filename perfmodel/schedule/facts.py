@@ -24,7 +24,8 @@ class PassTimes:
     """Seconds of one micro-batch's passes on every stage, and of a transfer between stages.
 
     Raises:
-        PerfModelError: arrays of different lengths or none, or times that are negative or not finite.
+        PerfModelError: arrays of different lengths or none, or times that are negative or not
+            finite.
     """
 
     forward_s: Float[np.ndarray, " stages"]
@@ -33,17 +34,29 @@ class PassTimes:
     transfer_s: float = 0.0
 
     def __post_init__(self) -> None:
-        shapes = {np.shape(self.forward_s), np.shape(self.backward_input_s), np.shape(self.backward_weight_s)}
+        shapes = {
+            np.shape(self.forward_s),
+            np.shape(self.backward_input_s),
+            np.shape(self.backward_weight_s),
+        }
         equal_vectors = len(shapes) == 1 and len(next(iter(shapes))) == 1
         if not equal_vectors or shapes == {(0,)}:
-            raise PerfModelError(f"pass times need one entry per stage each, got shapes {sorted(shapes)}")
+            raise PerfModelError(
+                f"pass times need one entry per stage each, got shapes {sorted(shapes)}"
+            )
         everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
         if not (np.isfinite(everything) & (everything >= 0)).all():
             raise PerfModelError("pass times must be finite and not negative")
 
     @classmethod
     def uniform(
-        cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+        cls,
+        stages: int,
+        forward_s: float,
+        backward_s: float,
+        *,
+        weight_share: float = 0.5,
+        transfer_s: float = 0.0,
     ) -> "PassTimes":
         """Times of equal stages; `weight_share` of the backward is its weight gradient."""
         ones = np.ones(max(stages, 0))
@@ -71,7 +84,8 @@ class PassTimes:
 def starts_and_ends(
     schedule: Schedule, times: PassTimes
 ) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
-    """Start and end of every instruction, as early as device and inputs allow; transfers do not queue."""
+    """Start and end of every instruction, as early as device and inputs allow; transfers do not
+    queue."""
     # Lists, as the loop below reads single numbers.
     seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
@@ -93,7 +107,12 @@ def starts_and_ends(
 
 
 def equal_parts(
-    schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+    schedule: Schedule,
+    forward_s: float,
+    backward_s: float,
+    *,
+    weight_share: float = 0.5,
+    transfer_s: float = 0.0,
 ) -> PassTimes:
     """Times of a schedule's stages, from the times of 1/p of the model.
 
@@ -103,10 +122,15 @@ def equal_parts(
         weight_share: share of the backward that is its weight gradient.
         transfer_s: seconds of a message between neighbouring stages.
     """
-    # Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
+    # Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts
+    # of a sequence.
     part = schedule.devices / schedule.n_stages / schedule.slices
     return PassTimes.uniform(
-        schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
+        schedule.n_stages,
+        forward_s * part,
+        backward_s * part,
+        weight_share=weight_share,
+        transfer_s=transfer_s,
     )
 
 
@@ -127,7 +151,9 @@ class ChunkTimes:
         passes = (self.forward, self.backward_input, self.backward_weight)
         if min(*passes, self.transfer) < 0 or not any(passes):
             shown = ",".join(f"{float(time):g}" for time in passes)
-            raise PerfModelError(f"times of a chunk must be at least 0, and one of them above 0, got {shown}")
+            raise PerfModelError(
+                f"times of a chunk must be at least 0, and one of them above 0, got {shown}"
+            )
 
     def pass_times(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
@@ -141,14 +167,16 @@ class ChunkTimes:
         )
 
     def whole_unit(self, schedule: Schedule) -> int:
-        """The unit in which all times are whole numbers, so that sums are exact (parts per second)."""
+        """The unit in which all times are whole numbers, so that sums are exact (parts per
+        second)."""
         times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
         return lcm(*(time.denominator for time in times)) * schedule.slices
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFacts:
-    """One row of a comparison; memory in units of one p-th of the model (its weights, a micro-batch's activations)."""
+    """One row of a comparison; memory in units of one p-th of the model (its weights, a
+    micro-batch's activations)."""
 
     schedule: str
     stages: int
@@ -156,16 +184,18 @@ class ScheduleFacts:
     makespan_s: float
     """Time of one step alone, from its first pass to its last, warm-up and cool-down included."""
     steady_interval_s: float
-    """Time between the ends of successive steps: the makespan if every step ends with a flush, less if steps
-    overlap."""
+    """Time between the ends of successive steps: the makespan if every step ends with a flush, less
+    if steps overlap."""
     bubble_fraction: float
     """Idle share of the steady interval, averaged over devices, if transfers took no time."""
     makespan_bubble_fraction: float
     """Idle share of the makespan, averaged over devices, if transfers took no time."""
     activations: tuple[float, float]
-    """Most micro-batches alive at once, on the device with the fewest and on the one with the most."""
+    """Most micro-batches alive at once, on the device with the fewest and on the one with the
+    most."""
     weights: tuple[int, int]
-    """Copies and versions of a stage's weights, on the device with the fewest and on the one with the most."""
+    """Copies and versions of a stage's weights, on the device with the fewest and on the one with
+    the most."""
     version_difference: int
     """Largest version difference of any device once the pipeline is full; 1 without staleness."""
     update_sequences: int
@@ -181,7 +211,8 @@ class ScheduleFacts:
         return asdict(self) | {"step_s": self.step_s}
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row; `activations` and `weights` by their least and most, as `activations_least` and so on."""
+        """One row; `activations` and `weights` by their least and most, as `activations_least` and
+        so on."""
         import pandas as pd
 
         row = self.to_dict()
@@ -220,11 +251,15 @@ def schedule_facts(
         PerfModelError: times that are no times, or a step that takes none.
     """
     schedule = get_schedule(name)(stages, micro_batches, chunks)
-    times = equal_parts(schedule, forward_s, backward_s, weight_share=weight_share, transfer_s=transfer_s)
+    times = equal_parts(
+        schedule, forward_s, backward_s, weight_share=weight_share, transfer_s=transfer_s
+    )
     return _facts(name, schedule, times, micro_batches, chunks)
 
 
-def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *, chunks: int = 1) -> ScheduleFacts:
+def chunk_facts(
+    name: str, stages: int, micro_batches: int, times: ChunkTimes, *, chunks: int = 1
+) -> ScheduleFacts:
     """Compute figures of a schedule from the times of a chunk, without rounding.
 
     Raises:
@@ -235,12 +270,14 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
     unit = times.whole_unit(schedule)
     in_units = times.pass_times(schedule, unit)
 
-    # The largest sum that can arise: all passes and transfers of a step one after another, of as many steps
-    # as are ever laid out.
+    # The largest sum that can arise: all passes and transfers of a step one after another, of as
+    # many steps as are ever laid out.
     passes = in_units.instruction_s(schedule).sum()
     longest_step = float(passes + in_units.transfer_s * schedule.n_instructions)
     if longest_step * _MOST_STEPS > _EXACT_UP_TO:
-        raise PerfModelError(f"schedule {name}: times with this many digits cannot be added exactly; round them")
+        raise PerfModelError(
+            f"schedule {name}: times with this many digits cannot be added exactly; round them"
+        )
     return _facts(name, schedule, in_units, micro_batches, chunks, unit)
 
 
@@ -257,7 +294,9 @@ def _facts(
     scheduler, stages = get_schedule(name), schedule.devices
     makespan = _makespan(schedule, times)
     if not makespan > 0:
-        raise PerfModelError(f"schedule {scheduler.label}: a step of zero length has no bubble; give times above 0")
+        raise PerfModelError(
+            f"schedule {scheduler.label}: a step of zero length has no bubble; give times above 0"
+        )
     steps, interval = _steady_interval(scheduler, schedule, times, micro_batches, chunks)
 
     # A bubble is idle time that would be there without transfers, as a share of the step with them.
@@ -265,7 +304,9 @@ def _facts(
     if times.transfer_s:
         without_transfers = replace(times, transfer_s=0.0)
         bare_makespan = _makespan(schedule, without_transfers)
-        bare_steps, bare_interval = _steady_interval(scheduler, schedule, without_transfers, micro_batches, chunks)
+        bare_steps, bare_interval = _steady_interval(
+            scheduler, schedule, without_transfers, micro_batches, chunks
+        )
     work = float(times.instruction_s(schedule).sum()) / stages
 
     # Staleness and memory of a stream show once the pipeline is full.
@@ -303,7 +344,8 @@ def _steady_interval(
 ) -> tuple[int, float]:
     """A number of steps of a full pipeline, and how long they take together.
 
-    The second half of a stream counts. Streams are doubled until twice as many steps take twice as long.
+    The second half of a stream counts. Streams are doubled until twice as many steps take twice as
+    long.
     """
     if not (scheduler.asynchronous or scheduler.staggered):
         return 1, _makespan(schedule, times)

@@ -28,8 +28,8 @@ def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
 def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """Micro-batches alive per chunk at a device's peak of activations.
 
-    Chunks peak at different moments, so this is less than `in_flight` for looped schedules; times the bytes
-    of each stage it is the peak wherever a device's chunks are about equally large.
+    Chunks peak at different moments, so this is less than `in_flight` for looped schedules; times
+    the bytes of each stage it is the peak wherever a device's chunks are about equally large.
     """
     if schedule.forward_only:
         return in_flight(schedule)
@@ -47,7 +47,8 @@ def _most_alive(
 
     Args:
         schedule: the schedule.
-        instruction: at which each event happens; events of one instruction happen in the order in which they stand.
+        instruction: at which each event happens; events of one instruction happen in the order in
+            which they stand.
         chunk: chunk of the event.
         change: micro-batches that the event adds to those alive.
     """
@@ -92,12 +93,15 @@ def offloads(schedule: Schedule) -> Offloads:
     next_but_one[device_of_next_but_one != device] = NEVER
 
     # The backward that waits for each forward.
-    backwards = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
+    backwards = np.flatnonzero(
+        (schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT)
+    )
     backward_of = np.full(schedule.n_instructions, NEVER)
     backward_of[schedule.dependencies.same_stage[backwards]] = backwards
     backward = backward_of[forward]
 
-    # Only passes of one micro-batch each, and only if something runs between the copy out and the copy back.
+    # Only passes of one micro-batch each, and only if something runs between the copy out and the
+    # copy back.
     single = (schedule.span[forward] == 1) & (backward != NEVER)
     single &= schedule.span[np.maximum(backward, 0)] == 1
     waits_long = (next_but_one != NEVER) & (backward > next_but_one + 1)
@@ -108,20 +112,25 @@ def offloads(schedule: Schedule) -> Offloads:
 def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """Micro-batches alive per chunk at a device's peak (`alive_at_peak`), with offloading.
 
-    Activations have left the device before the forward after next, and return during the instruction before their
-    backward.
+    Activations have left the device before the forward after next, and return during the
+    instruction before their backward.
     """
-    # Three kinds of events: copies out, copies back, and allocations and frees of the instructions themselves.
+    # Three kinds of events: copies out, copies back, and allocations and frees of the instructions
+    # themselves.
     moved = offloads(schedule)
     ones = np.ones(len(moved.forward), np.int64)
     moved_chunk = schedule.chunk[moved.forward]
-    instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
+    instruction = np.concatenate(
+        [moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)]
+    )
     chunk = np.concatenate([moved_chunk, moved_chunk, schedule.chunk])
     change = np.concatenate([-ones, ones, schedule.taken(schedule.span)])
     return _most_alive(schedule, instruction, chunk, change)
 
 
-def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> Float[np.ndarray, " devices"]:
+def peak_live(
+    schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]
+) -> Float[np.ndarray, " devices"]:
     """Largest activation bytes alive at once on each device.
 
     Args:
@@ -169,12 +178,13 @@ class LiveState:
     """Whether weight gradients are separate passes, on which only the step's end depends."""
 
     def with_slots(self, slots_per_stage: int, n_stages: int) -> "LiveState":
-        """The state if the framework reserves memory for this number of micro-batches per stage, on all ranks except
-        the last; 0: unchanged.
+        """The state if the framework reserves memory for this number of micro-batches per stage, on
+        all ranks except the last; 0: unchanged.
 
-        OneFlow puts a buffer behind each tensor that a backward pass reads from a forward pass, on all stages but the
-        last, with as many places as twice the number of stages (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp
-        @0bc5c37, PipelineBufferPass::Apply: `buffer_size = total_stage_num * 2`).
+        OneFlow puts a buffer behind each tensor that a backward pass reads from a forward pass, on
+        all stages but the last, with as many places as twice the number of stages
+        (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp @0bc5c37, PipelineBufferPass::Apply:
+        `buffer_size = total_stage_num * 2`).
         """
         if not slots_per_stage or n_stages == 1:
             return self

@@ -2,7 +2,13 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.serving._engines import engine_commands, folded
-from perfmodel.serving._request import SERVING_KEYS, Requests, ServingKeywords, ServingOptions, serving_options
+from perfmodel.serving._request import (
+    SERVING_KEYS,
+    Requests,
+    ServingKeywords,
+    ServingOptions,
+    serving_options,
+)
 from perfmodel.serving._server import PARTS, Cost, ServingMemory
 from perfmodel.serving._serving import Serving, serve
 from perfmodel.serving._start import StartingPoint, starting_point

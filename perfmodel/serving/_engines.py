@@ -20,8 +20,9 @@ _TORCH_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"
 def engine_commands(serving: Serving, model: str = "MODEL") -> dict[str, str]:
     """Commands that start the server of a prediction, by the name of the engine.
 
-    Every engine counts requests for one replica; memory, pages and the tokens of prompts that a step reads are those of
-    the prediction. TensorRT-LLM starts one replica; several need a command each.
+    Every engine counts requests for one replica; memory, pages and the tokens of prompts that a
+    step reads are those of the prediction. TensorRT-LLM starts one replica; several need a command
+    each.
 
     Args:
         serving: result of `serve`.
@@ -86,7 +87,8 @@ def _vllm(serving: Serving) -> Sequence[str]:
 def _sglang(serving: Serving) -> Sequence[str]:
     """Flags of SGLang for a server."""
     layout, requests = serving.layout, serving.requests
-    # SGLang calls it DP attention: each replica keeps its own cache, while experts are spread over the ranks of all.
+    # SGLang calls it DP attention: each replica keeps its own cache, while experts are spread over
+    # the ranks of all.
     attention_of_replicas = _spreads_experts(serving) and layout.dp > 1
     # With attention by replica the ranks of all replicas count as tensor parallel.
     tp = layout.tp * layout.dp if attention_of_replicas else layout.tp

@@ -1,6 +1,7 @@
 """Requests to a server, from keywords or a job file.
 
-All requests of a prediction have one length. The element types in which a server keeps weights and cache are here too.
+All requests of a prediction have one length. The element types in which a server keeps weights and
+cache are here too.
 """
 
 from collections.abc import Mapping
@@ -17,22 +18,27 @@ from perfmodel.spec.framework_facts import HostCosts
 from perfmodel.units import DTYPE_BYTES, require_whole
 
 Batching = Literal["continuous", "static"]
-"""`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others
-(Orca, OSDI 2022, section 3); `static`: all requests of a batch start and end together."""
-WEIGHT_BYTES: Final = {name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16", "fp16", "fp8", "int8")} | {
+"""`continuous`: a request that ends makes room for the next, whose prompt is read between the steps
+of the others (Orca, OSDI 2022, section 3); `static`: all requests of a batch start and end
+together."""
+WEIGHT_BYTES: Final = {
+    name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16", "fp16", "fp8", "int8")
+} | {
     "fp4": 0.5 + 1 / 16,
     "int4": 0.5 + 2 / 128,
 }
-"""Bytes of a weight: 4-bit floats share a scale of 8 bits among 16 (NVFP4), 4-bit integers one of 16 bits among 128
-(AWQ, arXiv 2306.00978)."""
+"""Bytes of a weight: 4-bit floats share a scale of 8 bits among 16 (NVFP4), 4-bit integers one of
+16 bits among 128 (AWQ, arXiv 2306.00978)."""
 CACHE_DTYPES: Final = ("fp32", "bf16", "fp16", "fp8", "int8")
 PAGE_TOKENS: Final = 16
-"""Tokens of a block of the paged cache; a sequence occupies whole blocks (vLLM, arXiv 2309.06180, section 4.1;
-`block_size`)."""
+"""Tokens of a block of the paged cache; a sequence occupies whole blocks (vLLM, arXiv 2309.06180,
+section 4.1; `block_size`)."""
 PREFILL_TOKENS: Final = 8192
-"""Most tokens of prompts that a step reads together (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
-`max_num_tokens` by default): several short prompts, or a part of a longer one."""
-NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that states them"
+"""Most tokens of prompts that a step reads together (vLLM's `max_num_batched_tokens` and
+TensorRT-LLM's `max_num_tokens` by default): several short prompts, or a part of a longer one."""
+NEEDED: Final = (
+    "serve: give a cluster, prompt_tokens and output_tokens, or a job file that states them"
+)
 """Message for a missing cluster, prompt or output length."""
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that a server uses (vLLM's `gpu_memory_utilization`)."""
@@ -49,7 +55,8 @@ class ServingOptions:
     batch: int | None = None
     """Requests in flight over all replicas; by default as many as fit and meet the limits."""
     batching: Batching = "continuous"
-    """`continuous`: a new request starts when another ends; `static`: all start and end together."""
+    """`continuous`: a new request starts when another ends; `static`: all start and end
+    together."""
     weight_dtype: str = ""
     """Narrower element type for the weights in memory: fp8, int8, int4 or fp4."""
     kv_dtype: str = ""
@@ -61,7 +68,8 @@ class ServingOptions:
     step_overhead_s: float = 0.0
     """Time between steps for scheduling and sampling."""
     dtype: str = ""
-    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device supports."""
+    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device
+    supports."""
 
     def requests(self, cluster: Cluster, batch: int) -> "Requests":
         """Make the requests, with `batch` of them in flight on a cluster.
@@ -122,7 +130,8 @@ class Requests:
     dtype: str = "bf16"
     """Element type of the layers' products."""
     weight_dtype: str = ""
-    """Element type of the layers' weights in memory, which are widened to `dtype` when read; empty: `dtype` itself."""
+    """Element type of the layers' weights in memory, which are widened to `dtype` when read; empty:
+    `dtype` itself."""
     kv_dtype: str = ""
     """Element type of the cache; empty: that of stored activations."""
 
@@ -131,14 +140,17 @@ class Requests:
         # Far beyond any server, so a larger number is a slip.
         require_whole("serve", sizes, most=10**7)
         if self.batching not in get_args(Batching):
-            raise PerfModelError(f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}")
+            raise PerfModelError(
+                f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}"
+            )
         for what, name, known in (
             ("weight dtype", self.weight_dtype, WEIGHT_BYTES),
             ("cache dtype", self.kv_dtype, CACHE_DTYPES),
         ):
             if name and name not in known:
                 raise UnknownNameError(what, name, known)
-        # Weights are widened on the way to the matrix units, never narrowed: that would be another product type.
+        # Weights are widened on the way to the matrix units, never narrowed: that would be another
+        # product type.
         if self.dtype in WEIGHT_BYTES and self.weight_bytes > WEIGHT_BYTES[self.dtype]:
             raise PerfModelError(
                 f"serve: weight dtype {self.weight_dtype} is wider than dtype {self.dtype}; use a weight dtype of "

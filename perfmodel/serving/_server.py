@@ -1,7 +1,7 @@
 """A model server: step times of each pipeline stage, and memory.
 
-A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the weights, the working
-memory of a step, and the cache of keys and values, which takes the rest.
+A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the
+weights, the working memory of a step, and the cache of keys and values, which takes the rest.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,9 @@ class Cost:
     @property
     def through(self) -> "Cost":
         """Cost of one pass through all stages."""
-        return Cost(self.parts_s.sum(axis=0), self.uncertain_s.sum(axis=0), self.shaky_s.sum(axis=0))
+        return Cost(
+            self.parts_s.sum(axis=0), self.uncertain_s.sum(axis=0), self.shaky_s.sum(axis=0)
+        )
 
     @property
     def slowest(self) -> "Cost":
@@ -71,12 +73,15 @@ class Cost:
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
     def interval(self, site_prior: SitePrior) -> tuple[float, float]:
-        """Ends of the 90 % interval as factors on the seconds. As in predictions of training steps, errors are common
-        within a part and independent between parts and the site (`SitePrior.interval`)."""
+        """Ends of the 90 % interval as factors on the seconds. As in predictions of training steps,
+        errors are common within a part and independent between parts and the site
+        (`SitePrior.interval`)."""
         total_s = self.total_s
         # The uncertainty of each part is weighted by its share of the time, as for training steps.
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
-        products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
+        products, attention, experts, element_wise, communication, gaps = (
+            self.parts_s / total_s
+        ).tolist()
         shares = {
             "products": products + experts,
             "attention": attention,
@@ -109,9 +114,10 @@ class Server:
         return self.requests.batch // self.layout.dp
 
     def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
-        """The step that reads `tokens` new tokens of each sequence of a replica, after `cached` ones."""
-        # A step of a server is an inference job whose sequences have `cached` tokens behind them, so that attention
-        # reads the cache.
+        """The step that reads `tokens` new tokens of each sequence of a replica, after `cached`
+        ones."""
+        # A step of a server is an inference job whose sequences have `cached` tokens behind them,
+        # so that attention reads the cache.
         dtype = self.requests.dtype
         job = Job(
             global_batch=sequences * self.layout.dp,
@@ -126,18 +132,22 @@ class Server:
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:
         """Cost of a step by stage; for prompts, only the last token's logits are computed."""
         costs = self._blocks(tokens, cached, sequences)
-        # A server samples from the last position only, so the head's product has one row per prompt, not one per
-        # token.
+        # A server samples from the last position only, so the head's product has one row per
+        # prompt, not one per token.
         if tokens > 1:
             last = self._blocks(1, 0, sequences)  # whose head is that of any token
             for values, last_values in zip(_arrays(costs), _arrays(last), strict=True):
                 values[-1] = last_values[-1]
         layout = self.layout
-        # One column per kind of block, one row per stage: costs of stages are counts times costs of blocks.
-        blocks = shard_events(self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences))
+        # One column per kind of block, one row per stage: costs of stages are counts times costs of
+        # blocks.
+        blocks = shard_events(
+            self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences)
+        )
         counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
         staged = Cost(*(counts @ values for values in _arrays(costs)))
-        # The server's own work (scheduling, sampling) is done once per step, before the first stage.
+        # The server's own work (scheduling, sampling) is done once per step, before the first
+        # stage.
         staged.parts_s[0, _GAPS] += self.framework.host.step_overhead_s
         return staged + self._sends(tokens * sequences) if layout.pp > 1 else staged
 
@@ -149,7 +159,9 @@ class Server:
         in_layers = np.asarray(blocks.counts[blocks.layers, Phase.FORWARD].any(axis=0))
         times = self._times(blocks.ops, in_layers)
         # Kernels that engines fuse into others do not run by themselves.
-        counts = blocks.counts[:, Phase.FORWARD] * np.array([not _is_fused(op) for op in blocks.ops])
+        counts = blocks.counts[:, Phase.FORWARD] * np.array(
+            [not _is_fused(op) for op in blocks.ops]
+        )
         cost = Cost(*(counts @ values for values in _arrays(_costs_of_ops(blocks.ops, times))))
         cost.parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.host.kernel_gap_s
         return cost
@@ -157,7 +169,8 @@ class Server:
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
         """Times of events, with the storage types of weights and cache."""
         requests = self.requests
-        # Decoding is bound by reading weights and cache, so their stored width decides, not the type of the arithmetic.
+        # Decoding is bound by reading weights and cache, so their stored width decides, not the
+        # type of the arithmetic.
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
         stored = []
         for op, is_in_layer in zip(ops, in_layers.tolist(), strict=True):
@@ -170,22 +183,27 @@ class Server:
         return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:
-        """Cost of sending the hidden state of `rows` tokens to the next stage, one part from every rank of a stage."""
+        """Cost of sending the hidden state of `rows` tokens to the next stage, one part from every
+        rank of a stage."""
         layout = self.layout
-        # Hidden states travel in 16 bits; each tensor rank sends its part to its counterpart in the next stage.
+        # Hidden states travel in 16 bits; each tensor rank sends its part to its counterpart in the
+        # next stage.
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
-        # Stages follow one another, so that a send is between two ranks, however many stages there are.
+        # Stages follow one another, so that a send is between two ranks, however many stages there
+        # are.
         two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
         return _costs_of_ops((two,), self._times((two,), np.zeros(1, bool)))
 
-    # --- how steps follow one another ---------------------------------------------------------------
+    # --- how steps follow one another
+    # ---------------------------------------------------------------
 
     def decode(self, sequences: int, context: int) -> Cost:
         """Cost of decoding one token for each sequence of a replica with `context` tokens.
 
-        Stages work on micro-batches, one a stage where there are sequences enough. A sequence's next token starts when
-        its last has left the pipeline and the other micro-batches have passed the slowest stage.
+        Stages work on micro-batches, one a stage where there are sequences enough. A sequence's
+        next token starts when its last has left the pipeline and the other micro-batches have
+        passed the slowest stage.
         """
         # With fewer micro-batches than stages some stages idle; more would only make each smaller.
         micro = min(self.layout.pp, sequences)
@@ -201,7 +219,8 @@ class Server:
 
     def prefill(self, prompts: int) -> Cost:
         """Cost of reading prompts, in pipelined steps of at most `PREFILL_TOKENS` tokens."""
-        # A pipeline: the first step passes through all stages, each further one costs as much as the slowest stage.
+        # A pipeline: the first step passes through all stages, each further one costs as much as
+        # the slowest stage.
         together = min(prompts, self.prompts_together)
         step, parts = self._prompt_step(together)
         return step.through + step.slowest * (parts * prompts / together - 1.0)
@@ -215,10 +234,12 @@ class Server:
     def _prompt_step(self, together: int) -> tuple[Cost, int]:
         """A step that reads a part of the prompts, and the number of such steps."""
         tokens = self.requests.prompt_tokens
-        # Long prompts are read in parts of equal size (chunked prefill), short ones several at once.
+        # Long prompts are read in parts of equal size (chunked prefill), short ones several at
+        # once.
         parts = -(-tokens // PREFILL_TOKENS)
         size = -(-tokens // parts)
-        # attention's time is linear in the number of cached tokens, so the step in the middle is the mean one
+        # attention's time is linear in the number of cached tokens, so the step in the middle is
+        # the mean one
         return self.step(size, (tokens - size) // 2, together), parts
 
 
@@ -238,7 +259,9 @@ def _costs_of_ops(ops: Sequence[Op], times: EventTimes) -> Cost:
     # Half-widths relative to the time; the floor keeps empty events from dividing by zero.
     half_width = (times.hi_s - times.lo_s) / 2.0 / np.maximum(times.time_s, 1e-300)
     is_extrapolated = np.isin(times.provenance, ("extrapolated", "analytical"))
-    is_between_nodes = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
+    is_between_nodes = np.array(
+        [isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool
+    )
     time_s = times.time_s[:, None]
     return Cost(
         parts_s=belongs_to * time_s,
@@ -248,8 +271,8 @@ def _costs_of_ops(ops: Sequence[Op], times: EventTimes) -> Cost:
 
 
 def _is_fused(op: Op) -> bool:
-    """Whether an op is part of another kernel: residual additions are part of the next norm's (vLLM's
-    `fused_add_rms_norm`, TensorRT-LLM's `rmsnormQuantization`), and nothing is dropped."""
+    """Whether an op is part of another kernel: residual additions are part of the next norm's
+    (vLLM's `fused_add_rms_norm`, TensorRT-LLM's `rmsnormQuantization`), and nothing is dropped."""
     return isinstance(op, MemoryBound) and (
         op.op in ("bias_dropout_add", "dropout") or (op.op == "add" and op.n_inputs == 2)
     )
@@ -290,13 +313,19 @@ def serving_memory(server: Server) -> ServingMemory:
     params = largest.dense_params(layout.pp > 1) + largest.expert_params
     weights = counts @ (params * np.where(largest.layers, requests.weight_bytes, wide))
     # The head works on the last token of every prompt alone.
-    workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.memory.context_bytes
+    workspace = (
+        float(largest.workspace_bytes[largest.layers].max()) + server.framework.memory.context_bytes
+    )
     a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
-    # The stage whose cache has room for the fewest requests decides for all, since every request passes every stage.
+    # The stage whose cache has room for the fewest requests decides for all, since every request
+    # passes every stage.
     available = MEMORY_SHARE * server.cluster.device.memory_bytes
-    rooms = np.floor(np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300))
+    rooms = np.floor(
+        np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300)
+    )
     tightest = int(np.argmin(rooms))
-    # Where some stage has no room at all, show the one with most weights, because it is the one that does not fit.
+    # Where some stage has no room at all, show the one with most weights, because it is the one
+    # that does not fit.
     if not rooms[tightest]:
         tightest = int(np.argmax(weights))
     return ServingMemory(

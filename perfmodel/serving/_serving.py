@@ -10,7 +10,13 @@ from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import Site
 from perfmodel.prediction.sites import SitePrior
-from perfmodel.serving._request import Requests, ServingKeywords, ServingOptions, ServingProblem, serving_problem
+from perfmodel.serving._request import (
+    Requests,
+    ServingKeywords,
+    ServingOptions,
+    ServingProblem,
+    serving_problem,
+)
 from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
@@ -27,12 +33,12 @@ class Serving:
     layout: Layout
     requests: Requests
     ttft_s: float
-    """Time to first token: of a prompt that waits for those before it (`continuous`), or is read with all others of its
-    batch (`static`)."""
+    """Time to first token: of a prompt that waits for those before it (`continuous`), or is read
+    with all others of its batch (`static`)."""
     ttft_interval_s: Interval
     tpot_s: float
-    """Mean time per output token after the first, including other requests' prompts that are read in between
-    (`continuous`)."""
+    """Mean time per output token after the first, including other requests' prompts that are read
+    in between (`continuous`)."""
     tpot_interval_s: Interval
     decode_step_s: float
     """Time of a step that generates a token of every request, halfway through their outputs."""
@@ -110,19 +116,22 @@ def serve(
 ) -> Serving:
     """Predict a server of a decoder-only transformer.
 
-        serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8")
+        serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64,
+        dtype="fp8")
 
     Args:
-        model, cluster, layout, calibration: as `predict` takes them. `[serving]` of a job file supplies what is not
-            given here. Of a layout, tp, pp, dp, ep and etp count.
-        framework: supplies kernel gaps, memory and the time between steps (`step_overhead_s`); a generic server if not
-            given.
-        options: fields of `ServingOptions`; `prompt_tokens` and `output_tokens` are needed, `batch` divides by dp.
+        model, cluster, layout, calibration: as `predict` takes them. `[serving]` of a job file
+            supplies what is not given here. Of a layout, tp, pp, dp, ep and etp count.
+        framework: supplies kernel gaps, memory and the time between steps (`step_overhead_s`); a
+            generic server if not given.
+        options: fields of `ServingOptions`; `prompt_tokens` and `output_tokens` are needed, `batch`
+            divides by dp.
 
     Raises:
         UnknownNameError: a name that is not in the catalog, an unknown word.
         LayoutError: a layout that cannot serve the model.
-        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
+        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits
+            that no batch holds.
     """
     # Without a batch the search starts from one request per replica.
     problem = serving_problem(model, cluster, options, calibration=calibration, framework=framework)
@@ -158,7 +167,9 @@ def server_of(problem: ServingProblem, layout: Layout, batch: int) -> Server:
 def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
     """Return the model if it can be served on this layout; raise otherwise."""
     if not isinstance(model, Transformer) or model.decoder_layers or not model.attention.causal:
-        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+        raise PerfModelError(
+            f"serve: {model.name} generates no text; give a decoder-only transformer"
+        )
     longest = max(model.seq_len, model.inputs.longest_seq_len)
     if model.inputs.positions == "learned" and requests.tokens > longest:
         raise PerfModelError(
@@ -166,7 +177,10 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
             f"{longest:,} positions; shorten them"
         )
     # Fields for training only (ZeRO, recomputation, virtual stages) must have their defaults.
-    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    used = {
+        name: getattr(layout, name)
+        for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")
+    }
     if layout != Layout(**used):
         raise LayoutError(
             f"serve: a server's layout can have only tp, pp, dp, ep and etp; leave the other keys out of {layout.label}"
@@ -189,8 +203,8 @@ def served(server: Server) -> Serving:
     """The prediction of a server."""
     requests = server.requests
     site_prior = Site().site_prior(server.framework, server.cluster.device)
-    # Prefill gives the first token, decoding the others. Their context grows by one each; cost is linear in it, so
-    # the one halfway stands for the mean.
+    # Prefill gives the first token, decoding the others. Their context grows by one each; cost is
+    # linear in it, so the one halfway stands for the mean.
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
     # All prompts are read together and nothing comes between the tokens.
@@ -198,8 +212,8 @@ def served(server: Server) -> Serving:
         ttft = server.prefill(sequences)
         between = decode * 0.0
     else:
-        # In a steady state every request that is served sees each other one's prompt once: before its own (which
-        # delays the first token) or between its tokens.
+        # In a steady state every request that is served sees each other one's prompt once: before
+        # its own (which delays the first token) or between its tokens.
         alone, other_costs = server.prefill(1), server.prompts_of_others()
         whole_s = (alone + decode * more + other_costs).total_s
         waited = _waiting_share(other_costs.total_s, whole_s, sequences)
@@ -227,12 +241,12 @@ def served(server: Server) -> Serving:
 
 
 def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
-    """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
-    tokens.
+    """Share of the prompts of the others that a request waits for before its own is read; the rest
+    are read between its tokens.
 
-    Prompts queue for a server that reads one at a time in S seconds and is in use for a share r of the time: on average
-    r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
-    1975, section 5.6), and never for more than all others.
+    Prompts queue for a server that reads one at a time in S seconds and is in use for a share r of
+    the time: on average r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service
+    time (Kleinrock, Queueing Systems I, 1975, section 5.6), and never for more than all others.
     """
     # Alone there is nobody to wait for.
     if sequences == 1:
@@ -267,7 +281,8 @@ def largest(server: Server, limits: ServingOptions) -> Serving:
     reason = _exceeded(smallest_batch, limits)
     if reason:
         raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
-    # The first try is all that fit: without a limit that binds it is the answer, and no bisection is needed.
+    # The first try is all that fit: without a limit that binds it is the answer, and no bisection
+    # is needed.
     low, high = 1, max(1, smallest_batch.memory.most_requests // step)
     best, tried = smallest_batch, high
     while low < high:

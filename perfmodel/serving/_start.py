@@ -13,7 +13,8 @@ from perfmodel.units import divisors, duration
 
 USUAL_TTFT_S: Final = 1.0
 USUAL_TPOT_S: Final = 0.05
-"""Default limits of an interactive service: a second to the first token, then 20 tokens per second."""
+"""Default limits of an interactive service: a second to the first token, then 20 tokens per
+second."""
 _ROOM: Final = 64
 """Requests that the cache of a replica should have room for: with fewer a server hardly batches."""
 
@@ -38,8 +39,8 @@ def starting_point(
 ) -> StartingPoint:
     """Choose a sensible operating point: the layout and batch that are not given.
 
-    The layout is the smallest that has room for some requests and meets the limits; the batch is the largest that meets
-    them. Without limits, those of an interactive service apply.
+    The layout is the smallest that has room for some requests and meets the limits; the batch is
+    the largest that meets them. Without limits, those of an interactive service apply.
 
     Args:
         model, cluster, layout, calibration, framework, options: as `serve` takes them.
@@ -69,7 +70,8 @@ def starting_point(
     try:
         serving = largest(server, usual)
     except PerfModelError:
-        # Long prompts, or a small layout, are slower than that with a single request: then all that fit.
+        # Long prompts, or a small layout, are slower than that with a single request: then all that
+        # fit.
         serving = largest(server, problem.options)
         chosen.append(f"the batch is the largest that fits, because no batch meets {limits}")
     else:
@@ -78,9 +80,11 @@ def starting_point(
 
 
 def _smallest(problem: ServingProblem) -> Layout:
-    """The fewest devices, by tp inside a node and then pp, that hold the model and some requests."""
+    """The fewest devices, by tp inside a node and then pp, that hold the model and some
+    requests."""
     cluster = problem.cluster
-    # Tensor parallelism inside a node, whose links can bear an all-reduce per layer; beyond it pipeline stages.
+    # Tensor parallelism inside a node, whose links can bear an all-reduce per layer; beyond it
+    # pipeline stages.
     node = cluster.devices_per_node
     sizes = [Layout(tp=tp) for tp in divisors(node)]
     sizes += [Layout(tp=node, pp=pp) for pp in (2, 4, 8, 16)]
@@ -90,8 +94,8 @@ def _smallest(problem: ServingProblem) -> Layout:
             serving = served(server_of(problem, layout, 1))
         except LayoutError:
             continue
-        # Sizes ascend, so the first with room is the smallest; a layout that only just holds the model is second
-        # best.
+        # Sizes ascend, so the first with room is the smallest; a layout that only just holds the
+        # model is second best.
         if serving.memory.most_requests >= _ROOM:
             return layout
         if fits is None and serving.fits:

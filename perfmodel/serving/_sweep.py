@@ -1,4 +1,5 @@
-"""Sweeps layouts and batches of a server, with the Pareto front of tokens/s per user and per device."""
+"""Sweeps layouts and batches of a server, with the Pareto front of tokens/s per user and per
+device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ class ServingSweep:
 
     @property
     def pareto(self) -> tuple[Serving, ...]:
-        """The Pareto front of tokens/s per user and tokens/s per device; fastest for users first."""
-        # Fastest for users first: a later one belongs to the front only if it gives devices more than all before it.
+        """The Pareto front of tokens/s per user and tokens/s per device; fastest for users
+        first."""
+        # Fastest for users first: a later one belongs to the front only if it gives devices more
+        # than all before it.
         front: list[Serving] = []
         for serving in sorted(
             self.servings,
@@ -67,12 +70,14 @@ def serve_sweep(
     framework: Framework | None = None,
     **options: Unpack[ServingKeywords],
 ) -> ServingSweep:
-    """Predict servers on a number of devices, or for some layouts, with powers of two as batches and the largest batch
-    that fits and meets the limits.
+    """Predict servers on a number of devices, or for some layouts, with powers of two as batches
+    and the largest batch that fits and meets the limits.
 
     Args:
-        layouts: layouts to try; by default every tp, pp and dp on `devices`, with experts over tp or dp as well.
-        options: as `serve` takes them, without `batch`, which is swept. All other arguments are those of `serve`.
+        layouts: layouts to try; by default every tp, pp and dp on `devices`, with experts over tp
+            or dp as well.
+        options: as `serve` takes them, without `batch`, which is swept. All other arguments are
+            those of `serve`.
 
     Raises:
         PerfModelError: as `serve`, or if no layout does, or a batch is given.
@@ -94,8 +99,11 @@ def serve_sweep(
         except PerfModelError as error:
             rejected[layout.label] = str(error)
             continue
-        # Larger batches trade speed of a user for throughput: powers of two trace the curve up to the most that fits.
-        batches = {layout.dp << i for i in range((most_requests.requests.batch // layout.dp).bit_length())}
+        # Larger batches trade speed of a user for throughput: powers of two trace the curve up to
+        # the most that fits.
+        batches = {
+            layout.dp << i for i in range((most_requests.requests.batch // layout.dp).bit_length())
+        }
         for batch in sorted(batches - {most_requests.requests.batch}):
             servings.append(served_with(server, batch))
         servings.append(most_requests)
@@ -107,8 +115,8 @@ def serve_sweep(
 
 
 def _layouts(problem: ServingProblem, devices: int) -> list[Layout]:
-    """All layouts of the devices by tp (inside a node), pp and dp that the model supports; experts are sharded like the
-    rest, or spread over the ranks of tp or dp."""
+    """All layouts of the devices by tp (inside a node), pp and dp that the model supports; experts
+    are sharded like the rest, or spread over the ranks of tp or dp."""
     experts = isinstance(problem.model, Transformer) and problem.model.experts
     layouts = []
     for tp in divisors(devices, problem.cluster.devices_per_node):

@@ -1,13 +1,23 @@
 """Frozen records of devices, clusters, models, frameworks, layouts and jobs. No JAX, no I/O.
 
-A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one answer to it.
+A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one
+answer to it.
 
-Four modules are doors of their own: `parts` of a transformer, `framework_facts`, `notation` (how values and layouts are
-written, `tp=8,pp=16,dp=8`) and `keywords` (types of the keyword arguments that stand for a record's fields).
+Four modules are doors of their own: `parts` of a transformer, `framework_facts`, `notation` (how
+values and layouts are written, `tp=8,pp=16,dp=8`) and `keywords` (types of the keyword arguments
+that stand for a record's fields).
 """
 
 from perfmodel.display import shorten_reprs
-from perfmodel.spec._cluster import BACKENDS, USUAL_DTYPES, Cluster, Device, NetworkLevel, PeakRates, interleaved_groups
+from perfmodel.spec._cluster import (
+    BACKENDS,
+    USUAL_DTYPES,
+    Cluster,
+    Device,
+    NetworkLevel,
+    PeakRates,
+    interleaved_groups,
+)
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
 from perfmodel.spec._framework import AttentionKernel, Framework, Problem
@@ -29,6 +39,13 @@ from perfmodel.spec._sections import Sectioned, flat_location, key_fields, neste
 from perfmodel.spec._stage_partition import partition_by_cost
 
 # Records that another one holds are shown inside it, by whichever door they come.
-for _module in ("_dimensions", "_job", "_job_sections", "_model_sections", "framework_facts", "parts"):
+for _module in (
+    "_dimensions",
+    "_job",
+    "_job_sections",
+    "_model_sections",
+    "framework_facts",
+    "parts",
+):
     shorten_reprs(f"{__name__}.{_module}")
 shorten_reprs(__name__)

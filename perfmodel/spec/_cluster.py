@@ -11,7 +11,8 @@ from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameErr
 from perfmodel.spec._layout import Layout
 from perfmodel.units import dtype_bytes, positive, require_whole
 
-# --- devices -------------------------------------------------------------------------------------------
+# --- devices
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,9 @@ class PeakRates:
             value = getattr(self, name, None)
             if value is not None:
                 return value
-        raise PerfModelError(f"no peak rate is known for dtype {dtype!r}; add it to the device entry")
+        raise PerfModelError(
+            f"no peak rate is known for dtype {dtype!r}; add it to the device entry"
+        )
 
 
 _FALLBACK = {
@@ -53,8 +56,8 @@ _FALLBACK = {
     "fp32": ("fp32",),
     "fp64": ("fp64", "fp32"),
 }
-"""Wider types, in order of preference, whose peak rate applies where a device lacks a type: narrow products run in
-wider units."""
+"""Wider types, in order of preference, whose peak rate applies where a device lacks a type: narrow
+products run in wider units."""
 
 
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
@@ -62,7 +65,8 @@ _WHOLE_FP32 = ("CDNA1", "CDNA2")
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """Usual element types of training; the default is the first that a device has."""
 BACKENDS = ("jax", "torch", "nccl-tests")
-"""Backends that measure kernels and collectives; `nccl-tests` measures collectives only, with its own programs."""
+"""Backends that measure kernels and collectives; `nccl-tests` measures collectives only, with its
+own programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,8 @@ class Device:
     vendor: str
     architecture: str
     die: str = ""
-    """The die: devices with the same die have the same multiprocessors. Empty: not shared with other devices."""
+    """The die: devices with the same die have the same multiprocessors. Empty: not shared with
+    other devices."""
     memory_bytes: float
     """Capacity of the device's own memory."""
     memory_bandwidth_bytes_per_s: float
@@ -87,7 +92,8 @@ class Device:
     """Exponentials that one multiprocessor computes per clock."""
     l2_bytes: float
     link_bandwidth_bytes_per_s: float
-    """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
+    """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes
+    together."""
     host_bandwidth_bytes_per_s: float | None = None
     """One-way bandwidth between device and host memory (PCIe or a coherent link)."""
     power_w: float | None = None
@@ -97,8 +103,8 @@ class Device:
     reached_share: float | None = None
     """Largest share of peak that matrix products reach, for devices without measured kernels."""
     collective_sm_share: float | None = None
-    """Measured share of the device that an overlapped collective occupies; None: derived from the channels that it
-    starts."""
+    """Measured share of the device that an overlapped collective occupies; None: derived from the
+    channels that it starts."""
     usd_per_hour: float | None = None
     """List price per device and hour, in US dollars."""
     price_source: str = ""
@@ -134,18 +140,23 @@ class Device:
         if self.reached_share is not None and not 0 < self.reached_share <= 1:
             raise PerfModelError(f"device {self.name}: reached_share must be above 0 and at most 1")
         if self.collective_sm_share is not None and not 0 <= self.collective_sm_share < 1:
-            raise PerfModelError(f"device {self.name}: collective_sm_share must be at least 0 and below 1")
+            raise PerfModelError(
+                f"device {self.name}: collective_sm_share must be at least 0 and below 1"
+            )
 
     def require(self, dtype: str) -> None:
-        """Raise `PerfModelError` if the device does not support `dtype` (`UnknownNameError` if no device does)."""
+        """Raise `PerfModelError` if the device does not support `dtype` (`UnknownNameError` if no
+        device does)."""
         dtype_bytes(dtype)
         if dtype not in self.dtypes:
-            raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
+            raise PerfModelError(
+                f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}"
+            )
 
     def flops_per_s(self, dtype: str) -> float:
         """Peak of matrix products of `dtype` in FLOP/s (`PeakRates.flops_per_s`)."""
-        # Up to CDNA 2 AMD's matrix units take fp32 as it is, twice as fast as its vector units (`PeakRates.tf32`);
-        # from CDNA 3 on that is a shorter type.
+        # Up to CDNA 2 AMD's matrix units take fp32 as it is, twice as fast as its vector units
+        # (`PeakRates.tf32`); from CDNA 3 on that is a shorter type.
         multiplies_fp32 = self.vendor == "AMD" and self.architecture in _WHOLE_FP32
         type_of_units = "tf32" if dtype == "fp32" and multiplies_fp32 else dtype
         return self.peak.flops_per_s(type_of_units)
@@ -158,16 +169,20 @@ class Device:
 
     @property
     def usual_dtype(self) -> str:
-        """The default element type: the first usual one that the device supports, else its first."""
+        """The default element type: the first usual one that the device supports, else its
+        first."""
         return next((name for name in USUAL_DTYPES if name in self.dtypes), USUAL_DTYPES[0])
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Element types that have a peak rate."""
-        return tuple(field.name for field in fields(self.peak) if getattr(self.peak, field.name) is not None)
+        return tuple(
+            field.name for field in fields(self.peak) if getattr(self.peak, field.name) is not None
+        )
 
 
-# --- clusters ------------------------------------------------------------------------------------------
+# --- clusters
+# ------------------------------------------------------------------------------------------
 
 
 class Reach(NamedTuple):
@@ -184,16 +199,19 @@ class Reach(NamedTuple):
 
 
 def interleaved_groups(ranks: int, reach: int) -> int:
-    """Number of interleaved groups of `ranks` within the `reach` consecutive ranks that one group spans.
+    """Number of interleaved groups of `ranks` within the `reach` consecutive ranks that one group
+    spans.
 
-    Neighbours are alone in their span. Ranks that are n apart leave room for n - 1 groups like theirs between them.
+    Neighbours are alone in their span. Ranks that are n apart leave room for n - 1 groups like
+    theirs between them.
     """
     return -(-(reach - 1) // max(1, ranks - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkLevel:
-    """One tier of the network: the devices that it joins, and its bandwidth and latency per device."""
+    """One tier of the network: the devices that it joins, and its bandwidth and latency per
+    device."""
 
     name: str
     """Interconnect name as in measurement tables, e.g. `NVLink3` or `InfiniBand HDR`."""
@@ -206,14 +224,14 @@ class NetworkLevel:
     source: str = ""
     """Source of these figures."""
     contention: float = 0.0
-    """Collectives over n nodes take n^contention times as long as algorithm and bandwidth explain, because of hash
-    collisions and other tenants. 0 for a dedicated fat tree."""
+    """Collectives over n nodes take n^contention times as long as algorithm and bandwidth explain,
+    because of hash collisions and other tenants. 0 for a dedicated fat tree."""
     rank_latency_s: float = 0.0
-    """Additional latency per rank of reductions, gathers and broadcasts between nodes, beyond `latency_s` of each ring
-    step."""
+    """Additional latency per rank of reductions, gathers and broadcasts between nodes, beyond
+    `latency_s` of each ring step."""
     slows_at_scale: bool = True
-    """Whether collectives lose efficiency over many nodes, as measured: falling bandwidth, channels shared among more
-    peers, waits in long rings."""
+    """Whether collectives lose efficiency over many nodes, as measured: falling bandwidth, channels
+    shared among more peers, waits in long rings."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.contention < float("inf"):
@@ -231,20 +249,22 @@ class NetworkLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Identical devices under a hierarchy of network levels, or several such clusters side by side (`of_kinds`)."""
+    """Identical devices under a hierarchy of network levels, or several such clusters side by side
+    (`of_kinds`)."""
 
     name: str
     device: Device
     levels: tuple[NetworkLevel, ...]
     """Network levels, innermost first."""
     max_devices: int | None = None
-    """Number of devices, if fewer than the outermost level could join; None: as many as it joins."""
+    """Number of devices, if fewer than the outermost level could join; None: as many as it
+    joins."""
     price_per_device_hour: float | None = None
     """Price in US dollars from `source`; None: the device's list price, if known (`list_price`)."""
     source: str = ""
     kinds: tuple["Cluster", ...] = ()
-    """Kinds of nodes by name; empty if all nodes are of one kind. With several kinds, `device` and `levels` are those
-    of the first; code must check `kinds` before using them."""
+    """Kinds of nodes by name; empty if all nodes are of one kind. With several kinds, `device` and
+    `levels` are those of the first; code must check `kinds` before using them."""
     between: NetworkLevel | None = None
     """The link between devices of different kinds; None: the slower of their outermost levels."""
     assumed: tuple[str, ...] = ()
@@ -260,10 +280,14 @@ class Cluster:
         # Each level joins a whole number of groups of the level inside it.
         sizes = [level.size for level in self.levels]
         if any(b <= a or b % a for a, b in pairwise(sizes)):
-            raise PerfModelError(f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}")
+            raise PerfModelError(
+                f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}"
+            )
         price = self.price_per_device_hour
         if price is not None and not 0 <= price < float("inf"):
-            raise PerfModelError(f"cluster {self.name}: price_per_device_hour must be at least 0, got {price}")
+            raise PerfModelError(
+                f"cluster {self.name}: price_per_device_hour must be at least 0, got {price}"
+            )
         if self.max_devices is not None and not 1 <= self.max_devices <= sizes[-1]:
             raise PerfModelError(
                 f"cluster {self.name}: max_devices={self.max_devices} must be between 1 and the {sizes[-1]} devices "
@@ -281,7 +305,8 @@ class Cluster:
         """Combine several clusters into one with several kinds of nodes, named after them.
 
         Raises:
-            PerfModelError: there are fewer than two kinds, two have the same name, or a layout cannot contain a name.
+            PerfModelError: there are fewer than two kinds, two have the same name, or a layout
+                cannot contain a name.
         """
         if not kinds:
             raise PerfModelError(f"cluster {name}: give at least two kinds of nodes")
@@ -296,7 +321,8 @@ class Cluster:
         )
 
     def _check_kinds(self) -> None:
-        """Raise `PerfModelError` unless the kinds have distinct names that a layout's notation can contain."""
+        """Raise `PerfModelError` unless the kinds have distinct names that a layout's notation can
+        contain."""
         names = [kind.name for kind in self.kinds]
         if len(names) < 2 or len(set(names)) < len(names):
             raise PerfModelError(
@@ -344,10 +370,12 @@ class Cluster:
             )
 
     def hosting(self, layout: Layout) -> Layout:
-        """The layout with the kind of nodes of each pipeline rank filled in; unchanged on a single kind.
+        """The layout with the kind of nodes of each pipeline rank filled in; unchanged on a single
+        kind.
 
         Raises:
-            LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline rank on several kinds.
+            LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline
+                rank on several kinds.
         """
         if not self.kinds:
             if layout.kinds is not None:
@@ -372,22 +400,29 @@ class Cluster:
             for name, stages in room.items():
                 names_by_rank += [name] * min(stages, layout.pp)
             if len(names_by_rank) < layout.pp:
-                raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
+                raise LayoutError(
+                    f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS
+                )
             return layout.replace(kinds=tuple(names_by_rank[: layout.pp]))
 
         # Written out, each kind needs room for the ranks that name it.
         for name, stages in Counter(layout.kinds).items():
             if stages > room[self.kind(name).name]:
-                raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
+                raise LayoutError(
+                    f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS
+                )
         return layout
 
     def stages_of(self, layout: Layout) -> dict[str, int]:
-        """Number of pipeline ranks that each kind of nodes has room for; all groups of a rank lie within one kind."""
+        """Number of pipeline ranks that each kind of nodes has room for; all groups of a rank lie
+        within one kind."""
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
 
     def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
         """Say how many nodes of each kind a layout takes, and how many there are."""
-        room_by_kind = [f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds]
+        room_by_kind = [
+            f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds
+        ]
         return (
             f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
             f"cluster {self.name} has room on {', '.join(room_by_kind)}"
@@ -395,7 +430,8 @@ class Cluster:
 
     @property
     def list_price(self) -> tuple[float | None, str]:
-        """US dollars per device and hour, and the source of the price: the cluster, else its device.
+        """US dollars per device and hour, and the source of the price: the cluster, else its
+        device.
 
         None if the cluster has nodes of several kinds.
         """
@@ -407,7 +443,8 @@ class Cluster:
 
     @property
     def capacity(self) -> int:
-        """Number of devices: all that the outermost level joins, or `max_devices` if that is fewer."""
+        """Number of devices: all that the outermost level joins, or `max_devices` if that is
+        fewer."""
         if self.kinds:
             return sum(kind.capacity for kind in self.kinds)
         return self.levels[-1].size if self.max_devices is None else self.max_devices
@@ -436,8 +473,8 @@ class Cluster:
     def reach(self, ranks: Iterable[int], running: int | None = None) -> Reach:
         """The part of the network that a group of ranks uses, and the groups that share it.
 
-        Devices fill nodes in the order of their numbers. The ranks of a node that are not in the group are taken to be
-        in groups like it, which communicate at the same time, as replicas do.
+        Devices fill nodes in the order of their numbers. The ranks of a node that are not in the
+        group are taken to be in groups like it, which communicate at the same time, as replicas do.
 
         Args:
             ranks: number of ranks of the group.
@@ -455,8 +492,8 @@ class Cluster:
                 joining_level = index
                 break
 
-        # Over several nodes the groups of a node share its adapters; within one, groups whose ranks alternate share
-        # its links.
+        # Over several nodes the groups of a node share its adapters; within one, groups whose ranks
+        # alternate share its links.
         if len(nodes) > 1:
             groups_of_node = max(1, min(node, running or node) // ranks_of_group_in_node)
             alternating = 1
@@ -466,7 +503,8 @@ class Cluster:
         return Reach(ranks_of_group_in_node, joining_level, groups_of_node, max(1, alternating))
 
     def level_of(self, span: int) -> int:
-        """Index of the innermost level that covers `span` consecutive ranks (the last if none does)."""
+        """Index of the innermost level that covers `span` consecutive ranks (the last if none
+        does)."""
         for index, level in enumerate(self.levels):
             if span <= level.size:
                 return index

@@ -1,10 +1,11 @@
 """The table of parallel dimensions that a layout may have.
 
-To add a dimension: an entry here (`ep` stays right before `dp`), a field of `Layout` with the same key, and the rules
-that name it: what it does to the shapes of blocks (`perfmodel.workload`), where its ranks lie if it does not multiply
-to the devices (`perfmodel.prediction.placement`), and what makes it impossible (a `perfmodel.errors.Reason`, raised
-where layouts and blocks are made). Validation of degrees, numbering of ranks, keys of what is computed once, accounts
-of time and search spaces derive from the table.
+To add a dimension: an entry here (`ep` stays right before `dp`), a field of `Layout` with the same
+key, and the rules that name it: what it does to the shapes of blocks (`perfmodel.workload`), where
+its ranks lie if it does not multiply to the devices (`perfmodel.prediction.placement`), and what
+makes it impossible (a `perfmodel.errors.Reason`, raised where layouts and blocks are made).
+Validation of degrees, numbering of ranks, keys of what is computed once, accounts of time and
+search spaces derive from the table.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ class Dimension:
     name: str
     """Name of its collectives in accounts of a step's time."""
     multiplies: bool = True
-    """The device count is the product of these degrees; any other dimension reuses the ranks of these."""
+    """The device count is the product of these degrees; any other dimension reuses the ranks of
+    these."""
     numbered: bool = True
     """It has a place in the order in which ranks are numbered (`Layout.order`)."""
     shards_blocks: bool = False

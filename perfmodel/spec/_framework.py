@@ -1,5 +1,5 @@
-"""Training frameworks: how the software runs a model, a job and a layout, and what it can run; and problems, which are
-everything but the layout."""
+"""Training frameworks: how the software runs a model, a job and a layout, and what it can run; and
+problems, which are everything but the layout."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,8 +36,9 @@ AttentionKernel = Literal[
     "flash-1-triton",
     "flash-1",
 ]
-"""Generations of fused attention kernels; `fastest`: the newest there is for the device. `torch-fastest` and
-`torch-flash-2`: by torch's `scaled_dot_product_attention`, which is AOTriton on AMD's devices."""
+"""Generations of fused attention kernels; `fastest`: the newest there is for the device.
+`torch-fastest` and `torch-flash-2`: by torch's `scaled_dot_product_attention`, which is AOTriton on
+AMD's devices."""
 
 _OF_EVERY_LAYOUT: Final = ("zero", "recompute")
 _OF_TENSOR_PARALLEL: Final = ("sequence_parallel", "tp_overlap")
@@ -98,8 +99,8 @@ _NOT_NEGATIVE: Final = (
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Framework(Stated, Sectioned):
-    """One version of a training framework. The defaults are those of `generic`: eager PyTorch in the style of
-    Megatron-LM, with all possible overlap."""
+    """One version of a training framework. The defaults are those of `generic`: eager PyTorch in
+    the style of Megatron-LM, with all possible overlap."""
 
     name: str = "generic"
     """Name in the catalog, or of the file."""
@@ -108,11 +109,11 @@ class Framework(Stated, Sectioned):
     sources: tuple[str, ...] = ()
     """Sources of the facts: files with their version, or pages of documentation."""
     attention: AttentionKernel = "fastest"
-    """Generation of the fused attention kernel; `flash-2-then-cudnn`: torch's, which is FlashAttention-2, cuDNN's on
-    Blackwell, and AOTriton on AMD's devices."""
+    """Generation of the fused attention kernel; `flash-2-then-cudnn`: torch's, which is
+    FlashAttention-2, cuDNN's on Blackwell, and AOTriton on AMD's devices."""
     tuned_products: bool = False
-    """Matrix products use kernels tuned for their exact sizes, instead of the library's heuristic choice
-    (`STOCK_PRODUCTS`)."""
+    """Matrix products use kernels tuned for their exact sizes, instead of the library's heuristic
+    choice (`STOCK_PRODUCTS`)."""
     host: HostCosts = field(default=HostCosts(), metadata=section())
     """Time that the host of this framework takes per launch, update and step."""
     communication: CommunicationCosts = field(default=CommunicationCosts(), metadata=section())
@@ -125,33 +126,35 @@ class Framework(Stated, Sectioned):
     """Further defaults of a launch."""
 
     default_layout: Layout = field(default=Layout(), metadata=section(*_LAYOUT_DEFAULTS))
-    """Defaults for fields of a layout. `micro_batch` is the default of launch files only; layouts do not use it,
-    because it might not divide their global batch."""
+    """Defaults for fields of a layout. `micro_batch` is the default of launch files only; layouts
+    do not use it, because it might not divide their global batch."""
     default_job: Implementation = field(default=Implementation(), metadata=section(*_JOB_DEFAULTS))
-    """Defaults for fields of a job: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit
-    gradients, `fp8_recipe` for 8-bit products (empty without them; 4-bit products use nvfp4). Models that are compiled
-    as a whole always have `stops_recompute` and `narrow_logits`."""
+    """Defaults for fields of a job: `flash_attention` for products of at least 16 bits,
+    `grad_dtype` for 16-bit gradients, `fp8_recipe` for 8-bit products (empty without them; 4-bit
+    products use nvfp4). Models that are compiled as a whole always have `stops_recompute` and
+    `narrow_logits`."""
 
     def running(self, job: Job, model: Model) -> "Framework":
-        """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
-        operators."""
+        """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher
+        and the attention's operators."""
         host = self.host
-        # Everything below concerns operators that are issued one by one, unlike those of compiled programs and replayed
-        # graphs.
+        # Everything below concerns operators that are issued one by one, unlike those of compiled
+        # programs and replayed graphs.
         if host.execution != "eager":
             return self
         if job.kernels.cuda_graphs != "none":
             execution = "graph" if job.kernels.cuda_graphs == "step" else "layer_graphs"
             return replace(self, host=replace(host, execution=execution))
-        # Operators beside the kernels of a layer: those of latent attention come on top, and a fused dispatcher routes
-        # tokens without some of the others.
+        # Operators beside the kernels of a layer: those of latent attention come on top, and a
+        # fused dispatcher routes tokens without some of the others.
         latent = isinstance(model, Transformer) and model.latent_attention is not None
         saved = host.fused_dispatch_saves if job.experts.expert_dispatcher == "hybridep" else (0, 0)
         running_host = replace(
             host,
             execution="blocking" if job.kernels.blocking_launches else host.execution,
             forward_bookkeeping=host.forward_bookkeeping + latent * host.latent_forward_bookkeeping,
-            backward_bookkeeping=host.backward_bookkeeping + latent * host.latent_backward_bookkeeping,
+            backward_bookkeeping=host.backward_bookkeeping
+            + latent * host.latent_backward_bookkeeping,
             routing_forward_bookkeeping=max(0, host.routing_forward_bookkeeping - saved[0]),
             routing_backward_bookkeeping=max(0, host.routing_backward_bookkeeping - saved[1]),
         )
@@ -174,7 +177,11 @@ class Framework(Stated, Sectioned):
         """
         can = self.capabilities
         usual = self.default_layout
-        names = _OF_EVERY_LAYOUT if stated.get("tp", 1) == 1 else (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
+        names = (
+            _OF_EVERY_LAYOUT
+            if stated.get("tp", 1) == 1
+            else (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
+        )
         defaults = {name: getattr(usual, name) for name in names}
         # Pipelines may have another default, and not every stage of ZeRO runs with them.
         if stated.get("pp", 1) > 1:
@@ -203,8 +210,8 @@ class Framework(Stated, Sectioned):
 
     @property
     def cuts_collectives(self) -> bool:
-        """Whether tensor-parallel collectives can be chunked and overlapped with matrix products (`Layout.tp_overlap`),
-        by default or by a switch."""
+        """Whether tensor-parallel collectives can be chunked and overlapped with matrix products
+        (`Layout.tp_overlap`), by default or by a switch."""
         return self.default_layout.tp_overlap or self.communication.tp_overlap_copies
 
     def usual_micro_batch(self, stages: int, batch_per_replica: int) -> int:
@@ -219,10 +226,15 @@ class Framework(Stated, Sectioned):
             return default
         if self.launch.micro_batches_per_stage:
             return max(1, batch_per_replica // (self.launch.micro_batches_per_stage * stages))
-        return default if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
+        return (
+            default
+            if self.launch.pipeline_micro_batch is None
+            else self.launch.pipeline_micro_batch
+        )
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
-        """This framework's defaults for the kinds of context and expert parallelism, if the layout has any."""
+        """This framework's defaults for the kinds of context and expert parallelism, if the layout
+        has any."""
         context = _OF_CONTEXT_PARALLEL if cp > 1 else ()
         experts = _OF_EXPERT_PARALLEL if ep > 1 else ()
         return {name: getattr(self.default_layout, name) for name in (*context, *experts)}
@@ -230,8 +242,8 @@ class Framework(Stated, Sectioned):
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
         """Parse a layout, and fill in this framework's defaults, with a sentence that lists them.
 
-        The sentence is empty if these are the defaults of `Layout` itself. With a `model`, the framework's rules for
-        cutting stages and for selective recompute apply.
+        The sentence is empty if these are the defaults of `Layout` itself. With a `model`, the
+        framework's rules for cutting stages and for selective recompute apply.
 
         Raises:
             LayoutError, UnknownNameError: as `Layout.parse`.
@@ -246,11 +258,20 @@ class Framework(Stated, Sectioned):
         recomputes = (filled | stated).get("recompute")
         left_open = recomputes == "selective" and "recompute_full_layers" not in stated
         launch = self.launch
-        if left_open and launch.selective_layers and launch.selective_share and isinstance(model, Transformer):
+        if (
+            left_open
+            and launch.selective_layers
+            and launch.selective_share
+            and isinstance(model, Transformer)
+        ):
             # Such a framework repeats some layers of every stage as a whole.
-            layers_per_stage = (model.layers + model.decoder_layers) / (stated.get("pp", 1) * stated.get("vpp", 1))
+            layers_per_stage = (model.layers + model.decoder_layers) / (
+                stated.get("pp", 1) * stated.get("vpp", 1)
+            )
             stated = stated | {"recompute": "none"}
-            filled["recompute_full_layers"] = (max(1, round(launch.selective_share * layers_per_stage)),)
+            filled["recompute_full_layers"] = (
+                max(1, round(launch.selective_share * layers_per_stage)),
+            )
             filled.pop("recompute", None)
         layout = Layout(**filled, **stated)
 
@@ -265,8 +286,8 @@ class Framework(Stated, Sectioned):
         compiled = self.host.execution == "compiled"
         has_recipe = bool(defaults.narrow.fp8_recipe)
 
-        # All recipes except that of fp4 have 8 bits. The only integers that training frameworks multiply are AQT's,
-        # under JAX.
+        # All recipes except that of fp4 have 8 bits. The only integers that training frameworks
+        # multiply are AQT's, under JAX.
         recipe: Fp8Recipe = defaults.narrow.fp8_recipe if dtype == "fp8" else ""
         if dtype == "int8" and compiled:
             recipe = "aqt"
@@ -284,7 +305,9 @@ class Framework(Stated, Sectioned):
         return {name: defaults.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": recipe,
             "fp8_params": defaults.narrow.fp8_params and dtype == "fp8",
-            "flash_attention": self.launch.fp8_flash_attention if narrow else defaults.kernels.flash_attention,
+            "flash_attention": self.launch.fp8_flash_attention
+            if narrow
+            else defaults.kernels.flash_attention,
             "grad_dtype": grad_dtype,
             "optimizer": self.launch.optimizer if dtype_bytes(dtype) <= 2 else "adam",
             "stops_recompute": defaults.activations.stops_recompute or compiled,
@@ -294,8 +317,8 @@ class Framework(Stated, Sectioned):
     def notation(self, layout: Layout, model: Model | None = None) -> str:
         """The shortest notation that `layout` reads back to the same layout.
 
-        It contains the degrees, all fields that differ from the defaults of `Layout`, and fields at these defaults for
-        which the framework has another default.
+        It contains the degrees, all fields that differ from the defaults of `Layout`, and fields at
+        these defaults for which the framework has another default.
         """
         fields_said = layout.notation_fields
         defaults = {f.name: f.default for f in fields(Layout)}
@@ -321,11 +344,15 @@ class Framework(Stated, Sectioned):
     ) -> Job:
         """`Job.of` with this framework's defaults for the fields missing from `stated`.
 
-        The job's `assumed` lists the defaults that differ from those of `Job` and affect this model.
+        The job's `assumed` lists the defaults that differ from those of `Job` and affect this
+        model.
         """
-        base_job = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
+        base_job = Job.of(
+            model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated
+        )
         defaults = self.job_defaults(base_job.dtype)
-        # Blocks with a scale each need hardware that multiplies them; elsewhere a tensor has one scale.
+        # Blocks with a scale each need hardware that multiplies them; elsewhere a tensor has one
+        # scale.
         if defaults["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             defaults["fp8_recipe"] = "current"
         filled = {name: value for name, value in defaults.items() if name not in stated}
@@ -337,7 +364,11 @@ class Framework(Stated, Sectioned):
             )
         meaningful = {n: value for n, value in meaningful.items() if value != base_job.value(n)}
         assumed = self._assumed(meaningful, "job")
-        return replace(base_job, **filled, assumed=(*base_job.assumed, assumed) if assumed else base_job.assumed)
+        return replace(
+            base_job,
+            **filled,
+            assumed=(*base_job.assumed, assumed) if assumed else base_job.assumed,
+        )
 
     def refused(self, layout: Layout) -> dict[str, str]:
         """Fields of a layout whose values this framework cannot run, each with a description."""
@@ -349,15 +380,19 @@ class Framework(Stated, Sectioned):
             "zero": layout.zero in zero_stages,
             "schedule": layout.pp == 1 or not can.schedules or schedule in can.schedules,
             "recompute": layout.recompute in can.recomputes,
-            "sequence_parallel": layout.tp == 1 or layout.sequence_parallel in can.sequence_parallel_choices,
+            "sequence_parallel": layout.tp == 1
+            or layout.sequence_parallel in can.sequence_parallel_choices,
             "tp": layout.tp == 1 or can.tensor_parallel,
             "pp": layout.pp == 1 or can.pipeline_parallel,
             "cp": layout.cp == 1 or can.context_parallel,
             "ep": layout.ep == 1 or can.expert_parallel,
             "vpp": layout.vpp == 1 or can.virtual_stages,
-            "partition": layout.partition is None or can.uneven_stages or self.launch.stages_by_cost,
+            "partition": layout.partition is None
+            or can.uneven_stages
+            or self.launch.stages_by_cost,
             "offload": not layout.offload or can.offloads,
-            "offload_layers": not layout.offload_layers or self._offloads_layers_beside(layout.recompute),
+            "offload_layers": not layout.offload_layers
+            or self._offloads_layers_beside(layout.recompute),
         }
         notations = {
             "zero": f"zero={layout.zero} in a pipeline" if layout.pp > 1 else f"zero={layout.zero}",
@@ -373,8 +408,8 @@ class Framework(Stated, Sectioned):
     def _offloads_layers_beside(self, recompute: Recompute) -> bool:
         """Whether single layers can be offloaded beside recompute.
 
-        Megatron-Core refuses both at once (transformer_config.py, `cpu_offloading`). A compiler places every named
-        tensor by itself (JAX, `save_and_offload_only_these_names`).
+        Megatron-Core refuses both at once (transformer_config.py, `cpu_offloading`). A compiler
+        places every named tensor by itself (JAX, `save_and_offload_only_these_names`).
         """
         can = self.capabilities
         offloads = can.offloads if can.offloads_layers is None else can.offloads_layers
@@ -398,13 +433,19 @@ class Framework(Stated, Sectioned):
     def __post_init__(self) -> None:
         owner = f"framework {self.name}"
         if self.host.execution not in get_args(Execution):
-            raise PerfModelError(f"{owner}: execution must be one of {', '.join(get_args(Execution))}")
+            raise PerfModelError(
+                f"{owner}: execution must be one of {', '.join(get_args(Execution))}"
+            )
         if self.memory.reported_ranks not in get_args(ReportedRanks):
-            raise PerfModelError(f"{owner}: reported_ranks must be one of {', '.join(get_args(ReportedRanks))}")
+            raise PerfModelError(
+                f"{owner}: reported_ranks must be one of {', '.join(get_args(ReportedRanks))}"
+            )
         # Types are checked where files are read; here it is values, which callers may set too.
         updates_per_s = self.host.host_updates_per_s
         if updates_per_s is not None and updates_per_s <= 0:
-            raise PerfModelError(f"{owner}: host_updates_per_s must be above 0, got {updates_per_s}")
+            raise PerfModelError(
+                f"{owner}: host_updates_per_s must be above 0, got {updates_per_s}"
+            )
         require_whole(owner, {"host_threads": self.host.host_threads}, least=0)
         for name in _NOT_NEGATIVE:
             value = self.value(name)
@@ -414,23 +455,28 @@ class Framework(Stated, Sectioned):
                 raise PerfModelError(f"{owner}: {name} must not be below 0, got {value}")
 
 
-# --- problems ------------------------------------------------------------------------------------------
+# --- problems
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A job of a model on a cluster. `perfmodel.catalog.problem` makes one from names and keywords."""
+    """A job of a model on a cluster. `perfmodel.catalog.problem` makes one from names and
+    keywords."""
 
     model: Model
     cluster: Cluster
     job: Job
     framework: Framework = field(default_factory=Framework)
     devices: int | None = None
-    """Number of devices for the layout (the largest number where fewer are allowed); None: as many as it needs."""
+    """Number of devices for the layout (the largest number where fewer are allowed); None: as many
+    as it needs."""
 
     def __post_init__(self) -> None:
         if self.job.cached_tokens and self.job.mode == "train":
-            raise PerfModelError("job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0")
+            raise PerfModelError(
+                "job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0"
+            )
         if self.devices is not None:
             if self.devices < 1:
                 raise PerfModelError(f"devices must be at least 1, got {self.devices}")
@@ -443,12 +489,15 @@ class Problem:
         return self.devices
 
     def notation(self, layout: Layout) -> str:
-        """The layout's notation, which the framework reads back to the same layout for this model."""
+        """The layout's notation, which the framework reads back to the same layout for this
+        model."""
         return self.framework.notation(layout, self.model)
 
     def replace(self, **changes: Any) -> "Problem":
         """A copy with some fields changed; `global_batch` changes the job."""
         # `global_batch` is a field of the job.
         if "global_batch" in changes:
-            changes["job"] = replace(changes.get("job", self.job), global_batch=changes.pop("global_batch"))
+            changes["job"] = replace(
+                changes.get("job", self.job), global_batch=changes.pop("global_batch")
+            )
         return replace(self, **changes)

@@ -1,5 +1,5 @@
-"""Jobs: what one step computes, independent of the layout; and optimizers, with their states per parameter and the
-traffic of their update."""
+"""Jobs: what one step computes, independent of the layout; and optimizers, with their states per
+parameter and the traffic of their update."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from perfmodel.spec.keywords import JobKeywords
 
 BLOCK_OF_8_BIT: Final = 256
-"""Elements that share a scale in 8-bit states (Dettmers et al., arXiv 2110.02861; bitsandbytes since 0.44)."""
+"""Elements that share a scale in 8-bit states (Dettmers et al., arXiv 2110.02861; bitsandbytes
+since 0.44)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,8 @@ class Optimizer:
     state_bytes: float
     """Bytes of optimizer states per parameter."""
     other_state_bytes: float | None = None
-    """Bytes of states per parameter of embeddings and head, if another optimizer updates them; None: the same."""
+    """Bytes of states per parameter of embeddings and head, if another optimizer updates them;
+    None: the same."""
     master: bool = True
     """Keeps an fp32 copy of weights that are narrower."""
     gradient_reads: int = 1
@@ -36,8 +38,8 @@ class Optimizer:
     further_bytes: float = 0.0
     """Bytes that an update moves per parameter beyond gradient, weight and states."""
     clips: bool = True
-    """Gradients are clipped before the update: read for their norm, then rescaled (fp16 gradients are also divided by
-    the loss scale)."""
+    """Gradients are clipped before the update: read for their norm, then rescaled (fp16 gradients
+    are also divided by the loss scale)."""
     newton_schulz: int = 0
     """Iterations that orthogonalise the update of every matrix of the layers."""
     kernel: str = "adam"
@@ -47,7 +49,9 @@ class Optimizer:
 
 OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
     "adam": Optimizer(state_bytes=8, source="Kingma and Ba, arXiv 1412.6980, algorithm 1"),
-    "adamw": Optimizer(state_bytes=8, source="Loshchilov and Hutter, arXiv 1711.05101, algorithm 2"),
+    "adamw": Optimizer(
+        state_bytes=8, source="Loshchilov and Hutter, arXiv 1711.05101, algorithm 2"
+    ),
     "adam8bit": Optimizer(
         state_bytes=2 * (1 + 4 / BLOCK_OF_8_BIT),
         source="Dettmers et al., arXiv 2110.02861, section 2",
@@ -94,8 +98,8 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
         source="Robbins and Monro 1951: w - lr * gradient",
     ),
 }
-"""Optimizers by name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own
-type."""
+"""Optimizers by name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update
+weights in their own type."""
 
 
 @flat_keywords
@@ -108,25 +112,28 @@ class Job(Implementation):
     seq_len: int
     """Tokens per sequence; the model's length by default."""
     mean_tokens: float | None = None
-    """Mean number of computed tokens per sequence, if padding is removed or sequences are batched by length. None:
-    `seq_len`."""
+    """Mean number of computed tokens per sequence, if padding is removed or sequences are batched
+    by length. None: `seq_len`."""
     rms_tokens: float | None = None
-    """Root mean square of the lengths that attention sees: those of sequences, or, if documents are packed into a
-    sequence, the root of the sum of the squares of their lengths. It determines the time of attention; `mean_tokens`
-    determines the rest.
-    None: a power-law density of lengths up to `seq_len` with that mean (`Job.attended_tokens`)."""
+    """Root mean square of the lengths that attention sees: those of sequences, or, if documents are
+    packed into a sequence, the root of the sum of the squares of their lengths. It determines the
+    time of attention; `mean_tokens` determines the rest. None: a power-law density of lengths up to
+    `seq_len` with that mean (`Job.attended_tokens`)."""
     input_samples_per_s: float | None = None
-    """Sequences or images per second from the input pipelines of all devices together. They run ahead of the steps, so
-    a step takes as long as the slower of both. None: no limit."""
+    """Sequences or images per second from the input pipelines of all devices together. They run
+    ahead of the steps, so a step takes as long as the slower of both. None: no limit."""
     dtype: str = "bf16"
-    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device supports."""
+    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device
+    supports."""
     mode: Literal["train", "inference"] = "train"
     """`train`: forward, backward and update; `inference`: forward only."""
     cached_tokens: int = 0
-    """Earlier tokens of each sequence whose keys and values are attended to: from a cache in inference (with `seq_len`
-    1 the step generates one token per sequence), or from earlier slices of a sequence."""
+    """Earlier tokens of each sequence whose keys and values are attended to: from a cache in
+    inference (with `seq_len` 1 the step generates one token per sequence), or from earlier slices
+    of a sequence."""
     optimizer: str = "adam"
-    """Optimizer: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum) or plain-sgd."""
+    """Optimizer: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum)
+    or plain-sgd."""
     weight_average: bool = False
     """Keep an exponential moving average of the weights in fp32, updated after every step."""
     fine_tuning: FineTuning = field(default=FineTuning(), metadata=section())
@@ -159,8 +166,8 @@ class Job(Implementation):
     ) -> "Job":
         """Make the job of a model on a device; sequence length and element type have defaults.
 
-        The defaults are the model's own length, and the first of bf16, fp16 and fp32 that the device supports;
-        `assumed` lists defaults that are not obvious.
+        The defaults are the model's own length, and the first of bf16, fp16 and fp32 that the
+        device supports; `assumed` lists defaults that are not obvious.
         """
         # Values that are not obvious are named, so that a prediction can say what it rests on.
         assumed = []
@@ -175,7 +182,9 @@ class Job(Implementation):
         if dtype is None:
             dtype = device.usual_dtype
             if dtype != USUAL_DTYPES[0]:
-                assumed.append(f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}")
+                assumed.append(
+                    f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}"
+                )
         return cls(
             global_batch=global_batch,
             seq_len=seq_len,
@@ -198,7 +207,9 @@ class Job(Implementation):
         # Lengths of at most `seq_len` tokens have bounded moments.
         mean, rms = self.mean_tokens, self.rms_tokens
         if mean is not None and not 0 < mean <= self.seq_len:
-            raise LayoutError(f"job: mean_tokens must be above 0 and at most seq_len={self.seq_len}; got {mean!r}")
+            raise LayoutError(
+                f"job: mean_tokens must be above 0 and at most seq_len={self.seq_len}; got {mean!r}"
+            )
         largest = sqrt(self.tokens_per_sequence * self.seq_len)
         if rms is not None and not 0 < rms <= largest * (1 + 1e-9):
             raise LayoutError(
@@ -215,7 +226,9 @@ class Job(Implementation):
             raise LayoutError(f"job: input_samples_per_s must be a number above 0, got {rate!r}")
 
         # Then checks across several sections.
-        if self.narrow.fp8_attention and not (self.dtype in ("fp8", "fp4") and self.kernels.flash_attention):
+        if self.narrow.fp8_attention and not (
+            self.dtype in ("fp8", "fp4") and self.kernels.flash_attention
+        ):
             raise LayoutError(
                 "job: fp8_attention needs fused attention and 8- or 4-bit products; set dtype=fp8, or leave it out"
             )
@@ -228,8 +241,13 @@ class Job(Implementation):
 
     @property
     def input_s(self) -> float:
-        """Seconds that the input pipeline needs for the samples of a step; 0 if it is never the limit."""
-        return 0.0 if self.input_samples_per_s is None else self.global_batch / self.input_samples_per_s
+        """Seconds that the input pipeline needs for the samples of a step; 0 if it is never the
+        limit."""
+        return (
+            0.0
+            if self.input_samples_per_s is None
+            else self.global_batch / self.input_samples_per_s
+        )
 
     @property
     def varied_lengths(self) -> bool:
@@ -243,10 +261,12 @@ class Job(Implementation):
 
     @property
     def attended_tokens(self) -> float:
-        """Equivalent sequence length for attention: the mean square of the lengths divided by their mean.
+        """Equivalent sequence length for attention: the mean square of the lengths divided by their
+        mean.
 
-        Lengths x up to L of density x^(a-1) have the mean u L with u = a / (a + 1), and the mean square
-        L^2 a / (a + 2) = L^2 u / (2 - u): evenly spread ones at u = 1/2, all of length L at u = 1.
+        Lengths x up to L of density x^(a-1) have the mean u L with u = a / (a + 1), and the mean
+        square L^2 a / (a + 2) = L^2 u / (2 - u): evenly spread ones at u = 1/2, all of length L at
+        u = 1.
         """
         if self.rms_tokens is not None:
             return self.rms_tokens**2 / self.tokens_per_sequence
@@ -258,7 +278,9 @@ class Job(Implementation):
     def adds_half_gradients(self) -> bool:
         """Whether 16-bit gradients are accumulated into separate wider ones."""
         gradients = self.gradients
-        return gradients.half_gradients and dtype_bytes(gradients.grad_dtype) > 2 >= dtype_bytes(self.dtype)
+        return gradients.half_gradients and dtype_bytes(gradients.grad_dtype) > 2 >= dtype_bytes(
+            self.dtype
+        )
 
     def num_microbatches(self, layout: Layout) -> int:
         """Micro-batches per replica and step; raises `LayoutError` if the batch does not divide."""

@@ -22,21 +22,24 @@ from perfmodel.units import untraced
 
 Recompute = Literal["none", "selective", "full"]
 ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
-"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, and each step computes a part of
-the scores (Liu et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama
-3, arXiv
-2407.21783, section 3.3.2); `gathered_ring`: the steps of a ring, over keys and values that are gathered during the
-first step (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
-sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
+"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, and each step
+computes a part of the scores (Liu et al., arXiv 2310.01889); `all_gather`: they are gathered before
+one kernel per chunk of queries (Llama 3, arXiv 2407.21783, section 3.3.2); `gathered_ring`: the
+steps of a ring, over keys and values that are gathered during the first step (PyTorch's context
+parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the sequence for
+one of the heads (Jacobs et al., arXiv 2309.14509)."""
 StateOffload = Literal["none", "optimizer", "weights"]
 """Model states that lie in host memory."""
 _DEVICES = attrgetter(*DEVICE_KEYS)
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
 _CP_KINDS: Final = get_args(ContextParallel)
 
-# Expert-parallel ranks are some of the data-parallel ones, so that they are numbered right before these.
+# Expert-parallel ranks are some of the data-parallel ones, so that they are numbered right before
+# these.
 _ORDERS: Final = frozenset(
-    "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
+    "-".join(order)
+    for order in permutations(ORDER_KEYS)
+    if order.index("dp") == order.index("ep") + 1
 )
 _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
 """Fields that are whole numbers of at least 1."""
@@ -44,7 +47,8 @@ _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefe
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A parallel layout. Its degrees multiply to the number of devices: tp * cp * pp * dp = devices."""
+    """A parallel layout. Its degrees multiply to the number of devices: tp * cp * pp * dp =
+    devices."""
 
     tp: int = 1
     """Tensor-parallel degree (Megatron column/row parallel)."""
@@ -55,94 +59,113 @@ class Layout:
     cp: int = 1
     """Context-parallel degree (sequence split through attention)."""
     cp_kind: ContextParallel = "ring"
-    """How context parallelism exchanges keys and values: ring, all_gather, gathered_ring or ulysses."""
+    """How context parallelism exchanges keys and values: ring, all_gather, gathered_ring or
+    ulysses."""
     cp_balanced: bool = True
-    """Each context-parallel rank has an early and a late chunk of a causal sequence, so that their work is equal
-    (zigzag); false: contiguous chunks, where the last rank has nearly twice the mean work."""
+    """Each context-parallel rank has an early and a late chunk of a causal sequence, so that their
+    work is equal (zigzag); false: contiguous chunks, where the last rank has nearly twice the mean
+    work."""
     ep: int = 1
-    """Expert-parallel degree. Experts divide the tp * cp * dp ranks of a stage independently: etp ranks shard an
-    expert, ep hold different experts, and the rest (`edp`) are replicas (parallel folding of Megatron-Core, arXiv
-    2504.14960)."""
+    """Expert-parallel degree. Experts divide the tp * cp * dp ranks of a stage independently: etp
+    ranks shard an expert, ep hold different experts, and the rest (`edp`) are replicas (parallel
+    folding of Megatron-Core, arXiv 2504.14960)."""
     etp: int | None = None
-    """Tensor-parallel degree inside experts; default: `tp`, as in Megatron-Core. If it is below `tp`, expert
-    parallelism also spans tensor-parallel ranks."""
+    """Tensor-parallel degree inside experts; default: `tp`, as in Megatron-Core. If it is below
+    `tp`, expert parallelism also spans tensor-parallel ranks."""
     vpp: int = 1
     """Virtual stages (model chunks) per pipeline rank; 1: the schedule's default."""
     micro_batch: int = 1
     """Sequences per micro-batch and data-parallel replica."""
     schedule: str = "1f1b"
-    """Pipeline schedule by name (`perfmodel schedules` lists them), with a number if it takes one (`chimera:4`), or
-    `file:PATH`."""
+    """Pipeline schedule by name (`perfmodel schedules` lists them), with a number if it takes one
+    (`chimera:4`), or `file:PATH`."""
     zero: int = 0
-    """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights, over dp * cp ranks (experts:
-    `edp` ranks)."""
+    """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights, over dp *
+    cp ranks (experts: `edp` ranks)."""
     recompute: Recompute = "none"
-    """`selective` recomputes the job's `recompute_modules`, usually core attention; `full` recomputes every layer
-    (Korthikanti section 5)."""
+    """`selective` recomputes the job's `recompute_modules`, usually core attention; `full`
+    recomputes every layer (Korthikanti section 5)."""
     sequence_parallel: bool = False
     """Shard norms and dropout over tp along the sequence (Korthikanti section 4.2.2)."""
     overlap_grad_reduce: bool = True
     """Overlap gradient reductions, bucket by bucket, with the backward pass."""
     overlap_param_gather: bool = True
-    """Overlap weight all-gathers with compute: prefetches under ZeRO 3, gathers after the step under ZeRO 1 and 2."""
+    """Overlap weight all-gathers with compute: prefetches under ZeRO 3, gathers after the step
+    under ZeRO 1 and 2."""
     tp_overlap: bool = False
     """Overlap tensor-parallel collectives with the matrix products that feed them."""
     ep_overlap: bool = False
     """Overlap dispatch and combine of one micro-batch with the kernels of another (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), wherever a backward
-    pass runs together with a forward pass: not while a pipeline fills and drains."""
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1),
+    wherever a backward pass runs together with a forward pass: not while a pipeline fills and
+    drains."""
     offload: bool = False
     """Offload activations to host memory until their backward pass."""
     offload_layers: int = 0
-    """Number of layers, from the first on, whose activations are offloaded to host memory, with copies overlapped with
-    other layers (Megatron-Core's `cpu_offloading_num_layers`)."""
+    """Number of layers, from the first on, whose activations are offloaded to host memory, with
+    copies overlapped with other layers (Megatron-Core's `cpu_offloading_num_layers`)."""
     replicate: int = 1
-    """Number of groups for hybrid sharding: each group of neighbouring ranks shards model states as `zero` says, groups
-    are replicas, and gradients are also reduced over the groups."""
+    """Number of groups for hybrid sharding: each group of neighbouring ranks shards model states as
+    `zero` says, groups are replicas, and gradients are also reduced over the groups."""
     prefetch: int = 1
     """Number of layers (groups of layers in deep stages) whose weights ZeRO 3 gathers ahead."""
     offload_states: StateOffload = "none"
-    """`optimizer` keeps optimizer states, master weights and sharded gradients in host memory and updates weights there
-    (ZeRO-Offload); `weights` keeps the weights there too, with ZeRO 3 (ZeRO-Infinity, FSDP's `CPUOffload`)."""
+    """`optimizer` keeps optimizer states, master weights and sharded gradients in host memory and
+    updates weights there (ZeRO-Offload); `weights` keeps the weights there too, with ZeRO 3
+    (ZeRO-Infinity, FSDP's `CPUOffload`)."""
     order: str = "-".join(ORDER_KEYS)
-    """Order of rank numbering, from the innermost dimension to the outermost (Megatron-LM's notation)."""
+    """Order of rank numbering, from the innermost dimension to the outermost (Megatron-LM's
+    notation)."""
     partition: PerStage = None
     """Layers of every pipeline stage; default: as even as possible."""
     recompute_full_layers: PerStage = None
-    """Number of layers of every stage, from its first on, that are recomputed in full (Megatron-LM's recompute method
-    `block`); the others follow `recompute`. One number applies to all stages."""
+    """Number of layers of every stage, from its first on, that are recomputed in full
+    (Megatron-LM's recompute method `block`); the others follow `recompute`. One number applies to
+    all stages."""
     kinds: PerRank = None
-    """Kind of nodes of every pipeline rank, for clusters with several kinds; default: filled in the cluster's order
-    (`Cluster.hosting`)."""
+    """Kind of nodes of every pipeline rank, for clusters with several kinds; default: filled in the
+    cluster's order (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
-        # Degrees and the like are whole numbers from 1 on. Searches create tens of thousands of layouts, so the usual
-        # case is tested first.
+        # Degrees and the like are whole numbers from 1 on. Searches create tens of thousands of
+        # layouts, so the usual case is tested first.
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
             if type(value) is int and value >= 1:
                 continue
             untraced(f"layout: {name}", value)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
+                raise LayoutError(
+                    f"layout: {name} must be a whole number of at least 1, got {value!r}"
+                )
 
         # Fields of a few values have one of them.
         require_switches("layout", self)
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.offload_states not in ("none", "optimizer", "weights"):
-            raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
+            raise LayoutError(
+                f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}"
+            )
         if self.recompute not in ("none", "selective", "full"):
-            raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
+            raise LayoutError(
+                f"layout: recompute must be none, selective or full, got {self.recompute!r}"
+            )
         if self.cp_kind not in _CP_KINDS:
-            raise LayoutError(f"layout: cp_kind must be one of {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
+            raise LayoutError(
+                f"layout: cp_kind must be one of {', '.join(_CP_KINDS)}; got {self.cp_kind!r}"
+            )
         if self.order not in _ORDERS:
             raise LayoutError(
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
             )
 
-        if self.partition is not None or self.recompute_full_layers is not None or self.kinds is not None:
+        if (
+            self.partition is not None
+            or self.recompute_full_layers is not None
+            or self.kinds is not None
+        ):
             self._check_lists()
 
         # The ranks of a stage divide over experts, and replicas over their groups.
@@ -160,7 +183,9 @@ class Layout:
             )
         if self.dp % self.replicate or self.edp % self.replicate:
             of_experts = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
-            raise LayoutError(f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}")
+            raise LayoutError(
+                f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}"
+            )
 
         # Some fields exclude another, or need one that is not set.
         if self.recompute == "full" and self.recompute_full_layers is not None:
@@ -168,20 +193,27 @@ class Layout:
                 "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
             )
         if self.offload_states == "weights" and self.zero < 3:
-            raise LayoutError("layout: offload_states=weights needs zero=3; set it, or use offload_states=optimizer")
+            raise LayoutError(
+                "layout: offload_states=weights needs zero=3; set it, or use offload_states=optimizer"
+            )
         if self.offload_states == "optimizer" and self.replicated and not self.zero:
-            raise LayoutError("layout: offload_states=optimizer needs sharded states; use zero=1, 2 or 3")
+            raise LayoutError(
+                "layout: offload_states=optimizer needs sharded states; use zero=1, 2 or 3"
+            )
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
         if self.offload_layers != 0:
             self._check_offload_layers()
 
     def _check_lists(self) -> None:
-        """Raise `LayoutError` unless the lists with a value per stage or pipeline rank are well formed."""
+        """Raise `LayoutError` unless the lists with a value per stage or pipeline rank are well
+        formed."""
         for name in ("partition", "recompute_full_layers"):
             value = getattr(self, name)
             if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
-                raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
+                raise LayoutError(
+                    f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}"
+                )
         if self.kinds is not None and (len(self.kinds) != self.pp or not all(self.kinds)):
             raise LayoutError(
                 f"layout: kinds={written(self.kinds)} must name a kind of nodes for each of {self.pp} pipeline ranks, "
@@ -194,7 +226,9 @@ class Layout:
         n = self.offload_layers
         untraced("layout: offload_layers", n)
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-            raise LayoutError(f"layout: offload_layers must be a whole number of at least 0, got {n!r}")
+            raise LayoutError(
+                f"layout: offload_layers must be a whole number of at least 0, got {n!r}"
+            )
 
         # Megatron-Core refuses pipelines with `cpu_offloading` too (transformer_config.py).
         if self.pp > 1:
@@ -218,8 +252,9 @@ class Layout:
     @property
     def effective_schedule(self) -> str:
         """The registered name of the schedule that really runs."""
-        # 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B (arXiv 2104.04473,
-        # section 2.2). A single stage passes nothing on: it runs all micro-batches one after another.
+        # 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B (arXiv
+        # 2104.04473, section 2.2). A single stage passes nothing on: it runs all micro-batches one
+        # after another.
         if self.pp == 1:
             return _PLAIN.schedule
         name = schedule_name(self.schedule)
@@ -253,7 +288,8 @@ class Layout:
     @property
     def forms(self) -> dict[str, Any]:
         """Fields whose values may be equivalent, each with its canonical value."""
-        # A field that has nothing to act on takes its default, so that such layouts are priced once.
+        # A field that has nothing to act on takes its default, so that such layouts are priced
+        # once.
         return {
             "schedule": self.effective_schedule,
             "sequence_parallel": self.effective_sequence_parallel,
@@ -277,7 +313,9 @@ class Layout:
         """Sentences about fields that have no effect or run as something else."""
         remarks = []
         if self.pp > 1 and self.effective_schedule != schedule_name(self.schedule):
-            remarks.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
+            remarks.append(
+                f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}"
+            )
         for name, acts, why in _IDLE:
             value = getattr(self, name)
             if value != getattr(_PLAIN, name) and not acts(self):
@@ -288,12 +326,16 @@ class Layout:
     def notation_fields(self) -> dict[str, Any]:
         """The fields needed to read this layout back under any framework, in record order.
 
-        These are the degrees, every field that differs from its default here, and every field whose default a
-        framework may have otherwise (`framework_fields`).
+        These are the degrees, every field that differs from its default here, and every field whose
+        default a framework may have otherwise (`framework_fields`).
         """
         defaults = vars(_PLAIN)
         always = {"tp", "pp", "dp", *self.framework_fields}
-        return {name: value for name, value in vars(self).items() if name in always or value != defaults[name]}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name in always or value != defaults[name]
+        }
 
     @property
     def framework_fields(self) -> tuple[str, ...]:
@@ -328,7 +370,8 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> "Layout":
-        """Parse `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline, data).
+        """Parse `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline,
+        data).
 
         Raises:
             LayoutError, UnknownNameError: as `values`, and for values that no layout has.
@@ -340,7 +383,8 @@ class Layout:
         """Parse a notation into the fields that it states.
 
         Raises:
-            LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
+            LayoutError: for a value that does not parse, a key that is given twice, or an empty
+                text.
             UnknownNameError: for a key that no layout has.
         """
         types = {field.name: field.type for field in fields(cls)}
@@ -374,9 +418,21 @@ class Layout:
 
 _PLAIN: Final = Layout()
 _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
-    ("schedule", lambda layout: layout.pp > 1, "has no effect with pp=1, because there is no pipeline"),
-    ("partition", lambda layout: layout.pp > 1, "has no effect with pp=1, because there is only one stage"),
-    ("replicate", lambda layout: layout.zero > 0, "has no effect with zero=0, which shards nothing"),
+    (
+        "schedule",
+        lambda layout: layout.pp > 1,
+        "has no effect with pp=1, because there is no pipeline",
+    ),
+    (
+        "partition",
+        lambda layout: layout.pp > 1,
+        "has no effect with pp=1, because there is only one stage",
+    ),
+    (
+        "replicate",
+        lambda layout: layout.zero > 0,
+        "has no effect with zero=0, which shards nothing",
+    ),
     (
         "prefetch",
         lambda layout: layout.zero == 3 and layout.overlap_param_gather,

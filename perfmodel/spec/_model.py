@@ -65,7 +65,8 @@ _PART_OF_LETTER: Final = {
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Stated, Sectioned):
-    """A decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on text or image patches."""
+    """A decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on text
+    or image patches."""
 
     name: str
     layers: int
@@ -85,8 +86,9 @@ class Transformer(Stated, Sectioned):
     seq_len: int
     """Default sequence length."""
     layer_groups: int = 0
-    """Number of groups of consecutive layers that share the weights of their first layer (ALBERT, arXiv 1909.11942,
-    section 3.1); every pipeline stage with layers of a group has a copy. 0: no layers share weights."""
+    """Number of groups of consecutive layers that share the weights of their first layer (ALBERT,
+    arXiv 1909.11942, section 3.1); every pipeline stage with layers of a group has a copy. 0: no
+    layers share weights."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0
@@ -140,11 +142,15 @@ class Transformer(Stated, Sectioned):
         owner = f"model {self.name}"
         positive_sizes = [name for name in _SIZES if name != "vocab" or self.inputs.patches is None]
         require_whole(owner, {name: self.value(name) for name in positive_sizes})
-        require_whole(owner, {name: self.value(name) for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
+        require_whole(
+            owner, {name: self.value(name) for name in (*_SIZES_OR_NONE, "vocab")}, least=0
+        )
         numbers_of_layers = {"layers": self.layers, "decoder_layers": self.decoder_layers}
         require_whole(owner, numbers_of_layers, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
-            raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+            raise PerfModelError(
+                f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
+            )
 
         # Then checks of several fields together.
         if self.hybrid != HybridStack() or self.mtp.mtp_mixers:
@@ -152,13 +158,16 @@ class Transformer(Stated, Sectioned):
         self._check_combinations(owner)
 
     def _check_mixers(self, owner: str) -> None:
-        """Raise `PerfModelError` unless mixers are known letters, and each has the sizes that it needs."""
+        """Raise `PerfModelError` unless mixers are known letters, and each has the sizes that it
+        needs."""
         hybrid = self.hybrid
         mixers = hybrid.mixers
         letters = set(mixers + self.mtp.mtp_mixers) - {" "}
         wrong_number = " " not in mixers and len(mixers) != self.layers
         if letters - set(MIXERS) or (mixers and (not letters or wrong_number)):
-            known = ", ".join([f"{letter} ({description})" for letter, description in MIXERS.items()])
+            known = ", ".join(
+                [f"{letter} ({description})" for letter, description in MIXERS.items()]
+            )
             raise PerfModelError(
                 f"{owner}: mixers must be a letter per layer, or a word per layer, among {known}; got {mixers!r} "
                 f"for {self.layers} layers"
@@ -170,25 +179,36 @@ class Transformer(Stated, Sectioned):
                     f"{owner}: give {part} if mixers has a {letter}, or else leave it out; mixers={mixers!r}"
                 )
         window = self.attention.window
-        for letter, part, stated in (("E", "experts", self.experts), ("W", "window", window), ("V", "window", window)):
+        for letter, part, stated in (
+            ("E", "experts", self.experts),
+            ("W", "window", window),
+            ("V", "window", window),
+        ):
             if letter in letters and not stated:
                 raise PerfModelError(f"{owner}: mixers={mixers!r} needs {part} for {letter}")
         self._check_neighbours(owner)
 
         # A mixer beside attention stands right behind it, at the start of a layer.
         layers_with_mamba = [layer for layer in mixers.split() if "M" in layer]
-        together = all(layer.startswith("*M") and layer.count("M") == 1 for layer in layers_with_mamba)
-        if hybrid.parallel_mixers and not (hybrid.mamba and together and self.norms.norm_at == "input"):
+        together = all(
+            layer.startswith("*M") and layer.count("M") == 1 for layer in layers_with_mamba
+        )
+        if hybrid.parallel_mixers and not (
+            hybrid.mamba and together and self.norms.norm_at == "input"
+        ):
             raise PerfModelError(
                 f"{owner}: parallel_mixers needs every M in mixers to be written as *M at the start of its layer, "
                 f"and norms at the input; got {mixers!r}"
             )
 
     def _check_neighbours(self, owner: str) -> None:
-        """Raise `PerfModelError` unless sub-layers that belong together stand together, and sizes by layer fit."""
+        """Raise `PerfModelError` unless sub-layers that belong together stand together, and sizes
+        by layer fit."""
         hybrid, latent = self.hybrid, self.latent_attention
         letters = " ".join(self.stack)
-        if hybrid.indexer and (letters.count("I") != letters.count("I*") or latent is None or not latent.q_lora_rank):
+        if hybrid.indexer and (
+            letters.count("I") != letters.count("I*") or latent is None or not latent.q_lora_rank
+        ):
             raise PerfModelError(
                 f"{owner}: an indexer needs every I in mixers to stand right before a *, and latent_attention with a "
                 f"q_lora_rank; got {hybrid.mixers!r}"
@@ -199,10 +219,16 @@ class Transformer(Stated, Sectioned):
             )
         reused = set(letters) & set("QV")
         if reused and (latent is not None or self.decoder_layers):
-            raise PerfModelError(f"{owner}: Q and V in mixers cannot be combined with latent_attention")
+            raise PerfModelError(
+                f"{owner}: Q and V in mixers cannot be combined with latent_attention"
+            )
         if hybrid.ffn_sizes:
-            require_whole(owner, {f"ffn_sizes[{i}]": size for i, size in enumerate(hybrid.ffn_sizes)})
-            others = [name for name in ("layer_groups", "decoder_layers", "sub_norms") if self.value(name)]
+            require_whole(
+                owner, {f"ffn_sizes[{i}]": size for i, size in enumerate(hybrid.ffn_sizes)}
+            )
+            others = [
+                name for name in ("layer_groups", "decoder_layers", "sub_norms") if self.value(name)
+            ]
             if len(hybrid.ffn_sizes) != self.layers or others:
                 raise PerfModelError(
                     f"{owner}: ffn_sizes must have a number for each of {self.layers} layers, got "
@@ -233,23 +259,31 @@ class Transformer(Stated, Sectioned):
         attention = self.attention
         if attention.window_heads is not None and not attention.window:
             raise PerfModelError(f"{owner}: window_heads needs window, or leave it out")
-        has_own_heads = [name for name in ("window_heads", "value_dim", "keys_as_values") if self.value(name)]
+        has_own_heads = [
+            name for name in ("window_heads", "value_dim", "keys_as_values") if self.value(name)
+        ]
         if has_own_heads and (self.latent_attention is not None or self.decoder_layers):
             raise PerfModelError(
                 f"{owner}: {' and '.join(has_own_heads)} cannot be combined with latent_attention or decoder_layers"
             )
 
         # Of other parts nobody has said whether they have such norms.
-        others = [name for name in ("experts", "latent_attention", "decoder_layers") if self.value(name)]
+        others = [
+            name for name in ("experts", "latent_attention", "decoder_layers") if self.value(name)
+        ]
         if self.norms.sub_norms and others:
-            raise PerfModelError(f"{owner}: sub_norms cannot be combined with {' and '.join(others)}")
+            raise PerfModelError(
+                f"{owner}: sub_norms cannot be combined with {' and '.join(others)}"
+            )
 
         # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
         sequential = ("latent_attention", "decoder_layers", "mtp_layers", "adaln")
         incompatible = [name for name in sequential if self.value(name)]
         if self.norms.norm_at != "input":
             incompatible.append("norm_at")
-        if any(len(layer) != 2 or layer[0] not in "*W" or layer[1] not in "-E" for layer in self.stack):
+        if any(
+            len(layer) != 2 or layer[0] not in "*W" or layer[1] not in "-E" for layer in self.stack
+        ):
             incompatible.append("mixers")
         parallel_blocks = self.block.parallel_blocks
         if parallel_blocks == "two_norms" and self.experts is not None:
@@ -259,7 +293,9 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a feed-forward, "
                 f"with norms at the input; leave out {' and '.join(incompatible)}"
             )
-        if self.layer_groups > self.layers or (self.layer_groups and (self.hybrid.mixers or self.experts)):
+        if self.layer_groups > self.layers or (
+            self.layer_groups and (self.hybrid.mixers or self.experts)
+        ):
             raise PerfModelError(
                 f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, and all layers "
                 "must be of one kind; leave out mixers and experts"
@@ -272,22 +308,29 @@ class Transformer(Stated, Sectioned):
 
     @cached_property
     def stack(self) -> tuple[str, ...]:
-        """Sub-layers of each layer (of the encoder, for encoder-decoder models), as strings of `MIXERS` letters."""
+        """Sub-layers of each layer (of the encoder, for encoder-decoder models), as strings of
+        `MIXERS` letters."""
         # Words repeat over the layers; letters stand for a layer each.
         mixers = self.hybrid.mixers
         if mixers:
             sublayers_of_layer = mixers.split() if " " in mixers else list(mixers)
-            return tuple(sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers))
+            return tuple(
+                sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers)
+            )
 
-        # Without mixers, each layer has attention and a feed-forward. Attention is windowed except in every n-th layer;
-        # feed-forwards have experts in every n-th layer after the dense ones.
+        # Without mixers, each layer has attention and a feed-forward. Attention is windowed except
+        # in every n-th layer; feed-forwards have experts in every n-th layer after the dense ones.
         attention, experts = self.attention, self.experts
         period = attention.full_attention_every
         stack = []
         for layer in range(self.layers):
             sees_all = not attention.window or (period and (layer + 1) % period == 0)
             layer_of_experts = 0 if experts is None else layer - experts.first_dense_layers + 1
-            has_experts = experts is not None and layer_of_experts >= 1 and layer_of_experts % experts.every == 0
+            has_experts = (
+                experts is not None
+                and layer_of_experts >= 1
+                and layer_of_experts % experts.every == 0
+            )
             stack.append(("*" if sees_all else "W") + ("E" if has_experts else "-"))
         return tuple(stack)
 
@@ -304,7 +347,13 @@ class Transformer(Stated, Sectioned):
             attention_sinks=heads.attention_sinks,
             keys_as_values=heads.keys_as_values,
         )
-        return replace(self, heads=heads.heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, attention=attention)
+        return replace(
+            self,
+            heads=heads.heads,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            attention=attention,
+        )
 
     @property
     def value_dim(self) -> int:
@@ -318,8 +367,8 @@ class Transformer(Stated, Sectioned):
 
     @cached_property
     def uneven_inner(self) -> int:
-        """Inner elements that the dense feed-forwards of all layers have more, or fewer, than if each had
-        `ffn_hidden`."""
+        """Inner elements that the dense feed-forwards of all layers have more, or fewer, than if
+        each had `ffn_hidden`."""
         further = 0
         for word, size in zip(self.stack, self.inner_sizes, strict=True):
             further += word.count("-") * (size - self.ffn_hidden)
@@ -327,7 +376,8 @@ class Transformer(Stated, Sectioned):
 
     @property
     def inner_projections(self) -> int:
-        """Number of projections from the input of a feed-forward to its inner width: 1, or 2 with a gate."""
+        """Number of projections from the input of a feed-forward to its inner width: 1, or 2 with a
+        gate."""
         return 2 if self.block.gated_ffn else 1
 
     @property
@@ -377,7 +427,10 @@ class ConvLayer(Stated):
         owner = f"layer {self.name}"
         require_whole(
             owner,
-            {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")},
+            {
+                name: getattr(self, name)
+                for name in ("c_in", "size_in", "c_out", "kernel", "stride")
+            },
         )
         require_whole(owner, {"pad": self.pad}, least=0)
 
@@ -421,7 +474,9 @@ class ConvNet(Stated):
     kind = "convnet"
 
     def __post_init__(self) -> None:
-        require_whole(f"model {self.name}", {"image_size": self.image_size, "seq_len": self.seq_len})
+        require_whole(
+            f"model {self.name}", {"image_size": self.image_size, "seq_len": self.seq_len}
+        )
         if not self.stack:
             raise PerfModelError(f"model {self.name}: stack: at least one layer is needed")
 
@@ -439,7 +494,8 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "gelu_formula": lambda model: model.block.activation == "gelu",
     "clamp": lambda model: model.block.clamped_glu,
 }
-"""Fields of `Job` and kinds of `EagerKernel` that matter only for some transformers, with a test for these."""
+"""Fields of `Job` and kinds of `EagerKernel` that matter only for some transformers, with a test
+for these."""
 _OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
 """Fields of `Job` that matter only for convolutional networks."""
 

@@ -56,11 +56,14 @@ class AttentionForm(Stated):
     full_attention_every: int = 0
     """With a window: every n-th layer has full attention (GPT-OSS: 2); 0 for none."""
     window_heads: WindowHeads | None = None
-    """Heads of attention in the window, if they differ from those of full attention, which the other fields state."""
+    """Heads of attention in the window, if they differ from those of full attention, which the
+    other fields state."""
     value_dim: int = 0
-    """Elements of a head's values, if they are fewer than those of its queries and keys (MiMo-V2); else 0."""
+    """Elements of a head's values, if they are fewer than those of its queries and keys (MiMo-V2);
+    else 0."""
     keys_as_values: bool = False
-    """Values are made by the projection of keys, which are then normalised and rotated (Gemma 4)."""
+    """Values are made by the projection of keys, which are then normalised and rotated (Gemma
+    4)."""
     qkv_bias: bool = False
     """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
     output_bias: bool = False
@@ -68,13 +71,15 @@ class AttentionForm(Stated):
     unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
     """Projections of attention that have no bias even where `bias` is on (Whisper's keys)."""
     distances: Distances | None = None
-    """Projections of a table of distances in every layer (DeBERTa); scores of distances are not counted."""
+    """Projections of a table of distances in every layer (DeBERTa); scores of distances are not
+    counted."""
     qk_norm: bool = False
     """Queries and keys are normalised, each head by itself (Qwen3)."""
     qk_norm_of_all_heads: bool = False
     """With `qk_norm`, queries and keys are normalised over all heads at once (OLMo 2)."""
     attention_gate: bool = False
-    """Attention's result is multiplied by a gate, which the query projection also computes (Qwen3-Next)."""
+    """Attention's result is multiplied by a gate, which the query projection also computes
+    (Qwen3-Next)."""
     head_gate: bool = False
     """The result of every head is multiplied by one gate of its own (Step 3.5, Laguna)."""
     attention_sinks: bool = False
@@ -88,15 +93,17 @@ class BlockForm(Stated):
     """The rest of a layer besides attention: feed-forward, biases and dropout."""
 
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
-    """Attention and feed-forward run in parallel on the same input, x + Attn(N(x)) + FFN(N(x)): after one norm (GPT-J;
-    PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv 2402.15627, section 3.1) or each of its
-    own (GPT-NeoX, Falcon-40B)."""
+    """Attention and feed-forward run in parallel on the same input, x + Attn(N(x)) + FFN(N(x)):
+    after one norm (GPT-J; PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv
+    2402.15627, section 3.1) or each of its own (GPT-NeoX, Falcon-40B)."""
     gated_ffn: bool = False
-    """The feed-forward multiplies two projections of its input, one of them activated (SwiGLU and its like)."""
+    """The feed-forward multiplies two projections of its input, one of them activated (SwiGLU and
+    its like)."""
     activation: Literal["gelu", "silu", "relu", "relu2"] = "gelu"
     """`relu2`: squared ReLU (Nemotron, arXiv 2402.16819)."""
     clamped_glu: bool = False
-    """Both inputs of a gated feed-forward's activation are cut at a limit (GPT-OSS, `swiglu_limit`)."""
+    """Both inputs of a gated feed-forward's activation are cut at a limit (GPT-OSS,
+    `swiglu_limit`)."""
     bias: bool = True
     """Biases in all linear layers and layer norms."""
     dropout: bool = True
@@ -110,14 +117,15 @@ class Norms(Stated):
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """Layer norms subtract the mean, RMS norms do not."""
     norm_at: Literal["input", "output", "both"] = "input"
-    """Where every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
+    """Where every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma
+    2."""
     norm_bias: bool | None = None
     """Layer norms have a shift; None: as `bias` says."""
     norm_parameters: bool = True
     """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
     sub_norms: bool = False
-    """Attention's result and the activations of feed-forwards are normalised before the last product (BitNet b1.58
-    2B4T, arXiv 2504.12285, section 2)."""
+    """Attention's result and the activations of feed-forwards are normalised before the last
+    product (BitNet b1.58 2B4T, arXiv 2504.12285, section 2)."""
     embedding_norm: bool = False
     """Embeddings are normalised before the first layer (BLOOM, BART)."""
     final_norm: bool = True
@@ -135,7 +143,8 @@ class Inputs(Stated):
     position_offset: int = 0
     """Rows of the table of positions before that of the first token (OPT, BART: 2)."""
     longest_seq_len: int = 0
-    """Maximum sequence length, if the training length is not stated and `seq_len` is shorter; else 0."""
+    """Maximum sequence length, if the training length is not stated and `seq_len` is shorter; else
+    0."""
     token_types: int = 0
     """Rows of BERT's segment embedding; 0 for none."""
     narrow_embedding: NarrowEmbedding | None = None
@@ -157,7 +166,8 @@ class OutputHead(Stated):
     pooler_and_mlm_head: bool = False
     """BERT's pooler and masked-LM transform before the vocabulary projection."""
     pooler: bool = True
-    """With `pooler_and_mlm_head`: BERT's pooler and next-sentence head, which RoBERTa does not have."""
+    """With `pooler_and_mlm_head`: BERT's pooler and next-sentence head, which RoBERTa does not
+    have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +175,12 @@ class HybridStack(Stated):
     """Layers other than attention plus feed-forward, and the sizes of their parts."""
 
     mixers: str = ""
-    """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
-    layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty: attention and a feed-forward in each."""
+    """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv
+    2504.03624), or a word per layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty:
+    attention and a feed-forward in each."""
     parallel_mixers: bool = False
-    """Attention and Mamba of a layer, `*M` in its word, take the same normed input side by side (Falcon-H1, arXiv
-    2507.22448, section 2.1)."""
+    """Attention and Mamba of a layer, `*M` in its word, take the same normed input side by side
+    (Falcon-H1, arXiv 2507.22448, section 2.1)."""
     mamba: Mamba | None = None
     """Sizes of the layers with letter M."""
     selective_scan: SelectiveScan | None = None
@@ -189,10 +200,11 @@ class HybridStack(Stated):
     streams: Streams | None = None
     """Residual streams of the layers with letter U."""
     ffn_sizes: tuple[int, ...] = ()
-    """Inner size of the dense feed-forward of each layer, where layers differ in it (Nemotron-NAS); any number where a
-    layer has none. Empty: `ffn_hidden` in all."""
+    """Inner size of the dense feed-forward of each layer, where layers differ in it (Nemotron-NAS);
+    any number where a layer has none. Empty: `ffn_hidden` in all."""
     shortcut_experts: bool = False
-    """Experts right behind a dense feed-forward, `-E`, take the same normed input (LongCat-Flash)."""
+    """Experts right behind a dense feed-forward, `-E`, take the same normed input
+    (LongCat-Flash)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +212,10 @@ class FurtherTokens(Stated):
     """Modules that predict further tokens (multi-token prediction)."""
 
     mtp_layers: int = 0
-    """Number of multi-token-prediction modules, each a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
-    section 2.2)."""
+    """Number of multi-token-prediction modules, each a layer and a use of the head (DeepSeek-V3,
+    arXiv 2412.19437, section 2.2)."""
     mtp_mixers: str = ""
-    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the model's
-    last layer."""
+    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty:
+    those of the model's last layer."""
     mtp_repeated: bool = False
     """All these modules share their weights (Nemotron 3, arXiv 2604.12374)."""

@@ -1,8 +1,8 @@
 """Records divided into sections whose keys stay flat.
 
-Code reads `framework.memory.bucket_bytes`; files, columns of tables and keywords say `bucket_bytes` alone, as in
-`Framework(bucket_bytes=1e6)` and `replace(framework, bucket_bytes=1e6)`. Which section a key belongs to follows from
-the dataclasses.
+Code reads `framework.memory.bucket_bytes`; files, columns of tables and keywords say `bucket_bytes`
+alone, as in `Framework(bucket_bytes=1e6)` and `replace(framework, bucket_bytes=1e6)`. Which section
+a key belongs to follows from the dataclasses.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,8 @@ def section(*keys: str) -> dict[str, Any]:
     """Metadata that marks a field as a section: `field(default=Memory(), metadata=section())`.
 
     Args:
-        keys: fields of the section that are keys of the whole record; all of them where none is named.
+        keys: fields of the section that are keys of the whole record; all of them where none is
+            named.
     """
     return {_SECTION: keys}
 
@@ -66,7 +67,10 @@ def key_fields(kind: type) -> Mapping[str, KeyField]:
         if _SECTION in outer.metadata:
             inner_fields = key_fields(type(outer.default))
             keys = outer.metadata[_SECTION] or inner_fields
-            entries = {key: KeyField((outer.name, *inner_fields[key].path), inner_fields[key].home) for key in keys}
+            entries = {
+                key: KeyField((outer.name, *inner_fields[key].path), inner_fields[key].home)
+                for key in keys
+            }
         shared = by_key.keys() & entries.keys()
         if shared:
             raise ValueError(f"{kind.__name__} has two fields with the key {min(shared)}")
@@ -75,10 +79,12 @@ def key_fields(kind: type) -> Mapping[str, KeyField]:
 
 
 def flat_keywords(kind: type[Record]) -> type[Record]:
-    """Let the constructor of a dataclass, and `dataclasses.replace`, accept keys of its sections too.
+    """Let the constructor of a dataclass, and `dataclasses.replace`, accept keys of its sections
+    too.
 
-    `Framework(bucket_bytes=1e6)` is `Framework(memory=MemoryCosts(bucket_bytes=1e6))`. A section and keys of it
-    together are this section with these values, which is what `dataclasses.replace` passes.
+    `Framework(bucket_bytes=1e6)` is `Framework(memory=MemoryCosts(bucket_bytes=1e6))`. A section
+    and keys of it together are this section with these values, which is what `dataclasses.replace`
+    passes.
     """
     plain_init = kind.__init__
 
@@ -110,7 +116,8 @@ class Sectioned:
 
 
 def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest values given by flat key into tables, one per section used. Unknown keys are left out."""
+    """Nest values given by flat key into tables, one per section used. Unknown keys are left
+    out."""
     tables: dict[str, Any] = {}
     by_key = key_fields(kind)
     for key, value in values.items():
@@ -127,7 +134,9 @@ def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def flat_location(kind: type, location: Iterable[str | int]) -> tuple[str | int, ...]:
     """Convert a location in `nested` tables to a flat key and the location inside its value."""
     steps = tuple(location)
-    sections = {outer.name: type(outer.default) for outer in fields(kind) if _SECTION in outer.metadata}
+    sections = {
+        outer.name: type(outer.default) for outer in fields(kind) if _SECTION in outer.metadata
+    }
     if steps and steps[0] in sections:
         return flat_location(sections[str(steps[0])], steps[1:])
     return steps
@@ -176,5 +185,7 @@ def require_switches(owner: str, record: Any) -> None:
 @cache
 def _switches(kind: type) -> tuple[tuple[str, ...], attrgetter]:
     """Keys of all fields of type bool, and a function that returns their values."""
-    switches = {key: ".".join(field.path) for key, field in key_fields(kind).items() if field.hint is bool}
+    switches = {
+        key: ".".join(field.path) for key, field in key_fields(kind).items() if field.hint is bool
+    }
     return tuple(switches), attrgetter(*switches.values())

@@ -9,8 +9,8 @@ from perfmodel.spec.notation import PerStage
 def partition_by_cost(model: Model, stages: int) -> PerStage:
     """Layers per stage, balanced by multiplications as in nanotron's `build_model`.
 
-    A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f, or 2 h f without a
-    gate; the head costs h V. None (even stages) where there are too few layers.
+    A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f,
+    or 2 h f without a gate; the head costs h V. None (even stages) where there are too few layers.
     """
     if stages == 1 or not isinstance(model, Transformer):
         return None
@@ -27,8 +27,8 @@ def partition_by_cost(model: Model, stages: int) -> PerStage:
         layers_of_stage[stage] += 1
         stage += cost > total_cost * (stage + 1) / stages
 
-    # Stages near the end may be left without a layer (they hold the head or the loss alone): each takes one from the
-    # stage before it that has several.
+    # Stages near the end may be left without a layer (they hold the head or the loss alone): each
+    # takes one from the stage before it that has several.
     for stage in range(stages - 2, 0, -1):
         donor = next((i for i in range(stage - 1, -1, -1) if layers_of_stage[i] > 1), None)
         if layers_of_stage[stage] == 0 and donor is not None:

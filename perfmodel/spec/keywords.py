@@ -1,7 +1,7 @@
 """Typed keywords of functions that take a problem or a layout, and of records in sections.
 
-They are written out so that editors complete them and type checkers know them; `tests/spec/test_keywords.py` holds them
-to the fields of `Job`, `Layout` and `Transformer`.
+They are written out so that editors complete them and type checkers know them;
+`tests/spec/test_keywords.py` holds them to the fields of `Job`, `Layout` and `Transformer`.
 """
 
 from typing import Literal, TypedDict

@@ -10,8 +10,8 @@ from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError, plai
 from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None
-"""A whole number per pipeline stage, in model order; written `7-9-9-7`, or `9-10x14-9` where five or more in a row are
-equal, and `none` where it is left open."""
+"""A whole number per pipeline stage, in model order; written `7-9-9-7`, or `9-10x14-9` where five
+or more in a row are equal, and `none` where it is left open."""
 PerRank = tuple[str, ...] | None
 """A name per pipeline rank, written `fast-fast-slow`, and `none` where it is left open."""
 _DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
@@ -30,7 +30,8 @@ _DEGREES: Final = {
 
 
 def _key_aliases() -> dict[str, str]:
-    """Long names of keys: those of degrees, alone and as Megatron-LM and DeepSpeed end them, and a few others."""
+    """Long names of keys: those of degrees, alone and as Megatron-LM and DeepSpeed end them, and a
+    few others."""
     aliases = {}
     for key, names in _DEGREES.items():
         for name, suffix in product(names, ("", "_size", "_degree")):
@@ -87,7 +88,8 @@ SCHEDULE_ALIASES: Final = {
     "2bw": "pipedream-2bw",
     "bfs": "breadth-first",
     "looped bfs": "breadth-first",
-    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
+    # The authors search an order within a memory limit; these are their hand-made ones of the same
+    # memory.
     "zb 1p": "zb-h1",
     "zb 2p": "zb-h2",
     # All programs here wait for all gradients before an update.
@@ -99,9 +101,10 @@ SCHEDULE_ALIASES: Final = {
     "dual pipe": "dualpipe",
     "dual pipe v": "dualpipe-v",
 }
-"""Schedules by their names in papers (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW, Narayanan et al.
-2021; ZB-1p and ZB-2p, Qi et al. 2024; TiMePReSt's is nF1B), in Megatron-LM and Paddle, and by the names of
-`torch.distributed.pipelining`. Blanks stand for any joint between words, or none."""
+"""Schedules by their names in papers (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW,
+Narayanan et al. 2021; ZB-1p and ZB-2p, Qi et al. 2024; TiMePReSt's is nF1B), in Megatron-LM and
+Paddle, and by the names of `torch.distributed.pipelining`. Blanks stand for any joint between
+words, or none."""
 _JOINTS: Final = re.compile(r"[\s_-]+")
 
 
@@ -116,7 +119,8 @@ _REGISTERED_NAMES: Final = _names_without_joints()
 
 @lru_cache(1024)
 def schedule_name(name: str) -> str:
-    """The registered name of a schedule, from any case or a paper's name; unknown names are returned unchanged."""
+    """The registered name of a schedule, from any case or a paper's name; unknown names are
+    returned unchanged."""
     head, colon, number = name.strip().partition(":")
     # The name of a file keeps its case.
     if head.lower() == "file":
@@ -163,7 +167,9 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
             raise LayoutError(f"layout: {item!r} is neither key=value nor of the form 8M16P1D")
         key = _key(name, raw, types)
         if key in values:
-            raise LayoutError(f"layout: {key} is given twice (the second time as {raw!r}); leave one out")
+            raise LayoutError(
+                f"layout: {key} is given twice (the second time as {raw!r}); leave one out"
+            )
         values[key] = _value(key, raw, types[key])
         last = key
     return values
@@ -218,11 +224,14 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
     """Parse layers per stage, where `10x14` means 14 stages with 10 layers each."""
     stages: list[int] = []
     for part in raw.split("-"):
-        # The bound comes before the list is made; a leading zero would make it a hexadecimal number.
+        # The bound comes before the list is made; a leading zero would make it a hexadecimal
+        # number.
         value, times, count = part.partition("x")
         repeats = _whole(key, count) if times else 1
         if not 1 <= repeats <= MOST_STAGES or (times and value.startswith("0")):
-            raise LayoutError(f"layout: {key} may repeat a stage 1 to {MOST_STAGES:,} times, got {part!r}")
+            raise LayoutError(
+                f"layout: {key} may repeat a stage 1 to {MOST_STAGES:,} times, got {part!r}"
+            )
         stages += [_whole(key, value)] * repeats
     return tuple(stages)
 
@@ -238,7 +247,9 @@ def _value(key: str, raw: str, kind: Any) -> Any:
         try:
             return _stages(key, raw)
         except LayoutError:
-            raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
+            raise LayoutError(
+                f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}"
+            ) from None
     if kind == PerRank:
         return tuple(name.strip() for name in raw.lower().split("-"))
     if kind is bool:
@@ -257,7 +268,11 @@ def _whole(key: str, raw: str) -> int:
     try:
         value = plain_whole(raw)
     except PerfModelError:
-        raise LayoutError(f"layout: {key} must be a whole number in plain digits, like 8, got {raw!r}") from None
+        raise LayoutError(
+            f"layout: {key} must be a whole number in plain digits, like 8, got {raw!r}"
+        ) from None
     if abs(value) > MOST:
-        raise LayoutError(f"layout: {key}={raw} is not plausible; no layout has numbers above {MOST:,}")
+        raise LayoutError(
+            f"layout: {key}={raw} is not plausible; no layout has numbers above {MOST:,}"
+        )
     return value

@@ -23,25 +23,27 @@ class Experts(Stated):
     first_dense_layers: int = 0
     """Leading layers that keep a dense feed-forward (DeepSeek)."""
     every: int = 1
-    """After these, every n-th layer has experts and the others a dense feed-forward (Llama 4 Maverick: 2)."""
+    """After these, every n-th layer has experts and the others a dense feed-forward (Llama 4
+    Maverick: 2)."""
     shared_gate: bool = False
     """A separate gate weights the shared expert's output (Qwen2-MoE)."""
     router_bias: bool = False
     """The router's product has a trained bias (GPT-OSS)."""
     groups: int = 1
-    """Groups that the experts are divided into, of which a token chooses `groups_kept` before it chooses its experts
-    among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    """Groups that the experts are divided into, of which a token chooses `groups_kept` before it
+    chooses its experts among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section
+    2.1.2)."""
     groups_kept: int = 1
     """Groups that a token may choose its experts from."""
     branch_norms: bool = False
-    """Routed experts have norms of their own at both ends, the shared one has one behind it, and the router has one
-    before it and a scale for every expert (Gemma 4)."""
+    """Routed experts have norms of their own at both ends, the shared one has one behind it, and
+    the router has one before it and a scale for every expert (Gemma 4)."""
     idle: int = 0
-    """Further experts that the router may choose and that compute nothing (LongCat-Flash, arXiv 2509.01322, section
-    2.1); `topk` counts the others alone."""
+    """Further experts that the router may choose and that compute nothing (LongCat-Flash, arXiv
+    2509.01322, section 2.1); `topk` counts the others alone."""
     latent: int = 0
-    """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
-    Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
+    """Elements that a token is projected to before it is sent to routed experts, and back from
+    after (LatentMoE of Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
 
     def __post_init__(self) -> None:
         positive = ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")
@@ -70,7 +72,8 @@ class LatentAttention(Stated):
     qk_nope_head_dim: int
     """Elements of a head's queries and keys without positions."""
     qk_rope_head_dim: int
-    """Elements of a head's queries and keys that are rotated by their position; all heads share those of keys."""
+    """Elements of a head's queries and keys that are rotated by their position; all heads share
+    those of keys."""
     v_head_dim: int
     """Elements of a head's values."""
 
@@ -83,12 +86,13 @@ class LatentAttention(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer(Stated):
-    """The indexer of DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1): small heads score all
-    keys for each query of the latent attention behind it, which then sees the best ones. Attention is counted over all
-    keys nevertheless."""
+    """The indexer of DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1):
+    small heads score all keys for each query of the latent attention behind it, which then sees the
+    best ones. Attention is counted over all keys nevertheless."""
 
     heads: int
-    """Heads of the indexer's queries, made from the compressed queries of attention; all share one key."""
+    """Heads of the indexer's queries, made from the compressed queries of attention; all share one
+    key."""
     head_dim: int
     """Elements of such a query, and of the key."""
 
@@ -98,8 +102,8 @@ class Indexer(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Distances(Stated):
-    """Projections of a table of distances between tokens that every layer has of its own (DeBERTa, arXiv 2006.03654,
-    section 3.1). The table itself counts as rows of positions."""
+    """Projections of a table of distances between tokens that every layer has of its own (DeBERTa,
+    arXiv 2006.03654, section 3.1). The table itself counts as rows of positions."""
 
     rows: int
     """Rows of the table."""
@@ -112,7 +116,8 @@ class Distances(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowHeads(Stated):
-    """Heads of attention in the window, where they differ from those of full attention (Step 3.5, Gemma 4, MiMo-V2)."""
+    """Heads of attention in the window, where they differ from those of full attention (Step 3.5,
+    Gemma 4, MiMo-V2)."""
 
     heads: int
     """Heads of queries."""
@@ -132,7 +137,9 @@ class WindowHeads(Stated):
         require_whole("window_heads", sizes)
         require_whole("window_heads", {"value_dim": self.value_dim}, least=0)
         if self.heads % self.kv_heads:
-            raise PerfModelError(f"window_heads: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+            raise PerfModelError(
+                f"window_heads: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +163,9 @@ class Mamba(Stated):
         del sizes["gated_norm"]
         require_whole("mamba", sizes)
         if self.heads % self.groups:
-            raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
+            raise PerfModelError(
+                f"mamba: heads={self.heads} must be a multiple of groups={self.groups}"
+            )
 
     @property
     def inner(self) -> int:
@@ -171,7 +180,8 @@ class Mamba(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan(Stated):
-    """Mixers of the first Mamba (Gu and Dao, arXiv 2312.00752, section 3): a state per channel, scanned over tokens."""
+    """Mixers of the first Mamba (Gu and Dao, arXiv 2312.00752, section 3): a state per channel,
+    scanned over tokens."""
 
     inner: int
     """Channels of the mixer."""
@@ -181,7 +191,8 @@ class SelectiveScan(Stated):
     """Elements that the step sizes of all channels are projected from."""
     conv_kernel: int = 4
     inner_norms: bool = False
-    """Step sizes, inputs and outputs of the state are normalised each by itself (Jamba, arXiv 2403.19887)."""
+    """Step sizes, inputs and outputs of the state are normalised each by itself (Jamba, arXiv
+    2403.19887)."""
 
     def __post_init__(self) -> None:
         sizes = dict(vars(self))
@@ -191,7 +202,8 @@ class SelectiveScan(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConv(Stated):
-    """Gated short convolutions (LFM2, arXiv 2511.23404): a causal convolution over a few tokens between two gates."""
+    """Gated short convolutions (LFM2, arXiv 2511.23404): a causal convolution over a few tokens
+    between two gates."""
 
     kernel: int
     """Tokens that the convolution sees."""
@@ -202,8 +214,9 @@ class ShortConv(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeMix(Stated):
-    """Time mixing of RWKV-4 (Peng et al., arXiv 2305.13048, section 3.1.2): a weighted mean of earlier values, whose
-    weights decay at a rate of their own in every channel, scanned over tokens."""
+    """Time mixing of RWKV-4 (Peng et al., arXiv 2305.13048, section 3.1.2): a weighted mean of
+    earlier values, whose weights decay at a rate of their own in every channel, scanned over
+    tokens."""
 
     inner: int
     """Channels of receptances, keys and values."""
@@ -214,15 +227,15 @@ class TimeMix(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBlock(Stated):
-    """Transformer blocks whose weights several layers share (Zamba, arXiv 2405.16712, section 2): attention over the
-    hidden state beside the token's embedding, a feed-forward, and a projection that each layer has of its own. Heads
-    and inner size are those of the model."""
+    """Transformer blocks whose weights several layers share (Zamba, arXiv 2405.16712, section 2):
+    attention over the hidden state beside the token's embedding, a feed-forward, and a projection
+    that each layer has of its own. Heads and inner size are those of the model."""
 
     copies: int = 1
     """Blocks with weights of their own, which layers use in turn (Zamba 2)."""
     adapter_rank: int = 0
-    """Rank of adapters beside the feed-forward's first product, trained with the model, that each layer has of its own
-    (Zamba 2); 0 for none."""
+    """Rank of adapters beside the feed-forward's first product, trained with the model, that each
+    layer has of its own (Zamba 2); 0 for none."""
     attention_adapters: bool = False
     """There are such adapters beside the projections of queries, keys and values too."""
 
@@ -235,8 +248,9 @@ class SharedBlock(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEmbedding(Stated):
-    """Token embeddings for every layer by itself (Gemma 3n and Gemma 4, per-layer embeddings): a row for each layer,
-    to which a projection of the token's embedding is added, gated by the layer's hidden state."""
+    """Token embeddings for every layer by itself (Gemma 3n and Gemma 4, per-layer embeddings): a
+    row for each layer, to which a projection of the token's embedding is added, gated by the
+    layer's hidden state."""
 
     width: int
     """Elements of a row."""
@@ -249,9 +263,9 @@ class LayerEmbedding(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Streams(Stated):
-    """Several residual streams, of which a layer computes on one and predicts and corrects the others (alternating
-    updates, arXiv 2301.13310), with a low-rank residual beside attention (LAuReL, arXiv 2411.07501); both in Gemma
-    3n."""
+    """Several residual streams, of which a layer computes on one and predicts and corrects the
+    others (alternating updates, arXiv 2301.13310), with a low-rank residual beside attention
+    (LAuReL, arXiv 2411.07501); both in Gemma 3n."""
 
     count: int
     """Streams, the one that layers compute on included."""
@@ -264,7 +278,8 @@ class Streams(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNet(Stated):
-    """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
+    """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model
+    (Qwen3-Next)."""
 
     heads: int
     """Heads of values, which are also those of states."""
@@ -278,9 +293,11 @@ class DeltaNet(Stated):
     chunk: int = 64
     """Tokens that are computed as one block of matrix products (section 3.3)."""
     channel_decays: bool = False
-    """Every element of a key has a decay of its own (Kimi Delta Attention, arXiv 2510.26692), not one for each head."""
+    """Every element of a key has a decay of its own (Kimi Delta Attention, arXiv 2510.26692), not
+    one for each head."""
     gate_rank: int = 0
-    """Rank of the projections to the output gate and to the decays (Kimi Linear); 0 for full ones."""
+    """Rank of the projections to the output gate and to the decays (Kimi Linear); 0 for full
+    ones."""
 
     def __post_init__(self) -> None:
         sizes = dict(vars(self))
@@ -288,7 +305,9 @@ class DeltaNet(Stated):
         require_whole("delta_net", {"gate_rank": sizes.pop("gate_rank")}, least=0)
         require_whole("delta_net", sizes)
         if self.heads % self.key_heads:
-            raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
+            raise PerfModelError(
+                f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}"
+            )
 
     @property
     def values(self) -> int:
@@ -308,7 +327,8 @@ class DeltaNet(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Stated):
-    """Input of a vision encoder or diffusion transformer: square images (or latents) in square patches."""
+    """Input of a vision encoder or diffusion transformer: square images (or latents) in square
+    patches."""
 
     image_size: int
     """Height and width in pixels."""
@@ -319,7 +339,8 @@ class Patches(Stated):
     class_tokens: int = 0
     """Learned tokens beside the patches (ViT: 1)."""
     out_channels: int = 0
-    """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for encoders."""
+    """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for
+    encoders."""
 
     def __post_init__(self) -> None:
         require_whole(
@@ -332,7 +353,9 @@ class Patches(Stated):
             least=0,
         )
         if self.image_size < self.patch_size:
-            raise PerfModelError(f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}")
+            raise PerfModelError(
+                f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}"
+            )
 
     @property
     def tokens(self) -> int:
@@ -352,8 +375,8 @@ class Patches(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrogram(Stated):
-    """Input of a speech encoder (Whisper, arXiv 2212.04356, section 2.2): a spectrogram, turned into tokens by two
-    convolutions over time, the second with a stride."""
+    """Input of a speech encoder (Whisper, arXiv 2212.04356, section 2.2): a spectrogram, turned
+    into tokens by two convolutions over time, the second with a stride."""
 
     channels: int
     """Frequencies of a spectrum."""
@@ -368,14 +391,14 @@ class Spectrogram(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowEmbedding(Stated):
-    """A token embedding narrower than the layers: one matrix product widens it to the hidden size, and another narrows
-    the hidden states before the vocabulary projection."""
+    """A token embedding narrower than the layers: one matrix product widens it to the hidden size,
+    and another narrows the hidden states before the vocabulary projection."""
 
     width: int
     """Elements of a row."""
     all_tables: bool = False
-    """Positions and segments are equally narrow, and the sum of all embeddings is normalised before the product
-    (ELECTRA)."""
+    """Positions and segments are equally narrow, and the sum of all embeddings is normalised before
+    the product (ELECTRA)."""
     bias: bool = False
     """The products have biases (ELECTRA; not OPT-350M)."""
 
@@ -387,7 +410,8 @@ class NarrowEmbedding(Stated):
 class AdaLN(Stated):
     """Adaptive norms: scale, shift and gate of each sub-layer, computed from time step and class.
 
-    adaLN-Zero of DiT, Peebles and Xie, arXiv 2212.09748, section 3.2. Norms have no parameters of their own.
+    adaLN-Zero of DiT, Peebles and Xie, arXiv 2212.09748, section 3.2. Norms have no parameters of
+    their own.
     """
 
     classes: int

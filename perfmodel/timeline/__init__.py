@@ -1,16 +1,17 @@
 """The evaluator: computes times, memory and gradients from structure and durations (JAX).
 
-Every op starts when the later of its two predecessors has ended, so that the makespan is a longest path: a recurrence
-of maxima and sums over the ops in program order, piecewise linear in the durations. Its gradient counts how often each
-class of durations lies on the critical path.
+Every op starts when the later of its two predecessors has ended, so that the makespan is a longest
+path: a recurrence of maxima and sums over the ops in program order, piecewise linear in the
+durations. Its gradient counts how often each class of durations lies on the critical path.
 
-- `_tables` compiles a structure to a flat program of integers: ops are ordered by levels, and their end times have
-  slots that are reused, as a compiler allocates registers.
-- `_loops` runs the program: for one vector of durations, for a row of them, or for many by bundles of independent ops;
-  and it walks back from the end of the step, which is the gradient.
-- `_makespan`, `_lanes` and `_many` make of these differentiable functions of one vector, of many vectors, and of many
-  structures at once.
-- `_timeline`, `_memory` and `_slices` say when each op runs, what is in memory then, and what is drawn.
+- `_tables` compiles a structure to a flat program of integers: ops are ordered by levels, and their
+  end times have slots that are reused, as a compiler allocates registers.
+- `_loops` runs the program: for one vector of durations, for a row of them, or for many by bundles
+  of independent ops; and it walks back from the end of the step, which is the gradient.
+- `_makespan`, `_lanes` and `_many` make of these differentiable functions of one vector, of many
+  vectors, and of many structures at once.
+- `_timeline`, `_memory` and `_slices` say when each op runs, what is in memory then, and what is
+  drawn.
 - `_compilations` keeps programs that JAX compiles on disk.
 """
 

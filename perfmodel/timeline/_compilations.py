@@ -22,10 +22,12 @@ def keep_compilations() -> None:
 
 
 def keep_long_compilations() -> None:
-    """Keep programs that JAX compiles for more than a second, in a process that uses the package from Python.
+    """Keep programs that JAX compiles for more than a second, in a process that uses the package
+    from Python.
 
-    Where the process has chosen a folder of its own (`jax_compilation_cache_dir`), that stays. JAX looks at the setting
-    at its first compilation: a process that has compiled something before keeps nothing.
+    Where the process has chosen a folder of its own (`jax_compilation_cache_dir`), that stays. JAX
+    looks at the setting at its first compilation: a process that has compiled something before
+    keeps nothing.
     """
     folder = cache_folder("xla")
     chosen = jax.config.values["jax_compilation_cache_dir"]
@@ -41,7 +43,8 @@ def keep_long_compilations() -> None:
 def _limit_compilations(folder: Path) -> None:
     """Delete the least recently used compiled evaluators if all together take too much space.
 
-    Each is two files: to ask the size of thousands takes longer than many a command, and within an hour few are added.
+    Each is two files: to ask the size of thousands takes longer than many a command, and within an
+    hour few are added.
     """
     limit_bytes = cache_limit_bytes("xla")
     looked = folder / ".looked"

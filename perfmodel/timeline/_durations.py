@@ -1,7 +1,8 @@
 """Prepares duration vectors for JAX: checks, padding to shared shapes, evaluation.
 
-NumPy in gives NumPy out, in the precision of the input and without touching JAX's global settings. Each trace costs a
-compilation, so that a search must get by with few: `count_traces` tells how many.
+NumPy in gives NumPy out, in the precision of the input and without touching JAX's global settings.
+Each trace costs a compilation, so that a search must get by with few: `count_traces` tells how
+many.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +37,9 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
     array = durations if isinstance(durations, jax.Array) else np.asarray(durations)
     if array.ndim != ndim or array.shape[-1] != n_classes:
         expected = f"({n_classes},)" if ndim == 1 else f"(lanes, {n_classes})"
-        raise PerfModelError(f"durations: the shape must be {expected} (one value per class), got {tuple(array.shape)}")
+        raise PerfModelError(
+            f"durations: the shape must be {expected} (one value per class), got {tuple(array.shape)}"
+        )
 
     # JAX's values may be tracers, which can be converted but not looked at.
     if isinstance(array, jax.Array):
@@ -49,7 +52,9 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
 
-def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durations, "*lanes padded"]:
+def padded_classes(
+    durations: Float[Durations, "*lanes classes"],
+) -> Float[Durations, "*lanes padded"]:
     """Pad the last axis to a bucket, and set class 0 to zero."""
     *lanes, n_classes = durations.shape
     size = bucket(n_classes, SMALLEST_CLASSES)
@@ -64,7 +69,9 @@ def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durat
     return padded
 
 
-def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Float[Durations, "padded classes"]:
+def padded_lanes(
+    durations: Float[Durations, "lanes classes"], tile: int
+) -> Float[Durations, "padded classes"]:
     """The first axis padded to `tile` times a power of two, by lanes of zeros."""
     lanes = durations.shape[0]
     n_tiles = -(-lanes // tile)
@@ -96,13 +103,17 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
 
 
 def being_traced(values: Any = ()) -> bool:
-    """Whether JAX is tracing, so that even constants become tracers, or any value of a pytree is a tracer."""
+    """Whether JAX is tracing, so that even constants become tracers, or any value of a pytree is a
+    tracer."""
     # Any operation shows it: inside a trace, its result is a tracer.
-    return any(isinstance(value, jax.core.Tracer) for value in (jnp.add(0, 0), *jax.tree.leaves(values)))
+    return any(
+        isinstance(value, jax.core.Tracer) for value in (jnp.add(0, 0), *jax.tree.leaves(values))
+    )
 
 
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-"""Name of JAX's event that occurs once per trace of a called function, but not for functions traced inside it."""
+"""Name of JAX's event that occurs once per trace of a called function, but not for functions traced
+inside it."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Evaluates many duration vectors on one structure in single precision, for searches.
 
-Few lanes run as rows of `LANES` in the loop over single ops, as do derivatives; many run in tiles by bundles.
+Few lanes run as rows of `LANES` in the loop over single ops, as do derivatives; many run in tiles
+by bundles.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,14 @@ import numpy as np
 from jax import custom_batching, lax
 from jaxtyping import Array, Float, Int
 
-from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy, padded_classes, padded_lanes
+from perfmodel.timeline._durations import (
+    Durations,
+    being_traced,
+    checked,
+    in_numpy,
+    padded_classes,
+    padded_lanes,
+)
 from perfmodel.timeline._loops import (
     LANES,
     ROW_OPTIONS,
@@ -44,7 +52,8 @@ def _jvp_in_rows(primals, tangents):
 def counts_of_rows(
     durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
-    """Makespan and critical-path counts of each lane of the first `n_rows` rows of `LANES` lanes."""
+    """Makespan and critical-path counts of each lane of the first `n_rows` rows of `LANES`
+    lanes."""
     items, rows = _as_rows(tables, durations, n_rows)
     spans, counts = row_of_counts(tables, items, rows)
 
@@ -55,19 +64,23 @@ def counts_of_rows(
     return spans.reshape(-1), by_lane.at[:, 0].set(0)
 
 
-# Under `vmap`, JAX's own batching would change the body of the loop over ops into a slower form (see `_loops`). Instead
-# a further batch axis joins the lanes, which the loop has rows for.
+# Under `vmap`, JAX's own batching would change the body of the loop over ops into a slower form
+# (see `_loops`). Instead a further batch axis joins the lanes, which the loop has rows for.
 
 
 @custom_batching.custom_vmap
-def spans_of_lanes(tables: OpTables, durations: Float[Array, "lanes classes"]) -> Float[Array, " lanes"]:
+def spans_of_lanes(
+    tables: OpTables, durations: Float[Array, "lanes classes"]
+) -> Float[Array, " lanes"]:
     """Makespan of any number of lanes; further batch axes join the lanes."""
     padded, n_rows = _full_rows(durations)
     return spans_of_rows(padded, n_rows, tables)[: durations.shape[0]]
 
 
 @spans_of_lanes.def_vmap
-def _spans_of_batch(axis_size: int, _, tables: OpTables, durations: Float[Array, "batch lanes classes"]):
+def _spans_of_batch(
+    axis_size: int, _, tables: OpTables, durations: Float[Array, "batch lanes classes"]
+):
     spans = spans_of_lanes(tables, durations.reshape(-1, durations.shape[-1]))
     return spans.reshape(axis_size, -1), True
 
@@ -83,12 +96,16 @@ def counts_of_lanes(
 
 
 @counts_of_lanes.def_vmap
-def _counts_of_batch(axis_size: int, _, tables: OpTables, durations: Float[Array, "batch lanes classes"]):
+def _counts_of_batch(
+    axis_size: int, _, tables: OpTables, durations: Float[Array, "batch lanes classes"]
+):
     spans, counts = counts_of_lanes(tables, durations.reshape(-1, durations.shape[-1]))
     return (spans.reshape(axis_size, -1), counts.reshape(durations.shape)), (True, True)
 
 
-def _full_rows(durations: Float[Array, "lanes classes"]) -> tuple[Float[Array, "padded classes"], Int[Array, ""]]:
+def _full_rows(
+    durations: Float[Array, "lanes classes"],
+) -> tuple[Float[Array, "padded classes"], Int[Array, ""]]:
     """Pad lanes with zeros to full rows, and return the number of rows."""
     lanes = durations.shape[0]
     n_rows = rows_needed(lanes)
@@ -99,9 +116,11 @@ def _full_rows(durations: Float[Array, "lanes classes"]) -> tuple[Float[Array, "
 def _as_rows(
     tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
 ) -> tuple[Items, Float[Array, "rows_times_classes {LANES}"]]:
-    """Work items in which every row of lanes runs the whole table with its own part of the durations.
+    """Work items in which every row of lanes runs the whole table with its own part of the
+    durations.
 
-    A class's durations in the lanes of a row lie beside each other, so that an op loads them at once.
+    A class's durations in the lanes of a row lie beside each other, so that an op loads them at
+    once.
     """
     classes = durations.shape[1]
     by_row = durations.reshape(-1, LANES, classes).transpose(0, 2, 1)
@@ -120,13 +139,15 @@ def makespan_lanes(
     compiled: CompiledStructure, durations: Float[np.ndarray, "lanes classes"]
 ) -> Float[np.ndarray, " lanes"]: ...
 @overload
-def makespan_lanes(compiled: CompiledStructure, durations: Float[Array, "lanes classes"]) -> Float[Array, " lanes"]: ...
+def makespan_lanes(
+    compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
+) -> Float[Array, " lanes"]: ...
 def makespan_lanes(compiled, durations):
     """`makespan` of each row of `durations`, in seconds.
 
     More than 16 lanes run in tiles of 128, so that working memory does not grow with their number.
-    NumPy input is rounded to float32 and gives NumPy output; JAX input keeps its precision and may be
-    traced and differentiated as in `makespan`.
+    NumPy input is rounded to float32 and gives NumPy output; JAX input keeps its precision and may
+    be traced and differentiated as in `makespan`.
 
     Args:
         compiled: result of `compile_structure`.
@@ -157,7 +178,8 @@ def makespan_lanes_and_grad(
     compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]: ...
 def makespan_lanes_and_grad(compiled, durations):
-    """Makespan of each row of `durations` and its gradient, like `makespan_and_grad` for one vector.
+    """Makespan of each row of `durations` and its gradient, like `makespan_and_grad` for one
+    vector.
 
     Args:
         compiled: result of `compile_structure`.
@@ -174,7 +196,8 @@ def makespan_lanes_and_grad(compiled, durations):
 def _prepared(
     compiled: CompiledStructure, durations: Durations, tile: int
 ) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
-    """Checked durations, padded to shapes that share a trace, and the number of tiles that are not padding."""
+    """Checked durations, padded to shapes that share a trace, and the number of tiles that are not
+    padding."""
     durations = checked(durations, compiled.structure.n_classes, ndim=2)
     if isinstance(durations, np.ndarray):
         durations = durations.astype(np.float32)
@@ -182,7 +205,9 @@ def _prepared(
     return padded_lanes(padded_classes(durations), tile), n_tiles
 
 
-def _run(function: Callable[..., Any], durations: Durations, n_tiles: np.int32, *tables: Any) -> Any:
+def _run(
+    function: Callable[..., Any], durations: Durations, n_tiles: np.int32, *tables: Any
+) -> Any:
     """Call `function(durations, n_tiles, *tables)`; NumPy in, NumPy out."""
     if isinstance(durations, np.ndarray):
         return in_numpy(function, durations.dtype, durations, n_tiles, *tables)
@@ -221,7 +246,8 @@ def _with_tangent(
     n_rows: Int[Array, ""],
     tangent: Float[Array, "lanes classes"],
 ) -> tuple[Float[Array, " lanes"], Float[Array, " lanes"]]:
-    """Makespans and their directional derivatives: the makespan is linear in the durations with counts as factors."""
+    """Makespans and their directional derivatives: the makespan is linear in the durations with
+    counts as factors."""
     primal = lax.stop_gradient(durations)
     spans, counts = counts_of_rows(primal, n_rows, tables)
 

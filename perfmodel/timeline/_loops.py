@@ -1,11 +1,11 @@
 """The loops that run a compiled program: one lane, sixteen lanes, or a tile of lanes by bundles.
 
-XLA:CPU turns a `while` whose body touches less than about 1 kB per iteration into a single function,
-and otherwise dispatches every fusion of the body on its own (30 to 60 times slower for scalars).
-The loops over single ops stay below that limit: scalars are read one by one from flat tables, by forms that XLA:CPU
-compiles to single instructions (unsigned indices need no test for negative ones, and in-place updates by
-`dynamic_update` stay in place), and a value just written is read back from the new state (reading the old one would
-copy the slots at every step).
+XLA:CPU turns a `while` whose body touches less than about 1 kB per iteration into a single
+function, and otherwise dispatches every fusion of the body on its own (30 to 60 times slower for
+scalars). The loops over single ops stay below that limit: scalars are read one by one from flat
+tables, by forms that XLA:CPU compiles to single instructions (unsigned indices need no test for
+negative ones, and in-place updates by `dynamic_update` stay in place), and a value just written is
+read back from the new state (reading the old one would copy the slots at every step).
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ LANES: Final = 16
 TILE: Final = 128
 """Number of lanes in the loop over bundles, the fewest for which XLA vectorises its row loops."""
 ROW_OPTIONS: Final = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 512}
-"""Compiler options of the loop over a row of lanes: LLVM's third level unrolls `LANES` wholly and leaves them scalar,
-which takes more than twice as long; a register for all lanes, where there is one, saves a tenth. (JAX takes no options
-for a function that is traced inside another.)"""
+"""Compiler options of the loop over a row of lanes: LLVM's third level unrolls `LANES` wholly and
+leaves them scalar, which takes more than twice as long; a register for all lanes, where there is
+one, saves a tenth. (JAX takes no options for a function that is traced inside another.)"""
 
 
 class Items(NamedTuple):
@@ -71,20 +71,20 @@ def one_lane(
     padded_ops = tables.program.shape[0] // tables.width
     ends = jnp.zeros(padded_ops if keep_ends else 0, durations.dtype)
 
-    # The loop is unrolled by `GROUP`. A last group that is not full runs on into the padding, rows that
-    # change nothing.
+    # The loop is unrolled by `GROUP`. A last group that is not full runs on into the padding, rows
+    # that change nothing.
     def group(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         slots, ends = state
         positions = [unsigned(step) * np.uint32(GROUP) + np.uint32(i) for i in range(GROUP)]
         for position in positions:
-            # Where both predecessors release the op at once, the first counts (`b > a`, not `>=`), as in
-            # the walk back along the critical path.
+            # Where both predecessors release the op at once, the first counts (`b > a`, not `>=`),
+            # as in the walk back along the critical path.
             row = _row(tables, position)
             a, b = _released(tables, slots, durations, row, jnp.uint32(0))
             end = jnp.where(b > a, b, a) + read(durations, row[DURATION])
             slots = write(slots, end, row[DESTINATION])
-        # Read back from the new slots, in a second pass: the allocation keeps every slot of a group until
-        # the group is done.
+        # Read back from the new slots, in a second pass: the allocation keeps every slot of a group
+        # until the group is done.
         if keep_ends:
             for position in positions:
                 destination = entry(tables, position, DESTINATION)
@@ -96,7 +96,9 @@ def one_lane(
     return slots[RESULT_SLOT], ends
 
 
-def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]) -> Float[Array, "items lanes"]:
+def row_of_lanes(
+    tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]
+) -> Float[Array, "items lanes"]:
     """Makespan of every item and lane, without recording which predecessors released the ops."""
 
     no_decisions = jnp.zeros((0, durations.shape[1]), bool)
@@ -120,10 +122,12 @@ def run_item(
     decisions: Bool[Array, "positions lanes"],
     slots: Float[Array, "slots lanes"],
 ) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"], Float[Array, "slots lanes"]]:
-    """Makespan of item `i`, per position whether the second predecessor released the op, and the slots.
+    """Makespan of item `i`, per position whether the second predecessor released the op, and the
+    slots.
 
-    `decisions` is an array to write to, or an empty one if they are not wanted. `slots` may hold what another item left
-    behind: a program reads no slot that it has not written, but for the special ones, which none writes.
+    `decisions` is an array to write to, or an empty one if they are not wanted. `slots` may hold
+    what another item left behind: a program reads no slot that it has not written, but for the
+    special ones, which none writes.
 
     The end of an op is written to its slot at the start of the next step, so that one fusion reads
     all of its operands.
@@ -154,16 +158,19 @@ def run_item(
     return end, decisions, slots
 
 
-def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]) -> Float[Array, " lanes"]:
+def tile_of_lanes(
+    tables: BundleTables, durations: Float[Array, "classes lanes"]
+) -> Float[Array, " lanes"]:
     """Makespan of every lane; each step runs a bundle of independent ops for all lanes.
 
-    As in `run_item`, a bundle's ends are written to their slots at the start of the next step. Until
-    then they lie in `ends` below a row that is not used: XLA would split the step's arithmetic among
-    threads, at many times its cost, were it not part of an update in place.
+    As in `run_item`, a bundle's ends are written to their slots at the start of the next step.
+    Until then they lie in `ends` below a row that is not used: XLA would split the step's
+    arithmetic among threads, at many times its cost, were it not part of an update in place.
     """
 
     def bundle(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        # First the ends of the bundle before, one contiguous block; the row's last entry says where.
+        # First the ends of the bundle before, one contiguous block; the row's last entry says
+        # where.
         slots, ends = state
         row = unsigned(read(tables.rows, unsigned(k)))
         slots = lax.dynamic_update_slice(slots, ends[1:], (row[-1], jnp.uint32(0)))
@@ -178,7 +185,8 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
         end = jnp.where(b > a, b, a) + gather(durations, duration)
         return slots, lax.dynamic_update_slice(ends, end, (1, 0))
 
-    # The last op is alone in the last bundle, so its end is the first one there, below the unused row.
+    # The last op is alone in the last bundle, so its end is the first one there, below the unused
+    # row.
     lanes = durations.shape[1]
     start = empty_slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
     _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
@@ -194,8 +202,9 @@ def empty_slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Arra
 def _within_range(end: Float[Array, " lanes"]) -> Float[Array, " lanes"]:
     """End times unchanged, because none is out of range, but with three extra comparisons.
 
-    LLVM unrolls a bare copy of `LANES` values wholly into scalar moves, from which the vector loads of later ops are
-    not forwarded; a loop of as many instructions as this it leaves for the vectoriser: an op takes a third less.
+    LLVM unrolls a bare copy of `LANES` values wholly into scalar moves, from which the vector loads
+    of later ops are not forwarded; a loop of as many instructions as this it leaves for the
+    vectoriser: an op takes a third less.
     """
     end = jnp.where(end > NEVER_S, end, NEVER_S)
     end = jnp.where(end < -NEVER_S, end, -NEVER_S)
@@ -207,7 +216,9 @@ def _row(tables: OpTables, position: UInt[Array, ""]) -> list[UInt[Array, ""]]:
     return [entry(tables, position, column) for column in range(tables.width)]
 
 
-def entry(tables: OpTables, position: UInt[Array, ""], column: int | UInt[Array, ""]) -> UInt[Array, ""]:
+def entry(
+    tables: OpTables, position: UInt[Array, ""], column: int | UInt[Array, ""]
+) -> UInt[Array, ""]:
     """One column of the program's row at a position."""
     return unsigned(read(tables.program, position * np.uint32(tables.width) + jnp.uint32(column)))
 
@@ -248,10 +259,12 @@ def gather(rows: Float[Array, "n lanes"], i: UInt[Array, " m"]) -> Float[Array, 
     return rows.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-# --- backward, along the critical path ----------------------------------------------------------------
+# --- backward, along the critical path
+# ----------------------------------------------------------------
 #
-# The makespan is piecewise linear in the durations, so that how often each class lies on the critical path is its
-# gradient. Where the two predecessors of an op release it at the same time, the first one is on the path.
+# The makespan is piecewise linear in the durations, so that how often each class lies on the
+# critical path is its gradient. Where the two predecessors of an op release it at the same time,
+# the first one is on the path.
 
 
 def counts_of_one_lane(
@@ -269,10 +282,14 @@ def counts_of_one_lane(
             b = b + read(durations, entry(tables, position, LAG_B))
         return b > a
 
-    def add_one(counts: Float[Array, " classes"], duration_class: UInt[Array, ""]) -> Float[Array, " classes"]:
+    def add_one(
+        counts: Float[Array, " classes"], duration_class: UInt[Array, ""]
+    ) -> Float[Array, " classes"]:
         return write(counts, read(counts, duration_class) + 1, duration_class)
 
-    return _walk(tables, jnp.zeros_like(durations), add_one, tables.n_ops, released_by_second, jnp.uint32(0))
+    return _walk(
+        tables, jnp.zeros_like(durations), add_one, tables.n_ops, released_by_second, jnp.uint32(0)
+    )
 
 
 def row_of_counts(
@@ -281,9 +298,11 @@ def row_of_counts(
     """Makespan of every item and lane, and counts laid out like the durations."""
     lanes = durations.shape[1]
 
-    def item(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        # Forward: all lanes at once, noting for every op and lane which predecessor released it. The next
-        # item overwrites these decisions.
+    def item(
+        i: Array, state: tuple[Array, Array, Array, Array]
+    ) -> tuple[Array, Array, Array, Array]:
+        # Forward: all lanes at once, noting for every op and lane which predecessor released it.
+        # The next item overwrites these decisions.
         spans, counts, decisions, slots = state
         span, decisions, slots = run_item(tables, items, i, durations, decisions, slots)
         first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
@@ -323,8 +342,9 @@ def _walk(
 ) -> Float[Array, "..."]:
     """Follow the predecessors that released each op, from the last op to one without predecessors.
 
-    `released_by_second(position, first_pred, second_pred)` says whether the second of two predecessors did.
-    Positions count inside the op's own structure, which begins at `first_op` of the table.
+    `released_by_second(position, first_pred, second_pred)` says whether the second of two
+    predecessors did. Positions count inside the op's own structure, which begins at `first_op` of
+    the table.
     """
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -332,8 +352,8 @@ def _walk(
         position, counts = unsigned(state[0]), state[1]
         counts = add_one(counts, entry(tables, first_op + position, DURATION))
 
-        # The predecessor that released it is the next op on the path. A missing one (-1) is looked up at
-        # position 0, in bounds, and its answer is discarded.
+        # The predecessor that released it is the next op on the path. A missing one (-1) is looked
+        # up at position 0, in bounds, and its answer is discarded.
         first_pred_index = (first_op + position) * np.uint32(2)
         first_pred = read(tables.pred, first_pred_index)
         second_pred = read(tables.pred, first_pred_index + np.uint32(1))
@@ -342,7 +362,8 @@ def _walk(
         )
         by_second = (second_pred >= 0) & second_is_later
 
-        # So is the lag of the edge between them (class 0 where it has none, whose count is not used).
+        # So is the lag of the edge between them (class 0 where it has none, whose count is not
+        # used).
         if tables.has_lags:
             column = jnp.where(by_second, np.uint32(LAG_B), np.uint32(LAG_A))
             counts = add_one(counts, entry(tables, first_op + position, column))

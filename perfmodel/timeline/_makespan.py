@@ -1,4 +1,5 @@
-"""Makespan of a structure as a differentiable function of its class durations, one vector at a time."""
+"""Makespan of a structure as a differentiable function of its class durations, one vector at a
+time."""
 
 from typing import overload
 
@@ -14,17 +15,22 @@ from perfmodel.timeline._tables import CompiledStructure, OpTables
 
 
 @overload
-def makespan(compiled: CompiledStructure, durations: Float[np.ndarray, " classes"]) -> np.floating: ...
+def makespan(
+    compiled: CompiledStructure, durations: Float[np.ndarray, " classes"]
+) -> np.floating: ...
 @overload
-def makespan(compiled: CompiledStructure, durations: Float[Array, " classes"]) -> Float[Array, ""]: ...
+def makespan(
+    compiled: CompiledStructure, durations: Float[Array, " classes"]
+) -> Float[Array, ""]: ...
 def makespan(compiled, durations):
     """Time from the start of the step to the end of its last op, in seconds.
 
-    Solves `end[i] = max_j(end[pred[i, j]] + d[lag[i, j]]) + d[duration[i]]`, the longest path. NumPy in
-    gives NumPy out in the precision of the input; JAX in gives JAX out, under `jit`, `grad`, `jvp` and
-    `vmap` over durations. The derivative by a class is how often the class lies on the critical path;
-    where both predecessors release an op at the same time, the first in `Structure.pred` is on the
-    path. `d[0]` counts as the constant 0. The second derivative is 0, as it is almost everywhere.
+    Solves `end[i] = max_j(end[pred[i, j]] + d[lag[i, j]]) + d[duration[i]]`, the longest path.
+    NumPy in gives NumPy out in the precision of the input; JAX in gives JAX out, under `jit`,
+    `grad`, `jvp` and `vmap` over durations. The derivative by a class is how often the class lies
+    on the critical path; where both predecessors release an op at the same time, the first in
+    `Structure.pred` is on the path. `d[0]` counts as the constant 0. The second derivative is 0, as
+    it is almost everywhere.
 
     Args:
         compiled: result of `compile_structure`.
@@ -63,8 +69,8 @@ def makespan_and_grad(compiled, durations):
     return span, counts[: compiled.structure.n_classes]
 
 
-# One vector runs in the loop over single ops. A `vmap` over either function below becomes a run of lanes,
-# so that mapping costs what `makespan_lanes` does.
+# One vector runs in the loop over single ops. A `vmap` over either function below becomes a run of
+# lanes, so that mapping costs what `makespan_lanes` does.
 
 
 @custom_batching.custom_vmap
@@ -74,7 +80,9 @@ def _run(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, 
 
 
 @_run.def_vmap
-def _run_lanes(axis_size: int, in_batched, tables: OpTables, durations: Float[Array, "lanes classes"]):
+def _run_lanes(
+    axis_size: int, in_batched, tables: OpTables, durations: Float[Array, "lanes classes"]
+):
     # Tables are never batched: they are kept with their structure.
     del axis_size, in_batched
     return spans_of_lanes(tables, durations), True
@@ -90,22 +98,25 @@ def _run_and_walk(
 
 
 @_run_and_walk.def_vmap
-def _run_and_walk_lanes(axis_size: int, in_batched, tables: OpTables, durations: Float[Array, "lanes classes"]):
+def _run_and_walk_lanes(
+    axis_size: int, in_batched, tables: OpTables, durations: Float[Array, "lanes classes"]
+):
     del axis_size, in_batched
     return counts_of_lanes(tables, durations), (True, True)
 
 
 @jax.custom_jvp
 def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
-    """Makespan of one vector, with the derivative `_jvp` instead of that of a loop over thousands of maxima."""
+    """Makespan of one vector, with the derivative `_jvp` instead of that of a loop over thousands
+    of maxima."""
     return _run(tables, durations)
 
 
 @_differentiable.defjvp
 def _jvp(primals, tangents):
     tables, durations = primals
-    # The makespan is piecewise linear: its derivative in a direction is the counts on the critical path
-    # times that direction. Counts are constants to JAX, as they are almost everywhere.
+    # The makespan is piecewise linear: its derivative in a direction is the counts on the critical
+    # path times that direction. Counts are constants to JAX, as they are almost everywhere.
     primal = lax.stop_gradient(durations)
     span, counts = _run_and_walk(tables, primal)
 

@@ -15,7 +15,14 @@ from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy
-from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_counts, row_of_lanes, rows_needed
+from perfmodel.timeline._loops import (
+    LANES,
+    ROW_OPTIONS,
+    Items,
+    row_of_counts,
+    row_of_lanes,
+    rows_needed,
+)
 from perfmodel.timeline._tables import CompiledStructure, OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 256
@@ -27,13 +34,15 @@ LEAST_DIVIDED = 200_000
 
 @dataclass(frozen=True, eq=False)
 class ProgramBatch:
-    """Concatenated compiled structures, for repeated calls of `makespan_many` with other durations."""
+    """Concatenated compiled structures, for repeated calls of `makespan_many` with other
+    durations."""
 
     programs: tuple[CompiledStructure, ...]
     _tables: dict[tuple[int, int, int], OpTables] = field(default_factory=dict, repr=False)
 
     def tables(self, first: int, end: int, device: int) -> OpTables:
-        """Tables of a range of the programs, for makespans alone, on one of the CPU devices that JAX has."""
+        """Tables of a range of the programs, for makespans alone, on one of the CPU devices that
+        JAX has."""
         key = first, end, device
         if key not in self._tables:
             self._tables[key] = join(self.programs[first:end], with_pred=False, device=device)
@@ -46,13 +55,14 @@ class ProgramBatch:
 
 
 def makespan_many(
-    programs: Sequence[CompiledStructure] | ProgramBatch, durations: Sequence[Float[Durations, "lanes classes"]]
+    programs: Sequence[CompiledStructure] | ProgramBatch,
+    durations: Sequence[Float[Durations, "lanes classes"]],
 ) -> list[Float[Durations, " lanes"]]:
     """`makespan_lanes` of several structures in one call, each with its own durations.
 
-    Programs lie end to end in one table and run one after another, 16 lanes at a time: the call costs a
-    single dispatch per core (or CPU device of JAX, if there are more), among which large batches are divided,
-    and shares one trace with all batches of like size.
+    Programs lie end to end in one table and run one after another, 16 lanes at a time: the call
+    costs a single dispatch per core (or CPU device of JAX, if there are more), among which large
+    batches are divided, and shares one trace with all batches of like size.
 
     Args:
         programs: compiled structures, or a `ProgramBatch` of them (joined once for many calls).
@@ -63,7 +73,8 @@ def makespan_many(
         For each program the makespans of its lanes, in seconds.
 
     Raises:
-        PerfModelError: not as many duration arrays as programs, or one of another shape or not finite.
+        PerfModelError: not as many duration arrays as programs, or one of another shape or not
+            finite.
     """
     batch = programs if isinstance(programs, ProgramBatch) else ProgramBatch(tuple(programs))
     if len(durations) != len(batch.programs):
@@ -83,7 +94,8 @@ def makespan_many(
         spans = _run(batch.tables_with_pred, items, _rows_traced(values))
         return _by_program(spans, lanes)
 
-    # NumPy's are divided among the cores, in Python threads: JAX computes outside of the interpreter's lock.
+    # NumPy's are divided among the cores, in Python threads: JAX computes outside of the
+    # interpreter's lock.
     devices = n_cpu_devices()
     run = _run if being_traced() else _run_rows
 
@@ -103,7 +115,9 @@ def makespan_many(
         return list(chain.from_iterable(parts))
 
 
-def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:
+def _divided(
+    programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int
+) -> list[tuple[int, int]]:
     """Ranges of programs with about equal work; one range if there is little work."""
     # Work is ops times rows of lanes: a row costs the same however many of its lanes are padding.
     work = []
@@ -114,15 +128,16 @@ def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts:
     if parts == 1 or total[-1] < LEAST_DIVIDED or len(programs) < parts:
         return [(0, len(programs))]
 
-    # Each part ends with the program that reaches its share; one that reaches several shares ends one part.
+    # Each part ends with the program that reaches its share; one that reaches several shares ends
+    # one part.
     ends = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts) + 1
     inner_bounds = {int(end) for end in ends if end < len(programs)}
     return list(pairwise([0, *sorted(inner_bounds), len(programs)]))
 
 
 def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items:
-    """Divide programs into items to run; a program with more than `LANES` lanes becomes several items over the same
-    ops."""
+    """Divide programs into items to run; a program with more than `LANES` lanes becomes several
+    items over the same ops."""
     rows_of_program = [rows_needed(n) for n in lanes]
     count = sum(rows_of_program)
     padding = (0, bucket(count, SMALLEST_ITEMS) - count)
@@ -136,7 +151,8 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
     n_classes = np.repeat([compiled.structure.n_classes for compiled in programs], rows_of_program)
     first_class = np.cumsum(n_classes) - n_classes
 
-    # Padding items begin after all durations, so that `first_class` rises and can be searched (`_jvp`).
+    # Padding items begin after all durations, so that `first_class` rises and can be searched
+    # (`_jvp`).
     return Items(
         first_op=column(np.repeat(first_op, rows_of_program), 0),
         n_ops=column(np.repeat(n_ops, rows_of_program), 0),
@@ -145,8 +161,11 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
     )
 
 
-def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndarray, "rows {LANES}"]:
-    """Durations in the layout of the loop: an item's classes in consecutive rows, class 0 set to 0."""
+def _rows(
+    values: Sequence[Float[np.ndarray, "lanes classes"]],
+) -> Float[np.ndarray, "rows {LANES}"]:
+    """Durations in the layout of the loop: an item's classes in consecutive rows, class 0 set to
+    0."""
     n_rows = 0
     for value in values:
         items = rows_needed(len(value))
@@ -164,7 +183,9 @@ def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndar
     return rows
 
 
-def _rows_traced(values: Sequence[Float[Durations, "lanes classes"]]) -> Float[Array, "rows {LANES}"]:
+def _rows_traced(
+    values: Sequence[Float[Durations, "lanes classes"]],
+) -> Float[Array, "rows {LANES}"]:
     """Durations laid out as in `_rows`, by functions that JAX can trace and differentiate."""
     parts = []
     for value in values:
@@ -176,7 +197,9 @@ def _rows_traced(values: Sequence[Float[Durations, "lanes classes"]]) -> Float[A
     return jnp.pad(rows, ((0, bucket(n_rows, SMALLEST_ROWS) - n_rows), (0, 0)))
 
 
-def _by_program(spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]) -> list[Float[Durations, " lanes"]]:
+def _by_program(
+    spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]
+) -> list[Float[Durations, " lanes"]]:
     """Makespans of each program's lanes, without those of padding."""
     flat = spans.reshape(-1)
     spans_of_programs, first = [], 0
@@ -188,7 +211,9 @@ def _by_program(spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]) 
 
 
 @jax.custom_jvp
-def _spans(tables: OpTables, items: Items, rows: Float[Array, "rows {LANES}"]) -> Float[Array, "items {LANES}"]:
+def _spans(
+    tables: OpTables, items: Items, rows: Float[Array, "rows {LANES}"]
+) -> Float[Array, "items {LANES}"]:
     """Makespans of every item's row of lanes, differentiable in the durations."""
     return row_of_lanes(tables, items, rows)
 
@@ -199,7 +224,8 @@ def _jvp(primals, tangents):
     primal = lax.stop_gradient(rows)
     spans, counts = row_of_counts(tables, items, primal)
 
-    # Counts times durations, summed over the classes of each item. Those of class 0 meet rows that are 0.
+    # Counts times durations, summed over the classes of each item. Those of class 0 meet rows that
+    # are 0.
     item_of_row = jnp.searchsorted(items.first_class, jnp.arange(rows.shape[0]), side="right") - 1
 
     def by_item(values: Array) -> Array:

@@ -56,17 +56,20 @@ def memory(
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:
-    """Compute memory over time: an op allocates at its start and frees at its end, once per micro-batch.
+    """Compute memory over time: an op allocates at its start and frees at its end, once per
+    micro-batch.
 
     At equal times, bytes are freed before others are allocated.
 
     Args:
-        timeline: `alloc` and `free` of its structure name the memory class of each op (global stage + 1, 0 for none).
+        timeline: `alloc` and `free` of its structure name the memory class of each op (global stage
+            + 1, 0 for none).
         class_bytes: bytes of each memory class, shape (stages + 1,); entry 0 is not used.
         static_bytes: bytes that every device holds throughout, shape (devices,).
 
     Raises:
-        PerfModelError: arrays of another shape, or an op of no device that takes or gives back memory.
+        PerfModelError: arrays of another shape, or an op of no device that takes or gives back
+            memory.
     """
     structure = timeline.structure
     class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
@@ -91,13 +94,16 @@ def memory(
     for rank, (first, end) in enumerate(pairwise(bounds.tolist())):
         events = order[first:end]
         in_use_bytes = static_bytes[rank] + np.cumsum(change[events])
-        steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use_bytes]))
+        steps.append(
+            MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use_bytes])
+        )
     peak_bytes = np.array([device_steps.in_use_bytes.max() for device_steps in steps])
     return MemoryTimeline(peak_bytes, tuple(steps))
 
 
 def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:
-    """Raise `PerfModelError` unless the arrays fit the structure and every op with memory has a device."""
+    """Raise `PerfModelError` unless the arrays fit the structure and every op with memory has a
+    device."""
     # Memory classes count from 1, as 0 stands for none.
     n_tables = int(max(structure.alloc.max(), structure.free.max())) + 1
     if class_bytes.ndim != 1 or len(class_bytes) < n_tables:
@@ -111,4 +117,6 @@ def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarr
         )
     homeless = (structure.device < 0) & ((structure.alloc > 0) | (structure.free > 0))
     if homeless.any():
-        raise PerfModelError(f"memory: op {int(np.argmax(homeless))} allocates or frees memory but has no device")
+        raise PerfModelError(
+            f"memory: op {int(np.argmax(homeless))} allocates or frees memory but has no device"
+        )

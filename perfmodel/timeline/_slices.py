@@ -45,19 +45,24 @@ class Slices:
         columns = (getattr(self, name) for name in self.__dataclass_fields__)
         return iter(zip(*(c.tolist() for c in columns), strict=True))
 
-    def select(self, chosen: "Bool[np.ndarray, ' slices'] | Int[np.ndarray, ' chosen']") -> "Slices":
+    def select(
+        self, chosen: "Bool[np.ndarray, ' slices'] | Int[np.ndarray, ' chosen']"
+    ) -> "Slices":
         """The slices at some positions."""
         return Slices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
 
     def joined(self) -> "Slices":
         """Merge adjacent slices that are otherwise equal (segments of a pass)."""
-        # Sort by everything but time first, so that slices that may be joined lie beside each other.
-        tags = np.stack([self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical])
+        # Sort by everything but time first, so that slices that may be joined lie beside each
+        # other.
+        tags = np.stack(
+            [self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical]
+        )
         order = np.lexsort((self.start_s, *tags))
         tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
 
-        # A run of joined slices begins where there is a gap or where a tag changes. A gap is longer than the rounding
-        # error between an end and the next start.
+        # A run of joined slices begins where there is a gap or where a tag changes. A gap is longer
+        # than the rounding error between an end and the next start.
         gap_s = 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
         apart = np.abs(start_s[1:] - end_s[:-1]) > gap_s
         unlike = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
@@ -80,12 +85,16 @@ def slices(timeline: "Timeline") -> Slices:
     # Ops that take time on a stream.
     ops = np.flatnonzero((s.stream >= 0) & (end_s > start_s) & (s.kind != Kind.ZERO))
 
-    # Transfers are no ops but lags of the edge to the receiver: they begin where the sender ends and are
-    # drawn on the sender's device.
+    # Transfers are no ops but lags of the edge to the receiver: they begin where the sender ends
+    # and are drawn on the sender's device.
     receiver, side_index = np.nonzero((s.lag > 0) & (s.pred >= 0))
     lag_class = s.lag[receiver, side_index]
     takes_time = timeline.durations_s[lag_class] > 0
-    receiver, side_index, lag_class = receiver[takes_time], side_index[takes_time], lag_class[takes_time]
+    receiver, side_index, lag_class = (
+        receiver[takes_time],
+        side_index[takes_time],
+        lag_class[takes_time],
+    )
     sender = s.pred[receiver, side_index]
 
     unsorted = Slices(

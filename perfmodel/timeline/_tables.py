@@ -19,8 +19,8 @@ BUNDLE: Final = 16
 """Most ops of a bundle, and number of slots of a block."""
 
 GROUP: Final = 4
-"""A slot is not reused before the end of the aligned group of this many positions that reads it last, so that a loop
-may process a group and then still read all of the group's sources."""
+"""A slot is not reused before the end of the aligned group of this many positions that reads it
+last, so that a loop may process a group and then still read all of the group's sources."""
 
 ZERO_SLOT: Final = 0
 """Slot that holds 0, the start of an op without predecessors."""
@@ -42,10 +42,12 @@ SMALLEST_JOINED_OPS: Final = 1 << 17
 SMALLEST_BUNDLES: Final = 64
 SMALLEST_SLOTS: Final = 1024
 SMALLEST_TILE_SLOTS: Final = 256
-"""Least number of slots in tiles, which is small because each slot is a row of a whole tile of lanes."""
+"""Least number of slots in tiles, which is small because each slot is a row of a whole tile of
+lanes."""
 
 SOURCE_A, SOURCE_B, DESTINATION, DURATION, LAG_A, LAG_B = range(6)
-"""Columns of a program; the last two are absent if no edge has a lag, the last also after `_lags_first`."""
+"""Columns of a program; the last two are absent if no edge has a lag, the last also after
+`_lags_first`."""
 NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
 """A row that changes nothing."""
 
@@ -85,14 +87,18 @@ class OpTables:
         return self.width > LAG_A
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows", "n_bundles"], meta_fields=["has_lags", "n_slots"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rows", "n_bundles"],
+    meta_fields=["has_lags", "n_slots"],
+)
 @dataclass(frozen=True, eq=False)
 class BundleTables:
     """One structure as the program of a loop over bundles of independent ops."""
 
     rows: UInt[Array, "padded_bundles columns"]
-    """`BUNDLE` entries of each program column but the destination, then the first slot that the previous bundle writes.
-    One read per step loads everything."""
+    """`BUNDLE` entries of each program column but the destination, then the first slot that the
+    previous bundle writes. One read per step loads everything."""
     n_bundles: Int[Array, ""]
     has_lags: bool
     n_slots: int
@@ -100,7 +106,8 @@ class BundleTables:
 
 @dataclass(frozen=True, eq=False)
 class CompiledStructure:
-    """A `Structure` as a flat program over slots; "position" counts ops in the program's own order."""
+    """A `Structure` as a flat program over slots; "position" counts ops in the program's own
+    order."""
 
     structure: Structure
     order: Int[np.ndarray, " ops"]
@@ -141,11 +148,13 @@ class CompiledStructure:
         return lay_out(self)
 
 
-def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, device: int = 0) -> OpTables:
+def join(
+    structures: Sequence[CompiledStructure], *, with_pred: bool = True, device: int = 0
+) -> OpTables:
     """Concatenate the programs of several structures in one table, on one of JAX's CPU devices.
 
-    Without `pred` (empty then) the table serves the makespans of a batch, not their gradients: which predecessor comes
-    first does not matter.
+    Without `pred` (empty then) the table serves the makespans of a batch, not their gradients:
+    which predecessor comes first does not matter.
     """
     n_ops = sum(compiled.n_ops for compiled in structures)
     longest = max(compiled.n_ops for compiled in structures)
@@ -153,8 +162,8 @@ def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, dev
     if not with_pred:
         programs = [_lags_first(program) for program in programs]
 
-    # 32 bits are a sixth faster to run than 16 bits, which take half the time to join: the former for a
-    # program that runs alone and often, the latter for a batch.
+    # 32 bits are a sixth faster to run than 16 bits, which take half the time to join: the former
+    # for a program that runs alone and often, the latter for a batch.
     if with_pred and len(structures) == 1:
         padded, dtype = bucket(n_ops, SMALLEST_OPS), np.uint32
     else:
@@ -216,7 +225,8 @@ def lay_out(compiled: CompiledStructure) -> BundleTables:
     # The loop reads a bundle as one row: all entries of a column side by side.
     by_column = places.reshape(padded, BUNDLE, -1).transpose(0, 2, 1).reshape(padded, -1)
 
-    # The first bundle finds no ends to write: its zeros go to block 1, its own, which it writes afterwards.
+    # The first bundle finds no ends to write: its zeros go to block 1, its own, which it writes
+    # afterwards.
     before = np.full((padded, 1), BUNDLE, compiled.program.dtype)
     before[1:n_bundles, 0] = compiled.program[first[:-1], DESTINATION] // BUNDLE * BUNDLE
     return BundleTables(
@@ -242,7 +252,8 @@ def _cpu_devices() -> list[Any]:
 
 
 def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
-    """Commit an array to the CPU, because these loops are long and scalar and would be slow on an accelerator.
+    """Commit an array to the CPU, because these loops are long and scalar and would be slow on an
+    accelerator.
 
     The array is concrete even while the caller is being traced, as tables are kept across traces.
     """
@@ -262,8 +273,9 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     # Order by levels, and name predecessors by their positions in this order.
     level = levels(pred)
 
-    # Inside a level the order is by the level of the last reader: a bundle's block of slots is free once all of its
-    # values were read. The extra entry at the end collects what missing predecessors (index -1) write.
+    # Inside a level the order is by the level of the last reader: a bundle's block of slots is free
+    # once all of its values were read. The extra entry at the end collects what missing
+    # predecessors (index -1) write.
     last_read = np.zeros(len(level) + 1, np.int64)
     np.maximum.at(last_read, pred[:, 0], level)
     np.maximum.at(last_read, pred[:, 1], level)
@@ -274,13 +286,15 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     position[-1] = -1
     pred = position[pred[order]]
 
-    # Allocate a slot to every end time. The last op's is the one in which the loops look for the makespan.
+    # Allocate a slot to every end time. The last op's is the one in which the loops look for the
+    # makespan.
     bundle, rank = bundles(level[order])
     destination = BUNDLE * blocks(bundle, pred) + rank
     n_slots = int(destination.max()) + 1
     destination[-1] = RESULT_SLOT
 
-    # An op without predecessors starts at max(0, never), one with a lone predecessor at max(its end, never).
+    # An op without predecessors starts at max(0, never), one with a lone predecessor at max(its
+    # end, never).
     source = np.where(pred < 0, [ZERO_SLOT, NEVER_SLOT], destination[pred])
     columns = [source, destination[:, None], structure.duration[order][:, None]]
     if lag.any():
@@ -296,8 +310,11 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     )
 
 
-def _normalised_edges(structure: Structure) -> tuple[Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
-    """Predecessors and lags with a lone predecessor in the first column and no lag without an edge."""
+def _normalised_edges(
+    structure: Structure,
+) -> tuple[Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
+    """Predecessors and lags with a lone predecessor in the first column and no lag without an
+    edge."""
     pred = structure.pred.astype(np.int64)
     lag = structure.lag.astype(np.int64)
 
@@ -313,22 +330,24 @@ def _normalised_edges(structure: Structure) -> tuple[Int[np.ndarray, "ops 2"], I
     return pred, lag
 
 
-# --- slots of end times -------------------------------------------------------------------------------
+# --- slots of end times
+# -------------------------------------------------------------------------------
 #
-# Register allocation: the live set of a pipeline schedule is a few values per device, so the evaluator keeps end times
-# in slots that are reused, not in an array as long as the program. Ops are put in level order and cut into bundles of
-# independent ops, each of which writes one contiguous block of slots: the same allocation serves a loop over single
-# ops (one or few lanes) and a loop over bundles (many lanes).
+# Register allocation: the live set of a pipeline schedule is a few values per device, so the
+# evaluator keeps end times in slots that are reused, not in an array as long as the program. Ops
+# are put in level order and cut into bundles of independent ops, each of which writes one
+# contiguous block of slots: the same allocation serves a loop over single ops (one or few lanes)
+# and a loop over bundles (many lanes).
 
 
 def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     """Length in ops of the longest path ending in each op; the last op comes after all others.
 
-    A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels of
-    some tens of ops each).
+    A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels
+    of some tens of ops each).
     """
-    # A virtual op at index 0 has level 0. Shifting predecessors by one maps "none" (-1) to it, so that
-    # the loop needs no test for missing predecessors.
+    # A virtual op at index 0 has level 0. Shifting predecessors by one maps "none" (-1) to it, so
+    # that the loop needs no test for missing predecessors.
     level_of = [0]
     first_pred = (pred[:, 0] + 1).tolist()
     second_pred = (pred[:, 1] + 1).tolist()
@@ -339,16 +358,20 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
         append(level_a + 1 if level_a > level_b else level_b + 1)
     level = np.array(level_of[1:], dtype=np.int64)
 
-    # The end of the step gets a separate level: it is then the last op of the program, alone in its bundle, and the
-    # loops find the makespan at a place that they know.
+    # The end of the step gets a separate level: it is then the last op of the program, alone in its
+    # bundle, and the loops find the makespan at a place that they know.
     level[-1] = level.max() + 1
     return level
 
 
-def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
-    """Divide each level into bundles of `BUNDLE` ops: the bundle of each position, and its rank in it.
+def bundles(
+    level: Int[np.ndarray, " ops"],
+) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
+    """Divide each level into bundles of `BUNDLE` ops: the bundle of each position, and its rank in
+    it.
 
-    `level` is in level order. Ops of one level do not depend on each other, so those of a bundle may run at once.
+    `level` is in level order. Ops of one level do not depend on each other, so those of a bundle
+    may run at once.
     """
     new_level = np.r_[True, level[1:] != level[:-1]]
     starts = np.flatnonzero(new_level)
@@ -357,8 +380,11 @@ def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], In
     return np.cumsum(rank == 0) - 1, rank
 
 
-def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """The block of slots that each position writes to; a block is reused after all its values were read.
+def blocks(
+    bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]
+) -> Int[np.ndarray, " ops"]:
+    """The block of slots that each position writes to; a block is reused after all its values were
+    read.
 
     This is linear-scan register allocation, with bundles as the values and blocks as the registers.
     """
@@ -370,11 +396,13 @@ def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> I
     start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
     last_read = np.maximum.reduceat(last_reader[:-1], start)
 
-    # The first bundle that begins after the aligned group of `GROUP` positions with the last read: until then
-    # the loop over single ops may still look into the slot, after it has written all of the group's ends.
+    # The first bundle that begins after the aligned group of `GROUP` positions with the last read:
+    # until then the loop over single ops may still look into the slot, after it has written all of
+    # the group's ends.
     reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
 
-    # Scan the bundles in order. The block freed last is taken first, and a new one only if none is free.
+    # Scan the bundles in order. The block freed last is taken first, and a new one only if none is
+    # free.
     released: list[list[int]] = [[] for _ in range(len(start) + 1)]
     free: list[int] = []
     n_blocks = _FIRST_BLOCK

@@ -50,7 +50,8 @@ class Timeline:
         return np.bincount(self.structure.device[compute], busy_s, minlength=self.structure.devices)
 
     def idle_fraction(self) -> float:
-        """Idle share of the compute streams, for whatever reason, over devices and step (0 for an empty one)."""
+        """Idle share of the compute streams, for whatever reason, over devices and step (0 for an
+        empty one)."""
         if self.makespan_s == 0:
             return 0.0
         return 1 - float(self.device_busy_s().sum()) / (self.structure.devices * self.makespan_s)
@@ -58,7 +59,9 @@ class Timeline:
     def critical_path(self) -> Int[np.ndarray, " path"]:
         """Ops on the critical path, from the first to the last; ties as in `makespan`."""
         # An op is released by the predecessor that lets it start last; in a tie, by the first.
-        first_released_s, second_released_s = _released_s(self.structure, self.end_s, self.durations_s).T
+        first_released_s, second_released_s = _released_s(
+            self.structure, self.end_s, self.durations_s
+        ).T
         first_pred, second_pred = self.structure.pred.T
         released_by = np.where(second_released_s > first_released_s, second_pred, first_pred)
 
@@ -97,20 +100,24 @@ class Timeline:
         title: str = "",
         inside: Mapping[int, Sequence[Any]] | None = None,
     ) -> str:
-        """An interactive page that needs no network: zoom, move, search, the critical path, memory below.
+        """An interactive page that needs no network: zoom, move, search, the critical path, memory
+        below.
 
         Args:
             memory: memory in use on every device, if it is to be shown.
             capacity_bytes: memory of a device, drawn beside what is in use.
             title: heading of the page.
-            inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
-                that are wide enough.
+            inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to
+                be drawn in passes that are wide enough.
         """
         drawn, devices = slices(self), self.structure.devices
         inside = inside or {}
 
-        # A slice refers to its entry of `inside` by position, so that the page holds each entry once; -1 is none.
-        position_of_class = {duration_class: position for position, duration_class in enumerate(inside)}
+        # A slice refers to its entry of `inside` by position, so that the page holds each entry
+        # once; -1 is none.
+        position_of_class = {
+            duration_class: position for position, duration_class in enumerate(inside)
+        }
         inside_of_slice = [position_of_class.get(cls, -1) for cls in drawn.duration_class.tolist()]
         columns: dict[str, Any] = {"start": drawn.start_s, "duration": drawn.duration_s}
         columns |= {name: getattr(drawn, name) for name in _DRAWN}
@@ -134,21 +141,23 @@ class Timeline:
 def timeline_frame(
     timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
-    """The timeline's page inside another one; for a timeline too long for a notebook, a line with instructions."""
+    """The timeline's page inside another one; for a timeline too long for a notebook, a line with
+    instructions."""
     n_ops = timeline.structure.n_ops
     if n_ops > _INLINE_UP_TO:
         facts = f"{n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
-        return (
-            f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
-        )
+        return f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
     return inline_frame(timeline.to_html(memory, capacity_bytes))
 
 
-def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " classes"]) -> Timeline:
+def times(
+    program: CompiledStructure | Structure, durations: Float[ArrayLike, " classes"]
+) -> Timeline:
     """Start and end of every op in float64, at the earliest that its predecessors allow.
 
     Args:
-        program: a compiled structure, or a structure (compiled on the spot, about 50 ms per 130,000 ops).
+        program: a compiled structure, or a structure (compiled on the spot, about 50 ms per 130,000
+            ops).
         durations: seconds of each class, shape (classes,).
 
     Raises:
@@ -159,7 +168,8 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
     durations_s = np.asarray(checked(durations, structure.n_classes, ndim=1), np.float64).copy()
     durations_s[0] = 0
 
-    # The compiled program orders ops differently; end times are put back into the structure's order.
+    # The compiled program orders ops differently; end times are put back into the structure's
+    # order.
     ends = in_numpy(_ends, durations_s.dtype, compiled.op_tables, padded_classes(durations_s))
     end_s = np.empty(structure.n_ops)
     end_s[compiled.order] = ends[: structure.n_ops]
@@ -171,9 +181,12 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
 
 
 def _released_s(
-    structure: Structure, end_s: Float[np.ndarray, " ops"], durations_s: Float[np.ndarray, " classes"]
+    structure: Structure,
+    end_s: Float[np.ndarray, " ops"],
+    durations_s: Float[np.ndarray, " classes"],
 ) -> Float[np.ndarray, "ops 2"]:
-    """Times at which an op's two predecessors let it start, in seconds; minus infinity without a predecessor."""
+    """Times at which an op's two predecessors let it start, in seconds; minus infinity without a
+    predecessor."""
     return np.where(structure.pred < 0, -np.inf, end_s[structure.pred] + durations_s[structure.lag])
 
 

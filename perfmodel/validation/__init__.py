@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     )
     from perfmodel.validation.rows._cases import Case, read_case, read_runs
     from perfmodel.validation.unstated._described_run import JobRun, RowRun, described_job
-    from perfmodel.validation.unstated._run_mixture import RunPrediction, name_open_choices, predict_run
+    from perfmodel.validation.unstated._run_mixture import (
+        RunPrediction,
+        name_open_choices,
+        predict_run,
+    )
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,5 @@
-"""The page of a calibration: predictions and measurements, uncertainty, and what to measure next."""
+"""The page of a calibration: predictions and measurements, uncertainty, and what to measure
+next."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from perfmodel.validation._parity import all_rows, compared_rows, is_runs
 from perfmodel.validation._report import errors
 
 MOST_POINTS: Final = 4000
-"""Most rows in the page; if there are more, those with the largest errors and a regular sample of each group."""
+"""Most rows in the page; if there are more, those with the largest errors and a regular sample of
+each group."""
 FARTHEST: Final = 10
 """Number of rows with the largest errors of each group that are always in the page."""
 HEIGHT_PX: Final = 900
@@ -28,11 +30,12 @@ HEIGHT_PX: Final = 900
 
 @dataclass(frozen=True, eq=False)
 class CalibrationReport:
-    """A calibration's predictions compared with measured rows; notebooks show it as the page that `write` writes."""
+    """A calibration's predictions compared with measured rows; notebooks show it as the page that
+    `write` writes."""
 
     data: dict[str, Any]
-    """Plain values that the page shows: `groups` have their errors, `rows` are a sample of the rows, `next` is
-    what to measure."""
+    """Plain values that the page shows: `groups` have their errors, `rows` are a sample of the
+    rows, `next` is what to measure."""
 
     def to_html(self) -> str:
         """Return the page as a single file that needs no network."""
@@ -47,7 +50,8 @@ class CalibrationReport:
         return self.data
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per group and device: `group`, `device`, `kind`, `n` and the errors as fractions."""
+        """One row per group and device: `group`, `device`, `kind`, `n` and the errors as
+        fractions."""
         return pd.DataFrame(self.data["groups"])
 
     def _repr_html_(self) -> str:
@@ -63,15 +67,17 @@ def calibration_report(
     layout: Layout | str = "",
     progress: Report | None = None,
 ) -> CalibrationReport:
-    """Report how well a calibration predicts measurements, where it is uncertain, and what to measure next.
+    """Report how well a calibration predicts measurements, where it is uncertain, and what to
+    measure next.
 
         calibration_report(["kernels.csv", "collectives.csv"], "fitted").write("calibration.html")
 
     Args:
-        tables: measured kernels, collectives or whole runs, also mixed; without any, the page shows the
-            calibration's own record: its rows, and its errors on shapes kept out of the fit.
+        tables: measured kernels, collectives or whole runs, also mixed; without any, the page shows
+            the calibration's own record: its rows, and its errors on shapes kept out of the fit.
         calibration: directory made by `perfmodel fit`; the shipped one for `None`.
-        problem, layout: a step whose events to measure next, instead of shapes near those of the tables. progress:
+        problem, layout: a step whose events to measure next, instead of shapes near those of the
+            tables. progress:
         called with the name of each stage and how far it is.
 
     Raises:
@@ -81,13 +87,16 @@ def calibration_report(
     """
     folder = None if calibration is None or str(calibration) == "default" else Path(calibration)
     if not tables and folder is None and not layout:
-        raise CalibrationError("there is nothing to show; give tables of measurements, or the folder of a calibration")
+        raise CalibrationError(
+            "there is nothing to show; give tables of measurements, or the folder of a calibration"
+        )
     files = calibration_files(folder)
     if not files:
         raise CalibrationError(
             f"{folder}: the folder has no weights; write them with 'perfmodel fit TABLE... --out {folder}'"
         )
-    # Rows that were not measured, or that cannot be predicted, are counted but have no place in the figures.
+    # Rows that were not measured, or that cannot be predicted, are counted but have no place in the
+    # figures.
     rows = all_rows(tables, folder, progress)
     compared = compared_rows(rows)
     step = (problem, layout) if problem is not None and layout else None
@@ -123,13 +132,19 @@ def _groups(rows: pd.DataFrame) -> list[dict[str, Any]]:
     for key, group_rows in rows.groupby(["kind", "group", "device"], sort=True):
         kind, group, device = map(str, cast(tuple, key))
         members = pd.DataFrame(group_rows)
-        figures = errors(members["measured_s"], members["predicted_s"], members["lo_s"], members["hi_s"])
+        figures = errors(
+            members["measured_s"], members["predicted_s"], members["lo_s"], members["hi_s"]
+        )
         figures.pop("spearman")
         # Whole runs have no provenance of their own.
         provenance = members["provenance"]
         has_provenance = bool("".join(provenance))
         from_measured = float(np.mean(provenance == "measured")) if has_provenance else None
-        groups.append({"group": group, "device": device, "kind": kind} | figures | {"from_measured": from_measured})
+        groups.append(
+            {"group": group, "device": device, "kind": kind}
+            | figures
+            | {"from_measured": from_measured}
+        )
     order = ("kernels", "collectives", "runs")
     return sorted(groups, key=lambda group: order.index(group["kind"]))
 
@@ -152,14 +167,16 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
-    """Rows to draw: those of each group and device with the largest errors, and a regular sample of the others."""
+    """Rows to draw: those of each group and device with the largest errors, and a regular sample of
+    the others."""
     predicted_s = rows["predicted_s"].to_numpy(float)
     measured_s = rows["measured_s"].to_numpy(float)
     log_error = np.abs(np.log(predicted_s / measured_s))
     sampled = []
     for index in rows.groupby(["group", "device"]).indices.values():
         by_error = index[np.argsort(-log_error[index], kind="stable")]
-        # The farthest show the worst errors; the others, at regular distances, show how the group is spread.
+        # The farthest show the worst errors; the others, at regular distances, show how the group
+        # is spread.
         share = max(FARTHEST, round(MOST_POINTS * len(index) / len(rows)))
         distance = max(1, -(-len(index) // share))
         sampled.append(by_error[:FARTHEST])

@@ -74,17 +74,19 @@ def validate_cases(
 ) -> ValidationReport:
     """Predict every row of tables of published runs and compare it with the measurement.
 
-    The settings that a row states are predicted as by `perfmodel.predict`, under the framework in its column
-    `framework` or under the argument `framework` instead. Settings that it leaves open are integrated over
-    (`predict_run`): degrees, recompute, ZeRO, the network, an unnamed framework, and so on. Rows that cannot be
-    predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths, other predictors'
-    results) are named under `skipped_files`.
+    The settings that a row states are predicted as by `perfmodel.predict`, under the framework in
+    its column `framework` or under the argument `framework` instead. Settings that it leaves open
+    are integrated over (`predict_run`): degrees, recompute, ZeRO, the network, an unnamed
+    framework, and so on. Rows that cannot be predicted are listed with the reason, never dropped.
+    Files of other kinds (collective bandwidths, other predictors' results) are named under
+    `skipped_files`.
 
     Returns:
-        Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
-        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `fits`: how well
-        the probabilities of fitting agree with the outcomes (`fit_figures`); `skipped` counts reasons; `assumed` counts
-        rows by the settings that no cell of theirs determines, such as the micro-batch.
+        Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`,
+        `coverage_90`, `width_90`, and the same of `memory`; `over_sources`: means of these over
+        sources, each counting the same; `fits`: how well the probabilities of fitting agree with
+        the outcomes (`fit_figures`); `skipped` counts reasons; `assumed` counts rows by the
+        settings that no cell of theirs determines, such as the micro-batch.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -109,8 +111,8 @@ def predict_cases(
 
     Args:
         framework: instead of the rows' own.
-        site_of: constants of the place for the runs of a source: a report holds runs against constants that were
-            fitted without them (`Site.without`).
+        site_of: constants of the place for the runs of a source: a report holds runs against
+            constants that were fitted without them (`Site.without`).
         keep: called with the place, the case and the prediction of every run that can be predicted.
 
     Raises:
@@ -123,7 +125,9 @@ def predict_cases(
     results = []
     for done, row in enumerate(rows):
         keep_run = None if keep is None else partial(keep, done)
-        results.append(_predict_one(row, calibration, chosen, site_of(source_of_run(row)), keep_run))
+        results.append(
+            _predict_one(row, calibration, chosen, site_of(source_of_run(row)), keep_run)
+        )
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
     return pd.DataFrame(results, columns=list(COLUMNS))
@@ -151,7 +155,9 @@ def _predict_one(
         keep(run.case, result)
     counter = counter_of(str(row.get("memory_kind") or ""), run.case.framework)
     unknown_shares = result.uncertainty.unknown_shares
-    events_variance = sum(sd**2 for name, sd in result.uncertainty.by_source.items() if name.startswith("events"))
+    events_variance = sum(
+        sd**2 for name, sd in result.uncertainty.by_source.items() if name.startswith("events")
+    )
     return dict.fromkeys(COLUMNS) | {
         "case_id": row["case_id"],
         "predicted_iter_time_s": run.step_time_s,
@@ -161,7 +167,8 @@ def _predict_one(
         "fits": run.fits,
         "fits_probability": run.fits_probability,
         "model_flops_per_device": result.tflops_per_device * result.step_time_s * 1e12,
-        # Quantities that the model cannot know, as shares of the step; the widths of intervals are fitted to these.
+        # Quantities that the model cannot know, as shares of the step; the widths of intervals are
+        # fitted to these.
         "extrapolated_share": unknown_shares["extrapolated"],
         "host_share": unknown_shares["host"],
         "network_share": unknown_shares["network"],
@@ -183,7 +190,9 @@ def predict_row(
     Raises:
         PerfModelError: as `predict_run`.
     """
-    return predict_run(row, calibration, replace(site or Site(), unstated=unstated_share(row)), framework)
+    return predict_run(
+        row, calibration, replace(site or Site(), unstated=unstated_share(row)), framework
+    )
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
@@ -209,15 +218,19 @@ def _unpredicted(row: dict[str, Any], reason: str) -> dict[str, Any]:
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
-    """The report of `validate_cases` for runs and their predictions, without the files that were skipped."""
+    """The report of `validate_cases` for runs and their predictions, without the files that were
+    skipped."""
     measured_s = measured_times_s(runs)
     measured_bytes = memory_bytes(runs)
 
     # Every row is predicted or has a reason.
-    reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
+    reasons = [
+        None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()
+    ]
     usable = np.array([reason is None for reason in reasons], bool)
 
-    # A run is skipped because it cannot be predicted, or because nothing was measured to compare with.
+    # A run is skipped because it cannot be predicted, or because nothing was measured to compare
+    # with.
     skipped = Counter(_group(reason) for reason in reasons if reason is not None)
     status = np.full(len(runs), "ok")
     if "status" in runs:
@@ -234,7 +247,9 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         timed = chosen & usable & ~np.isnan(measured_s)
         weighed = chosen & usable & ~np.isnan(measured_bytes)
         memory = errors(measured_bytes[weighed], peak_bytes[weighed])
-        return errors(measured_s[timed], time_s[timed], lo_s[timed], hi_s[timed]) | {"memory": memory}
+        return errors(measured_s[timed], time_s[timed], lo_s[timed], hi_s[timed]) | {
+            "memory": memory
+        }
 
     # Errors by source, then over all rows: one sweep of 2,000 rows would otherwise drown the
     # other sources.
@@ -294,7 +309,8 @@ def _positive(column: Any) -> np.ndarray:
 
 
 def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
-    """Measured peak memory; NaN if not measured, or if implausible because it exceeds the device's memory."""
+    """Measured peak memory; NaN if not measured, or if implausible because it exceeds the device's
+    memory."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
 
@@ -306,7 +322,9 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
     measured_bytes = np.where(measured_bytes > _capacities(runs), np.nan, measured_bytes)
     if "status" not in runs:
         return measured_bytes
-    return np.where(np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, measured_bytes)
+    return np.where(
+        np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, measured_bytes
+    )
 
 
 def _capacities(runs: pd.DataFrame) -> np.ndarray:

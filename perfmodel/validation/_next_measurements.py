@@ -69,7 +69,8 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     shares = event_shares(priced, laid_out)
     times = priced_events(priced, shares.ops)
     half_width_log = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
-    # The uncertainty that an event contributes to the step: its share of the step times its own uncertainty.
+    # The uncertainty that an event contributes to the step: its share of the step times its own
+    # uncertainty.
     share = shares.critical_s / shares.step_time_s
     unsure = (half_width_log > SURE) & (share > 0)
     by_doubt = np.argsort(-share * half_width_log, kind="stable")
@@ -87,7 +88,9 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     ]
 
     # Only events that a collector measures can be in a plan; others are named in the list alone.
-    plan_of_model = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework)
+    plan_of_model = model_plan(
+        problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework
+    )
     full_plan = plan_of_model.plan
     chosen = {shares.ops[i] for i in order}
     plan = replace(
@@ -128,8 +131,8 @@ class _Candidate:
 def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> WantedMeasurement:
     """Unmeasured shapes within a factor of two of measured ones, with the widest intervals.
 
-    Each size that a kind of kernel or collective varies in the tables is halved and doubled; of a kind the widest few
-    are taken, so that one family does not fill the list.
+    Each size that a kind of kernel or collective varies in the tables is halved and doubled; of a
+    kind the widest few are taken, so that one family does not fill the list.
     """
     frames = [read_table(table) for table in tables if not is_runs(Path(table))]
     neighbours = [_neighbours(frame) for frame in frames]
@@ -149,7 +152,8 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
             candidates.append(_Candidate(float(half[i]), float(times.time_s[i]), records[i], sizes))
     candidates.sort(key=lambda candidate: -candidate.half_width_log)
 
-    # No two events of a kind are chosen whose sizes are all within a factor of two, because one would inform the other.
+    # No two events of a kind are chosen whose sizes are all within a factor of two, because one
+    # would inform the other.
     chosen: list[_Candidate] = []
     taken_sizes: dict[tuple[Any, ...], list[np.ndarray]] = {}
     for candidate in candidates:
@@ -219,7 +223,11 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     rule = StoppingRule()
     links = next(
-        (str(record["interconnect"]) for record in device_records if present(record.get("interconnect"))),
+        (
+            str(record["interconnect"])
+            for record in device_records
+            if present(record.get("interconnect"))
+        ),
         INTERCONNECT,
     )
     return plan_text(
@@ -239,7 +247,8 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _op_of(record: dict[str, Any]) -> Op | None:
-    """The op that a record measures; `None` if no collector can measure it, or the record lacks a size."""
+    """The op that a record measures; `None` if no collector can measure it, or the record lacks a
+    size."""
     family = record.get("op_family")
     kind: Any = Collective if "collective" in record else MEASURED_FAMILIES.get(str(family))
     if kind is None:

@@ -1,4 +1,5 @@
-"""Compares rows of measurement tables and published runs with predictions, for error figures and parity plots."""
+"""Compares rows of measurement tables and published runs with predictions, for error figures and
+parity plots."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,13 +36,13 @@ def validate_kernels(
         calibration: directory made by `perfmodel fit`; the shipped one for `None` or `"default"`.
         out: file for one prediction per row (csv, csv.gz or parquet): `file`, `row` (0-based),
             `predicted_time_us`, `lo_us`, `hi_us`, `provenance`, `skipped_reason`.
-        marked: include collectives that their table marks as wrong (`check`) or that repeat a test (`in_place`);
-            nothing is fitted to them.
+        marked: include collectives that their table marks as wrong (`check`) or that repeat a test
+            (`in_place`); nothing is fitted to them.
 
     Returns:
         `families`: op family or collective -> device -> `n`, `median_ape`, `mean_ape`, `p90_ape`,
-        `bias`, `coverage_90` (fractions), with the device `all`; `all` the same of all rows, `None` where `n` is 0;
-        `provenance` and `skipped` counts.
+        `bias`, `coverage_90` (fractions), with the device `all`; `all` the same of all rows, `None`
+        where `n` is 0; `provenance` and `skipped` counts.
 
     Raises:
         TableError: for a missing, malformed, NaN, negative or unit-less table.
@@ -58,7 +59,9 @@ def validate_kernels(
             table = pd.DataFrame(table[~doubtful]).reset_index(drop=True)
         times = predicted_times(table, kind, calibration)
         family = table["collective"] if kind == "collective" else table["op_family"]
-        measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
+        measured.append(
+            pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]})
+        )
         predicted.append(_frame(Path(file), times))
     rows = pd.concat(measured, ignore_index=True)
     predictions = pd.concat(predicted, ignore_index=True)
@@ -68,8 +71,11 @@ def validate_kernels(
 
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
-    """Predicted times of a table's rows; NaN and `skipped: reason` for rows that cannot be predicted."""
-    return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
+    """Predicted times of a table's rows; NaN and `skipped: reason` for rows that cannot be
+    predicted."""
+    return (
+        (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
+    )
 
 
 def _origins(times: EventTimes) -> dict[str, list[str]]:
@@ -95,14 +101,16 @@ def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
 
 
 def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
-    """Return errors by family and device, of the rows that were predicted, and counts of the others."""
+    """Return errors by family and device, of the rows that were predicted, and counts of the
+    others."""
     # Skipped rows have no figures; they are counted by reason.
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
     rows_and_predictions: Any = pd.concat([rows, predictions], axis=1)
     families: dict[str, dict[str, Any]] = {}
     for family, members in rows_and_predictions[good].groupby("family", sort=True):
         devices = {
-            str(device): _error_figures(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)
+            str(device): _error_figures(pd.DataFrame(part))
+            for device, part in members.groupby("device", sort=True)
         }
         families[str(family)] = {"all": _error_figures(pd.DataFrame(members))} | devices
     return {
@@ -128,12 +136,13 @@ def parity_rows(
     """All rows that were measured and can be predicted.
 
     Args:
-        files: tables of kernels, of collectives or of whole runs (columns of `validate_cases`), also mixed.
+        files: tables of kernels, of collectives or of whole runs (columns of `validate_cases`),
+            also mixed.
         calibration: directory made by `perfmodel fit`, instead of the shipped one.
 
     Returns:
-        `group` (op family, collective, or source of runs), `device`, `measured_s`, `predicted_s`, and `lo_s`, `hi_s`,
-        the prediction's 90 % interval.
+        `group` (op family, collective, or source of runs), `device`, `measured_s`, `predicted_s`,
+        and `lo_s`, `hi_s`, the prediction's 90 % interval.
 
     Raises:
         TableError: a missing or malformed table.
@@ -148,9 +157,12 @@ def compared_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows[has_both]).reset_index(drop=True)
 
 
-def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None) -> pd.DataFrame:
-    """All rows of the files, with or without prediction: the columns of `parity_rows`, and `kind` (kernels, collectives
-    or runs), `what` (the row in words), `provenance`, `skipped_reason` (empty where it is predicted)."""
+def all_rows(
+    files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None
+) -> pd.DataFrame:
+    """All rows of the files, with or without prediction: the columns of `parity_rows`, and `kind`
+    (kernels, collectives or runs), `what` (the row in words), `provenance`, `skipped_reason` (empty
+    where it is predicted)."""
     parts = []
     for number, file in enumerate(files):
         if progress is not None:
@@ -196,11 +208,15 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
         if "num_ranks" in columns:
             labels = labels + table["num_ranks"].map(lambda ranks: f" x{ranks:.0f}")
         if "num_nodes" in columns:
-            labels = labels + table["num_nodes"].map(lambda n: f" ({n:.0f} nodes)" if n > 1 else " (intra-node)")
+            labels = labels + table["num_nodes"].map(
+                lambda n: f" ({n:.0f} nodes)" if n > 1 else " (intra-node)"
+            )
     else:
         for name in sizes_of(table):
             # NaN, which is no size of this row, does not equal itself.
-            labels = labels + table[name].map(lambda size, name=name: f" {name}={size:.12g}" if size == size else "")
+            labels = labels + table[name].map(
+                lambda size, name=name: f" {name}={size:.12g}" if size == size else ""
+            )
     return labels.str.replace("  ", " ").str.strip()
 
 

@@ -1,4 +1,5 @@
-"""Fits priors of open choices: counts of choices stated by published runs, and the strength of smoothing."""
+"""Fits priors of open choices: counts of choices stated by published runs, and the strength of
+smoothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,13 @@ from perfmodel.validation.unstated import (
     stated_degrees,
 )
 from perfmodel.validation.unstated.mixture import Tuning
-from perfmodel.validation.unstated.priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
+from perfmodel.validation.unstated.priors import (
+    DEFAULT,
+    EVERYWHERE,
+    ChoicePriors,
+    Observation,
+    count_teams,
+)
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Strengths of a prior that the fit tries."""
@@ -64,7 +71,9 @@ _USUAL: Final = 2.0
 _FEWEST: Final = 5
 
 
-TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16, 32), (0, 1, 2, 4, 8)))
+TUNINGS: Final = tuple(
+    Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16, 32), (0, 1, 2, 4, 8))
+)
 """Preferences for fast settings that the fit tries."""
 ROWS_OF_SOURCE: Final = 6
 """Most rows of a source that are used to learn how strongly people prefer fast settings."""
@@ -74,11 +83,13 @@ _TRIED: Final = 40
 
 @shows_progress("priors")
 def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) -> dict[str, Any]:
-    """Count the choices that the rows of published tables state, and fit how strongly they are smoothed.
+    """Count the choices that the rows of published tables state, and fit how strongly they are
+    smoothed.
 
     Returns:
-        `counts` and `strength` (`ChoicePriors`); `tunings` and `log_likelihood` (`likeliest_tuning`);
-            `teams`: by choice, how many teams state it; `rows`: by table, how many rows were read; `made_by`.
+        `counts` and `strength` (`ChoicePriors`); `tunings` and `log_likelihood`
+            (`likeliest_tuning`); `teams`: by choice, how many teams state it; `rows`: by table, how
+            many rows were read; `made_by`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
@@ -125,10 +136,11 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
 def _log_likelihood(
     rows: Sequence[Row], priors: ChoicePriors, progress: Report | None
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the mean log-likelihood of the step times of each source under each of `TUNINGS`, by scale and source.
+    """Return the mean log-likelihood of the step times of each source under each of `TUNINGS`, by
+    scale and source.
 
-    Up to `ROWS_OF_SOURCE` runs that leave something open are asked of every source and scale, predicted without its
-    teams. A source counts once.
+    Up to `ROWS_OF_SOURCE` runs that leave something open are asked of every source and scale,
+    predicted without its teams. A source counts once.
     """
     by_source: dict[str, list[Row]] = {}
     for row in rows:
@@ -162,9 +174,11 @@ def _source_log_likelihoods(
     return by_scale
 
 
-def _run_log_likelihood(row: Row, priors: ChoicePriors) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
-    """The scale of one run and the log-likelihoods of its step time; None if it leaves nothing open or cannot be
-    predicted."""
+def _run_log_likelihood(
+    row: Row, priors: ChoicePriors
+) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
+    """The scale of one run and the log-likelihoods of its step time; None if it leaves nothing open
+    or cannot be predicted."""
     site = replace(Site.without(source_of_run(row)), unstated=unstated_share(row))
     measured_s = number(row, "measured_iter_time_s")
     if measured_s is None:
@@ -196,7 +210,8 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
         features = replace(features, framework="")
     overlaps_by_launch = bool(layout_switches(row))
     for choice in OPEN_CHOICES:
-        # Recipes of the catalog state overlap where it is off alone, which says nothing of how often it is on.
+        # Recipes of the catalog state overlap where it is off alone, which says nothing of how
+        # often it is on.
         if choice.name == DataParallelOverlap.name and not overlaps_by_launch:
             continue
         try:
@@ -220,7 +235,10 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
     states_batch = text(row, "micro_batch") and text(row, "global_batch")
     if states_batch and case.layout.pp == 1 and share > 1:
         in_parts = case.layout.micro_batch < share
-        yield observed(ACCUMULATION, ACCUMULATION_CHAIN, IN_PARTS if in_parts else WHOLE_SHARE), None
+        yield (
+            observed(ACCUMULATION, ACCUMULATION_CHAIN, IN_PARTS if in_parts else WHOLE_SHARE),
+            None,
+        )
 
     # Model chunks and element types are counted only where the row states them and had a choice.
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):
@@ -260,12 +278,16 @@ def _of_defaults(observations: Sequence[tuple[Observation, str | None]]) -> Iter
     for observation, default in observations:
         if default is not None:
             used = "yes" if observation.value == default else "no"
-            yield Observation(observation.team, f"{observation.choice}: {DEFAULT}", (EVERYWHERE,), used)
+            yield Observation(
+                observation.team, f"{observation.choice}: {DEFAULT}", (EVERYWHERE,), used
+            )
 
 
-def _strength(choice: str, counts: dict[str, Any], observations: Sequence[tuple[Observation, str | None]]) -> float:
-    """The strength that maximises the likelihood of the teams' choices, with each team left out of the counts in
-    turn."""
+def _strength(
+    choice: str, counts: dict[str, Any], observations: Sequence[tuple[Observation, str | None]]
+) -> float:
+    """The strength that maximises the likelihood of the teams' choices, with each team left out of
+    the counts in turn."""
     by_team: dict[str, list[tuple[Observation, str | None]]] = {}
     for observation, default in observations:
         if observation.choice == choice:

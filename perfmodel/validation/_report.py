@@ -20,9 +20,9 @@ def errors(
     """Absolute percentage errors as fractions of the measured value, rank correlation and coverage.
 
     Returns:
-        `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below 3
-        values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo is above 0; both None
-        without an interval); None where n is 0.
+        `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below
+        3 values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo
+        is above 0; both None without an interval); None where n is 0.
     """
     # Takes long to import, and predictions import this module.
     from scipy.stats import rankdata
@@ -48,7 +48,9 @@ def errors(
         # A collective of one rank takes no time, and has no relative width.
         takes_time = lower > 0
         coverage = float(((lower <= y) & (y <= upper)).mean())
-        width = float(np.median(upper[takes_time] / lower[takes_time])) if takes_time.any() else None
+        width = (
+            float(np.median(upper[takes_time] / lower[takes_time])) if takes_time.any() else None
+        )
     # The rank correlation has no meaning for two values, nor where all values are the same.
     ranks_y, ranks_p = rankdata(y), rankdata(p)
     varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
@@ -65,10 +67,12 @@ def errors(
 
 
 class ValidationReport(dict[str, Any]):
-    """Result of `validate_kernels` and `validate_cases`: JSON values, the keys part of the command-line contract."""
+    """Result of `validate_kernels` and `validate_cases`: JSON values, the keys part of the
+    command-line contract."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per op family and device, or per source of runs: its name, `n` and the errors as fractions."""
+        """One row per op family and device, or per source of runs: its name, `n` and the errors as
+        fractions."""
         rows = []
 
         # Kernels are reported by family and device, runs by source.
@@ -95,7 +99,9 @@ class ValidationReport(dict[str, Any]):
         return sum(self["skipped"].values())
 
     def _repr_html_(self) -> str:
-        skipped = pd.DataFrame({"why": list(self["skipped"]), "rows": list(self["skipped"].values())})
+        skipped = pd.DataFrame(
+            {"why": list(self["skipped"]), "rows": list(self["skipped"].values())}
+        )
         page = frame_html(self.to_frame())
         if len(skipped):
             page += folded("skipped", frame_html(skipped))
@@ -109,8 +115,8 @@ EDGES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, Any]:
-    """Score the predicted probabilities of fitting: runs with status `ok` fitted, `oom` and `oom_or_crash` did not;
-    others are ignored.
+    """Score the predicted probabilities of fitting: runs with status `ok` fitted, `oom` and
+    `oom_or_crash` did not; others are ignored.
 
     Args:
         runs: runs with `source` and `status`.
@@ -118,11 +124,12 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
         probability: probability that each run fits, with the same gaps.
 
     Returns:
-        `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the shares of runs that
-        are predicted correctly by a probability of at least 0.5 (`ran_likely`, `did_not_run_unlikely`) and by `fits`
-        (`ran_told`, `did_not_run_told`), `precision` (share of the runs with such a probability that ran) and `brier`
-        (mean squared distance of the probability from the outcome); `reliability`: by range of the probability `from`,
-        `to`, `n`, its mean `said` and the share that `ran`.
+        `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the
+        shares of runs that are predicted correctly by a probability of at least 0.5 (`ran_likely`,
+        `did_not_run_unlikely`) and by `fits` (`ran_told`, `did_not_run_told`), `precision` (share
+        of the runs with such a probability that ran) and `brier` (mean squared distance of the
+        probability from the outcome); `reliability`: by range of the probability `from`, `to`, `n`,
+        its mean `said` and the share that `ran`.
     """
     if "status" not in runs:
         return {"sources": {}, "all": {}, "reliability": []}
@@ -148,7 +155,8 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
 
 def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
-    """Return figures of how well predictions separate runs that ran from those that ran out of memory."""
+    """Return figures of how well predictions separate runs that ran from those that ran out of
+    memory."""
     likely_to_fit = likely >= LIKELY
 
     def share(right: np.ndarray, among: np.ndarray) -> float | None:

@@ -14,7 +14,13 @@ from perfmodel.calibration import priors
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import read_table
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction import event_shares, explain, priced_events, step_derivatives, step_problem
+from perfmodel.prediction import (
+    event_shares,
+    explain,
+    priced_events,
+    step_derivatives,
+    step_problem,
+)
 from perfmodel.prediction.sites import LOSSES
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._cases import predict_cases
@@ -35,7 +41,8 @@ class EventResidual:
     """Seconds of the step."""
     provenance: str
     nearest: str = ""
-    """Measured kernel of the same device, family, operator and pass; empty where no table given has one."""
+    """Measured kernel of the same device, family, operator and pass; empty where no table given has
+    one."""
     nearest_us: float | None = None
     doublings: float | None = None
     """Distance of its shape: sum of |log2| of the ratios over the dimensions."""
@@ -96,14 +103,16 @@ def explain_case(
 ) -> CaseResidual:
     """Explain the error of one published run, with the likeliest values of its open settings.
 
-    The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.sites.PARAMETERS`),
-    with derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
+    The step is linear in small changes of the parameters that runs can move
+    (`perfmodel.prediction.sites.PARAMETERS`), with derivatives through the timeline; `needed` is
+    the change that alone makes up log(measured / predicted).
 
     Args:
         row: cells of a table of runs, None where empty.
         calibration: directory made by `perfmodel fit`.
         framework: instead of the one that the row names.
-        tables: measured kernels and collectives (of `pm.read_table`), among which the nearest are looked up.
+        tables: measured kernels and collectives (of `pm.read_table`), among which the nearest are
+            looked up.
 
     Raises:
         PerfModelError: a row that cannot be predicted, or was not timed.
@@ -112,10 +121,12 @@ def explain_case(
     case = predict_run(row, calibration, framework=chosen).case
     measured = row.get("measured_iter_time_s")
     if measured is None:
-        raise PerfModelError(f"{case.case_id}: the run has no measured step time, so there is no error to explain")
+        raise PerfModelError(
+            f"{case.case_id}: the run has no measured step time, so there is no error to explain"
+        )
 
-    # The step is linear in small changes, so each parameter alone makes up the gap at gap / share. One with hardly any
-    # share cannot, and a loss cannot make a step shorter.
+    # The step is linear in small changes, so each parameter alone makes up the gap at gap / share.
+    # One with hardly any share cannot, and a loss cannot make a step shorter.
     problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework)
     prediction = explain(problem, case.layout)
     known = priors([(problem, [case.layout])], calibration, case.cluster.device.name)
@@ -170,17 +181,25 @@ def explain_cases(
     if case_id is not None:
         chosen = runs[runs["case_id"] == case_id]
         if chosen.empty:
-            raise TableError(f"no run {case_id!r} in these tables; the first is {runs['case_id'].iloc[0]!r}")
+            raise TableError(
+                f"no run {case_id!r} in these tables; the first is {runs['case_id'].iloc[0]!r}"
+            )
     else:
         # Ratios, since a step predicted at half the measured time is as far off as one at twice.
         # Runs without a time become 0 and go last.
-        predicted = predict_cases(runs, calibration, framework=framework)["predicted_iter_time_s"].astype(float)
-        off = np.abs(np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float)))
+        predicted = predict_cases(runs, calibration, framework=framework)[
+            "predicted_iter_time_s"
+        ].astype(float)
+        off = np.abs(
+            np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float))
+        )
         chosen = runs.iloc[np.argsort(-np.nan_to_num(off))[:WORST]]
 
     # Tables are read once for all runs.
     measured = [read_table(path) for path in tables]
-    return [explain_case(row, calibration, measured, framework) for row in rows_of(pd.DataFrame(chosen))]
+    return [
+        explain_case(row, calibration, measured, framework) for row in rows_of(pd.DataFrame(chosen))
+    ]
 
 
 def _nearest_measured_row(
@@ -196,7 +215,9 @@ def _nearest_measured_row(
                 continue
             candidates = candidates[candidates["collective"] == op.collective]
         elif "op_family" in candidates:
-            candidates = candidates[(candidates["op_family"] == op.family) & (candidates["op"] == op.op)]
+            candidates = candidates[
+                (candidates["op_family"] == op.family) & (candidates["op"] == op.op)
+            ]
             candidates = candidates[candidates["pass"] == op.pass_]
         else:
             continue
@@ -214,7 +235,9 @@ def _nearest_measured_row(
         doublings = np.abs(np.log2(shape / np.array(list(sizes.values())))).sum(axis=1)
         nearest = int(doublings.argmin())
         if best[2] is None or doublings[nearest] < best[2]:
-            label = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True))
+            label = " ".join(
+                f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True)
+            )
             best = (
                 label,
                 float(candidates["time_us"].iloc[nearest]),

@@ -21,13 +21,16 @@ class RunAssumptions:
     run: str
     """Name of the run, as in the fit."""
     assumed: tuple[str, ...]
-    """What the row leaves open, the largest effect on the step time first: the column `assumed` of `validate cases`."""
+    """What the row leaves open, the largest effect on the step time first: the column `assumed` of
+    `validate cases`."""
     open_deviation: float
     """Standard deviation of the log step time over all that the row may mean."""
 
 
 def run_assumptions(
-    file: "Path | str | pd.DataFrame", calibration: Path | None = None, progress: Report | None = None
+    file: "Path | str | pd.DataFrame",
+    calibration: Path | None = None,
+    progress: Report | None = None,
 ) -> list[RunAssumptions]:
     """Assumptions about each run of a table, those first whose step time depends most on them.
 
@@ -46,10 +49,13 @@ def run_assumptions(
         try:
             predicted = _mixture(row, calibration)
         except PerfModelError:
-            # Runs on nodes of several kinds can be fitted to, but not described as published runs are.
+            # Runs on nodes of several kinds can be fitted to, but not described as published runs
+            # are.
             continue
         if predicted.assumed:
-            assumptions.append(RunAssumptions(row.run.name, predicted.assumed, predicted.open_deviation))
+            assumptions.append(
+                RunAssumptions(row.run.name, predicted.assumed, predicted.open_deviation)
+            )
         if progress:
             progress("assumptions", done, len(rows))
     return sorted(assumptions, key=lambda of_run: -of_run.open_deviation)

@@ -21,8 +21,8 @@ from perfmodel.validation.rows import rows_of
 from perfmodel.validation.unstated import RunPrediction, predict_run
 
 Undo = Callable[[str, Framework], Framework | None]
-"""Function that removes from a framework the facts looked up with the results of a source in view; it returns None if
-there are none."""
+"""Function that removes from a framework the facts looked up with the results of a source in view;
+it returns None if there are none."""
 
 
 def nothing_in_view(_source: str, _framework: Framework) -> None:
@@ -36,13 +36,15 @@ class SiteRun:
     log: float
     """log(measured / predicted)."""
     log_undone: float
-    """log(measured / predicted) without the facts that were looked up with the run's error in view."""
+    """log(measured / predicted) without the facts that were looked up with the run's error in
+    view."""
     looked_at: bool
     """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: list[float]
     """Shares of the step, by class."""
     degrees: list[float]
-    """Amounts of `DEGREES`: settings that are not stated, times that are extrapolated, the bubble."""
+    """Amounts of `DEGREES`: settings that are not stated, times that are extrapolated, the
+    bubble."""
     events: float
     """Standard deviation of the log step time from the events' own intervals."""
     at: Coordinates
@@ -65,7 +67,8 @@ def site_runs(
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
 ) -> SiteRuns:
-    """Predict runs by physics alone: the median step over open settings, and the breakdown of the likeliest setting.
+    """Predict runs by physics alone: the median step over open settings, and the breakdown of the
+    likeliest setting.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.
@@ -85,9 +88,12 @@ def site_runs(
             run = predict_run(row, None, site)
         except PerfModelError:
             continue
-        predicted.append(_site_run(row, run, site, undo(source, run.case.framework), looked_at(source)))
+        predicted.append(
+            _site_run(row, run, site, undo(source, run.case.framework), looked_at(source))
+        )
 
-    # Repeats of one run get one number, so that the fit can separate the effect of a layout from noise between runs.
+    # Repeats of one run get one number, so that the fit can separate the effect of a layout from
+    # noise between runs.
     _, layout = np.unique(np.array([run.repeated for run in predicted]), return_inverse=True)
     labels = {}
     for name in predicted[0].labels:
@@ -132,7 +138,9 @@ def _site_run(
     }
 
     # Events' own errors are independent of one another, so that their squares add.
-    event_sds = [sd for name, sd in prediction.uncertainty.by_source.items() if name.startswith("events")]
+    event_sds = [
+        sd for name, sd in prediction.uncertainty.by_source.items() if name.startswith("events")
+    ]
     return SiteRun(
         log=float(np.log(measured_s / run.step_time_s)),
         log_undone=float(np.log(measured_s / undone_s)),

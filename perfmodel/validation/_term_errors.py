@@ -1,4 +1,5 @@
-"""The contribution of each physics term to predictions of published runs, from errors with the term switched off."""
+"""The contribution of each physics term to predictions of published runs, from errors with the term
+switched off."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -37,22 +38,24 @@ def term_errors(
 ) -> dict[str, Any]:
     """Errors with all terms, and with each of `STEP_TERMS` switched off, on the same layouts.
 
-    Constants are not fitted again without a term, so that other terms cannot make up for it. At most `MOST_ROWS` timed
-    runs of a source are drawn.
+    Constants are not fitted again without a term, so that other terms cannot make up for it. At
+    most `MOST_ROWS` timed runs of a source are drawn.
 
     Args:
         runs: tables of runs.
-        cases: likeliest completion of each run, by its place, as `predict_cases` gives it to `keep`; runs without one
-            are left out.
+        cases: likeliest completion of each run, by its place, as `predict_cases` gives it to
+            `keep`; runs without one are left out.
         predicted_s: predicted step time of every run, which is the median of all its completions.
         site_of: as `predict_cases` takes it.
 
     Returns:
-        `sources`: by source `n`, `mean_ape`, `bias`, and `without`: by term `mean_ape` and `bias` with the term
-        switched off, and `adds`, the mean share of the step that the term adds (0 where no run has it).
-        `over_sources`: the means of these over sources, each counting the same.
+        `sources`: by source `n`, `mean_ape`, `bias`, and `without`: by term `mean_ape` and `bias`
+        with the term switched off, and `adds`, the mean share of the step that the term adds (0
+        where no run has it). `over_sources`: the means of these over sources, each counting the
+        same.
     """
-    # A random sample of each source: predictions without each term take several times as long as one.
+    # A random sample of each source: predictions without each term take several times as long as
+    # one.
     runs = runs.reset_index(drop=True)
     measured_s = measured_times_s(runs)
     drawn = drawn_of_sources(pd.DataFrame(runs[np.isfinite(measured_s)]), MOST_ROWS)
@@ -70,8 +73,8 @@ def term_errors(
 def _times_s(case: Case, predicted_s: float, site: Site) -> np.ndarray:
     """Step time with every term, with each term off in turn, and with all of them off.
 
-    Terms are switched off in the likeliest completion of what the row leaves open, and shorten the prediction, which is
-    the median of all completions, in the same proportion.
+    Terms are switched off in the likeliest completion of what the row leaves open, and shorten the
+    prediction, which is the median of all completions, in the same proportion.
     """
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
@@ -97,7 +100,8 @@ def _step_s(problem: StepProblem, layout: Layout) -> float:
 
 
 def _figures(ratio: np.ndarray) -> dict[str, Any]:
-    """Errors from ratios of predicted to measured times, with a row per run and a column per choice of terms."""
+    """Errors from ratios of predicted to measured times, with a row per run and a column per choice
+    of terms."""
     error = np.abs(ratio - 1).mean(axis=0)
     bias = (ratio - 1).mean(axis=0)
     adds = (1 - ratio / ratio[:, :1]).mean(axis=0)

@@ -1,11 +1,11 @@
-"""Errors of predicted timelines, as DistSim (arXiv 2306.08423) defines them in sections 5.2 to 5.4; and those against
-real runs of the same structure.
+"""Errors of predicted timelines, as DistSim (arXiv 2306.08423) defines them in sections 5.2 to 5.4;
+and those against real runs of the same structure.
 
-What the paper leaves open is read as follows. Errors are per cent of "the whole training" in section 5.4 and
-have no stated base in 5.2 and 5.3: here all are shares of the measured batch time. A bias is taken without its
-sign before it is averaged, so that early and late events do not cancel (the signed mean stands beside it).
-Of several measured runs the batch time is the mean (5.2, "the average batch-time"), a stage's error the median
-(5.4), and a device's error the mean over runs.
+What the paper leaves open is read as follows. Errors are per cent of "the whole training" in
+section 5.4 and have no stated base in 5.2 and 5.3: here all are shares of the measured batch time.
+A bias is taken without its sign before it is averaged, so that early and late events do not cancel
+(the signed mean stands beside it). Of several measured runs the batch time is the mean (5.2, "the
+average batch-time"), a stage's error the median (5.4), and a device's error the mean over runs.
 """
 
 from collections import defaultdict
@@ -31,7 +31,8 @@ PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """Computations of a step, predicted and measured in several runs, each side on its own clock."""
+    """Computations of a step, predicted and measured in several runs, each side on its own
+    clock."""
 
     device: Int[np.ndarray, " activities"]
     stage: Int[np.ndarray, " activities"]
@@ -53,17 +54,19 @@ class TimelineErrors:
     batch_time_error: float
     """Section 5.2: |predicted - measured| / measured batch time."""
     activity_error: Float[np.ndarray, " devices"]
-    """Section 5.3: |predicted - measured| start and end time stamps / measured batch time, mean over the
-    device's computations and runs; NaN for a device without computations."""
+    """Section 5.3: |predicted - measured| start and end time stamps / measured batch time, mean
+    over the device's computations and runs; NaN for a device without computations."""
     activity_bias: Float[np.ndarray, " devices"]
     """Mean error with its sign: above zero where the prediction is late."""
     predicted_idle: Float[np.ndarray, " devices"]
-    """Share of the batch time in which the device computes nothing (its pipeline bubble and waits)."""
+    """Share of the batch time in which the device computes nothing (its pipeline bubble and
+    waits)."""
     measured_idle: Float[np.ndarray, " devices"]
     stages: "pd.DataFrame"
-    """One row per device, stage, phase and micro-batch (section 5.4). `start_error` and `end_error` are |predicted -
-    measured| time stamp / measured batch time; `error` is the mean of the two in a run. `time_error`, which the paper
-    does not have, is (predicted - measured) / measured duration of the pass. All four are medians over the runs."""
+    """One row per device, stage, phase and micro-batch (section 5.4). `start_error` and `end_error`
+    are |predicted - measured| time stamp / measured batch time; `error` is the mean of the two in a
+    run. `time_error`, which the paper does not have, is (predicted - measured) / measured duration
+    of the pass. All four are medians over the runs."""
     runs: int
 
     @property
@@ -122,8 +125,8 @@ def timeline_errors(
     predicted_busy_s: Float[np.ndarray, " devices"],
     measured_busy_s: Float[np.ndarray, "runs devices"],
 ) -> TimelineErrors:
-    """All errors, on a common clock whose zero is the start of the computation predicted to come first
-    (section 5.4: "the start timestamp of the first stage as the global standard time").
+    """All errors, on a common clock whose zero is the start of the computation predicted to come
+    first (section 5.4: "the start timestamp of the first stage as the global standard time").
 
     Raises:
         PerfModelError: a batch time that is not above zero.
@@ -168,7 +171,9 @@ def _on_common_clock(activities: Activities) -> tuple[np.ndarray, np.ndarray]:
     return predicted_s - predicted_s[first, 0], measured_s - measured_s[:, first, :1, None]
 
 
-def _device_means(device: np.ndarray, value: np.ndarray, devices: int) -> Float[np.ndarray, " devices"]:
+def _device_means(
+    device: np.ndarray, value: np.ndarray, devices: int
+) -> Float[np.ndarray, " devices"]:
     # Devices without computations have no error.
     count = np.bincount(device, minlength=devices)
     total = np.bincount(device, value, minlength=devices)
@@ -222,12 +227,15 @@ def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timeline]) -> TimelineErrors:
+def compare_timelines(
+    predicted: Timeline, measured: Timeline | Sequence[Timeline]
+) -> TimelineErrors:
     """Batch-time, per-device and per-stage errors of a prediction (DistSim, sections 5.2 to 5.4).
 
-    Computations are all ops with a predicted time on the compute streams, including collectives that run in sequence
-    with the kernels, such as tensor-parallel ones. Communication on other streams is not compared. Passes of a program
-    whose ops are single instructions run from the first instruction's start to the last's end.
+    Computations are all ops with a predicted time on the compute streams, including collectives
+    that run in sequence with the kernels, such as tensor-parallel ones. Communication on other
+    streams is not compared. Passes of a program whose ops are single instructions run from the
+    first instruction's start to the last's end.
 
     Args:
         predicted: result of `execution.simulate` or `timeline.times`.
@@ -267,7 +275,8 @@ def _stamps(timeline: Timeline, ops: np.ndarray) -> np.ndarray:
 
 
 def _require_same(a: Structure, b: Structure) -> None:
-    """Raise an error unless both timelines have the same structure; duration classes may be numbered differently."""
+    """Raise an error unless both timelines have the same structure; duration classes may be
+    numbered differently."""
     if a is b:
         return
     for name in ("devices", "n_ops"):

@@ -1,9 +1,10 @@
 """Compares measured traces of any profiler with predicted timelines.
 
-Activities are matched by device and by what both sides say of them: name, or phase, stage and micro-batch. Activities
-that the measured trace does not distinguish are not distinguished in the prediction either. Where one side is finer
-(single kernels within a predicted pass) both are compared from their first start to their last end; a trace without any
-tags is matched in order, where the numbers of activities agree. Otherwise only batch time and idle time are compared.
+Activities are matched by device and by what both sides say of them: name, or phase, stage and
+micro-batch. Activities that the measured trace does not distinguish are not distinguished in the
+prediction either. Where one side is finer (single kernels within a predicted pass) both are
+compared from their first start to their last end; a trace without any tags is matched in order,
+where the numbers of activities agree. Otherwise only batch time and idle time are compared.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,8 @@ class TraceComparison:
 
     errors: TimelineErrors
     matched_by: str
-    """`name`; the tags that were used; `order`; or `nothing`, where only batch and idle times are compared."""
+    """`name`; the tags that were used; `order`; or `nothing`, where only batch and idle times are
+    compared."""
     predicted_share: float
     """Share of the predicted computations that was found in every measured step."""
     measured_share: float
@@ -46,7 +48,10 @@ class TraceComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        summary = {name: getattr(self, name) for name in ("matched_by", "predicted_share", "measured_share")}
+        summary = {
+            name: getattr(self, name)
+            for name in ("matched_by", "predicted_share", "measured_share")
+        }
         return self.errors.to_dict() | summary
 
     def to_frame(self) -> "pd.DataFrame":
@@ -64,17 +69,21 @@ class TraceComparison:
         return paragraph(*lines) + folded("errors of stages", frame_html(self.to_frame()))
 
 
-def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace, replicas: int = 1) -> TraceComparison:
-    """Batch-time, per-device and per-stage errors (DistSim, sections 5.2 to 5.4) against a measured trace.
+def compare_traces(
+    predicted: Timeline | MeasuredTrace, measured: MeasuredTrace, replicas: int = 1
+) -> TraceComparison:
+    """Batch-time, per-device and per-stage errors (DistSim, sections 5.2 to 5.4) against a measured
+    trace.
 
-    Each step that the profiler marked is a run. A device is idle while none of the matched activities runs on it
-    (without any: none of its computations).
+    Each step that the profiler marked is a run. A device is idle while none of the matched
+    activities runs on it (without any: none of its computations).
 
     Args:
         predicted: a timeline, or a trace of one (`readers.read_trace("perfmodel", ...)`).
         measured: trace of `replicas` times as many devices.
-        replicas: measured devices per predicted one (tensor- and data-parallel ranks), which must be numbered next to
-            each other, as where the pipeline is the outermost dimension (Megatron-LM).
+        replicas: measured devices per predicted one (tensor- and data-parallel ranks), which must
+            be numbered next to each other, as where the pipeline is the outermost dimension
+            (Megatron-LM).
 
     Raises:
         PerfModelError: numbers of devices that do not fit.
@@ -88,7 +97,8 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
     steps = measured.steps()
     matching = _match(trace, steps, replicas)
     batch_s = predicted.makespan_s if isinstance(predicted, Timeline) else trace.batch_time_s
-    # Both sides count the same computations as busy: the matched ones, or all of them where none are matched.
+    # Both sides count the same computations as busy: the matched ones, or all of them where none
+    # are matched.
     if matching.matched_by:
         predicted_busy_s = matching.predicted_busy_s(measured.devices)
         measured_busy_s = matching.measured_busy_s(measured.devices)
@@ -115,9 +125,13 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
 def timeline_trace(timeline: Timeline) -> MeasuredTrace:
     """A timeline's ops as a trace, without transfers that are folded into lags."""
     s = timeline.structure
-    ops = np.flatnonzero((s.stream >= 0) & (s.kind != Kind.ZERO) & (timeline.end_s > timeline.start_s))
+    ops = np.flatnonzero(
+        (s.stream >= 0) & (s.kind != Kind.ZERO) & (timeline.end_s > timeline.start_s)
+    )
     if not len(ops):
-        raise PerfModelError("no op of the predicted timeline takes time, so there is nothing to compare")
+        raise PerfModelError(
+            "no op of the predicted timeline takes time, so there is nothing to compare"
+        )
     ops = ops[np.argsort(timeline.start_s[ops], kind="stable")]
     names, number = np.unique(np.array(PHASES)[s.kind[ops]], return_inverse=True)
     # Streams of copies are neither computation nor communication between devices.
@@ -152,11 +166,14 @@ class _Matching:
         return _union_s(self.activities.device, self.activities.predicted_s, devices)
 
     def measured_busy_s(self, devices: int) -> Float[np.ndarray, "runs devices"]:
-        return np.stack([_union_s(self.activities.device, run, devices) for run in self.activities.measured_s])
+        return np.stack(
+            [_union_s(self.activities.device, run, devices) for run in self.activities.measured_s]
+        )
 
 
 def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
-    """Match the computations of a predicted step with those of every measured step, device by device."""
+    """Match the computations of a predicted step with those of every measured step, device by
+    device."""
     matched_by = _tags_of_both(predicted, steps)
     rows: list[tuple[int, int]] = []
     predicted_s: list[Float[np.ndarray, "activities 2"]] = []
@@ -173,12 +190,16 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
                 continue
             n_predicted += len(ops)
             n_measured += sum(map(len, matching_ops))
-            # Compare one by one where both sides are equally fine, else from first start to last end.
+            # Compare one by one where both sides are equally fine, else from first start to last
+            # end.
             single = all(len(step_ops) == len(ops) for step_ops in matching_ops)
             chosen = ops if single else ops[:1]
             rows += [(device, op) for op in chosen.tolist()]
             predicted_s.append(_stamps(predicted, ops, single))
-            step_stamps = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
+            step_stamps = [
+                _stamps(step, step_ops, single)
+                for step, step_ops in zip(steps, matching_ops, strict=True)
+            ]
             measured_s.append(np.stack(step_stamps))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
 
@@ -193,7 +214,9 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             phase=np.array(PHASES)[predicted.phase[ops]],
             micro_batch=micro_batch,
             predicted_s=np.concatenate(predicted_s) if predicted_s else np.zeros((0, 2)),
-            measured_s=np.concatenate(measured_s, axis=1) if measured_s else np.zeros((len(steps), 0, 2)),
+            measured_s=np.concatenate(measured_s, axis=1)
+            if measured_s
+            else np.zeros((len(steps), 0, 2)),
         ),
         matched_by if rows else "",
         n_predicted,
@@ -211,7 +234,9 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
 
     # A run also records activities that take no time in the prediction, so it may have more names.
     predicted_names = names(predicted, ours)
-    if len(predicted_names) > 1 and all(names(step, ops) >= predicted_names for step, ops in theirs):
+    if len(predicted_names) > 1 and all(
+        names(step, ops) >= predicted_names for step, ops in theirs
+    ):
         return "name"
 
     # Without names in common: phases, and as many of the other tags as all sides have.
@@ -224,11 +249,15 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
         return ", ".join(known)
 
     # Without tags: in order, where all sides compute equally often on every device.
-    counts = [np.bincount(trace.device[ops]).tolist() for trace, ops in ((predicted, ours), *theirs)]
+    counts = [
+        np.bincount(trace.device[ops]).tolist() for trace, ops in ((predicted, ours), *theirs)
+    ]
     return "order" if all(count == counts[0] for count in counts) else ""
 
 
-def _groups(trace: MeasuredTrace, device: int, matched_by: str) -> dict[Key, Int[np.ndarray, " ops"]]:
+def _groups(
+    trace: MeasuredTrace, device: int, matched_by: str
+) -> dict[Key, Int[np.ndarray, " ops"]]:
     """Group a device's computations by their common key, each group in order of start."""
     ops = _computations(trace)
     ops = ops[trace.device[ops] == device]
@@ -261,9 +290,13 @@ def _computations(trace: MeasuredTrace) -> Int[np.ndarray, " ops"]:
     return ops[np.argsort(trace.start_s[ops], kind="stable")]
 
 
-def _stamps(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"], single: bool) -> Float[np.ndarray, "activities 2"]:
+def _stamps(
+    trace: MeasuredTrace, ops: Int[np.ndarray, " ops"], single: bool
+) -> Float[np.ndarray, "activities 2"]:
     start_s, end_s = trace.start_s[ops], trace.end_s[ops]
-    return np.stack([start_s, end_s], axis=1) if single else np.array([[start_s.min(), end_s.max()]])
+    return (
+        np.stack([start_s, end_s], axis=1) if single else np.array([[start_s.min(), end_s.max()]])
+    )
 
 
 def _busy_s(trace: MeasuredTrace) -> Float[np.ndarray, " devices"]:

@@ -21,7 +21,8 @@ _LEAST_LABEL_PT: Final = 3.8
 _NARROW_PT: Final = 1.5
 """Boxes below this width would blend into colours that the legend lacks."""
 _SHORT_PT: Final = 6.0
-"""Boxes below this width are drawn like the narrow ones of their lane, so that a lane looks uniform."""
+"""Boxes below this width are drawn like the narrow ones of their lane, so that a lane looks
+uniform."""
 _COLUMN_PT: Final = 1.5
 """Distance between the points at which shares of time are drawn."""
 _MOST_COLUMNS: Final = 8
@@ -49,10 +50,11 @@ class Boxes:
 
 
 def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> bool:
-    """Draw the boxes within `lo`..`hi`, labels where they fit, and the critical path as a black strip and line.
+    """Draw the boxes within `lo`..`hi`, labels where they fit, and the critical path as a black
+    strip and line.
 
-    Where a row's boxes are too narrow to be told apart, the shares of the time that their colours take are stacked in
-    the row instead: the result says whether there is such a row.
+    Where a row's boxes are too narrow to be told apart, the shares of the time that their colours
+    take are stacked in the row instead: the result says whether there is such a row.
 
     Args:
         axis: axis to draw on; it gets the limits `lo`..`hi`.
@@ -88,7 +90,9 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     critical = visible[boxes.critical[visible]]
     if len(critical):
         strips = _corners(boxes, critical, 1 - _STRIP)
-        axis.add_collection(PolyCollection(strips, facecolors="black", edgecolors="black", linewidths=0.15))
+        axis.add_collection(
+            PolyCollection(strips, facecolors="black", edgecolors="black", linewidths=0.15)
+        )
         axis.add_collection(LineCollection(_handovers(boxes), colors="black", linewidths=0.6))
 
     # Labels are as large as their box allows, and left out where that is too small to be read.
@@ -138,14 +142,21 @@ def _draw_shares(
     colours: list[str],
     points_s: Float[np.ndarray, " points"],
 ) -> None:
-    """Draw a lane's boxes as shares: at every point the stacked shares of the surrounding time by colour."""
+    """Draw a lane's boxes as shares: at every point the stacked shares of the surrounding time by
+    colour."""
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
     starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
     # A share is averaged over at least a period of the slowest colour, so that it does not flicker.
-    periods = [float(np.median(np.diff(colour_starts))) for colour_starts in starts if len(colour_starts) > 1]
+    periods = [
+        float(np.median(np.diff(colour_starts)))
+        for colour_starts in starts
+        if len(colour_starts) > 1
+    ]
     column = points_s[1] - points_s[0]
     span = min(max(column, *periods), _MOST_COLUMNS * column) if periods else column
-    shares = np.stack([_share(boxes, lane[colour_of == colour], points_s, span) for colour in colours])
+    shares = np.stack(
+        [_share(boxes, lane[colour_of == colour], points_s, span) for colour in colours]
+    )
     # Boxes of one lane may overlap in a measured trace.
     shares /= np.maximum(1, shares.sum(axis=0))
     bottom = float((boxes.top + boxes.height)[lane[0]])

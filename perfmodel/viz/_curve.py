@@ -51,7 +51,9 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
     for axis in grid[len(panels) :]:
         axis.set_axis_off()
     if len(multiples) > 1:
-        grid[0].legend(grid[0].get_lines(), [_parameter_words(curve.name) for curve in multiples], loc="best")
+        grid[0].legend(
+            grid[0].get_lines(), [_parameter_words(curve.name) for curve in multiples], loc="best"
+        )
     return figure
 
 
@@ -78,7 +80,9 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     else:
         axis.set_xlabel(
-            f"{_parameter_words(first.name)} in {unit_of_values}" if seconds else _parameter_words(first.name)
+            f"{_parameter_words(first.name)} in {unit_of_values}"
+            if seconds
+            else _parameter_words(first.name)
         )
     if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
         axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")

@@ -39,14 +39,16 @@ _LIGHTEST: Final = 0.6
 
 @styled
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
-    """Draw the step, an enlarged part with micro-batch numbers where they fit, and memory over time.
+    """Draw the step, an enlarged part with micro-batch numbers where they fit, and memory over
+    time.
 
-    Where passes are too short to be drawn one by one, the row shows how much of the time each kind takes, stacked. The
-    enlarged part is the beginning of the step if every rank runs a backward pass within it; otherwise it is the time
-    around the first backward pass of the last rank.
+    Where passes are too short to be drawn one by one, the row shows how much of the time each kind
+    takes, stacked. The enlarged part is the beginning of the step if every rank runs a backward
+    pass within it; otherwise it is the time around the first backward pass of the last rank.
 
-    A black strip under a box says that it is on the critical path, a black line where the path goes to another rank.
-    Chunks of the model, and the two directions of a bidirectional pipeline, are shades of a kind's colour.
+    A black strip under a box says that it is on the critical path, a black line where the path goes
+    to another rank. Chunks of the model, and the two directions of a bidirectional pipeline, are
+    shades of a kind's colour.
 
     Raises:
         PerfModelError: the prediction holds no timeline.
@@ -82,7 +84,9 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     for axis, view, row_in in zip(axes, views, rows_in, strict=False):
         last = view is views[-1]
         notes = ["the whole step"] if view is views[0] else [_enlarged(view)]
-        notes += _draw_view(axis, drawn, chunks if last else chunks[:, :1], view, row_in, numbered=last)
+        notes += _draw_view(
+            axis, drawn, chunks if last else chunks[:, :1], view, row_in, numbered=last
+        )
         device_ticks(axis, ranks, "pipeline rank")
         axis.set_title(wrapped("; ".join(notes), int(14 * WIDTHS_IN[width])), pad=3)
         axis.set_xlabel(f"time in {time_unit(view[1] - view[0])[1]}" if len(views) == 2 else "")
@@ -173,7 +177,9 @@ def chunk_shades(colour: str, chunks: int) -> list[str]:
     return [shade(colour, _LIGHTEST * i / max(1, chunks - 1)) for i in range(chunks)]
 
 
-def pass_legend(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]) -> tuple[list[Any], list[str]]:
+def pass_legend(
+    drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]
+) -> tuple[list[Any], list[str]]:
     """Handles and labels of the kinds drawn; of passes one patch per shade."""
     from matplotlib.patches import Patch
 
@@ -201,7 +207,8 @@ def kind_of_pass(kind: int) -> bool:
 
 
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
-    """Start of the enlarged part, and the longest duration for which the numbers of its passes are legible."""
+    """Start of the enlarged part, and the longest duration for which the numbers of its passes are
+    legible."""
     # Numbers are readable from `_PASS_IN` on, and a quarter of the passes may be too short for
     # them.
     is_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
@@ -222,8 +229,11 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     return min(all_turned_s - zoom_s / 2, end_s - zoom_s), zoom_s
 
 
-def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool) -> Boxes:
-    """Return the boxes of a timeline: a row per pipeline rank, chunks in shades of their kind's colour."""
+def _boxes(
+    drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool
+) -> Boxes:
+    """Return the boxes of a timeline: a row per pipeline rank, chunks in shades of their kind's
+    colour."""
     chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
     chunks = stage_map.shape[1]
     shades = {}
@@ -250,7 +260,9 @@ def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: f
     )
 
 
-def _lanes(stream: Int[np.ndarray, " slices"]) -> tuple[Float[np.ndarray, " slices"], Float[np.ndarray, " slices"]]:
+def _lanes(
+    stream: Int[np.ndarray, " slices"],
+) -> tuple[Float[np.ndarray, " slices"], Float[np.ndarray, " slices"]]:
     """Top and height inside a rank's row: computation above, other streams that are used below."""
     used: Sequence[int] = [s for s in _SIDE if (stream == s).any()]
     compute_high = 0.9 if not used else 0.62

@@ -1,4 +1,5 @@
-"""Pictures that compare layouts: step breakdowns, and Pareto fronts of step time, memory and cost."""
+"""Pictures that compare layouts: step breakdowns, and Pareto fronts of step time, memory and
+cost."""
 
 from collections.abc import Sequence
 from itertools import chain, product
@@ -11,7 +12,15 @@ from perfmodel.display import BLUE, GREY, VERMILLION, part_looks
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Prediction
 from perfmodel.units import GIB
-from perfmodel.viz._style import Width, legend_below, log_ticks, new_figure, styled, time_unit, wrapped
+from perfmodel.viz._style import (
+    Width,
+    legend_below,
+    log_ticks,
+    new_figure,
+    styled,
+    time_unit,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +35,8 @@ _LEAST_SHARE = 0.002
 
 @styled
 def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -> "Figure":
-    """One bar per layout: seconds by activity, a whisker for the 90 % interval, the layout's degrees below.
+    """One bar per layout: seconds by activity, a whisker for the 90 % interval, the layout's
+    degrees below.
 
     Parts shorter than 0.2 % of the longest step are left out of the legend.
 
@@ -34,7 +44,9 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
         PerfModelError: no prediction.
     """
     if not predictions:
-        raise PerfModelError("breakdown picture: there is no layout to draw; give at least one prediction")
+        raise PerfModelError(
+            "breakdown picture: there is no layout to draw; give at least one prediction"
+        )
     rows = _rows(predictions)
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
     x = np.arange(len(predictions))
@@ -66,7 +78,9 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
             labels.append(looks[name].label)
 
     # Whiskers reach from the step to both ends of its interval.
-    totals = per_s * np.array([[p.step_time_s, p.step_time_lo_s, p.step_time_hi_s] for p in predictions])
+    totals = per_s * np.array(
+        [[p.step_time_s, p.step_time_lo_s, p.step_time_hi_s] for p in predictions]
+    )
     spread = np.abs(totals[:, 1:] - totals[:, :1]).T
     look = {"ecolor": "black", "elinewidth": 0.6, "capsize": 1.5, "capthick": 0.6}
     whiskers = axis.errorbar(x, totals[:, 0], spread, fmt="none", **look)
@@ -90,8 +104,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
 
 
 def _rows(predictions: Sequence[Prediction]) -> list[str]:
-    """Fields of the layouts to write below their bars: numbers that vary, and words if numbers do not distinguish
-    them."""
+    """Fields of the layouts to write below their bars: numbers that vary, and words if numbers do
+    not distinguish them."""
     layouts = [p.layout for p in predictions]
 
     def varies(name: str) -> bool:
@@ -108,7 +122,8 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str]) -> None:
-    """Write every layout's degrees under its bar, a row for each with its name on the left; words stand upright."""
+    """Write every layout's degrees under its bar, a row for each with its name on the left; words
+    stand upright."""
     # Numbers fit below one another under a bar; words do not.
     has_words = any(name in _IN_WORDS for name in rows)
     texts = []
@@ -141,13 +156,15 @@ _ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(ran
 
 
 @styled
-def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column") -> "Figure":
-    """Draw step time against memory, and against cost if given, with Pareto fronts. Some layouts of the first front are
-    labelled.
+def draw_pareto(
+    layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column"
+) -> "Figure":
+    """Draw step time against memory, and against cost if given, with Pareto fronts. Some layouts of
+    the first front are labelled.
 
     Args:
-        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them). If
-            it also has `devices`, and they differ, labels name the number of devices.
+        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame`
+            has them). If it also has `devices`, and they differ, labels name the number of devices.
         cost: column of what a step costs, in any unit; none by default.
         cost_label: label of the cost axis.
 
@@ -162,7 +179,9 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
         columns.append(cost)
     missing = [name for name in columns if name not in layouts]
     if missing:
-        raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(columns)}")
+        raise PerfModelError(
+            f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(columns)}"
+        )
     if layouts.empty:
         raise PerfModelError("Pareto picture: the table has no layouts; widen the search")
     per_s, unit = time_unit(float(np.median(layouts["step_time_s"])))
@@ -174,7 +193,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     figure = new_figure(width, 3.0 if len(sides) == 1 or side_by_side else 4.8)
     shape = (1, len(sides)) if side_by_side else (len(sides), 1)
     axes = figure.subplots(*shape, squeeze=False).ravel()
-    # Each panel shows its own front, and the layouts that no other beats in all objectives together.
+    # Each panel shows its own front, and the layouts that no other beats in all objectives
+    # together.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
@@ -273,7 +293,8 @@ def _panel(
 
 def non_dominated(points: Float[np.ndarray, "points objectives"]) -> Bool[np.ndarray, " points"]:
     """Mask of the non-dominated points (all objectives are minimised)."""
-    # In lexicographic order, all points that could beat a point come before it, so one pass suffices.
+    # In lexicographic order, all points that could beat a point come before it, so one pass
+    # suffices.
     order = np.lexsort(points.T[::-1])
     on_front = np.zeros(len(points), bool)
     front = np.empty((0, points.shape[1]))

@@ -1,5 +1,5 @@
-"""Pictures of measurements: parity plots, rooflines (Williams, Waterman and Patterson, CACM 52(4), 2009) and timeline
-comparisons."""
+"""Pictures of measurements: parity plots, rooflines (Williams, Waterman and Patterson, CACM 52(4),
+2009) and timeline comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,18 +45,21 @@ _SEEN_GAP: Final = 0.001
 
 @styled
 def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
-    """Draw a panel per group with a point per row, its 90 % interval, the line of equality and lines at +-25 %.
+    """Draw a panel per group with a point per row, its 90 % interval, the line of equality and
+    lines at +-25 %.
 
     Args:
-        rows: `group`, `measured_s`, `predicted_s`, `lo_s`, `hi_s` (interval of the prediction); rows with a NaN are
-            left out.
+        rows: `group`, `measured_s`, `predicted_s`, `lo_s`, `hi_s` (interval of the prediction);
+            rows with a NaN are left out.
 
     Raises:
         PerfModelError: no row that has both times.
     """
     rows = rows.loc[(rows[["measured_s", "predicted_s", "lo_s", "hi_s"]] > 0).all(axis=1)]
     if rows.empty:
-        raise PerfModelError("parity picture: no row was both measured and predicted; give other tables")
+        raise PerfModelError(
+            "parity picture: no row was both measured and predicted; give other tables"
+        )
     groups = [(str(name), members) for name, members in rows.groupby("group", sort=True)]
 
     # Square panels, two beside each other in a column and four on a page.
@@ -140,7 +143,8 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
 
 @styled
 def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "column") -> "Figure":
-    """Draw the reached rate against arithmetic intensity, with a marker per op family and a roof per element type.
+    """Draw the reached rate against arithmetic intensity, with a marker per op family and a roof
+    per element type.
 
     Args:
         device: device whose bandwidth and peak rates are drawn.
@@ -189,7 +193,9 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     return figure
 
 
-def _draw_families(axis: "Axes", family: np.ndarray, intensity: np.ndarray, rate: np.ndarray) -> None:
+def _draw_families(
+    axis: "Axes", family: np.ndarray, intensity: np.ndarray, rate: np.ndarray
+) -> None:
     """Draw kernels as points, by family."""
     # The largest families first: those drawn later lie on top.
     families = sorted(set(family.tolist()), key=lambda name: -int((family == name).sum()))
@@ -198,7 +204,10 @@ def _draw_families(axis: "Axes", family: np.ndarray, intensity: np.ndarray, rate
         family_places = family_places[:: -(-len(family_places) // _MOST_POINTS)]
 
         # Families differ in marker and colour, for print without colours.
-        style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": LINES[i % len(LINES)]}
+        style: dict[str, Any] = {
+            "marker": MARKERS[i % len(MARKERS)],
+            "color": LINES[i % len(LINES)],
+        }
         axis.scatter(
             intensity[family_places],
             rate[family_places],
@@ -212,9 +221,14 @@ def _draw_families(axis: "Axes", family: np.ndarray, intensity: np.ndarray, rate
 
 
 def _draw_roofs(
-    axis: "Axes", peaks: Mapping[float, Sequence[str]], bandwidth: float, lowest: float, highest: float
+    axis: "Axes",
+    peaks: Mapping[float, Sequence[str]],
+    bandwidth: float,
+    lowest: float,
+    highest: float,
 ) -> None:
-    """Draw the roof of each peak rate, with the element types that have it, and write the bandwidth beside the slope.
+    """Draw the roof of each peak rate, with the element types that have it, and write the bandwidth
+    beside the slope.
 
     Args:
         peaks: element types by peak rate in FLOP/s.
@@ -228,7 +242,9 @@ def _draw_roofs(
     halo = [effects.withStroke(linewidth=2, foreground="white")]
     for peak, dtypes in sorted(peaks.items()):
         ridge = peak / bandwidth
-        axis.plot([lowest, ridge, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
+        axis.plot(
+            [lowest, ridge, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9
+        )
         axis.annotate(
             f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s",
             (highest, peak),
@@ -270,10 +286,11 @@ def draw_comparison(
     title: str = "",
     width: Width = "page",
 ) -> "Figure":
-    """Draw two timelines with one row per device: computations above, communication and copies below.
+    """Draw two timelines with one row per device: computations above, communication and copies
+    below.
 
-    Both begin with their first computation, and only the first step of a measured trace is drawn. Kernels of one pass
-    without visible gaps are drawn as one box.
+    Both begin with their first computation, and only the first step of a measured trace is drawn.
+    Kernels of one pass without visible gaps are drawn as one box.
     """
     from matplotlib.patches import Patch
 
@@ -290,7 +307,10 @@ def draw_comparison(
     end_s = max(float(t.end_s.max()) - o for t, o in zip((predicted, step), origins_s, strict=True))
     per_s, unit = time_unit(end_s)
     drawn: dict[str, str] = {}
-    titles = (f"predicted: {predicted_s * per_s:.4g} {unit}", f"measured: {measured_s * per_s:.4g} {unit}")
+    titles = (
+        f"predicted: {predicted_s * per_s:.4g} {unit}",
+        f"measured: {measured_s * per_s:.4g} {unit}",
+    )
     for axis, name, trace, origin_s in zip(axes, titles, (predicted, step), origins_s, strict=True):
         looks = [EVENTS[_event(trace, i)] for i in range(trace.n)]
         drawn |= {look.label: look.colour for look in looks}
@@ -331,7 +351,8 @@ def _first_computation_s(trace: MeasuredTrace) -> float:
 
 
 def _event(trace: MeasuredTrace, i: int) -> str:
-    """Name in `EVENTS` of an activity: its phase, or the resource that it uses if the trace has no phase."""
+    """Name in `EVENTS` of an activity: its phase, or the resource that it uses if the trace has no
+    phase."""
     return PHASES[trace.phase[i]] or ActivityKind(trace.kind[i]).name.lower()
 
 

@@ -38,12 +38,15 @@ _PANEL_IN: Final = 3.9
 
 @styled
 def draw_schedules(
-    schedules: Sequence[tuple[Schedule, PassTimes] | tuple[Schedule, PassTimes, ScheduleFacts]], width: Width = "page"
+    schedules: Sequence[tuple[Schedule, PassTimes] | tuple[Schedule, PassTimes, ScheduleFacts]],
+    width: Width = "page",
 ) -> "Figure":
-    """Draw one panel per schedule on a common time scale: a row per device, a box per pass with its micro-batch.
+    """Draw one panel per schedule on a common time scale: a row per device, a box per pass with its
+    micro-batch.
 
-    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles give the makespan of the drawn
-    passes and, if the schedule's facts are given, the bubble of a step and the steady interval of overlapping steps.
+    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles give the
+    makespan of the drawn passes and, if the schedule's facts are given, the bubble of a step and
+    the steady interval of overlapping steps.
 
     Raises:
         PerfModelError: no schedules, or passes that take no time.
@@ -63,7 +66,9 @@ def draw_schedules(
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
     ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times, *_ in schedules]
     if not min(ends_s) > 0:
-        raise PerfModelError("schedules picture: passes of zero length cannot be drawn; give times above 0")
+        raise PerfModelError(
+            "schedules picture: passes of zero length cannot be drawn; give times above 0"
+        )
     for axis, (schedule, times, *facts) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times, max(ends_s), row_in)
         axis.set_title(_facts_title(facts[0]) if facts else _title(schedule, times), pad=2)
@@ -86,7 +91,9 @@ def draw_schedules(
     return figure
 
 
-def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float) -> None:
+def _panel(
+    axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float
+) -> None:
     """Draw one schedule, a row per device."""
     start, end = starts_and_ends(schedule, times)
     shades = {}

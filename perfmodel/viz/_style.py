@@ -56,7 +56,11 @@ _STYLE: Final[dict[Any, Any]] = {
     "figure.constrained_layout.h_pad": 0.04,
     "figure.constrained_layout.w_pad": 0.03,
 }
-_FILE_STYLE: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "perfmodel"}
+_FILE_STYLE: Final[dict[Any, Any]] = {
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "perfmodel",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +138,9 @@ def wrapped(text: str, most_characters: int) -> str:
     return "\n".join(textwrap.wrap(re.sub(r",(?=\S)", ", ", text), most_characters))
 
 
-def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
+def legend_below(
+    figure: "Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any
+) -> None:
     """Draw a legend under the picture, in as many columns as fit its width."""
     if not handles:
         return
@@ -172,7 +178,8 @@ def log_ticks(axis: Any, values: Sequence[float]) -> None:
 def device_ticks(axis: "Axes", devices: int, label: str) -> None:
     """Label rows with numbers from the top, as densely as possible without overlap.
 
-    The noun that they number stands beside the axis where there are enough rows, else in front of each number.
+    The noun that they number stands beside the axis where there are enough rows, else in front of
+    each number.
     """
     step = max(1, -(-devices // 16))
     short = label.split()[-1]

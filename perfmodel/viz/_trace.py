@@ -1,4 +1,5 @@
-"""A prediction's timeline as files: an interactive page, and Chrome trace events for Perfetto or chrome://tracing."""
+"""A prediction's timeline as files: an interactive page, and Chrome trace events for Perfetto or
+chrome://tracing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +22,21 @@ _MOST_EVENTS: Final = 3_000_000
 """Most events of a written trace, about 400 MB of text."""
 
 
-def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False) -> dict[str, Any]:
-    """The timeline as a Chrome trace (Trace Event Format, microseconds): passes and communication as complete events,
-    transfers as flows from the send to the pass that waits for it, memory as a counter.
+def trace_events(
+    prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False
+) -> dict[str, Any]:
+    """The timeline as a Chrome trace (Trace Event Format, microseconds): passes and communication
+    as complete events, transfers as flows from the send to the pass that waits for it, memory as a
+    counter.
 
-    The first pass of every class on every rank holds its blocks, and these their kernels and collectives; in all passes
-    of a large model they would make a file that no viewer opens.
+    The first pass of every class on every rank holds its blocks, and these their kernels and
+    collectives; in all passes of a large model they would make a file that no viewer opens.
 
     Args:
         prediction: prediction with a timeline.
         every_pass: blocks, kernels and collectives in all passes.
-        every_rank: all devices, by rank, instead of one per pipeline stage: ranks of the same stage do the same.
+        every_rank: all devices, by rank, instead of one per pipeline stage: ranks of the same stage
+            do the same.
 
     Raises:
         PerfModelError: without a timeline, or with more events than can be looked at.
@@ -43,7 +48,9 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     # A process per pipeline rank, a thread per stream.
     for device in range(timeline.structure.devices):
         events.append(name_event("process_name", device, 0, f"pipeline rank {device}"))
-        events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
+        events.append(
+            {"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}}
+        )
         used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
         events += [name_event("thread_name", device, tid, STREAM_NAMES[tid]) for tid in used]
 
@@ -51,13 +58,22 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         name = f"{label} {micro_batch}" if micro_batch >= 0 else label
-        args = {"event": KIND_NAMES[kind], "stage": stage, "micro_batch": micro_batch, "critical": critical}
+        args = {
+            "event": KIND_NAMES[kind],
+            "stage": stage,
+            "micro_batch": micro_batch,
+            "critical": critical,
+        }
         events.append(complete_event(device, stream, start, duration, name, label, args))
     events += [*_events_inside_passes(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
-        for at_s, in_use_bytes in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True):
+        for at_s, in_use_bytes in zip(
+            steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True
+        ):
             in_use = {"GiB": in_use_bytes / GIB}
-            events.append({"ph": "C", "pid": device, "ts": at_s * 1e6, "name": "memory", "args": in_use})
+            events.append(
+                {"ph": "C", "pid": device, "ts": at_s * 1e6, "name": "memory", "args": in_use}
+            )
     if every_rank:
         events = _on_every_rank(events, prediction)
     metadata = {
@@ -112,7 +128,8 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
 
 
 def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
-    """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
+    """Blocks, kernels and collectives of every pass, or of the first of every class on every
+    rank."""
     timeline = prediction.kept_timeline
     s = timeline.structure
     # The first pass of every class on every rank stands for the others, which are alike.
@@ -131,13 +148,18 @@ def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[
             inner_s = at_s
             for event in part.events:
                 args = inside | {"count": event.count, "group": event.group}
-                yield _within(timeline, op, inner_s, event.time_s) | common | {"name": event.name, "args": args}
+                yield (
+                    _within(timeline, op, inner_s, event.time_s)
+                    | common
+                    | {"name": event.name, "args": args}
+                )
                 inner_s += event.time_s
             at_s += part.time_s
 
 
 def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> dict[str, float]:
-    """Times of a part of an op, limited to the op because viewers reject parts that rounding moves outside."""
+    """Times of a part of an op, limited to the op because viewers reject parts that rounding moves
+    outside."""
     end_s = min(start_s + duration_s, float(timeline.end_s[op]))
     return {"ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
 
@@ -175,11 +197,18 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
         sender = {"pid": int(s.device[source[i]]), "tid": int(sent_from[i])}
         receiver = {"pid": int(s.device[op[i]]), "tid": int(stream[op[i]])}
         yield {"ph": "s", **sender, "ts": float(sent_s[i]) * 1e6, **common}
-        yield {"ph": "f", "bp": "e", **receiver, "ts": float(timeline.start_s[op[i]]) * 1e6, **common}
+        yield {
+            "ph": "f",
+            "bp": "e",
+            **receiver,
+            "ts": float(timeline.start_s[op[i]]) * 1e6,
+            **common,
+        }
 
 
 def interactive(prediction: Prediction) -> str:
-    """Return the interactive page: zoom down to kernels, search, tooltips, critical path, and memory.
+    """Return the interactive page: zoom down to kernels, search, tooltips, critical path, and
+    memory.
 
     Raises:
         PerfModelError: the prediction holds no timeline.
@@ -190,7 +219,10 @@ def interactive(prediction: Prediction) -> str:
     )
     timeline = prediction.kept_timeline
     return timeline.to_html(
-        prediction.memory_over_time(), prediction.memory_capacity_bytes, title, prediction.pass_parts
+        prediction.memory_over_time(),
+        prediction.memory_capacity_bytes,
+        title,
+        prediction.pass_parts,
     )
 
 

@@ -32,8 +32,9 @@ _LEAST_SHARE: Final = 0.4
 def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     """One line per pipeline rank, from dark (first) to light (last), under the device's capacity.
 
-    With more micro-batches than can be distinguished, the highest use in every few points of width is drawn; the axis
-    says so. With more than 16 ranks, a regular selection and the fullest rank are drawn.
+    With more micro-batches than can be distinguished, the highest use in every few points of width
+    is drawn; the axis says so. With more than 16 ranks, a regular selection and the fullest rank
+    are drawn.
 
     Raises:
         PerfModelError: the prediction holds no timeline.
@@ -133,7 +134,8 @@ _BINS: Final = {"column": 150, "page": 300}
 def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "Figure":
     """Draw a panel per kind of link with a row per pipeline rank, darker where the link is busier.
 
-    Collectives within passes (tensor, context and expert parallelism) are part of the passes and not shown.
+    Collectives within passes (tensor, context and expert parallelism) are part of the passes and
+    not shown.
 
     Raises:
         PerfModelError: the prediction holds no timeline, or no link is used.
@@ -188,7 +190,9 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     return figure
 
 
-def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, "ranks bins"]:
+def busy_share(
+    drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"]
+) -> Float[np.ndarray, "ranks bins"]:
     """Share of each bin in which at least one of a rank's slices runs."""
     share = np.zeros((ranks, len(edges_s) - 1))
     for rank in range(ranks):

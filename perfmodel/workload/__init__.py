@@ -1,10 +1,12 @@
 """The work of a model: kernels, collectives, parameters and bytes per block and device.
 
-- `_block` is the result: a layer, an embedding or a head as one device runs it. `_piece` puts it together of
-  sub-layers, each with its forward and backward kernels, its collectives and what it keeps.
+- `_block` is the result: a layer, an embedding or a head as one device runs it. `_piece` puts it
+  together of sub-layers, each with its forward and backward kernels, its collectives and what it
+  keeps.
 - `_local` divides a model's sizes by the degrees of a layout.
-- `_linear`, `_attention` (`_context_parallel`), `_experts`, `_recurrent`, `_pointwise`, `_embedding_head` and
-  `_quantisation` make the sub-layers; `_transformer` and `_blocks` the models.
+- `_linear`, `_attention` (`_context_parallel`), `_experts`, `_recurrent`, `_pointwise`,
+  `_embedding_head` and `_quantisation` make the sub-layers; `_transformer` and `_blocks` the
+  models.
 - `_flops` and `_parameters` count a whole model in closed form, `_optimizer` its update.
 """
 

@@ -1,6 +1,7 @@
 """Attention as a sub-layer: projections, the core, output projection.
 
-The core is scores, softmax and context, fused or materialised, on one device or over context-parallel ranks.
+The core is scores, softmax and context, fused or materialised, on one device or over
+context-parallel ranks.
 """
 
 from dataclasses import replace
@@ -22,16 +23,22 @@ from perfmodel.workload._pointwise import (
     sub_norm,
 )
 from perfmodel.workload._quantisation import cast_for_attention
-from perfmodel.workload._scores import compiled_softmax, scaled_and_masked, softmax_in_fp32, without_softmax
+from perfmodel.workload._scores import (
+    compiled_softmax,
+    scaled_and_masked,
+    softmax_in_fp32,
+    without_softmax,
+)
 
 TENSOR_CORE_BYTES = 16
-"""Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
-Multiplication Background User's Guide, section 3). A batched product with other rows, as with heads of 150 elements,
-is accumulated in fp32 on the ordinary cores, and is priced as an fp32 product."""
+"""Rows of a product's operands have to be multiples of this for tensor cores to run it at their
+rate (NVIDIA, Matrix Multiplication Background User's Guide, section 3). A batched product with
+other rows, as with heads of 150 elements, is accumulated in fp32 on the ordinary cores, and is
+priced as an fp32 product."""
 
 SOFTMAX_BLOCK = 4
-"""Megatron-LM's fused softmax accepts only 16-bit scores in batches of a multiple of this many matrices, and leaves
-others to torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
+"""Megatron-LM's fused softmax accepts only 16-bit scores in batches of a multiple of this many
+matrices, and leaves others to torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
 
 
 def self_attention(
@@ -46,8 +53,9 @@ def self_attention(
     """Multi-head or grouped-query attention, or multi-head latent attention where the model has it.
 
     Args:
-        reduced: False where the result of tensor-parallel ranks stays a sum over these (`perfmodel.spec.Transformer`,
-            `parallel_blocks`, which latent attention does not go with).
+        reduced: False where the result of tensor-parallel ranks stays a sum over these
+            (`perfmodel.spec.Transformer`, `parallel_blocks`, which latent attention does not go
+            with).
         own_keys: False where keys and values are those of an earlier layer.
     """
     # A server that makes one token at a time works on the compressed cache itself.
@@ -106,13 +114,19 @@ def self_attention(
     return [*pieces, *_output(model, local, heads * d_v, reduced=reduced)]
 
 
-def _projected_distances(model: Transformer, local: ShardSizes, distances: Distances) -> list[Piece]:
+def _projected_distances(
+    model: Transformer, local: ShardSizes, distances: Distances
+) -> list[Piece]:
     """Projections of the table of distances, once for all tokens of a micro-batch."""
     width = local.heads * model.head_dim
     pieces = []
     for name in distances.projections:
         bias = has_bias(model, name)
-        pieces.append(column_linear(local, width, local.hidden, bias=bias, tokens=distances.rows, communicates=False))
+        pieces.append(
+            column_linear(
+                local, width, local.hidden, bias=bias, tokens=distances.rows, communicates=False
+            )
+        )
     return pieces
 
 
@@ -125,12 +139,16 @@ def has_bias(model: Transformer, projection: Literal["query", "key"]) -> bool:
 def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
     """Output elements of projections without bias (`Transformer.unbiased_projections`)."""
     heads_of_projection = {"query": heads, "key": kv_heads, "value": kv_heads}
-    return model.head_dim * sum(heads_of_projection[name] for name in model.attention.unbiased_projections)
+    return model.head_dim * sum(
+        heads_of_projection[name] for name in model.attention.unbiased_projections
+    )
 
 
-def projection_outputs(model: Transformer, *, heads: int, kv_heads: int) -> dict[AdapterModule, int]:
-    """Output elements of the projection of queries, keys and values, and of its parts, beside each of which an adapter
-    may stand."""
+def projection_outputs(
+    model: Transformer, *, heads: int, kv_heads: int
+) -> dict[AdapterModule, int]:
+    """Output elements of the projection of queries, keys and values, and of its parts, beside each
+    of which an adapter may stand."""
     queries, keys, values = projected(model, heads=heads, kv_heads=kv_heads)
     outputs: dict[AdapterModule, int] = {"linear_qkv": queries + keys + values, "q_proj": queries}
     if keys:
@@ -203,8 +221,8 @@ def _latent_attention(
     rope, rank = latent.qk_rope_head_dim, latent.kv_lora_rank
     d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
 
-    # Down projections are replicated over tensor-parallel ranks and run on the rank's part of the sequence; up
-    # projections are column-parallel and gather the compressed activations only.
+    # Down projections are replicated over tensor-parallel ranks and run on the rank's part of the
+    # sequence; up projections are column-parallel and gather the compressed activations only.
     down_projections = [
         *_latent_query(model, local, latent),
         linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
@@ -216,7 +234,9 @@ def _latent_attention(
     expansion = [
         column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
         *_latent_rotation(model, local, latent),
-        pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded_bytes),
+        pointwise(
+            local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded_bytes
+        ),
     ]
     core = attention_core(
         model,
@@ -232,10 +252,13 @@ def _latent_attention(
     return [*down_projections, *recomputed("mla_up_proj", expansion), core, *rest]
 
 
-def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
+def _absorbed_attention(
+    model: Transformer, local: ShardSizes, latent: LatentAttention
+) -> list[Piece]:
     """Latent attention of one new token per sequence over the cache of compressed keys and values.
 
-    Their expansion is absorbed into queries and results (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C).
+    Their expansion is absorbed into queries and results (DeepSeek-V2, arXiv 2405.04434, section
+    2.1.2 and appendix C).
     """
     heads, rows = local.heads, local.tokens
     rope = latent.qk_rope_head_dim
@@ -281,8 +304,8 @@ def _latent_rotation(model: Transformer, local: ShardSizes, latent: LatentAttent
 
 
 def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    """The projection to one gate per head, from the input that queries save, and the product of the gates with
-    attention's result."""
+    """The projection to one gate per head, from the input that queries save, and the product of the
+    gates with attention's result."""
     width = local.heads * latent.v_head_dim
     if not model.attention.head_gate:
         return []
@@ -310,8 +333,11 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
     ]
 
 
-def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
-    """The output projection of `width` elements per token, with its adapters; sinks are a logit per head."""
+def _output(
+    model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True
+) -> list[Piece]:
+    """The output projection of `width` elements per token, with its adapters; sinks are a logit per
+    head."""
     sinks = [Piece(params=local.heads)] if model.attention.attention_sinks else []
     projection = row_linear(
         local,
@@ -338,13 +364,15 @@ def attention_core(
     causal: bool,
     window: int,
 ) -> Piece:
-    """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
+    """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context
+    parallelism)."""
     chunk = window if model.attention.chunked_window and window < seq_kv else 0
     if local.job.kernels.flash_attention:
         core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
-        # Fused attention keeps its result for its own gradient. In 8 bits this is an additional copy (Transformer
-        # Engine 2, pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`); otherwise it is the tensor
-        # that the output projection keeps too, or would keep if its weight were not frozen.
+        # Fused attention keeps its result for its own gradient. In 8 bits this is an additional
+        # copy (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
+        # `FusedAttnFunc`); otherwise it is the tensor that the output projection keeps too, or
+        # would keep if its weight were not frozen.
         kept_bytes = float(local.tokens) * local.heads * d_v
         if not local.job.narrow.fp8_attention:
             kept_bytes = kept_bytes * local.act_bytes * local.precision.frozen
@@ -360,7 +388,8 @@ def attention_core(
 
 
 def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:
-    """Copy of a prompt's keys and values into the cache; for single tokens the attention kernel itself writes them."""
+    """Copy of a prompt's keys and values into the cache; for single tokens the attention kernel
+    itself writes them."""
     return memory(local.precision, "fill_cache", local.tokens, kv_heads * dims)
 
 
@@ -392,22 +421,33 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     kernels = local.job.kernels
     wide = "wide_softmax" in kernels.eager_kernels and local.act_bytes == 2
     compiled = kernels.row_kernels != "library" and kernels.fuses("softmax") and not wide
-    fused = kernels.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
+    fused = (
+        kernels.fuses("softmax")
+        and batch % SOFTMAX_BLOCK == 0
+        and local.act_bytes == 2
+        and not wide
+    )
     names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.block.dropout:
         names.append("dropout")
-    pointwise_piece = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
+    pointwise_piece = pointwise(
+        local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0
+    )
     if compiled:
         pointwise_piece = compiled_softmax(model, local, rows, seq_kv)
     elif wide:
-        pointwise_piece = joined(softmax_in_fp32(model, local, rows, seq_kv), without_softmax(pointwise_piece))
+        pointwise_piece = joined(
+            softmax_in_fp32(model, local, rows, seq_kv), without_softmax(pointwise_piece)
+        )
     elif not fused:
         pointwise_piece = joined(scaled_and_masked(model, local, rows, seq_kv), pointwise_piece)
     if model.attention.attention_softcap:
-        pointwise_piece = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece)
+        pointwise_piece = joined(
+            pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece
+        )
 
-    # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32 softmax; the
-    # capped score.
+    # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32
+    # softmax; the capped score.
     bytes_per_score = 2 * local.act_bytes + 1 if model.block.dropout else local.act_bytes
     if wide:
         bytes_per_score += 4
@@ -437,8 +477,9 @@ def _fused(
 ) -> Piece:
     """Flash attention, which keeps one fp32 statistic per query and head.
 
-    Chunks of a sequence are sequences of their own where a rank holds whole ones; else (context-parallel ranks,
-    cached tokens) a window of half their size stands for them, over which tokens see as much on the mean.
+    Chunks of a sequence are sequences of their own where a rank holds whole ones; else
+    (context-parallel ranks, cached tokens) a window of half their size stands for them, over which
+    tokens see as much on the mean.
     """
     if chunk and local.seq_local == seq_kv:
         whole_chunks = -(-seq_kv // chunk)
@@ -468,7 +509,9 @@ def _fused(
     result_casts: tuple[MemoryBound, ...] = ()
     if local.job.narrow.fp8_attention:
         tokens = local.sequences * local.seq_local
-        operand_casts = (cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v)),)
+        operand_casts = (
+            cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v)),
+        )
         result_casts = (cast_for_attention(local, tokens, local.heads * d_v),)
     return Piece(
         forward=(*operand_casts, *part.steps, *part.merges, *result_casts),

@@ -51,7 +51,10 @@ class Shard:
             ep=layout.ep,
             etp=layout.etp,
             micro_batch=layout.micro_batch,
-            **{name: forms[name] for name in ("sequence_parallel", "cp_kind", "cp_balanced", "ep_overlap")},
+            **{
+                name: forms[name]
+                for name in ("sequence_parallel", "cp_kind", "cp_balanced", "ep_overlap")
+            },
         )
 
     @property
@@ -73,8 +76,8 @@ class ExpertChoice(NamedTuple):
     def reached(self, parts: int) -> float:
         """Mean number of `parts` (equal groups of experts) with at least one of a token's experts.
 
-        Choices are taken to be independent, so these are non-empty bins (Johnson and Kotz, "Urn Models", 1977,
-        section 3.2).
+        Choices are taken to be independent, so these are non-empty bins (Johnson and Kotz, "Urn
+        Models", 1977, section 3.2).
         """
         # Groups that are spread over parts: the choices fall on the parts of the groups kept.
         if self.groups <= parts:
@@ -86,11 +89,14 @@ class ExpertChoice(NamedTuple):
         if remaining_groups:
             return ExpertChoice(self.topk).reached(parts)
 
-        # Several groups per part. It holds j of the kept ones with the chance of so many white balls in a draw
-        # without replacement, and is then missed by all choices with (1 - j / kept)^topk.
+        # Several groups per part. It holds j of the kept ones with the chance of so many white
+        # balls in a draw without replacement, and is then missed by all choices with (1 - j /
+        # kept)^topk.
         missed = []
         for j in range(min(groups_per_part, self.groups_kept) + 1):
-            draws = comb(groups_per_part, j) * comb(self.groups - groups_per_part, self.groups_kept - j)
+            draws = comb(groups_per_part, j) * comb(
+                self.groups - groups_per_part, self.groups_kept - j
+            )
             missed.append(draws * (1 - j / self.groups_kept) ** self.topk)
         return parts * (1 - sum(missed) / comb(self.groups, self.groups_kept))
 
@@ -105,16 +111,17 @@ class Comm:
     group: Literal["tp", "cp", "ep", "etp", "dp"]
     count: int = 1
     overlappable: bool = False
-    """Whether the op is independent of a neighbouring kernel (weight gradient, attention), so that it can overlap with
-    it."""
+    """Whether the op is independent of a neighbouring kernel (weight gradient, attention), so that
+    it can overlap with it."""
     beside_attention: bool = False
     """Whether it can overlap only with the attention kernels of its phase."""
     follows: bool = False
-    """Whether it runs only a few short kernels after another collective of the same ranks. The ranks are then
-    synchronised, so that none waits, and there is no product with which `tp_overlap` could overlap ring steps."""
+    """Whether it runs only a few short kernels after another collective of the same ranks. The
+    ranks are then synchronised, so that none waits, and there is no product with which `tp_overlap`
+    could overlap ring steps."""
     choice: ExpertChoice | None = None
-    """How tokens choose experts, if each token is sent to every rank only once; `bytes` then count one copy of each
-    token."""
+    """How tokens choose experts, if each token is sent to every rank only once; `bytes` then count
+    one copy of each token."""
     exchange: Exchange | None = None
     """The library that carries it out, if it is a specialised one."""
 
@@ -126,8 +133,8 @@ class ActivationBytes:
     none: float
     """Everything that backward reads."""
     selective: float
-    """All except activations of the recomputed modules: core attention (Korthikanti section 5), or the job's
-    `recompute_modules`."""
+    """All except activations of the recomputed modules: core attention (Korthikanti section 5), or
+    the job's `recompute_modules`."""
     full: float
     """Only the block's input."""
 
@@ -144,7 +151,8 @@ class BlockOps:
     """Name for display only."""
     forward: Kernels
     is_layer: bool = True
-    """Whether a pipeline may be cut before and after the block; embeddings and heads stay with a neighbouring layer."""
+    """Whether a pipeline may be cut before and after the block; embeddings and heads stay with a
+    neighbouring layer."""
     backward_input: Kernels = ()
     """Gradients of inputs, and all element-wise backward kernels."""
     backward_weight: Kernels = ()
@@ -160,16 +168,18 @@ class BlockOps:
     recompute_full_comm: tuple[Comm, ...] = ()
     """Collectives that go with `recompute_full`."""
     params: int = 0
-    """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
+    """Parameters that this device holds of this block (experts included, `tied_params`
+    excluded)."""
     expert_params: int = 0
     """The part of `params` in routed experts, replicated over `Layout.edp` ranks only."""
     frozen_params: int = 0
     """The part of `params` outside routed experts that is frozen while the rest is trained."""
     tied_params: int = 0
-    """Parameters shared with the first embedding; stored a second time only if the two are on different stages."""
+    """Parameters shared with the first embedding; stored a second time only if the two are on
+    different stages."""
     shared_params: int = 0
-    """Parameters shared with an earlier block; stored a second time on ranks without that block, once for all that
-    share them there."""
+    """Parameters shared with an earlier block; stored a second time on ranks without that block,
+    once for all that share them there."""
     shares_with: int = 0
     """Place of that block among the model's blocks."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
@@ -182,8 +192,8 @@ class BlockOps:
 
     def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
         """Number of trained matrices by shape, in routed experts or outside."""
-        # Every weight matrix has one product for its gradient, whose output is as large as it. A grouped product's
-        # gradient has the dimensions of its forward: rows, then the weight's two.
+        # Every weight matrix has one product for its gradient, whose output is as large as it. A
+        # grouped product's gradient has the dimensions of its forward: rows, then the weight's two.
         shapes: Counter[tuple[int, int]] = Counter()
         for op, count in self.backward_weight:
             if isinstance(op, Gemm) and op.grouped == experts:

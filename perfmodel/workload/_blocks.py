@@ -1,7 +1,7 @@
 """Divides any kind of model into blocks.
 
-Multi-layer perceptrons are square dense layers with ReLU (DistIR, arXiv 2111.05426, section 5). A convolutional network
-has one block per named group of layers (VGG stage layer, residual unit).
+Multi-layer perceptrons are square dense layers with ReLU (DistIR, arXiv 2111.05426, section 5). A
+convolutional network has one block per named group of layers (VGG stage layer, residual unit).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ blocks.register(Transformer, transformer_blocks)
 
 @blocks.register
 def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
-    """One block per layer; under tensor parallelism one per column- and row-parallel pair of layers.
+    """One block per layer; under tensor parallelism one per column- and row-parallel pair of
+    layers.
 
     Raises:
         LayoutError: if tp does not divide the hidden size or leaves an unpaired layer.
@@ -69,7 +70,8 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
             boundary_bytes=n_bytes,
         )
 
-    # In place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input.
+    # In place, its output is all that is kept, as the next layer's input; else its gradient is
+    # taken of its input.
     def relu(width: int) -> Piece:
         saved = 0.0 if job.kernels.fused_kernels else float(rows) * width * precision.act_bytes
         return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
@@ -78,8 +80,9 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
         pieces = [linear(precision, rows, hidden, hidden), relu(hidden)]
         return ((layer("mlp_layer", pieces), model.layers),)
 
-    # A column-parallel layer, whose output stays divided, then a row-parallel one, whose output is summed
-    # (Megatron, arXiv 1909.08053, section 3). Backward sums the gradient of the pair's input.
+    # A column-parallel layer, whose output stays divided, then a row-parallel one, whose output is
+    # summed (Megatron, arXiv 1909.08053, section 3). Backward sums the gradient of the pair's
+    # input.
     reduce = Comm(collective="all_reduce", bytes=n_bytes, group="tp")
     inner = hidden // tp
     pair = [
@@ -146,7 +149,9 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
             yield unit
 
 
-def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
+def _block(
+    layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool
+) -> BlockOps:
     """A block of consecutive layers, with its input and output images."""
     pieces: list[Piece] = []
     for layer in layers:
@@ -166,7 +171,8 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, 
 
 
 def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
-    """The layer itself, then its batch norm, shortcut addition and ReLU, as separate kernels or as one."""
+    """The layer itself, then its batch norm, shortcut addition and ReLU, as separate kernels or as
+    one."""
     # The layer itself.
     rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
@@ -175,19 +181,33 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
     elif layer.op == "linear":
         yield linear(precision, batch, layer.c_out, layer.c_in * layer.size_in**2, bias=layer.c_out)
     else:
-        name = "max_pool3x3s2" if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2) else layer.op
-        yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
+        name = (
+            "max_pool3x3s2"
+            if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2)
+            else layer.op
+        )
+        yield pointwise(
+            precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor
+        )
 
     # Its batch norm, which fused reads the shortcut as a second input.
     fused = layer.batch_norm and job.kernels.fused_batch_norm
     if layer.batch_norm:
         inputs = 2 if fused and layer.residual else 1
-        norm = pointwise(precision, [("batch_norm", inputs)], rows, area, params=2 * layer.c_out, saved_bytes=tensor)
+        norm = pointwise(
+            precision,
+            [("batch_norm", inputs)],
+            rows,
+            area,
+            params=2 * layer.c_out,
+            saved_bytes=tensor,
+        )
         if job.kernels.channels_last and precision.act_bytes == 2:
             norm = _norm_at_bandwidth(norm, precision, rows, area, inputs)
         yield norm
 
-    # Shortcut and ReLU as kernels of their own. ReLU works in place: its output is the next layer's kept input.
+    # Shortcut and ReLU as kernels of their own. ReLU works in place: its output is the next layer's
+    # kept input.
     if layer.residual and not fused:
         add = memory(precision, "add", rows, area, 2)
         yield Piece(forward=(add,), backward_input=(add,))
@@ -195,10 +215,12 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
         yield pointwise(precision, [("relu", 1)], rows, area)
 
 
-def _norm_at_bandwidth(norm: Piece, precision: Precision, rows: int, area: int, inputs: int) -> Piece:
+def _norm_at_bandwidth(
+    norm: Piece, precision: Precision, rows: int, area: int, inputs: int
+) -> Piece:
     """A batch norm as cuDNN's kernels of NHWC images run it, at the rate of the memory."""
-    # Forward reads its input twice (for the statistics and for the result) and writes the result, 3 tensors; backward
-    # reads input and gradient twice and writes one, 5 tensors.
+    # Forward reads its input twice (for the statistics and for the result) and writes the result, 3
+    # tensors; backward reads input and gradient twice and writes one, 5 tensors.
     summed = memory(precision, "add", rows, area, 1 + inputs)
     statistics = memory(precision, "mul_scalar", rows, area)
     applied = memory(precision, "add", rows, area, 2)

@@ -29,10 +29,11 @@ class ContextPart:
 def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
     """The part of an attention with this rank's queries over all keys and values.
 
-    Ranks wait for each other in every exchange, so the one with most visible keys counts. A causal sequence is balanced
-    by giving rank i the chunks i and 2 cp - 1 - i of 2 cp, so that each computes 1/cp of the visible pairs (zigzag ring
-    attention; Transformer Engine, `AttnFuncWithCPAndKVP2P`). Split into contiguous parts, the last rank sees all keys:
-    2 - 1/cp times the mean.
+    Ranks wait for each other in every exchange, so the one with most visible keys counts. A causal
+    sequence is balanced by giving rank i the chunks i and 2 cp - 1 - i of 2 cp, so that each
+    computes 1/cp of the visible pairs (zigzag ring attention; Transformer Engine,
+    `AttnFuncWithCPAndKVP2P`). Split into contiguous parts, the last rank sees all keys: 2 - 1/cp
+    times the mean.
 
     Args:
         attention: attention of the rank's queries to the keys of the whole sequence.
@@ -51,8 +52,8 @@ def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
 def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     """The undivided attention that `op` is a part of.
 
-    Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None for other operations,
-    and for models whose own attention covers less than a sequence.
+    Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None
+    for other operations, and for models whose own attention covers less than a sequence.
     """
     if (
         not isinstance(model, Transformer)
@@ -71,7 +72,8 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
 
 
 def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:
-    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or are gathered.
+    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or
+    are gathered.
 
     Liu et al., arXiv 2310.01889.
     """
@@ -83,28 +85,31 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
         window = attention.window if attention.window < keys else 0
         return replace(attention, seq_kv=keys, causal=causal, window=window)
 
-    # The first step has the rank's own keys, under the causal mask. Each other step has the keys of one other rank. In
-    # a balanced causal ring that is half a square (all queries with the earlier half of the keys, or the later half of
-    # the queries with all keys); otherwise it is all keys of earlier tokens, which are spread over the ranks too.
+    # The first step has the rank's own keys, under the causal mask. Each other step has the keys of
+    # one other rank. In a balanced causal ring that is half a square (all queries with the earlier
+    # half of the keys, or the later half of the queries with all keys); otherwise it is all keys of
+    # earlier tokens, which are spread over the ranks too.
     half = keys_per_rank - q // 2 if attention.causal and local.shard.cp_balanced else keys_per_rank
 
-    # Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,
-    # back to where they belong: the last with no step beside it. Where keys and values are gathered, only the first
-    # step could run meanwhile, which is not counted on.
+    # Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their
+    # gradients make cp, back to where they belong: the last with no step beside it. Where keys and
+    # values are gathered, only the first step could run meanwhile, which is not counted on.
     kv = _keys_and_values(local, attention, 1 / cp)
     kv = replace(kv, collective="send_recv", count=other_ranks, beside_attention=True)
     gradients = replace(kv, count=other_ranks, beside_attention=True)
     last = replace(kv, count=1, beside_attention=False)
     all_kv = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
 
-    # Each step's result is added to those before, with its statistics, and so are gradients of queries, and of keys and
-    # values as they pass: in the type of the steps' results by one kernel (`flash_attn_fwd_out_correction_init` and
-    # `AttnFuncWithCPAndKVP2P.backward` of Transformer Engine), in fp32 by several (`_SDPAMerger` of
-    # torch.distributed's context parallelism).
+    # Each step's result is added to those before, with its statistics, and so are gradients of
+    # queries, and of keys and values as they pass: in the type of the steps' results by one kernel
+    # (`flash_attn_fwd_out_correction_init` and `AttnFuncWithCPAndKVP2P.backward` of Transformer
+    # Engine), in fp32 by several (`_SDPAMerger` of torch.distributed's context parallelism).
     rows = local.sequences * q
     values = attention.heads * (attention.head_dim_v or attention.head_dim)
     dtype = None if local.job.kernels.fuses("attention_merge") else "fp32"
-    summed = memory(local.precision, "add", rows, attention.heads * attention.head_dim, 2, dtype=dtype)
+    summed = memory(
+        local.precision, "add", rows, attention.heads * attention.head_dim, 2, dtype=dtype
+    )
     passed = memory(
         local.precision,
         "add",
@@ -123,14 +128,17 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
 
 
 def _merge(local: ShardSizes, rows: int, width: int) -> tuple[MemoryBound, ...]:
-    """Kernels that add a step's results of [rows, width] to those before, rescaled by their statistics."""
+    """Kernels that add a step's results of [rows, width] to those before, rescaled by their
+    statistics."""
     # One kernel that rescales and adds.
     if local.job.kernels.fuses("attention_merge"):
         return (memory(local.precision, "add", rows, width, 2),)
 
     # Or a conversion to fp32, a difference, a product and another difference.
     names = (("mul_scalar", 1), ("add", 2), ("mul", 2), ("add", 2))
-    return tuple(memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names)
+    return tuple(
+        memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names
+    )
 
 
 def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
@@ -141,8 +149,8 @@ def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
     cp, keys = local.shard.cp, attention.seq_kv
     gather = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
 
-    # The two chunks of a balanced rank run one by one: of the first rank the first chunk of the sequence, which
-    # sees fewest keys, and the last, which sees all.
+    # The two chunks of a balanced rank run one by one: of the first rank the first chunk of the
+    # sequence, which sees fewest keys, and the last, which sees all.
     steps = (attention,)
     if attention.causal and local.shard.cp_balanced:
         chunk = attention.seq_q // 2
@@ -164,8 +172,8 @@ def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
 
 
 def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
-    """Attention of 1 / cp of the heads over the whole sequence; queries, keys and values are exchanged before, results
-    after.
+    """Attention of 1 / cp of the heads over the whole sequence; queries, keys and values are
+    exchanged before, results after.
 
     DeepSpeed Ulysses, arXiv 2309.14509.
     """
@@ -184,7 +192,9 @@ def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
         heads=attention.heads // cp,
         kv_heads=max(1, attention.kv_heads // cp),
     )
-    return ContextPart(steps=(kernel,), forward_comm=(exchange, back), backward_comm=(back, exchange))
+    return ContextPart(
+        steps=(kernel,), forward_comm=(exchange, back), backward_comm=(back, exchange)
+    )
 
 
 def _keys_and_values(local: ShardSizes, attention: Attention, share: float) -> Comm:

@@ -13,7 +13,8 @@ from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import conditioning, norm, small_norm
 
 T5_RELATIVE_BUCKETS = 32
-"""Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head each."""
+"""Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head
+each."""
 
 
 def position_rows(model: Transformer, *, decoder: bool = False) -> int:
@@ -29,15 +30,17 @@ def table_width(model: Transformer) -> int:
     return model.inputs.narrow_embedding.width if model.inputs.narrow_embedding else model.hidden
 
 
-def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = False) -> list[Piece]:
+def embedding_pieces(
+    model: Transformer, local: ShardSizes, *, decoder: bool = False
+) -> list[Piece]:
     """Token, position and segment embeddings with their norm and dropout.
 
     Each rank looks up its part of the vocabulary for all tokens; the sum over ranks is reduced
     (scattered along the sequence with sequence parallelism).
 
     Args:
-        decoder: whether this is the input of a decoder behind an encoder. The table of tokens is the encoder's
-            where that reads words too (T5).
+        decoder: whether this is the input of a decoder behind an encoder. The table of tokens is
+            the encoder's where that reads words too (T5).
     """
     if model.inputs.patches:
         return _patch_pieces(model, local, model.inputs.patches)
@@ -46,7 +49,9 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
     hidden_sizes = local
     if narrow:
         bias = local.hidden if narrow.bias else 0
-        projection = [linear(local.precision, local.norm_tokens, local.hidden, narrow.width, bias=bias)]
+        projection = [
+            linear(local.precision, local.norm_tokens, local.hidden, narrow.width, bias=bias)
+        ]
         local = replace(local, hidden=narrow.width)
     if model.inputs.spectrogram and not decoder:
         pieces = _spectrogram_pieces(local, model.inputs.spectrogram)
@@ -59,7 +64,8 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
         pieces += projection
         local, projection = hidden_sizes, []
 
-    # A table of learned positions has a row for every position that the model, or the job, may have.
+    # A table of learned positions has a row for every position that the model, or the job, may
+    # have.
     if model.inputs.positions == "learned":
         job_rows = local.seq_len + model.inputs.position_offset
         rows = max(position_rows(model, decoder=decoder), job_rows)
@@ -87,7 +93,8 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
 
 
 def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
-    """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
+    """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler
+    before).
 
     Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3), or those of 16 bits alone
     (`Job.narrow_logits`, `Job.saves_narrow_logits`).
@@ -107,10 +114,13 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
         pieces += _bert_transform(model, local)
     elif model.inputs.narrow_embedding:
         bias = model.inputs.narrow_embedding.width if model.inputs.narrow_embedding.bias else 0
-        pieces.append(linear(local.precision, local.norm_tokens, table_width(model), local.hidden, bias=bias))
+        pieces.append(
+            linear(local.precision, local.norm_tokens, table_width(model), local.hidden, bias=bias)
+        )
     local = replace(local, hidden=table_width(model))
 
-    # The projection. Tied to a frozen embedding, its weight has no gradient though the layers' weights have.
+    # The projection. Tied to a frozen embedding, its weight has no gradient though the layers'
+    # weights have.
     frozen = model.head.tied_embeddings and local.job.fine_tuning.frozen_embedding
     head_sizes = local
     if frozen:
@@ -125,15 +135,20 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
         params += local.vocab
     pieces.append(replace(projection, params=params))
     if _gathers_logits(local):
-        # Each rank takes its part of a gradient that all ranks have, so nothing is sent in backward.
+        # Each rank takes its part of a gradient that all ranks have, so nothing is sent in
+        # backward.
         local = _of_whole_vocabulary(local)
         logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
-        pieces.append(Piece(forward_comm=(Comm(collective="all_gather", bytes=logits_bytes, group="tp"),)))
+        pieces.append(
+            Piece(forward_comm=(Comm(collective="all_gather", bytes=logits_bytes, group="tp"),))
+        )
 
     # Capped logits keep the tanh of each, of which its gradient is made.
     if model.head.logit_softcap:
         logits_bytes = _logits_at_once(local) * local.act_bytes
-        capped = pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes)
+        capped = pointwise(
+            local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes
+        )
         pieces.append(capped)
     if local.job.mode == "train":
         pieces.append(_cross_entropy(local))
@@ -148,11 +163,14 @@ def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> li
     # Images need no gradient. Class tokens are learned rows beside those of patches.
     h, rows = local.hidden, local.norm_tokens
     projection = linear(local.precision, rows, h, patches.elements, bias=h)
-    pieces = [replace(projection, backward_input=(), params=projection.params + patches.class_tokens * h)]
+    pieces = [
+        replace(projection, backward_input=(), params=projection.params + patches.class_tokens * h)
+    ]
     positions = max(model.seq_len, local.seq_len) * h if model.inputs.positions == "learned" else 0
     pieces.append(pointwise(local.precision, [("add", 2)], rows, h, params=positions))
 
-    # The time step passes two products, the class a table (which has a row for "no class"): a row per image each.
+    # The time step passes two products, the class a table (which has a row for "no class"): a row
+    # per image each.
     if model.norms.adaln:
         images = local.shard.micro_batch
         classes = model.norms.adaln.classes + 1
@@ -166,16 +184,23 @@ def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> li
 
 
 def _spectrogram_pieces(local: ShardSizes, spectrogram: Spectrogram) -> list[Piece]:
-    """Two convolutions over time as matrix products, each with GELU (transformers models/whisper/modeling_whisper.py
-    `WhisperEncoder`)."""
-    # The first keeps the length, the second leaves one token of `stride` instants. Spectra need no gradient.
+    """Two convolutions over time as matrix products, each with GELU (transformers
+    models/whisper/modeling_whisper.py `WhisperEncoder`)."""
+    # The first keeps the length, the second leaves one token of `stride` instants. Spectra need no
+    # gradient.
     h, kernel, rows = local.hidden, spectrogram.kernel, local.norm_tokens
     instants = rows * spectrogram.stride
     first = linear(local.precision, instants, h, kernel * spectrogram.channels, bias=h)
     second = linear(local.precision, rows, h, kernel * h, bias=h)
 
     def gelu(tokens: int) -> Piece:
-        return pointwise(local.precision, [("gelu", 1)], tokens, h, saved_bytes=float(tokens * h * local.act_bytes))
+        return pointwise(
+            local.precision,
+            [("gelu", 1)],
+            tokens,
+            h,
+            saved_bytes=float(tokens * h * local.act_bytes),
+        )
 
     return [replace(first, backward_input=()), gelu(instants), second, gelu(rows)]
 
@@ -192,7 +217,8 @@ def spectrogram_products(hidden: int, spectrogram: Spectrogram) -> int:
 
 
 def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Head on patches, with its loss: classes of an image's pooled token, or the diffusion output of every patch."""
+    """Head on patches, with its loss: classes of an image's pooled token, or the diffusion output
+    of every patch."""
     h, pieces = local.hidden, []
     if model.norms.adaln:
         pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
@@ -212,19 +238,21 @@ def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list
 
 
 LABELS: Final = 2
-"""Outputs of a head of labels: start and end of an answer, or two classes. Further outputs would cost almost
-nothing."""
+"""Outputs of a head of labels: start and end of an answer, or two classes. Further outputs would
+cost almost nothing."""
 
 
 def _label_head(local: ShardSizes) -> list[Piece]:
-    """Labels of every token, or of every sequence from its pooled first token, with the loss on them (Hugging Face
-    `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
+    """Labels of every token, or of every sequence from its pooled first token, with the loss on
+    them (Hugging Face `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
     rows, hidden, pieces = local.norm_tokens, local.hidden, []
     if local.job.loss.head == "sequence_label":
         rows = local.shard.micro_batch
         pieces += _pooler(local)
     made = linear(local.precision, rows, LABELS, hidden, bias=LABELS)
-    loss = pointwise(local.precision, [("softmax", 1)], rows, LABELS, saved_bytes=4.0 * rows * LABELS)
+    loss = pointwise(
+        local.precision, [("softmax", 1)], rows, LABELS, saved_bytes=4.0 * rows * LABELS
+    )
     return [*pieces, made, loss]
 
 
@@ -242,7 +270,8 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     if local.job.loss.loss_with_gradient or local.job.loss.narrow_logits:
         return 0.0
 
-    # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
+    # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32
+    # copy.
     bytes_per_logit, read_bytes = local.act_bytes, local.act_bytes
     if not local.job.kernels.fuses("cross_entropy"):
         bytes_per_logit, read_bytes = local.act_bytes + 4, 4
@@ -252,11 +281,12 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
 
 
 def _chunk_gradient_bytes(local: ShardSizes) -> float:
-    """Bytes of the head's gradient from one chunk of tokens, in the type of the weights and in fp32.
+    """Bytes of the head's gradient from one chunk of tokens, in the type of the weights and in
+    fp32.
 
-    Liger adds it up as `grad_weight += torch.mm(grad_logits_chunk.t(), _input_chunk).float()` (Liger-Kernel 0.5 to 0.7
-    src/liger_kernel/ops/fused_linear_cross_entropy.py), in tensors as large as the head's weight. A compiler
-    (`narrow_logits`) adds products up where the sum lies.
+    Liger adds it up as `grad_weight += torch.mm(grad_logits_chunk.t(), _input_chunk).float()`
+    (Liger-Kernel 0.5 to 0.7 src/liger_kernel/ops/fused_linear_cross_entropy.py), in tensors as
+    large as the head's weight. A compiler (`narrow_logits`) adds products up where the sum lies.
     """
     if local.job.mode != "train" or local.job.fine_tuning.frozen or local.job.loss.narrow_logits:
         return 0.0
@@ -274,15 +304,17 @@ def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
 
 
 def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
-    """Bytes per logit that a loss of eager kernels holds beside the log-probabilities while it computes their gradient.
+    """Bytes per logit that a loss of eager kernels holds beside the log-probabilities while it
+    computes their gradient.
 
     Args:
         element_bytes: size of fp32, or of the logits' type where the loss reads them uncast.
 
-    torch's autograd makes a whole tensor of the gradient of the chosen log-probabilities, and from it that of the
-    logits (PyTorch tools/autograd/derivatives.yaml, `nll_loss_backward` and `_log_softmax_backward_data`). Where ranks
-    have parts of the vocabulary, it is a sum with exponentials and a product, each of which is written while the first
-    is still held (torch/distributed/tensor/parallel/loss.py, `_nll_loss_and_log_softmax_backward`). The logits
+    torch's autograd makes a whole tensor of the gradient of the chosen log-probabilities, and from
+    it that of the logits (PyTorch tools/autograd/derivatives.yaml, `nll_loss_backward` and
+    `_log_softmax_backward_data`). Where ranks have parts of the vocabulary, it is a sum with
+    exponentials and a product, each of which is written while the first is still held
+    (torch/distributed/tensor/parallel/loss.py, `_nll_loss_and_log_softmax_backward`). The logits
     themselves are gone.
     """
     tensors = 3 if local.tp > 1 else 2
@@ -290,7 +322,8 @@ def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
 
 
 def _logits_at_once(local: ShardSizes) -> float:
-    """Elements of the logits that exist at once: all, or those of one chunk of tokens in a chunked loss."""
+    """Elements of the logits that exist at once: all, or those of one chunk of tokens in a chunked
+    loss."""
     logits = float(local.tokens) * local.vocab
     if not local.job.loss.chunked_loss:
         return logits
@@ -302,7 +335,8 @@ def _logits_at_once(local: ShardSizes) -> float:
 
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
-    """Sizes of the head, whose tokens are all tokens, or only the masked ones in masked language models."""
+    """Sizes of the head, whose tokens are all tokens, or only the masked ones in masked language
+    models."""
     if not (model.head.pooler_and_mlm_head and local.job.loss.masked_head):
         return local
     return replace(
@@ -313,8 +347,8 @@ def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
 
 
 def token_lookup(local: ShardSizes, *, params: int) -> Piece:
-    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, where only one rank has a nonzero result for
-    each token."""
+    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, where only one rank has a
+    nonzero result for each token."""
     n_bytes = local.hidden_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
@@ -324,7 +358,10 @@ def token_lookup(local: ShardSizes, *, params: int) -> Piece:
     elif local.tp > 1:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     lookup = replace(
-        _lookup(local, local.tokens, local.vocab), forward_comm=forward, backward_comm=backward, params=params
+        _lookup(local, local.tokens, local.vocab),
+        forward_comm=forward,
+        backward_comm=backward,
+        params=params,
     )
     if "sequence_copy" not in local.job.kernels.eager_kernels:
         return lookup
@@ -350,25 +387,28 @@ def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
         product = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
         one_hot = memory(precision, "relu", tokens, rows)
         return replace(product, forward=(one_hot, *product.forward), backward_input=(), params=0)
-    forward = Embedding(dtype=local.precision.act_dtype, tokens=tokens, hidden=local.hidden, vocab=rows)
+    forward = Embedding(
+        dtype=local.precision.act_dtype, tokens=tokens, hidden=local.hidden, vocab=rows
+    )
     return Piece(forward=(forward,), backward_weight=(replace(forward, pass_="bwd"),))
 
 
 def _cross_entropy(local: ShardSizes) -> Piece:
-    """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its gradient.
+    """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its
+    gradient.
 
-    Where it is no kernel of its own, logits are made fp32 before (Megatron-LM v2.5 megatron/model/gpt_model.py,
-    `vocab_parallel_cross_entropy(output.float(), labels)`; Transformers 4 modeling_llama.py, `logits.float()`; PyTorch
-    documentation, autocast: `cross_entropy` runs in fp32). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit
-    sum.
+    Where it is no kernel of its own, logits are made fp32 before (Megatron-LM v2.5
+    megatron/model/gpt_model.py, `vocab_parallel_cross_entropy(output.float(), labels)`;
+    Transformers 4 modeling_llama.py, `logits.float()`; PyTorch documentation, autocast:
+    `cross_entropy` runs in fp32). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum.
     """
     if local.job.loss.loss_with_gradient or local.job.loss.chunked_loss:
         return _loss_with_gradient(local)
     fused = local.job.kernels.fuses("cross_entropy")
     name, dtype = ("cross_entropy", "fp32") if fused else ("cross_entropy_unfused", None)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
-    # Losses of several operators take fp32 logits, which are made from those of the product, and their gradient is
-    # brought back. A fused loss reads the product's.
+    # Losses of several operators take fp32 logits, which are made from those of the product, and
+    # their gradient is brought back. A fused loss reads the product's.
     widens = not fused and local.act_bytes == 2
     cast = (memory(local.precision, "add", local.tokens, local.vocab, 2),) if widens else ()
     keeps_narrow = local.job.loss.narrow_logits or local.job.loss.saves_narrow_logits
@@ -383,12 +423,13 @@ def _cross_entropy(local: ShardSizes) -> Piece:
 def _loss_with_gradient(local: ShardSizes) -> Piece:
     """The loss with the gradient of the logits, in one kernel that streams the logits.
 
-    It reads them for the maximum and the sum, reads them again and writes the gradient. That these three passes take as
-    long as the four of a sum of three tensors is what Liger-Kernel's benchmark of it shows on an H100 (8,192 tokens of
-    16 bits: 0.42, 0.81, 1.53 and 2.97 ms at 16,384 to 131,072 words; the sum 0.35 to 2.8).
+    It reads them for the maximum and the sum, reads them again and writes the gradient. That these
+    three passes take as long as the four of a sum of three tensors is what Liger-Kernel's benchmark
+    of it shows on an H100 (8,192 tokens of 16 bits: 0.42, 0.81, 1.53 and 2.97 ms at 16,384 to
+    131,072 words; the sum 0.35 to 2.8).
     """
-    # The gradient is the softmax less one at the target, and takes the logits' place. A chunked loss keeps the
-    # gradient of the hidden states instead, which it makes before the next part.
+    # The gradient is the softmax less one at the target, and takes the logits' place. A chunked
+    # loss keeps the gradient of the hidden states instead, which it makes before the next part.
     saved_columns = local.hidden if local.job.loss.chunked_loss else local.vocab
     return Piece(
         forward=(memory(local.precision, "add", local.tokens, local.vocab, 3),),
@@ -409,8 +450,8 @@ def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
 
 
 def _bert_transform(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """The replicated transform before the vocabulary projection, after pooler and next-sentence classifier if
-    present."""
+    """The replicated transform before the vocabulary projection, after pooler and next-sentence
+    classifier if present."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
     pooler = [*_pooler(local), linear(precision, local.shard.micro_batch, 2, h, bias=2)]
     width = table_width(model)

@@ -1,9 +1,9 @@
 """The mixture-of-experts part of a layer, on the rank with the busiest experts.
 
-Dispatch and combine follow Megatron-LM's dispatchers (`perfmodel.spec.Dispatcher`): with an all-to-all each token
-travels once per chosen expert over the expert-parallel ranks, otherwise once per node and rank; where experts are
-sharded over ranks that hold different tokens, the dispatched tokens are then gathered over these, and reduced back
-after.
+Dispatch and combine follow Megatron-LM's dispatchers (`perfmodel.spec.Dispatcher`): with an
+all-to-all each token travels once per chosen expert over the expert-parallel ranks, otherwise once
+per node and rank; where experts are sharded over ranks that hold different tokens, the dispatched
+tokens are then gathered over these, and reduced back after.
 """
 
 from dataclasses import dataclass, replace
@@ -30,9 +30,9 @@ def expert_feed_forward(
         own_input: False where the input is kept already, by attention beside the experts.
 
     Raises:
-        LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with expert
-            parallelism, or with an `etp` of its own, without sequence parallelism (which would send every token
-            tp times).
+        LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with
+            expert parallelism, or with an `etp` of its own, without sequence parallelism (which
+            would send every token tp times).
     """
     # The router is never quantised. It keeps its fp32 probabilities.
     routing = route(model, local, experts)
@@ -44,7 +44,8 @@ def expert_feed_forward(
     to_latent = [linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []
     from_latent = [linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []
 
-    # Branches may have norms of their own: before the router, at both ends of routed experts, behind the shared one.
+    # Branches may have norms of their own: before the router, at both ends of routed experts,
+    # behind the shared one.
     branch_norm = [norm(model, local)] if experts.branch_norms else []
     pieces = [
         *branch_norm,
@@ -78,7 +79,11 @@ def expert_feed_forward(
     if inner:
         shared = [
             column_linear(
-                local, inner * model.inner_projections, local.hidden, bias=model.block.bias, kept_input=False
+                local,
+                inner * model.inner_projections,
+                local.hidden,
+                bias=model.block.bias,
+                kept_input=False,
             ),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.block.bias),
@@ -92,7 +97,9 @@ def expert_feed_forward(
 
 def _shared_gate(local: ShardSizes, router: Precision, rows: int) -> Piece:
     """The gate of shared experts: its product has one column, which makes it element-wise work."""
-    return pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
+    return pointwise(
+        router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,15 +121,17 @@ class Routing:
     inner: int
     """Inner size of an expert's shard."""
     shared: bool
-    """Whether all expert-parallel ranks hold all tokens, so that nothing is dispatched and results are summed."""
+    """Whether all expert-parallel ranks hold all tokens, so that nothing is dispatched and results
+    are summed."""
     gathered: bool
-    """Whether dispatched tokens are gathered over the ranks that shard an expert, because these hold different
-    tokens."""
+    """Whether dispatched tokens are gathered over the ranks that shard an expert, because these
+    hold different tokens."""
     choice: ExpertChoice
     """How tokens choose experts."""
     fused: bool
-    """Whether one kernel copies tokens, runs the experts and adds up their results, as in inference servers, where
-    gated experts were measured. Training runs grouped products (`TEGroupedMLP` of Megatron-Core)."""
+    """Whether one kernel copies tokens, runs the experts and adds up their results, as in inference
+    servers, where gated experts were measured. Training runs grouped products (`TEGroupedMLP` of
+    Megatron-Core)."""
 
     @property
     def active_experts(self) -> int:
@@ -138,8 +147,8 @@ class Routing:
 def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
     """Distribute the shard's tokens over all experts evenly, except for the busiest rank's load.
 
-    The load is `ExpertTokens.load`; one rank that holds all experts gets no more than there is. Errors are those of
-    `expert_feed_forward`.
+    The load is `ExpertTokens.load`; one rank that holds all experts gets no more than there is.
+    Errors are those of `expert_feed_forward`.
     """
     # Experts over expert-parallel ranks, their inner sizes over tensor-parallel ones.
     shard = local.shard
@@ -158,8 +167,11 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
             degree,
         )
 
-    # In inference ranks of tensor parallelism hold all tokens, and each runs its own experts on those that chose them.
-    shared = local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
+    # In inference ranks of tensor parallelism hold all tokens, and each runs its own experts on
+    # those that chose them.
+    shared = (
+        local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
+    )
     if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel and not shared:
         raise LayoutError(
             f"{model.name}: experts over ep={ep} and etp={etp} with tp={tp} need sequence_parallel=true, because "
@@ -167,8 +179,8 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
             Reason.EXPERT_SEQUENCE,
         )
 
-    # How much busier the busiest rank is than the mean: at most all tokens choose its experts, unless a capacity
-    # says how many each gets.
+    # How much busier the busiest rank is than the mean: at most all tokens choose its experts,
+    # unless a capacity says how many each gets.
     rows = local.norm_tokens
     gathered = etp > 1 and (local.sequence_parallel or tp == 1)
     load = local.job.experts.load if ep > 1 or local.job.experts.expert_capacity_factor else 1.0
@@ -191,7 +203,8 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
 
 
 def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
-    """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
+    """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's
+    copies."""
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
     if multiplies_by_masks(local.job):
@@ -208,7 +221,8 @@ def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
 def _combine(local: ShardSizes, routing: Routing) -> Piece:
     """Return the experts' outputs and add each token's copies, weighted by the router.
 
-    Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
+    Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply
+    its weights.
     """
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
@@ -216,7 +230,8 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     saved_bytes = float(routing.sent) * routing.hidden * local.act_bytes if weighs else 0.0
     kernels: tuple[KernelOp, ...] = ()
     if multiplies_by_masks(local.job):
-        # The mask of the combine has the router's weights, so that both of its product's operands have gradients.
+        # The mask of the combine has the router's weights, so that both of its product's operands
+        # have gradients.
         rows, places = local.sequences * local.seq_local, _places(local, routing)
         masks = memory(local.precision, "add", rows, places)
         kernels = (masks,)
@@ -235,7 +250,9 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     )
 
 
-def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+def _permutation(
+    local: ShardSizes, routing: Routing
+) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """Kernels that copy tokens into order of experts, and those that add the copies up again."""
 
     # Each reads and writes every row that it moves.
@@ -245,16 +262,18 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
     if routing.fused:
         return (), ()
 
-    # DeepEP and HybridEP send tokens, which kernels of their own copy where they arrive, and add up before they go
-    # back (DeepEP's hybrid-ep branch, csrc/hybrid_ep/executor/executor.cu: `permute_launcher` in
-    # `dispatch_postprocess`, `unpermute_launcher` in `combine_preprocess`; Megatron-Core's
-    # `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
+    # DeepEP and HybridEP send tokens, which kernels of their own copy where they arrive, and add up
+    # before they go back (DeepEP's hybrid-ep branch, csrc/hybrid_ep/executor/executor.cu:
+    # `permute_launcher` in `dispatch_postprocess`, `unpermute_launcher` in `combine_preprocess`;
+    # Megatron-Core's `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
     if local.job.experts.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
 
-    # An all-to-all dispatcher copies the tokens that it sends, and sorts those that it receives by local expert
-    # (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`).
-    by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
+    # An all-to-all dispatcher copies the tokens that it sends, and sorts those that it receives by
+    # local expert (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`).
+    by_expert = (
+        (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
+    )
     return (moved(routing.sent), *by_expert), (
         *by_expert,
         moved(routing.rows, routing.choice.topk),
@@ -262,7 +281,8 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
 
 
 def multiplies_by_masks(job: Job) -> bool:
-    """Whether tokens come to their experts by products with masks (`ExpertTokens.einsum_dispatch`)."""
+    """Whether tokens come to their experts by products with masks
+    (`ExpertTokens.einsum_dispatch`)."""
     return job.experts.einsum_dispatch and job.experts.expert_capacity_factor is not None
 
 
@@ -274,13 +294,17 @@ def _places(local: ShardSizes, routing: Routing) -> int:
 def _to_places(local: ShardSizes, routing: Routing) -> Gemm:
     """Product that copies the tokens of every sequence into the slots of all experts."""
     dtype, places = local.precision.wide_dtype, _places(local, routing)
-    return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=places, n=routing.hidden, k=local.seq_local)
+    return Gemm(
+        op="bmm", dtype=dtype, batch=local.sequences, m=places, n=routing.hidden, k=local.seq_local
+    )
 
 
 def _from_places(local: ShardSizes, routing: Routing) -> Gemm:
     """Product that sums the results in the slots of every token."""
     dtype, places = local.precision.wide_dtype, _places(local, routing)
-    return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=local.seq_local, n=routing.hidden, k=places)
+    return Gemm(
+        op="bmm", dtype=dtype, batch=local.sequences, m=local.seq_local, n=routing.hidden, k=places
+    )
 
 
 def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
@@ -289,8 +313,8 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
     to_experts: tuple[Comm, ...] = ()
     from_experts: tuple[Comm, ...] = ()
 
-    # Over expert-parallel ranks: an all-to-all sends a copy per chosen expert; the libraries send each token once
-    # to every rank that needs it, how many these are follows from the choice.
+    # Over expert-parallel ranks: an all-to-all sends a copy per chosen expert; the libraries send
+    # each token once to every rank that needs it, how many these are follows from the choice.
     if local.shard.ep > 1 and not routing.shared:
         once = local.job.experts.expert_dispatcher != "alltoall"
         copies = routing.rows if once else routing.sent
@@ -311,13 +335,16 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
         to_experts = (*to_experts, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
-        from_experts = (Comm(collective="reduce_scatter", bytes=n_bytes, group="etp"), *from_experts)
+        from_experts = (
+            Comm(collective="reduce_scatter", bytes=n_bytes, group="etp"),
+            *from_experts,
+        )
     return to_experts, from_experts
 
 
 def _partial_sums(local: ShardSizes, routing: Routing) -> tuple[Comm, ...]:
-    """The sum over tensor-parallel ranks that is needed if, without sequence parallelism, all of them route all
-    tokens."""
+    """The sum over tensor-parallel ranks that is needed if, without sequence parallelism, all of
+    them route all tokens."""
     if local.tp == 1 or local.sequence_parallel:
         return ()
     return (
@@ -339,8 +366,8 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     dtype = local.precision.dtype
     wide = inner * model.inner_projections
 
-    # Two grouped products around an activation. In 8 bits the kernel of the products may include the activation between
-    # them and the casts of their results.
+    # Two grouped products around an activation. In 8 bits the kernel of the products may include
+    # the activation between them and the casts of their results.
     first = _grouped_product(local, routing, wide, hidden)
     second = _grouped_product(local, routing, hidden, inner)
     between = activation(model, local, routing.processed, inner)
@@ -362,11 +389,14 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     biases = wide + hidden if model.block.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
 
-    # A recomputed activation gives up its result and what it keeps beyond the first product's output.
+    # A recomputed activation gives up its result and what it keeps beyond the first product's
+    # output.
     column_bytes = float(routing.processed) * dtype_bytes(dtype)
     beyond_bytes = max(0.0, between.saved_bytes - wide * routing.processed * local.act_bytes)
     freed_bytes = inner * column_bytes + beyond_bytes
-    act = RecomputedWork(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
+    act = RecomputedWork(
+        module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes
+    )
     return Piece(
         recomputed_work=(act,),
         forward=(*widenings, *casts, *forward, *bias_kernels),
@@ -402,7 +432,8 @@ def _grouped_product(local: ShardSizes, routing: Routing, n: int, k: int) -> Gem
 
 
 def _fused_experts(local: ShardSizes, experts: Experts, routing: Routing) -> MoE:
-    """The kernel that copies tokens, runs the experts and adds up their results (`Routing.fused`)."""
+    """The kernel that copies tokens, runs the experts and adds up their results
+    (`Routing.fused`)."""
     shard = local.shard
     return MoE(
         op="moe_ffn",
@@ -452,8 +483,8 @@ def _output_bias(
         )
         return [kernel] * count
 
-    # Each bias is weighed by the router's fp32 weights, added expert by expert, and the results are joined and
-    # brought back to 16 bits.
+    # Each bias is weighed by the router's fp32 weights, added expert by expert, and the results are
+    # joined and brought back to 16 bits.
     narrow = local.precision.act_dtype
     forward = [
         *passes(2, 1, "fp32", False),

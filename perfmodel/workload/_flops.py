@@ -3,8 +3,8 @@
 Conventions (PaLM, arXiv 2204.02311 appendix B; Megatron, arXiv 2104.04473 equation 3): matrix
 products and convolutions only, backward twice forward, nothing recomputed, and attention over the
 full score matrix. `attention_causal` is the same attention counting visible pairs only.
-Backward computes the gradient of a product's input and that of its weight; where the weight is frozen
-the second is not computed, and not counted.
+Backward computes the gradient of a product's input and that of its weight; where the weight is
+frozen the second is not computed, and not counted.
 """
 
 from collections import Counter
@@ -45,7 +45,8 @@ class ModelFlops:
     attention_forward: float
     """Scores and context over the full score matrix."""
     attention_causal_forward: float
-    """Scores and context over visible pairs only; equal to the full ones without a causal mask or window."""
+    """Scores and context over visible pairs only; equal to the full ones without a causal mask or
+    window."""
     selective_forward: float = 0.0
     """The part of these FLOPs that selective recompute repeats."""
     adapters_forward: float = 0.0
@@ -58,7 +59,9 @@ class ModelFlops:
     @property
     def forward(self) -> float:
         """Forward FLOPs, with full (non-causal) attention."""
-        return self.layers_forward + self.head_forward + self.attention_forward + self.adapters_forward
+        return (
+            self.layers_forward + self.head_forward + self.attention_forward + self.adapters_forward
+        )
 
     @property
     def total(self) -> float:
@@ -68,7 +71,9 @@ class ModelFlops:
     @property
     def total_causal(self) -> float:
         """FLOPs of a step, counting only visible attention pairs."""
-        return self._with_backward(self.forward - self.attention_forward + self.attention_causal_forward)
+        return self._with_backward(
+            self.forward - self.attention_forward + self.attention_causal_forward
+        )
 
     def hardware(self, recompute: Recompute) -> float:
         """Executed FLOPs of a step with recomputation, attention in full (for HFU)."""
@@ -83,8 +88,8 @@ class ModelFlops:
         return self.total + (self.layers_forward + self.attention_forward + self.adapters_forward)
 
     def _with_backward(self, forward: float) -> float:
-        """Forward FLOPs, plus the same number for input gradients, plus those of trained weights for weight
-        gradients."""
+        """Forward FLOPs, plus the same number for input gradients, plus those of trained weights
+        for weight gradients."""
         if not self.train:
             return forward
         return 3 * forward - self.frozen_forward
@@ -125,11 +130,17 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     per_token = _weights_per_token(model, letters)
     layers = 2.0 * batch * s * per_token
     if model.decoder_layers:
-        # Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
+        # Cross-attention projects queries and outputs of the decoder, keys and values of the
+        # encoder.
         self_attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
-        layers += 2.0 * batch * model.decoder_layers * (s_out * (self_attention + 2 * query + ffn) + s * key_value)
+        layers += (
+            2.0
+            * batch
+            * model.decoder_layers
+            * (s_out * (self_attention + 2 * query + ffn) + s * key_value)
+        )
 
     # Modulations are computed once per image.
     if model.norms.adaln:
@@ -138,14 +149,16 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     full, causal = _attention_products(model, job, letters, s_out)
     head, vocabulary = _head_flops(model, job, batch, s_out)
 
-    # Products with frozen weights have no weight gradient, nor has the vocabulary projection if its tied table is
-    # frozen. Those of an indexer have no gradient of their input instead.
+    # Products with frozen weights have no weight gradient, nor has the vocabulary projection if its
+    # tied table is frozen. Those of an indexer have no gradient of their input instead.
     frozen = 0.0
     if model.hybrid.indexer:
         frozen = 2.0 * batch * s * letters["I"] * indexer_weights(model, model.hybrid.indexer)
     if job.fine_tuning.frozen:
         frozen = layers + head
-    elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
+    elif (
+        job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches
+    ):
         frozen += vocabulary
 
     # What selective recomputation repeats.
@@ -178,7 +191,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
 
 def _sub_layer_counts(model: Transformer) -> Counter[str]:
-    """Number of occurrences of each sub-layer of `Transformer.stack`, including multi-token-prediction modules."""
+    """Number of occurrences of each sub-layer of `Transformer.stack`, including
+    multi-token-prediction modules."""
     return Counter("".join((*model.stack, *model.mtp_stack)))
 
 
@@ -195,7 +209,9 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     if letters["W"] or letters["V"]:
         weights += (letters["W"] + letters["V"]) * attention_weights(model.in_window)
     # Keys and values of an earlier layer are not projected again.
-    weights -= letters["Q"] * key_value_weights(model) + letters["V"] * key_value_weights(model.in_window)
+    weights -= letters["Q"] * key_value_weights(model) + letters["V"] * key_value_weights(
+        model.in_window
+    )
     if model.experts:
         weights += letters["E"] * _moe_weights(model, model.experts)
     if hybrid.mamba:
@@ -219,7 +235,9 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
         weights += letters["P"] * (gate_weights(h, hybrid.layer_embedding) + projection)
     if hybrid.streams:
         # Streams are projected at both ends of the layers.
-        weights += letters["U"] * update_weights(h, hybrid.streams) + 2 * projection_weights(h, hybrid.streams)
+        weights += letters["U"] * update_weights(h, hybrid.streams) + 2 * projection_weights(
+            h, hybrid.streams
+        )
     return weights
 
 
@@ -240,19 +258,27 @@ def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) ->
     return products
 
 
-def _attention_products(model: Transformer, job: Job, letters: Mapping[str, int], s_out: float) -> tuple[float, float]:
-    """Multiply-adds of a sequence's scores and contexts: over the full score matrix, and over visible pairs only."""
+def _attention_products(
+    model: Transformer, job: Job, letters: Mapping[str, int], s_out: float
+) -> tuple[float, float]:
+    """Multiply-adds of a sequence's scores and contexts: over the full score matrix, and over
+    visible pairs only."""
     # Documents of varied lengths count as so many equal ones in a sequence.
     s, length = job.tokens_per_sequence, job.attended_tokens
     documents = s / length
 
     # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
     width, window_width = _score_width(model), _score_width(model.in_window)
-    attending, attending_in_window = letters["*"] + letters["Q"] + letters["A"], letters["W"] + letters["V"]
+    attending, attending_in_window = (
+        letters["*"] + letters["Q"] + letters["A"],
+        letters["W"] + letters["V"],
+    )
     seen_width = attending * width
     if model.hybrid.indexer:
         seen_width += letters["I"] * model.hybrid.indexer.heads * model.hybrid.indexer.head_dim
-    full = causal = documents * float(length) * length * (seen_width + attending_in_window * window_width)
+    full = causal = (
+        documents * float(length) * length * (seen_width + attending_in_window * window_width)
+    )
     decoder = model.decoder_layers
     if model.attention.causal and not decoder:
         window = model.attention.window
@@ -273,7 +299,9 @@ def _head_flops(model: Transformer, job: Job, batch: float, s_out: float) -> tup
     s, h = job.tokens_per_sequence, model.hidden
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
-    tokens = masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
+    tokens = (
+        masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
+    )
     width = table_width(model)
     vocabulary = head = 2.0 * batch * tokens * width * model.vocab * (1 + model.mtp.mtp_layers)
     if model.inputs.patches:
@@ -324,15 +352,20 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
 
 
 def _ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner elements."""
-    first: dict[AdapterModule, int] = {"linear_fc1": inner * model.inner_projections, "up_proj": inner}
+    """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner
+    elements."""
+    first: dict[AdapterModule, int] = {
+        "linear_fc1": inner * model.inner_projections,
+        "up_proj": inner,
+    }
     if model.block.gated_ffn:
         first["gate_proj"] = inner
     return _adapted(job, first, model.hidden) + _adapted(job, {"linear_fc2": model.hidden}, inner)
 
 
 def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters of products with `k` inputs, by their outputs."""
+    """Multiply-adds per token and unit of rank in adapters of products with `k` inputs, by their
+    outputs."""
     # An adapter of a product of k inputs and n outputs takes k + n.
     return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
@@ -347,7 +380,9 @@ def _attention_adapters(model: Transformer, job: Job, *, own_keys: bool = True) 
     behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
     if model.latent_attention:
         return 0, behind
-    outputs = projection_outputs(model, heads=model.heads, kv_heads=model.kv_heads if own_keys else 0)
+    outputs = projection_outputs(
+        model, heads=model.heads, kv_heads=model.kv_heads if own_keys else 0
+    )
     return _adapted(job, outputs, model.hidden), behind
 
 
@@ -357,7 +392,9 @@ def _repeated(model: Transformer, job: Job) -> int:
     modules = job.activations.recompute_modules
     repeated = 0
     if "mlp" in modules:
-        repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) + ffn_weights(model, model.uneven_inner)
+        repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) + ffn_weights(
+            model, model.uneven_inner
+        )
 
     # Shared experts are part of the mixture, and repeated with it.
     if model.experts and "moe" in modules:
@@ -390,14 +427,17 @@ def _moe_weights(model: Transformer, experts: Experts) -> int:
 def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -> float:
     """Forward FLOPs of input and head on patches, counted together."""
     h = model.hidden
-    products = s * h * patches.elements + h * (s * patches.out_elements if patches.out_elements else model.vocab)
+    products = s * h * patches.elements + h * (
+        s * patches.out_elements if patches.out_elements else model.vocab
+    )
     if model.norms.adaln:
         products += h * (model.norms.adaln.frequencies + h) + 2 * h * h
     return 2.0 * batch * products
 
 
 def _dense_flops(layers: float, head: float, job: Job) -> ModelFlops:
-    """FLOPs of a model whose products all have weights, which are either all trained or all frozen."""
+    """FLOPs of a model whose products all have weights, which are either all trained or all
+    frozen."""
     return ModelFlops(
         layers_forward=layers,
         head_forward=head,
@@ -423,7 +463,8 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
 
 
 def _visible_pairs(s: float, window: int) -> float:
-    """Query-key pairs under a causal mask, each query seeing at most `window` keys (0: all before it)."""
+    """Query-key pairs under a causal mask, each query seeing at most `window` keys (0: all before
+    it)."""
     # The first `window` queries see what is there, all later ones a full window.
     if 0 < window < s:
         return window * (window + 1) / 2 + float(s - window) * window
@@ -431,6 +472,7 @@ def _visible_pairs(s: float, window: int) -> float:
 
 
 def _chunked_pairs(s: float, chunk: int) -> float:
-    """Query-key pairs in chunked attention, where each query sees the earlier keys of its own chunk of this size."""
+    """Query-key pairs in chunked attention, where each query sees the earlier keys of its own chunk
+    of this size."""
     full_chunks, remainder = divmod(s, chunk)
     return full_chunks * _visible_pairs(chunk, 0) + _visible_pairs(remainder, 0)

@@ -1,4 +1,5 @@
-"""The indexer of DeepSeek sparse attention (arXiv 2512.02556), replicated over ranks of tensor parallelism."""
+"""The indexer of DeepSeek sparse attention (arXiv 2512.02556), replicated over ranks of tensor
+parallelism."""
 
 from dataclasses import replace
 
@@ -12,22 +13,29 @@ from perfmodel.workload._piece import Piece, memory, pointwise
 
 
 def indexer_pieces(model: Transformer, local: ShardSizes, indexer: Indexer) -> list[Piece]:
-    """Projections to small queries, a key and a weight per head; scores of all keys; the choice of the best ones
-    (section 2.1; transformers models/deepseek_v32/modeling_deepseek_v32.py `DeepseekV32Indexer`).
+    """Projections to small queries, a key and a weight per head; scores of all keys; the choice of
+    the best ones (section 2.1; transformers models/deepseek_v32/modeling_deepseek_v32.py
+    `DeepseekV32Indexer`).
 
-    The choice has no gradient. A loss of its own trains the indexer, whose inputs are detached (section 2.1.1): its
-    products have gradients of their weights alone.
+    The choice has no gradient. A loss of its own trains the indexer, whose inputs are detached
+    (section 2.1.1): its products have gradients of their weights alone.
     """
     latent = _latent(model)
     rows, width, precision = local.norm_tokens, indexer.head_dim, local.precision
     # Attention keeps the hidden state, and the compressed queries, for products of its own.
-    keys = linear(precision, rows, width + indexer.heads, local.hidden, kept_input=0.0, kept_output=1.0)
-    queries = linear(precision, rows, indexer.heads * width, latent.q_lora_rank, kept_input=0.0, kept_output=1.0)
+    keys = linear(
+        precision, rows, width + indexer.heads, local.hidden, kept_input=0.0, kept_output=1.0
+    )
+    queries = linear(
+        precision, rows, indexer.heads * width, latent.q_lora_rank, kept_input=0.0, kept_output=1.0
+    )
     normed = pointwise(precision, [("layer_norm", 1)], rows, width, params=2 * width)
-    rotated = pointwise(precision, [("rope", 1)], rows, (indexer.heads + 1) * min(latent.qk_rope_head_dim, width))
+    rotated = pointwise(
+        precision, [("rope", 1)], rows, (indexer.heads + 1) * min(latent.qk_rope_head_dim, width)
+    )
 
-    # Scores of the heads are weighted and summed as they are made: one product over the elements of all heads, of
-    # which the sum alone is written.
+    # Scores of the heads are weighted and summed as they are made: one product over the elements of
+    # all heads, of which the sum alone is written.
     scores = Gemm(
         op="bmm",
         dtype=precision.wide_dtype,
@@ -36,7 +44,9 @@ def indexer_pieces(model: Transformer, local: ShardSizes, indexer: Indexer) -> l
         n=local.keys,
         k=indexer.heads * width,
     )
-    chosen = memory(precision, "softmax", local.sequences * local.seq_local, local.keys, dtype="fp32")
+    chosen = memory(
+        precision, "softmax", local.sequences * local.seq_local, local.keys, dtype="fp32"
+    )
     return [
         replace(keys, backward_input=()),
         normed,
@@ -53,7 +63,9 @@ def _latent(model: Transformer) -> LatentAttention:
         PerfModelError: the model has none.
     """
     if model.latent_attention is None:
-        raise PerfModelError(f"model {model.name}: an indexer needs latent_attention; add it, or leave the indexer out")
+        raise PerfModelError(
+            f"model {model.name}: an indexer needs latent_attention; add it, or leave the indexer out"
+        )
     return model.latent_attention
 
 

@@ -11,9 +11,11 @@ from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import activation, norm_params, small_norm
 
 
-def lookup_of_layers(model: Transformer, local: ShardSizes, embedding: LayerEmbedding) -> list[Piece]:
-    """Rows of the table for all layers at once, to which a projection of the token's embedding is added (transformers
-    models/gemma4/modeling_gemma4.py `project_per_layer_inputs`)."""
+def lookup_of_layers(
+    model: Transformer, local: ShardSizes, embedding: LayerEmbedding
+) -> list[Piece]:
+    """Rows of the table for all layers at once, to which a projection of the token's embedding is
+    added (transformers models/gemma4/modeling_gemma4.py `project_per_layer_inputs`)."""
     layers = layers_with_rows(model)
     width = layers * embedding.width
     table = replace(local, hidden=width, vocab=padded_vocab(embedding.vocab, local.tp) // local.tp)
@@ -23,16 +25,32 @@ def lookup_of_layers(model: Transformer, local: ShardSizes, embedding: LayerEmbe
         token_lookup(table, params=table.vocab * width),
         linear(local.precision, rows, width, local.hidden),
         # One norm of the width of a row serves all layers.
-        replace(small_norm(model, local, rows * layers, embedding.width), params=norm_params(model, embedding.width)),
-        Piece(forward=(summed,), backward_input=(summed,), saved_bytes=float(rows) * width * local.act_bytes),
+        replace(
+            small_norm(model, local, rows * layers, embedding.width),
+            params=norm_params(model, embedding.width),
+        ),
+        Piece(
+            forward=(summed,),
+            backward_input=(summed,),
+            saved_bytes=float(rows) * width * local.act_bytes,
+        ),
     ]
 
 
-def gated_embedding(model: Transformer, local: ShardSizes, embedding: LayerEmbedding) -> list[Piece]:
-    """The layer's rows times an activated projection of the hidden state, projected back to its size."""
+def gated_embedding(
+    model: Transformer, local: ShardSizes, embedding: LayerEmbedding
+) -> list[Piece]:
+    """The layer's rows times an activated projection of the hidden state, projected back to its
+    size."""
     rows, width = local.norm_tokens, embedding.width
     gate = linear(local.precision, rows, width, local.hidden)
-    product = pointwise(local.precision, [("mul", 2)], rows, width, saved_bytes=float(rows) * width * local.act_bytes)
+    product = pointwise(
+        local.precision,
+        [("mul", 2)],
+        rows,
+        width,
+        saved_bytes=float(rows) * width * local.act_bytes,
+    )
     ungated = replace(model, gated_ffn=False, bias=False)
     return [
         gate,

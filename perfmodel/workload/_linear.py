@@ -41,15 +41,19 @@ def linear(
 
     Args:
         bias: bias parameters held by this device.
-        kept_input: share of X kept for the weight gradient, if there is one (0 if another piece keeps it).
+        kept_input: share of X kept for the weight gradient, if there is one (0 if another piece
+            keeps it).
         kept_output: share of Y's bytes that is kept too, for a later piece that needs it.
-        narrow_input, narrow_gradient: whatever makes X, or dY, already writes it in the type of the products.
+        narrow_input, narrow_gradient: whatever makes X, or dY, already writes it in the type of the
+            products.
     """
-    # Kept for the weight gradient, which needs only the quantised input where it is not quantised again.
+    # Kept for the weight gradient, which needs only the quantised input where it is not quantised
+    # again.
     dtype = precision.dtype
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
 
-    # Kernels around the products: a weight that is stored narrow is widened, operands are quantised.
+    # Kernels around the products: a weight that is stored narrow is widened, operands are
+    # quantised.
     casts = product_casts(precision, m, n, k) if casts_operands(precision) else NO_CASTS
     input_casts = () if narrow_input else casts.input
     gradient_casts = () if narrow_gradient else casts.gradient
@@ -97,21 +101,24 @@ def column_linear(
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
     Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
-    the rank's part of it is kept (unless `Job.keep_gathered`), and backward gathers it again behind the
-    input gradient and scatters the reduction behind the weight gradient.
+    the rank's part of it is kept (unless `Job.keep_gathered`), and backward gathers it again behind
+    the input gradient and scatters the reduction behind the weight gradient.
 
     Args:
-        shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
-            Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
+        shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for
+            both (Transformer Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
         narrow_gradient: as for `linear`.
-        communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
+        communicates: False where another product of the same input gathers it, and reduces the sum
+            of both gradients.
     """
     rows = local.tokens if tokens is None else tokens
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
     if local.tp > 1 and communicates:
         forward, backward = _input_collectives(local, rows, k, in_16_bits=shares_input)
-    share = 1 / local.tp if local.sequence_parallel and not local.job.activations.keep_gathered else 1.0
+    share = (
+        1 / local.tp if local.sequence_parallel and not local.job.activations.keep_gathered else 1.0
+    )
     product = linear(
         local.precision,
         rows,
@@ -136,7 +143,8 @@ def column_linear(
 def _input_collectives(
     local: ShardSizes, rows: int, k: int, *, in_16_bits: bool
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
-    """Collectives of a column-parallel product's input in the forward pass, and of its gradient in the backward pass.
+    """Collectives of a column-parallel product's input in the forward pass, and of its gradient in
+    the backward pass.
 
     Args:
         in_16_bits: whether the input is gathered before it is quantised.
@@ -146,8 +154,8 @@ def _input_collectives(
     if not local.sequence_parallel:
         return (), (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
 
-    # The input may be quantised before it is gathered. Backward gathers it only for the weight gradient, which a frozen
-    # weight does not have.
+    # The input may be quantised before it is gathered. Backward gathers it only for the weight
+    # gradient, which a frozen weight does not have.
     gathered = n_bytes if in_16_bits else float(rows) * k * gathered_bytes(local.precision)
     forward = Comm(collective="all_gather", bytes=gathered, group="tp")
     regather = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
@@ -207,8 +215,9 @@ def row_linear(
 def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
     """The copy of tensors gathered over tensor-parallel ranks into the order of sequences.
 
-    A collective stacks what ranks send, so that parts of several sequences alternate; one sequence lies in order
-    (PyTorch torch/_utils.py `_maybe_view_chunk_cat`, in `all_gather_tensor` of distributed/_functional_collectives.py).
+    A collective stacks what ranks send, so that parts of several sequences alternate; one sequence
+    lies in order (PyTorch torch/_utils.py `_maybe_view_chunk_cat`, in `all_gather_tensor` of
+    distributed/_functional_collectives.py).
     """
     if local.shard.micro_batch == 1:
         return ()
@@ -216,11 +225,12 @@ def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ..
 
 
 def scatter_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
-    """The copy of tensors to be scattered over tensor-parallel ranks into the order of ranks (`sequence_copy`).
+    """The copy of tensors to be scattered over tensor-parallel ranks into the order of ranks
+    (`sequence_copy`).
 
-    PyTorch distributed/_functional_collectives.py `reduce_scatter_tensor`: chunks of any dimension but the first are
-    concatenated, one sequence's too. Activations are [batch, sequence, hidden]. Megatron's are [sequence, batch,
-    hidden], of which neither direction copies anything.
+    PyTorch distributed/_functional_collectives.py `reduce_scatter_tensor`: chunks of any dimension
+    but the first are concatenated, one sequence's too. Activations are [batch, sequence, hidden].
+    Megatron's are [sequence, batch, hidden], of which neither direction copies anything.
     """
     if not local.sequence_parallel:
         return ()
@@ -252,10 +262,12 @@ def adapters(
 def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     """A low-rank adapter of a frozen product [tokens, k] x [k, n].
 
-    y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
-    (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
-    Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole
-    activations time and again: two fifths of what a layer's products read and write.
+    y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step
+    a kernel of its own (NeMo 2.0
+    nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py
+    `ParallelLinearAdapter`; Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They
+    compute next to nothing, but pass over whole activations time and again: two fifths of what a
+    layer's products read and write.
 
     Args:
         n, k: outputs and inputs of the frozen product on this device.
@@ -265,9 +277,10 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     precision = local.precision
     drops = local.job.fine_tuning.adapter_dropout
 
-    # Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B.
-    # Beside a column-parallel product they hold columns of A too, whose results are gathered; beside a
-    # row-parallel one rows of A, whose results are summed. Backward sums what comes out of B.
+    # Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends)
+    # hold columns of B. Beside a column-parallel product they hold columns of A too, whose results
+    # are gathered; beside a row-parallel one rows of A, whose results are summed. Backward sums
+    # what comes out of B.
     rows_out = local.norm_tokens if row_parallel else rows
     columns = n // tp if row_parallel else n
     inner = rank if row_parallel else -(-rank // tp)
@@ -275,16 +288,18 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     def product(m: int, n: int, k: int, pass_: str) -> Gemm:
         return Gemm(dtype=precision.wide_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
 
-    # The operation fuser has the second product scale its result and add it to the frozen product's, and the frozen
-    # product's input gradient added to the adapter's (Transformer Engine 2.7 pytorch/ops/fused:
-    # forward_linear_scale_add.py, backward_linear_scale.py, backward_linear_add.py; none of tensor-parallel products).
+    # The operation fuser has the second product scale its result and add it to the frozen
+    # product's, and the frozen product's input gradient added to the adapter's (Transformer Engine
+    # 2.7 pytorch/ops/fused: forward_linear_scale_add.py, backward_linear_scale.py,
+    # backward_linear_add.py; none of tensor-parallel products).
     fused = local.job.kernels.operation_fuser and tp == 1
     scaled = () if fused else (memory(precision, "mul_scalar", rows_out, n),)
     added = () if fused else (memory(precision, "add", rows_out, n, 2),)
     gradients_added = () if fused else (memory(precision, "add", rows, k, 2),)
 
-    # Results of a row-parallel product are gathered whole, of which sequence parallelism keeps a part of the rows
-    # and gathers their gradient, or are exchanged, columns for rows (`Job.adapter_all_to_all`).
+    # Results of a row-parallel product are gathered whole, of which sequence parallelism keeps a
+    # part of the rows and gathers their gradient, or are exchanged, columns for rows
+    # (`Job.adapter_all_to_all`).
     result = _adapter_result(local, n) if row_parallel else AdapterResult()
     inner_comm, inner_backward_comm = _adapter_sums(local, k, row_parallel=row_parallel)
 
@@ -321,7 +336,9 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     )
 
 
-def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+def _adapter_sums(
+    local: ShardSizes, k: int, *, row_parallel: bool
+) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives of the tensor between an adapter's two products, forward and backward."""
     if local.tp == 1:
         return (), ()
@@ -335,7 +352,8 @@ def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tup
     if row_parallel or local.sequence_parallel:
         return (sent,), (summed,)
 
-    # Without sequence parallelism the gradient of the whole input is summed as that of the frozen product.
+    # Without sequence parallelism the gradient of the whole input is summed as that of the frozen
+    # product.
     summed_input = Comm(
         collective="all_reduce",
         bytes=float(local.tokens) * k * local.act_bytes,
@@ -355,17 +373,21 @@ class AdapterResult(NamedTuple):
 
 
 def _adapter_result(local: ShardSizes, n: int) -> AdapterResult:
-    """The collectives and kernels that the adapter of a row-parallel product with `n` columns needs."""
+    """The collectives and kernels that the adapter of a row-parallel product with `n` columns
+    needs."""
     if local.tp == 1:
         return AdapterResult()
 
     def copy(rows: int, columns: int) -> KernelOp:
         return memory(local.precision, "add", rows, columns)
 
-    # An exchange of columns for rows leaves each rank its rows whole, which come in tp parts to be joined.
+    # An exchange of columns for rows leaves each rank its rows whole, which come in tp parts to be
+    # joined.
     n_bytes, columns = float(local.tokens) * n * local.act_bytes, n // local.tp
     if local.job.fine_tuning.adapter_all_to_all and local.sequence_parallel:
-        exchanged = Comm(collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True)
+        exchanged = Comm(
+            collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True
+        )
         parts = copy(local.norm_tokens, n)
         return AdapterResult(
             forward_comm=(exchanged,),

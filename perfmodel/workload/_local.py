@@ -22,7 +22,8 @@ class Precision:
     recipe: str
     """Scaling recipe of 8- and 4-bit operands (`Job.fp8_recipe`)."""
     act_dtype: str
-    """Element type of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
+    """Element type of stored activations, attention and element-wise kernels (16 bit under fp8, fp4
+    and int8)."""
     act_bytes: int
     """Bytes of an element of `act_dtype`."""
     accumulate: bool
@@ -35,8 +36,8 @@ class Precision:
     @property
     def wide_dtype(self) -> str:
         """Element type of products that are never quantised (that of activations)."""
-        # In a TF32 job activations are fp32 tensors that every product rounds to TF32 (torch `allow_tf32`, which
-        # covers batched products too).
+        # In a TF32 job activations are fp32 tensors that every product rounds to TF32 (torch
+        # `allow_tf32`, which covers batched products too).
         return self.dtype if self.dtype == "tf32" else self.act_dtype
 
     @classmethod
@@ -48,7 +49,9 @@ class Precision:
             recipe=job.narrow.fp8_recipe,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
-            accumulate=job.gradients.grad_dtype == "fp32" and act != "fp32" and not job.adds_half_gradients,
+            accumulate=job.gradients.grad_dtype == "fp32"
+            and act != "fp32"
+            and not job.adds_half_gradients,
             frozen=job.fine_tuning.frozen,
             base=job.fine_tuning.base_weights,
         )
@@ -63,17 +66,18 @@ class ShardSizes:
     shard: Shard
     """Degrees that the sizes are divided by."""
     sequences: int
-    """Sequences of a micro-batch. Sequences of varied lengths count as the number of equal ones that take the same time
-    in attention."""
+    """Sequences of a micro-batch. Sequences of varied lengths count as the number of equal ones
+    that take the same time in attention."""
     seq_len: int
     """Tokens of a whole sequence."""
     seq_local: int
     """Tokens of one sequence on this device (seq_len / cp)."""
     tokens: int
-    """Tokens of a micro-batch on this device (sequences * seq_local), the rows of products inside tensor-parallel
-    regions."""
+    """Tokens of a micro-batch on this device (sequences * seq_local), the rows of products inside
+    tensor-parallel regions."""
     norm_tokens: int
-    """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence parallelism."""
+    """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence
+    parallelism."""
     hidden: int
     """Elements of a token's hidden state, which is not divided."""
     heads: int
@@ -99,7 +103,8 @@ class ShardSizes:
         if module != "mamba_output":
             return self.unquantised
 
-        # Mamba's output projection is kept in 8 bits in an fp4 job; in an fp8 job it is no wider than others.
+        # Mamba's output projection is kept in 8 bits in an fp4 job; in an fp8 job it is no wider
+        # than others.
         if self.precision.dtype == "fp4":
             return replace(self, precision=replace(self.precision, dtype="fp8", recipe="mxfp8"))
         return self
@@ -180,11 +185,14 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
 
     # Load-balanced under a causal mask, each context-parallel rank has two chunks of the sequence.
     tp, cp = shard.tp, shard.cp
-    balanced = cp > 1 and model.attention.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
+    balanced = (
+        cp > 1 and model.attention.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
+    )
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
 
-    # Context parallelism divides the sequence, sequence parallelism a context-parallel rank's part once more.
+    # Context parallelism divides the sequence, sequence parallelism a context-parallel rank's part
+    # once more.
     parts_of_sequence = [(cp, "cp"), (chunks, "2*cp")]
     if sequence_parallel:
         parts_of_sequence.append((tp * cp, "tp*cp of sequence_parallel"))
@@ -201,7 +209,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
             Reason.UNFUSED_CONTEXT,
         )
 
-    # Documents of varied lengths: attention is priced on equal sequences, everything else on their tokens.
+    # Documents of varied lengths: attention is priced on equal sequences, everything else on their
+    # tokens.
     sequences, tokens = shard.micro_batch, shard.micro_batch * seq_len // cp
     if job.varied_lengths:
         sequences, seq_len = _equal_sequences(job, shard.micro_batch, chunks)
@@ -224,7 +233,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
 
 
 def _rank_kv_heads(model: Transformer, tp: int) -> int:
-    """Heads of keys and values on a rank; they are replicated if there are more ranks than heads."""
+    """Heads of keys and values on a rank; they are replicated if there are more ranks than
+    heads."""
     return max(1, _expanded_kv_heads(model) // tp)
 
 
@@ -234,7 +244,8 @@ def _expanded_kv_heads(model: Transformer) -> int:
 
 
 def _require_divided_heads(model: Transformer, shard: Shard) -> None:
-    """Raise `LayoutError` unless heads and feed-forward divide over tensor- and context-parallel ranks."""
+    """Raise `LayoutError` unless heads and feed-forward divide over tensor- and context-parallel
+    ranks."""
     tp, cp = shard.tp, shard.cp
     kv_heads = _expanded_kv_heads(model)
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
@@ -244,7 +255,14 @@ def _require_divided_heads(model: Transformer, shard: Shard) -> None:
     # Ulysses exchanges sequence for heads, so that these are divided once more.
     if shard.cp_kind == "ulysses":
         heads, rank_kv_heads = model.heads // tp, kv_heads // tp
-        divide(model, Reason.HEADS, f"{heads} attention heads of a rank are", heads, "cp (of cp_kind=ulysses)", cp)
+        divide(
+            model,
+            Reason.HEADS,
+            f"{heads} attention heads of a rank are",
+            heads,
+            "cp (of cp_kind=ulysses)",
+            cp,
+        )
         if rank_kv_heads > 1 and rank_kv_heads % cp and cp % rank_kv_heads:
             raise LayoutError(
                 f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {rank_kv_heads} kv_heads of a rank or be a "
@@ -261,7 +279,8 @@ def _require_divided_heads(model: Transformer, shard: Shard) -> None:
 
 
 def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]:
-    """Number and length of equal sequences that take as long in attention as a micro-batch of varied lengths.
+    """Number and length of equal sequences that take as long in attention as a micro-batch of
+    varied lengths.
 
     Args:
         chunks: parts that context parallelism divides a sequence into.
@@ -284,8 +303,11 @@ def require_whole_sequence(model: Model, local: ShardSizes, description: str) ->
         )
 
 
-def divide(model: Model, reason: Reason, description: str, value: int, dimension: str, degree: int) -> None:
-    """Raise `LayoutError` for `reason`, with the possible degrees, unless `degree` divides `value`."""
+def divide(
+    model: Model, reason: Reason, description: str, value: int, dimension: str, degree: int
+) -> None:
+    """Raise `LayoutError` for `reason`, with the possible degrees, unless `degree` divides
+    `value`."""
     if value % degree:
         fitting = ", ".join(map(str, divisors(value, limit=64)))
         raise LayoutError(

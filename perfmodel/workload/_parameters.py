@@ -1,6 +1,7 @@
 """Parameter counts of a model, in closed form.
 
-Parameters by category (vocabulary not padded), and keys and values of a sequence in the cache of every layer.
+Parameters by category (vocabulary not padded), and keys and values of a sequence in the cache of
+every layer.
 """
 
 from collections import Counter
@@ -10,7 +11,12 @@ from functools import singledispatch
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
 from perfmodel.workload._attention import has_bias, projected, unbiased_outputs
-from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
+from perfmodel.workload._embedding_head import (
+    T5_RELATIVE_BUCKETS,
+    position_rows,
+    spectrogram_weights,
+    table_width,
+)
 from perfmodel.workload._indexer import indexer_parameters
 from perfmodel.workload._layer_embedding import gate_weights, lookup_parameters
 from perfmodel.workload._pointwise import norm_params
@@ -33,7 +39,8 @@ class Parameters:
     embedding: int = 0
     """Token, position and segment tables."""
     attention: int = 0
-    """Projections of attention, its sinks and its indexers; blocks of attention and feed-forward that layers share."""
+    """Projections of attention, its sinks and its indexers; blocks of attention and feed-forward
+    that layers share."""
     feed_forward: int = 0
     """Dense feed-forwards, shared experts, and convolutions or dense layers of other networks."""
     experts: int = 0
@@ -41,7 +48,8 @@ class Parameters:
     router: int = 0
     """Routers, and the projections to and from the experts' latent space, if there is one."""
     mamba: int = 0
-    """Mixers other than attention: Mamba, gated delta nets, short convolutions, RWKV's time and channel mixing."""
+    """Mixers other than attention: Mamba, gated delta nets, short convolutions, RWKV's time and
+    channel mixing."""
     norms: int = 0
     """Norms, with the scales and shifts of adaLN."""
     further_tokens: int = 0
@@ -132,7 +140,8 @@ def _(model: Transformer) -> Parameters:
         embedding += projection_weights(h, model.hybrid.streams)
         head += projection_weights(h, model.hybrid.streams)
 
-    # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
+    # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and
+    # sentence classifier.
     norms += norm_params(model, h) * stacks * model.norms.final_norm
     norms += norm_params(model, small_width) * stacks * model.norms.embedding_norm
     if narrow and not model.head.pooler_and_mlm_head:
@@ -147,7 +156,8 @@ def _(model: Transformer) -> Parameters:
     stack = model.stack[: model.layer_groups or None]
     layers = _sub_layers(model, "".join(stack) + "**-" * model.decoder_layers)
 
-    # A module of multi-token prediction joins two hidden states, each normed, and norms the result of its layer.
+    # A module of multi-token prediction joins two hidden states, each normed, and norms the result
+    # of its layer.
     modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack
     further_layers = _sub_layers(model, "".join(modules))
     projection = len(modules) * (2 * h * h + 3 * norm_params(model, h))
@@ -175,16 +185,24 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     per_window, norms_inside_window = _attention(model.in_window)
     projections = per_attention * n["*"] + per_window * n["W"]
 
-    # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
+    # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
+    # stand side by side.
     ends = 2 if model.norms.norm_at == "both" else 1
-    normed = attending if model.block.parallel_blocks == "one_norm" else len(letters) - sum(n[x] for x in "IAPU")
+    normed = (
+        attending
+        if model.block.parallel_blocks == "one_norm"
+        else len(letters) - sum(n[x] for x in "IAPU")
+    )
     if hybrid.parallel_mixers:
         normed -= n["M"]
     if hybrid.shortcut_experts:
         normed -= n["E"]
-    norms = norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
+    norms = (
+        norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
+    )
 
-    # Attention with the keys and values of another layer has neither their projections nor their norms.
+    # Attention with the keys and values of another layer has neither their projections nor their
+    # norms.
     for letter, attention, weights, norms_of_attention in (
         ("Q", model, per_attention, norms_inside),
         ("V", model.in_window, per_window, norms_inside_window),
@@ -268,7 +286,9 @@ def _attention(model: Transformer) -> tuple[int, int]:
     latent = model.latent_attention
     if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
-        return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
+        return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(
+            model, rank
+        )
     biases = 0
     if model.block.bias or model.attention.qkv_bias:
         biases += sum(projected(model, heads=a, kv_heads=kv))
@@ -300,7 +320,9 @@ def _key_norm(model: Transformer) -> int:
     """Parameters of the norm of keys."""
     if not model.attention.qk_norm:
         return 0
-    return norm_params(model, (model.kv_heads if model.attention.qk_norm_of_all_heads else 1) * model.head_dim)
+    return norm_params(
+        model, (model.kv_heads if model.attention.qk_norm_of_all_heads else 1) * model.head_dim
+    )
 
 
 def _keys_and_values(model: Transformer, tp: int) -> float:
@@ -312,14 +334,19 @@ MAMBA_STATE_BYTES = 4
 """Bytes of an element of a Mamba layer's state, which servers keep in fp32."""
 
 
-def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: float) -> tuple[float, ...]:
-    """Bytes of a sequence in the cache of each layer, in model order, on one rank of tensor parallelism."""
-    # Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; or under latent
-    # attention one compressed vector for all heads, which every rank holds (DeepSeek-V2, arXiv 2405.04434, section
-    # 2.1.2).
+def layer_cache_bytes(
+    model: Transformer, tp: int, tokens: int, element_bytes: float
+) -> tuple[float, ...]:
+    """Bytes of a sequence in the cache of each layer, in model order, on one rank of tensor
+    parallelism."""
+    # Keys and values of the rank's heads, which are copied where there are fewer heads than ranks;
+    # or under latent attention one compressed vector for all heads, which every rank holds
+    # (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
     latent, mamba = model.latent_attention, model.hybrid.mamba
     if latent:
-        token_bytes = window_token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
+        token_bytes = window_token_bytes = (
+            latent.kv_lora_rank + latent.qk_rope_head_dim
+        ) * element_bytes
     else:
         token_bytes = _keys_and_values(model, tp) * element_bytes
         window_token_bytes = _keys_and_values(model.in_window, tp) * element_bytes
@@ -331,8 +358,11 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     if model.hybrid.indexer:
         bytes_by_mixer["I"] = tokens * model.hybrid.indexer.head_dim * element_bytes
     if model.hybrid.time_mix:
-        # Numerator, denominator and largest exponent of every channel, and the last token's inputs of both mixings.
-        bytes_by_mixer["R"] = MAMBA_STATE_BYTES * 3 * model.hybrid.time_mix.inner / tp + model.hidden * element_bytes
+        # Numerator, denominator and largest exponent of every channel, and the last token's inputs
+        # of both mixings.
+        bytes_by_mixer["R"] = (
+            MAMBA_STATE_BYTES * 3 * model.hybrid.time_mix.inner / tp + model.hidden * element_bytes
+        )
         bytes_by_mixer["K"] = model.hidden * element_bytes
 
     # Other mixers have a state that does not grow, and the last inputs of their convolution.

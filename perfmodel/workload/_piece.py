@@ -47,7 +47,8 @@ class Piece:
     input_bytes: float = 0.0
     """The part of `saved_bytes` that the previous piece produced."""
     reads_result: bool = False
-    """Whether its gradients need the result of the preceding product, so that recompute must include that."""
+    """Whether its gradients need the result of the preceding product, so that recompute must
+    include that."""
     inner_forward: tuple[KernelOp, ...] = ()
     """Kernels before its last product whose results its backward needs."""
 
@@ -65,7 +66,9 @@ _KEPT_COLLECTIVES: Final = ("reduce_scatter", "all_to_all")
 """Collectives whose results torch's selective checkpoints save."""
 
 
-def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
+def recomputed(
+    module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None
+) -> list[Piece]:
     """Mark pieces as recomputed if `module` is.
 
     They then keep nothing but the input of the first, or free `frees` bytes each.
@@ -128,7 +131,8 @@ def assemble(
         input_bytes: bytes that full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
         workspace_bytes, boundary_bytes, boundary_comm, tied_params: see `BlockOps`.
-        stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
+        stops_recompute: full recompute leaves out the last product and what follows it
+            (`Job.stops_recompute`).
         modules: modules that selective recompute repeats.
     """
     # Backward retraces the pieces; in inference there is none.
@@ -189,13 +193,14 @@ def _selective_work(
 
 
 def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[RecomputedWork]:
-    """Work that the backward pass repeats if a layer keeps only its input, every second product and the result of
-    attention.
+    """Work that the backward pass repeats if a layer keeps only its input, every second product and
+    the result of attention.
 
-    torch's selective checkpoint of operators counts products in their order, of which our pieces join some (queries,
-    keys and values; gate and value). So half of each product is kept and the other half repeated (torchtitan
-    parallelize_llama.py, `_op_sac_save_list` and `_get_custom_policy`). Results of reduce-scatters and all-to-alls are
-    kept too; products of experts are not on the list.
+    torch's selective checkpoint of operators counts products in their order, of which our pieces
+    join some (queries, keys and values; gate and value). So half of each product is kept and the
+    other half repeated (torchtitan parallelize_llama.py, `_op_sac_save_list` and
+    `_get_custom_policy`). Results of reduce-scatters and all-to-alls are kept too; products of
+    experts are not on the list.
     """
     works: list[RecomputedWork] = []
     kept_bytes = input_bytes
@@ -211,15 +216,22 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
             elif isinstance(op, Gemm) and op.op == "linear" and op.batch == 1:
                 repeated.append(replace(op, n=max(1, op.n // 2)))
                 kept_bytes += op.m * op.n * _result_bytes(op) / 2
-            # A copy that nothing reads but a collective whose result is kept (`scatter_copy`) is not made again.
+            # A copy that nothing reads but a collective whose result is kept (`scatter_copy`) is
+            # not made again.
             elif not (result_is_kept and _is_copy(op)):
                 repeated.append(op)
         kept_bytes += attention_bytes
-        kept_bytes += sum(comm.bytes * comm.count for comm in piece.forward_comm if comm.collective == "all_to_all")
+        kept_bytes += sum(
+            comm.bytes * comm.count
+            for comm in piece.forward_comm
+            if comm.collective == "all_to_all"
+        )
         work = RecomputedWork(
             module=SECOND_PRODUCTS,
             forward=tuple(repeated),
-            forward_comm=tuple(comm for comm in piece.forward_comm if comm.collective not in _KEPT_COLLECTIVES),
+            forward_comm=tuple(
+                comm for comm in piece.forward_comm if comm.collective not in _KEPT_COLLECTIVES
+            ),
             freed_bytes=piece.saved_bytes,
         )
         works.append(work)
@@ -241,9 +253,9 @@ def _result_bytes(op: KernelOp) -> int:
 
 def _until_last_needed(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Forward work up to the last result that the backward needs."""
-    # Backward does not need the output of a layer's last product, because its gradients follow from its input. The
-    # exceptions are outputs that a later piece reads in backward: a norm of it, or a router's weights, whose gradient
-    # follows from the results of the experts.
+    # Backward does not need the output of a layer's last product, because its gradients follow from
+    # its input. The exceptions are outputs that a later piece reads in backward: a norm of it, or a
+    # router's weights, whose gradient follows from the results of the experts.
     products = []
     for place, piece in enumerate(pieces):
         if any(op.is_matmul for op in piece.forward):
@@ -299,7 +311,10 @@ def pointwise(
 ) -> Piece:
     """Element-wise kernels `(name, inputs)` over one tensor, each with one backward kernel."""
     forward = [memory(precision, op, rows, hidden, n_inputs) for op, n_inputs in ops]
-    backward = [memory(precision, op, rows, hidden, n_inputs, backward=True) for op, n_inputs in reversed(ops)]
+    backward = [
+        memory(precision, op, rows, hidden, n_inputs, backward=True)
+        for op, n_inputs in reversed(ops)
+    ]
     return Piece(
         forward=tuple(forward),
         backward_input=tuple(backward),
@@ -310,7 +325,8 @@ def pointwise(
 
 def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int) -> BlockOps:
     """Add kernels that accumulate 16-bit gradients into fp32 ones, one per weight."""
-    # A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
+    # A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32
+    # addition.
     params = block.params + block.tied_params
     rows = round(params * 10 / 12 / hidden / tensors)
     if not rows:
@@ -335,11 +351,13 @@ def _comms(parts: Iterable[tuple[Comm, ...]]) -> tuple[Comm, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-# --- updates of weights --------------------------------------------------------------------------------
+# --- updates of weights
+# --------------------------------------------------------------------------------
 
 
 CLIPPING_PASSES = 3
-"""Passes over the gradient for clipping: it is read for the norm, then read and written to clip it."""
+"""Passes over the gradient for clipping: it is read for the norm, then read and written to clip
+it."""
 UNSCALING_PASSES = 2
 """Passes over the gradient for unscaling: it is read and written to remove the loss scale."""
 WIDEN_BYTES = 6
@@ -351,29 +369,32 @@ AVERAGE_BYTES = 4 + 8
 def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
     """The update of the parameters whose states this device holds, by one kernel.
 
-    The traffic per parameter is that of mixed-precision Adam with fp32 states, or of another optimizer as `OPTIMIZERS`
-    has it.
+    The traffic per parameter is that of mixed-precision Adam with fp32 states, or of another
+    optimizer as `OPTIMIZERS` has it.
 
     Args:
         n_params_local: parameters updated here (already divided by the sharding degree).
     """
-    # States and master weight are read and written, the weight in the compute type is written. In fp32 training
-    # weight and master are one; without a master copy the weight itself is read and written.
+    # States and master weight are read and written, the weight in the compute type is written. In
+    # fp32 training weight and master are one; without a master copy the weight itself is read and
+    # written.
     weight, kind = storage_dtype(job.dtype), OPTIMIZERS[job.optimizer]
     reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
     if kind.master:
         updated = 2 * (4 + kind.state_bytes) + (0 if weight == "fp32" else dtype_bytes(weight))
     else:
         # Gradients have the type of such weights by now, whatever they were reduced in (PyTorch
-        # torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_reduce`: converted to `orig_dtype`).
+        # torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_reduce`: converted to
+        # `orig_dtype`).
         reduced_bytes = min(reduced_bytes, dtype_bytes(weight))
         updated = 2 * (dtype_bytes(weight) + kind.state_bytes)
     traffic = kind.gradient_reads * reduced_bytes + updated + kind.further_bytes
     if job.weight_average:
         traffic += AVERAGE_BYTES
 
-    # Before the update gradients are clipped, and fp16 ones rid of the loss scale: Megatron-LM, DeepSpeed and FSDP
-    # do each in a pass of its own, on fp32 gradients where there are fp32 weights.
+    # Before the update gradients are clipped, and fp16 ones rid of the loss scale: Megatron-LM,
+    # DeepSpeed and FSDP do each in a pass of its own, on fp32 gradients where there are fp32
+    # weights.
     if weight != "fp32" and kind.clips:
         clipped_bytes = 4 if kind.master else reduced_bytes
         traffic += CLIPPING_PASSES * clipped_bytes
@@ -385,16 +406,16 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
 def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:
     """The bf16 products by which Muon orthogonalises the updates of a layer's matrices.
 
-    The matrices are those of the layer's routed experts, or those outside them. Tensor-parallel ranks do so with their
-    own shards (the block-wise mode of Megatron-Core's Muon).
+    The matrices are those of the layer's routed experts, or those outside them. Tensor-parallel
+    ranks do so with their own shards (the block-wise mode of Megatron-Core's Muon).
     """
     products: Counter[KernelOp] = Counter()
     steps = OPTIMIZERS[job.optimizer].newton_schulz
     if not steps or not block.is_layer:
         return products
 
-    # For a matrix X with a rows and b >= a columns, a Newton-Schulz iteration is A = X X', A A, and (b A + c A A) X, 2
-    # a^2 b + 2 a^3 + 2 a^2 b FLOPs.
+    # For a matrix X with a rows and b >= a columns, a Newton-Schulz iteration is A = X X', A A, and
+    # (b A + c A A) X, 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
     for shape, count in block.weight_shapes(experts=experts).items():
         a, b = sorted(shape)
         for n, k in ((a, b), (a, a), (b, a)):

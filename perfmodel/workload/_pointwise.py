@@ -15,13 +15,14 @@ from perfmodel.workload._quantisation import QUANTISING
 
 
 def norm(model: Transformer, local: ShardSizes) -> Piece:
-    """Layer or RMS norm over the hidden size; saves its input, or the tensors that its operators need
-    (`small_norm`)."""
+    """Layer or RMS norm over the hidden size; saves its input, or the tensors that its operators
+    need (`small_norm`)."""
     return replace(small_norm(model, local, local.norm_tokens, local.hidden), reads_result=True)
 
 
 def norm_params(model: Transformer, size: int) -> int:
-    """Parameters of a norm over `size` elements: a scale each, and a shift each for layer norms with biases."""
+    """Parameters of a norm over `size` elements: a scale each, and a shift each for layer norms
+    with biases."""
     # Conditioning gives both itself.
     if model.norms.adaln or not model.norms.norm_parameters:
         return 0
@@ -65,8 +66,8 @@ _GELU_FORMULA: Final = (
     ("mul", 2),
 )
 _GELU_FORMULA_KEEPS: Final = 4
-"""0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as in transformers before 4.0 (`activations.gelu_new`), which saves
-x, the tanh and both factors of the last product."""
+"""0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as in transformers before 4.0
+(`activations.gelu_new`), which saves x, the tanh and both factors of the last product."""
 
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
@@ -77,8 +78,8 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
         before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
     after = [norm(model, local)] if model.norms.norm_at != "input" else []
 
-    # Conditioning scales and shifts the norm's result and gates the sum: products of one row per sequence, and passes
-    # over the tokens.
+    # Conditioning scales and shifts the norm's result and gates the sum: products of one row per
+    # sequence, and passes over the tokens.
     if model.norms.adaln:
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])
         after.append(_pass(local, [("mul", 2)]))
@@ -86,7 +87,12 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
 
 
 def side_by_side(
-    model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece], *, one_norm: bool
+    model: Transformer,
+    local: ShardSizes,
+    attention: list[Piece],
+    feed_forward: list[Piece],
+    *,
+    one_norm: bool,
 ) -> list[Piece]:
     """Parallel attention and feed-forward (or mixer) on one input, with a joint residual addition
     (`Transformer.parallel_blocks`, `Transformer.parallel_mixers`).
@@ -97,8 +103,8 @@ def side_by_side(
     *attention_pieces, attention_output = attention
     *feed_forward_pieces, feed_forward_output = feed_forward
 
-    # One norm for both, whose output is gathered once and kept once, or a second one of the same input, which the
-    # first keeps.
+    # One norm for both, whose output is gathered once and kept once, or a second one of the same
+    # input, which the first keeps.
     first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
     second_norm: list[Piece] = []
     if not one_norm:
@@ -106,17 +112,17 @@ def side_by_side(
         second_norm = recomputed("layernorm", [without_input], [feed_forward[0].input_bytes])
 
     # Results of tensor-parallel ranks are added before they are reduced, once for both (gpt-neox
-    # megatron/model/transformer.py `ParallelTransformerLayer`, `gpt_j_residual`; MegaScale, arXiv 2402.15627,
-    # figure 3). So is the gradient of a single norm's result; gpt-neox reduces the gradient of each product, and with
-    # two norms there is no other gradient.
+    # megatron/model/transformer.py `ParallelTransformerLayer`, `gpt_j_residual`; MegaScale, arXiv
+    # 2402.15627, figure 3). So is the gradient of a single norm's result; gpt-neox reduces the
+    # gradient of each product, and with two norms there is no other gradient.
     gradient_rows = local.tokens if one_norm else local.norm_tokens
     summed = Piece(
         forward=(memory(local.precision, "add", local.tokens, local.hidden, 2),),
         backward_input=(memory(local.precision, "add", gradient_rows, local.hidden, 2),),
     )
 
-    # Biases and dropout come with the residual addition, once. The two output products end the layer, so that
-    # recompute that stops early repeats neither.
+    # Biases and dropout come with the residual addition, once. The two output products end the
+    # layer, so that recompute that stops early repeats neither.
     return [
         *first_norm,
         *attention_pieces,
@@ -128,10 +134,13 @@ def side_by_side(
     ]
 
 
-def beside_experts(model: Transformer, local: ShardSizes, attention: list[Piece], experts: list[Piece]) -> list[Piece]:
+def beside_experts(
+    model: Transformer, local: ShardSizes, attention: list[Piece], experts: list[Piece]
+) -> list[Piece]:
     """Attention and experts on the output of one norm, and a joint residual addition
     (`Transformer.parallel_blocks`)."""
-    # Experts return tokens to their ranks by collectives of their own, so that each branch is reduced by itself.
+    # Experts return tokens to their ranks by collectives of their own, so that each branch is
+    # reduced by itself.
     first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
     sum_of_branches = memory(local.precision, "add", local.norm_tokens, local.hidden, 2)
     summed = Piece(forward=(sum_of_branches,), backward_input=(sum_of_branches,))
@@ -148,7 +157,9 @@ def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) ->
 
 def _pass(local: ShardSizes, ops: list[tuple[str, int]]) -> Piece:
     """Kernels over all hidden activations; the input is kept."""
-    return pointwise(local.precision, ops, local.norm_tokens, local.hidden, saved_bytes=local.norm_bytes)
+    return pointwise(
+        local.precision, ops, local.norm_tokens, local.hidden, saved_bytes=local.norm_bytes
+    )
 
 
 def gate(local: ShardSizes) -> list[tuple[str, int]]:
@@ -160,20 +171,30 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs."""
     name, fused = model.block.activation, local.job.kernels.fuses("activation")
 
-    # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward (Megatron-Core 0.7
-    # core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
-    if local.job.narrow.fp8_activation_inputs and model.block.gated_ffn and name == "silu" and fused:
+    # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward
+    # (Megatron-Core 0.7 core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
+    if (
+        local.job.narrow.fp8_activation_inputs
+        and model.block.gated_ffn
+        and name == "silu"
+        and fused
+    ):
         cast = memory(local.precision, QUANTISING, rows, 2 * width)
-        swiglu = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
-        return replace(swiglu, forward=(*swiglu.forward, cast), backward_input=(cast, *swiglu.backward_input))
+        swiglu = pointwise(
+            local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width
+        )
+        return replace(
+            swiglu, forward=(*swiglu.forward, cast), backward_input=(cast, *swiglu.backward_input)
+        )
 
-    # A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its function and is named
-    # after the measured one. Eager kernels also keep the activated gate.
+    # A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
+    # function and is named after the measured one. Eager kernels also keep the activated gate.
     inputs = 1
     if model.block.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
         inputs = 2 if fused else 3
-    # ReLU's gradient is taken of its output, which the next product keeps; a square's gradient needs its root.
+    # ReLU's gradient is taken of its output, which the next product keeps; a square's gradient
+    # needs its root.
     elif name in ("relu", "relu2"):
         ops, inputs = [("relu", 1)], int(name == "relu2")
         if name == "relu2" and not fused:
@@ -187,8 +208,8 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
     tensor = float(rows) * width * local.act_bytes
     nonlinearity = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
 
-    # Inputs are cut by kernels of their own, unless what joins experts' products has an activation that cuts them
-    # (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`).
+    # Inputs are cut by kernels of their own, unless what joins experts' products has an activation
+    # that cuts them (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`).
     is_cut = model.block.gated_ffn and model.block.clamped_glu
     if is_cut and not local.job.kernels.fuses("clamp") and not local.job.experts.fused_experts:
         return joined(_clamp(local, rows, width), nonlinearity)
@@ -198,7 +219,8 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
 def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
     """Gate and value clamped by a kernel each, like ReLU, and copied into one tensor again.
 
-    Keeps both as they were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`).
+    Keeps both as they were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py,
+    `weighted_bias_quick_geglu_impl`).
     """
     cut = pointwise(local.precision, [("relu", 1)] * 2, rows, width)
     copied = pointwise(local.precision, [("mul_scalar", 1)], rows, 2 * width)
@@ -212,19 +234,25 @@ def rotary(local: ShardSizes, width: int) -> Piece:
 
 
 def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """Copies of queries, keys and values into the attention kernel's layout, and of gradients back."""
-    # All at once, then keys and values twice more, once to join them and once to interleave them (nanotron).
+    """Copies of queries, keys and values into the attention kernel's layout, and of gradients
+    back."""
+    # All at once, then keys and values twice more, once to join them and once to interleave them
+    # (nanotron).
     queries = local.heads * model.head_dim
     keys_and_values = local.kv_heads * (model.head_dim + model.value_dim)
     widths = (queries + keys_and_values, keys_and_values, keys_and_values)
-    return [pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths]
+    return [
+        pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths
+    ]
 
 
 def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> Piece:
-    """Norm over a compressed activation of `size` elements; keeps its input, or what each of its operators needs."""
-    # An RMS norm of several operators works on an fp32 copy, of which the mean of squares and the scaling need the same
-    # tensor; the product with the weight needs the scaled one, made as wide as the input again (Transformers 4
-    # modeling_llama.py `LlamaRMSNorm`; torchtune modules/rms_norm.py). The input itself is not kept.
+    """Norm over a compressed activation of `size` elements; keeps its input, or what each of its
+    operators needs."""
+    # An RMS norm of several operators works on an fp32 copy, of which the mean of squares and the
+    # scaling need the same tensor; the product with the weight needs the scaled one, made as wide
+    # as the input again (Transformers 4 modeling_llama.py `LlamaRMSNorm`; torchtune
+    # modules/rms_norm.py). The input itself is not kept.
     fused = local.job.kernels.fuses("norm") or model.norms.norm == "layer_norm"
     kept_bytes = local.act_bytes if fused else 4 + local.act_bytes
     in_one_kernel = pointwise(
@@ -238,8 +266,9 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
     if not fused or local.job.kernels.row_kernels != "by_reduction":
         return in_one_kernel
 
-    # A mean, where there is one, and a mean of squares read the input before the kernel that normalises it. Backward
-    # reads the input and the gradient for the sums over rows, and once more for those over columns that scales need.
+    # A mean, where there is one, and a mean of squares read the input before the kernel that
+    # normalises it. Backward reads the input and the gradient for the sums over rows, and once more
+    # for those over columns that scales need.
     reductions = 2 if model.norms.norm == "layer_norm" else 1
     sums = moving(local.precision, rows, size, reductions * local.act_bytes)
     gradient_sums = moving(local.precision, rows, size, 4 * local.act_bytes)
@@ -251,7 +280,8 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
 
 
 def head_norm(model: Transformer, local: ShardSizes, *, own_keys: bool = True) -> list[Piece]:
-    """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input.
+    """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm;
+    keeps its input.
 
     Args:
         own_keys: False where keys are those of an earlier layer, which has normalised them.
@@ -264,13 +294,15 @@ def head_norm(model: Transformer, local: ShardSizes, *, own_keys: bool = True) -
 
 
 def sub_norm(model: Transformer, local: ShardSizes, size: int) -> Piece:
-    """Norm of the `size` elements on this device that the last product of attention or of a feed-forward takes."""
-    # Over all of them, also where tensor parallelism divides them: the sums that ranks then exchange are a number a
-    # token, and are left out.
+    """Norm of the `size` elements on this device that the last product of attention or of a
+    feed-forward takes."""
+    # Over all of them, also where tensor parallelism divides them: the sums that ranks then
+    # exchange are a number a token, and are left out.
     return small_norm(model, local, local.tokens, size)
 
 
 def attention_gate(local: ShardSizes, width: int) -> Piece:
-    """The sigmoid of a gate times attention's result; keeps both (the gate together with the queries)."""
+    """The sigmoid of a gate times attention's result; keeps both (the gate together with the
+    queries)."""
     kept_bytes = float(local.tokens * width * local.act_bytes)
     return pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)

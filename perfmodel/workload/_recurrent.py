@@ -1,7 +1,7 @@
 """Recurrent mixers, sharded by heads or channels.
 
-Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao, arXiv 2312.00752),
-gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.
+Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao,
+arXiv 2312.00752), gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.
 """
 
 from dataclasses import replace
@@ -16,22 +16,25 @@ from perfmodel.workload._local import ShardSizes, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
 
-def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_input: bool = True) -> list[Piece]:
-    """Input projection, causal convolution, state-space product by chunks, gated norm, output projection.
+def mamba_mixer(
+    model: Transformer, local: ShardSizes, mamba: Mamba, *, own_input: bool = True
+) -> list[Piece]:
+    """Input projection, causal convolution, state-space product by chunks, gated norm, output
+    projection.
 
     Args:
         own_input: False where attention has the same input, and gathers and keeps it.
 
     Raises:
-        LayoutError: groups of heads that tensor parallelism does not divide, or context parallelism, through which
-            the state would have to be passed.
+        LayoutError: groups of heads that tensor parallelism does not divide, or context
+            parallelism, through which the state would have to be passed.
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"mamba groups={mamba.groups} are", mamba.groups, "tp", tp)
     require_whole_sequence(model, local, "Mamba layers")
 
-    # One product gives the gate, the inputs of the convolution (which feed the state-space product) and a step size per
-    # head.
+    # One product gives the gate, the inputs of the convolution (which feed the state-space product)
+    # and a step size per head.
     heads = mamba.heads // tp
     inner = mamba.inner // tp
     convolved = mamba.convolved // tp
@@ -65,8 +68,10 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_inpu
 
 
 def _convolution(local: ShardSizes, width: int, params: int, saved_bytes: float) -> Piece:
-    """A depthwise convolution and its activation in one pass; its input is the projection's output, kept there."""
-    # Its output is not saved but computed again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn).
+    """A depthwise convolution and its activation in one pass; its input is the projection's output,
+    kept there."""
+    # Its output is not saved but computed again in backward (mamba_ssm 2.2,
+    # MambaSplitConv1dScanCombinedFn).
     once = pointwise(
         local.precision,
         [("silu", 1)],
@@ -86,7 +91,8 @@ def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
     tokens = local.sequences * n_chunks * size
     shard = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
 
-    # Inputs are kept by the pieces before; states are computed again in backward, as the published kernels do.
+    # Inputs are kept by the pieces before; states are computed again in backward, as the published
+    # kernels do.
     forward = Recurrence(
         op="state_space",
         dtype=local.precision.wide_dtype,
@@ -104,7 +110,8 @@ def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
 
 
 class _StateSpaceTraffic(NamedTuple):
-    """How often the kernels of a pass read or write each kind of tensor (mamba_ssm 2.2 ops/triton/ssd_combined.py)."""
+    """How often the kernels of a pass read or write each kind of tensor (mamba_ssm 2.2
+    ops/triton/ssd_combined.py)."""
 
     inner: float
     """Tensors of the inner size."""
@@ -119,8 +126,8 @@ class _StateSpaceTraffic(NamedTuple):
 _STATE_SPACE_FORWARD: Final = _StateSpaceTraffic(inner=3, states=3, sides=4, scores=2)
 """States of chunks are computed and passed on from chunk to chunk; then come scores and outputs."""
 _STATE_SPACE_BACKWARD: Final = _StateSpaceTraffic(inner=11, states=8.5, sides=14, scores=7)
-"""All but the outputs is recomputed; then come the gradients of states, of inputs, of inputs and outputs of the state,
-of scores and of decay."""
+"""All but the outputs is recomputed; then come the gradients of states, of inputs, of inputs and
+outputs of the state, of scores and of decay."""
 
 
 def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
@@ -155,18 +162,19 @@ def state_space_products(mamba: Mamba) -> int:
 def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveScan) -> list[Piece]:
     """The first Mamba's mixer, sharded by channels.
 
-    Input projection, causal convolution, projections of step sizes and of the state's inputs and outputs, the scan,
-    output projection.
+    Input projection, causal convolution, projections of step sizes and of the state's inputs and
+    outputs, the scan, output projection.
 
     Raises:
-        LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the state
-            would have to be passed.
+        LayoutError: channels that tensor parallelism does not divide, or context parallelism,
+            through which the state would have to be passed.
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"selective_scan inner={scan.inner} are", scan.inner, "tp", tp)
     require_whole_sequence(model, local, "selective scans")
 
-    # Step sizes come from a narrow projection; they and the state's inputs and outputs may be normed.
+    # Step sizes come from a narrow projection; they and the state's inputs and outputs may be
+    # normed.
     inner, projected = scan.inner // tp, scan.step_rank + 2 * scan.state
     tensor = float(local.tokens * local.act_bytes)
     projections = [
@@ -197,10 +205,12 @@ def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveS
 def _scan(local: ShardSizes, scan: SelectiveScan, inner: int) -> Piece:
     """The scan and the gate in one kernel, which computes states again in backward (section 3.3.2).
 
-    It has no matrix products: every channel updates `state` elements per token. Its traffic stands for its work: the
-    lanes' work that goes with a byte (`perfmodel.ops` recurrence) is about that of 16 states, the usual number.
+    It has no matrix products: every channel updates `state` elements per token. Its traffic stands
+    for its work: the lanes' work that goes with a byte (`perfmodel.ops` recurrence) is about that
+    of 16 states, the usual number.
     """
-    # Input, step size and gate in, output before and after the gate out; the state's input and output in.
+    # Input, step size and gate in, output before and after the gate out; the state's input and
+    # output in.
     forward = Recurrence(
         op="selective_scan",
         dtype=local.precision.wide_dtype,
@@ -209,7 +219,8 @@ def _scan(local: ShardSizes, scan: SelectiveScan, inner: int) -> Piece:
         bytes_per_token=local.act_bytes * (5 * inner + 2 * scan.state),
     )
 
-    # These and the output's gradient in, four gradients out; the states and the output are made again.
+    # These and the output's gradient in, four gradients out; the states and the output are made
+    # again.
     backward = replace(
         forward,
         bytes_per_token=local.act_bytes * (12 * inner + 8 * scan.state),
@@ -234,13 +245,14 @@ def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
 
 
 def short_conv_mixer(model: Transformer, local: ShardSizes, conv: ShortConv) -> list[Piece]:
-    """Input projection to two gates and a value, the gated convolution, output projection, sharded by channels.
+    """Input projection to two gates and a value, the gated convolution, output projection, sharded
+    by channels.
 
     `Lfm2ShortConv` of transformers.
 
     Raises:
-        LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the last
-            tokens would have to be passed.
+        LayoutError: channels that tensor parallelism does not divide, or context parallelism,
+            through which the last tokens would have to be passed.
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"short_conv channels={model.hidden} are", model.hidden, "tp", tp)
@@ -273,11 +285,12 @@ def short_conv_parameters(hidden: int, conv: ShortConv) -> int:
 
 
 def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> list[Piece]:
-    """A gated delta net: input projections, causal convolution, delta rule by chunks, gated norm, output projection.
+    """A gated delta net: input projections, causal convolution, delta rule by chunks, gated norm,
+    output projection.
 
     Raises:
-        LayoutError: key heads that tensor parallelism does not divide, or context parallelism, through which the state
-            would have to be passed.
+        LayoutError: key heads that tensor parallelism does not divide, or context parallelism,
+            through which the state would have to be passed.
     """
     tp = local.tp
     divide(
@@ -290,16 +303,19 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
     )
     require_whole_sequence(model, local, "gated delta nets")
 
-    # Projected are queries, keys and values, which are convolved, the output gate, and decay and step of every head.
+    # Projected are queries, keys and values, which are convolved, the output gate, and decay and
+    # step of every head.
     heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
     decays = net.decays // tp
     tensor = float(local.tokens * local.act_bytes)
     if net.gate_rank:
-        # Low-rank projections start on every rank, as those of latent attention; the second products are
-        # column-parallel.
+        # Low-rank projections start on every rank, as those of latent attention; the second
+        # products are column-parallel.
         projections = [
             column_linear(local, convolved + heads, local.hidden, kept_output=1.0),
-            linear(local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0),
+            linear(
+                local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0
+            ),
             column_linear(local, values, net.gate_rank, kept_output=1.0),
             column_linear(local, decays, net.gate_rank, kept_output=1.0),
         ]
@@ -339,9 +355,9 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
 
 def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
     """Products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3)."""
-    # Keys with keys, the inverse of the triangular matrix that they make (as one product), that with keys and with
-    # values; queries with keys, scores with new values; queries and decayed keys with the state, and what the
-    # chunk adds to it.
+    # Keys with keys, the inverse of the triangular matrix that they make (as one product), that
+    # with keys and with values; queries with keys, scores with new values; queries and decayed keys
+    # with the state, and what the chunk adds to it.
     c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
     return (
         (c, c, k),
@@ -369,7 +385,8 @@ def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
         bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=False),
     )
 
-    # Backward recomputes what it needs from inputs that the previous pieces save, like the published kernels.
+    # Backward recomputes what it needs from inputs that the previous pieces save, like the
+    # published kernels.
     backward = replace(
         forward,
         bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=True),
@@ -381,8 +398,8 @@ def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
 
 
 class _DeltaRuleTraffic(NamedTuple):
-    """How often the kernels of a pass read or write each kind of tensor (flash-linear-attention 0.4,
-    fla/ops/gated_delta_rule/chunk.py)."""
+    """How often the kernels of a pass read or write each kind of tensor (flash-linear-attention
+    0.4, fla/ops/gated_delta_rule/chunk.py)."""
 
     keys: float
     """Tensors as wide as a key."""
@@ -395,10 +412,11 @@ class _DeltaRuleTraffic(NamedTuple):
 
 
 _DELTA_RULE_FORWARD: Final = _DeltaRuleTraffic(keys=7, values=6, triangle=6, states=2)
-"""The kernels compute keys with keys, the inverse, its products with keys and values, states and outputs."""
+"""The kernels compute keys with keys, the inverse, its products with keys and values, states and
+outputs."""
 _DELTA_RULE_BACKWARD: Final = _DeltaRuleTraffic(keys=20, values=15, triangle=2, states=4)
-"""Those products and the states are recomputed; then come the gradients of values, of states, of queries and keys, and
-of the products."""
+"""Those products and the states are recomputed; then come the gradients of values, of states, of
+queries and keys, and of the products."""
 
 
 def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
@@ -419,13 +437,22 @@ def delta_net_weights(hidden: int, net: DeltaNet) -> int:
     """Elements of the projections."""
     gates = net.values + net.decays
     if net.gate_rank:
-        return hidden * (net.values + net.convolved + net.heads + 2 * net.gate_rank) + net.gate_rank * gates
+        return (
+            hidden * (net.values + net.convolved + net.heads + 2 * net.gate_rank)
+            + net.gate_rank * gates
+        )
     return hidden * (net.values + net.convolved + net.heads + gates)
 
 
 def delta_net_parameters(hidden: int, net: DeltaNet) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    return delta_net_weights(hidden, net) + net.convolved * net.conv_kernel + net.heads + net.decays + net.head_dim
+    return (
+        delta_net_weights(hidden, net)
+        + net.convolved * net.conv_kernel
+        + net.heads
+        + net.decays
+        + net.head_dim
+    )
 
 
 def delta_rule_products(net: DeltaNet) -> float:

@@ -1,4 +1,5 @@
-"""Element-wise work on the scores of attention that is not fused: scale, mask, softmax and dropout."""
+"""Element-wise work on the scores of attention that is not fused: scale, mask, softmax and
+dropout."""
 
 from dataclasses import replace
 
@@ -8,13 +9,15 @@ from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise
 
 
 def compiled_softmax(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
-    """Scale, mask, softmax and dropout of scores in the kernels of a compiler (`KernelChoices.row_kernels`).
+    """Scale, mask, softmax and dropout of scores in the kernels of a compiler
+    (`KernelChoices.row_kernels`).
 
-    One kernel reads the scores and writes their softmax, and with dropout also its mask of one byte and its result;
-    backward reads the softmax, its gradient and the mask, and writes the gradient of scores. A compiler that ends its
-    kernels at reductions reads the scores for their maximum and for the sum of their exponentials before, and in
-    backward everything once more for the sum of products. The kernels stream their tensors as element-wise ones do:
-    the tables' `scale_mask_softmax` was written for 16 bits, and takes several times as long in 32.
+    One kernel reads the scores and writes their softmax, and with dropout also its mask of one byte
+    and its result; backward reads the softmax, its gradient and the mask, and writes the gradient
+    of scores. A compiler that ends its kernels at reductions reads the scores for their maximum and
+    for the sum of their exponentials before, and in backward everything once more for the sum of
+    products. The kernels stream their tensors as element-wise ones do: the tables'
+    `scale_mask_softmax` was written for 16 bits, and takes several times as long in 32.
     """
     element = local.act_bytes
     by_reduction = local.job.kernels.row_kernels == "by_reduction"
@@ -57,11 +60,12 @@ def without_softmax(between: Piece) -> Piece:
 def scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
     """Operations of unfused attention on scores before their softmax: a scale and a mask.
 
-    Decoders fill what lies ahead, and their backward fills the gradient at the same places (Megatron-LM
-    `attention_mask_func`; Hugging Face GPT-2, `torch.where`). Encoders of text add a mask of one row per sequence,
-    whose gradient nobody needs, so that the scores' own passes through unchanged (google-research/bert modeling.py
-    `attention_layer`, and its ports). T5 adds its relative positions instead, unscaled, and sums their gradient over
-    the batch (Hugging Face T5, `position_bias`). Patches are never masked: images have no padding.
+    Decoders fill what lies ahead, and their backward fills the gradient at the same places
+    (Megatron-LM `attention_mask_func`; Hugging Face GPT-2, `torch.where`). Encoders of text add a
+    mask of one row per sequence, whose gradient nobody needs, so that the scores' own passes
+    through unchanged (google-research/bert modeling.py `attention_layer`, and its ports). T5 adds
+    its relative positions instead, unscaled, and sums their gradient over the batch (Hugging Face
+    T5, `position_bias`). Patches are never masked: images have no padding.
     """
     precision = local.precision
     scale = pointwise(precision, [("mul_scalar", 1)], rows, keys)

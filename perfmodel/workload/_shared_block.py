@@ -1,4 +1,5 @@
-"""Weights that several layers share: of whole groups of layers, and of blocks in some (Zamba, arXiv 2405.16712)."""
+"""Weights that several layers share: of whole groups of layers, and of blocks in some (Zamba, arXiv
+2405.16712)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +15,20 @@ from perfmodel.workload._weights import ffn_weights
 
 
 def shared_block(
-    model: Transformer, local: ShardSizes, block: SharedBlock, feed_forward: Sequence[Piece], *, owner: bool
+    model: Transformer,
+    local: ShardSizes,
+    block: SharedBlock,
+    feed_forward: Sequence[Piece],
+    *,
+    owner: bool,
 ) -> list[Piece]:
-    """Attention over the hidden state beside the token's embedding, a feed-forward, and a projection that is added to
-    the input of what follows (transformers models/zamba2/modeling_zamba2.py `Zamba2HybridLayer`).
+    """Attention over the hidden state beside the token's embedding, a feed-forward, and a
+    projection that is added to the input of what follows (transformers
+    models/zamba2/modeling_zamba2.py `Zamba2HybridLayer`).
 
     Args:
-        owner: False where the weights are those of an earlier layer: only adapters and the last projection count.
+        owner: False where the weights are those of an earlier layer: only adapters and the last
+            projection count.
     """
     hidden, heads, kv_heads, d = local.hidden, local.heads, local.kv_heads, model.head_dim
     rows = local.norm_tokens
@@ -44,12 +52,18 @@ def shared_block(
         causal=model.attention.causal,
         window=0,
     )
-    shared = [*attention, core, row_linear(local, hidden, heads * d), norm(model, local), *feed_forward]
+    shared = [
+        *attention,
+        core,
+        row_linear(local, hidden, heads * d),
+        norm(model, local),
+        *feed_forward,
+    ]
     if not owner:
         shared = [replace(piece, params=0) for piece in shared]
 
-    # Adapters start on every rank, as low-rank projections of latent attention do; their second products are
-    # column-parallel.
+    # Adapters start on every rank, as low-rank projections of latent attention do; their second
+    # products are column-parallel.
     adapters = []
     if block.attention_adapters:
         adapters += [
@@ -69,7 +83,9 @@ def shared_block(
 def shared_weights(model: Transformer) -> int:
     """Elements of the weights of one block that layers share."""
     inputs = 2 * model.hidden * sum(projected(model, heads=model.heads, kv_heads=model.kv_heads))
-    return inputs + model.heads * model.head_dim * model.hidden + ffn_weights(model, model.ffn_hidden)
+    return (
+        inputs + model.heads * model.head_dim * model.hidden + ffn_weights(model, model.ffn_hidden)
+    )
 
 
 def own_weights(model: Transformer, block: SharedBlock) -> int:
@@ -77,21 +93,25 @@ def own_weights(model: Transformer, block: SharedBlock) -> int:
     hidden, rank = model.hidden, block.adapter_rank
     weights = hidden * hidden + rank * (hidden + model.ffn_hidden * model.inner_projections)
     if block.attention_adapters:
-        weights += rank * (6 * hidden + sum(projected(model, heads=model.heads, kv_heads=model.kv_heads)))
+        weights += rank * (
+            6 * hidden + sum(projected(model, heads=model.heads, kv_heads=model.kv_heads))
+        )
     return weights
 
 
 def shared_block_parameters(model: Transformer, block: SharedBlock, layers: int) -> int:
-    """Parameters of all shared blocks, with their norms, and of what so many layers have of their own."""
+    """Parameters of all shared blocks, with their norms, and of what so many layers have of their
+    own."""
     copies = min(block.copies, layers)
     norms = norm_params(model, 2 * model.hidden) + norm_params(model, model.hidden)
     return copies * (shared_weights(model) + norms) + layers * own_weights(model, block)
 
 
 def owners(model: Transformer) -> list[int]:
-    """For each layer the number of the layer whose weights it uses, its own if it shares none with earlier ones."""
-    # The layers of a group follow one another and use the weights of its first (Transformers modeling_albert.py,
-    # `AlbertTransformer`: group i * groups / layers).
+    """For each layer the number of the layer whose weights it uses, its own if it shares none with
+    earlier ones."""
+    # The layers of a group follow one another and use the weights of its first (Transformers
+    # modeling_albert.py, `AlbertTransformer`: group i * groups / layers).
     n_layers = len(model.stack)
     groups = model.layer_groups or n_layers
     owner_of = []

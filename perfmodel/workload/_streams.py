@@ -1,4 +1,5 @@
-"""Several residual streams (alternating updates), and a low-rank residual beside attention, both of Gemma 3n."""
+"""Several residual streams (alternating updates), and a low-rank residual beside attention, both of
+Gemma 3n."""
 
 from dataclasses import replace
 
@@ -11,21 +12,34 @@ from perfmodel.workload._pointwise import norm_params, small_norm
 
 
 def updates(model: Transformer, local: ShardSizes, streams: Streams) -> list[Piece]:
-    """Prediction of all streams before a layer, their correction behind it, and the low-rank residual (transformers
-    models/gemma3n/modeling_gemma3n.py `Gemma3nTextAltUp`, `Gemma3nTextLaurelBlock`)."""
+    """Prediction of all streams before a layer, their correction behind it, and the low-rank
+    residual (transformers models/gemma3n/modeling_gemma3n.py `Gemma3nTextAltUp`,
+    `Gemma3nTextLaurelBlock`)."""
     hidden, rows, n = local.hidden, local.norm_tokens, streams.count
     all_streams = n * hidden
     kept_bytes = float(rows * all_streams * local.act_bytes)
 
-    # Coefficients are made of the normed hidden state twice, before the layer and behind it, by the same weights.
+    # Coefficients are made of the normed hidden state twice, before the layer and behind it, by the
+    # same weights.
     router = [small_norm(model, local, rows, hidden), linear(local.precision, rows, n, hidden)]
     again = [replace(piece, params=0) for piece in router]
     predicted = pointwise(
-        local.precision, [("mul_scalar", 1), ("add", 2)], rows, all_streams, params=n**3, saved_bytes=kept_bytes
+        local.precision,
+        [("mul_scalar", 1), ("add", 2)],
+        rows,
+        all_streams,
+        params=n**3,
+        saved_bytes=kept_bytes,
     )
-    # What the layer changed is added to every stream by its own coefficient; the first is scaled besides.
+    # What the layer changed is added to every stream by its own coefficient; the first is scaled
+    # besides.
     corrected = pointwise(
-        local.precision, [("mul", 2), ("add", 2)], rows, all_streams, params=n * n + hidden, saved_bytes=kept_bytes
+        local.precision,
+        [("mul", 2), ("add", 2)],
+        rows,
+        all_streams,
+        params=n * n + hidden,
+        saved_bytes=kept_bytes,
     )
     low_rank = [
         linear(local.precision, rows, streams.low_rank, hidden),
@@ -38,7 +52,9 @@ def updates(model: Transformer, local: ShardSizes, streams: Streams) -> list[Pie
 
 def stream_projections(local: ShardSizes, streams: Streams) -> list[Piece]:
     """Projections of the hidden state to the further streams, or of these to what the head sees."""
-    return [linear(local.precision, local.norm_tokens, local.hidden, local.hidden)] * (streams.count - 1)
+    return [linear(local.precision, local.norm_tokens, local.hidden, local.hidden)] * (
+        streams.count - 1
+    )
 
 
 def update_weights(hidden: int, streams: Streams) -> int:

@@ -13,18 +13,20 @@ from perfmodel.workload._pointwise import gate
 
 
 def time_mixing(model: Transformer, local: ShardSizes, mix: TimeMix) -> list[Piece]:
-    """Token shift, projections to receptances, keys and values, the scan, the gate, output projection (section 3.1.2).
+    """Token shift, projections to receptances, keys and values, the scan, the gate, output
+    projection (section 3.1.2).
 
     Raises:
-        LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the state
-            would have to be passed.
+        LayoutError: channels that tensor parallelism does not divide, or context parallelism,
+            through which the state would have to be passed.
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"time_mix inner={mix.inner} are", mix.inner, "tp", tp)
     require_whole_sequence(model, local, "time mixing")
     inner = mix.inner // tp
 
-    # Each projection has an input of its own, a mixture of a token and the one before it; they are gathered together.
+    # Each projection has an input of its own, a mixture of a token and the one before it; they are
+    # gathered together.
     shift = _token_shift(local, mixtures=3)
     first = column_linear(local, inner, local.hidden, kept_output=1.0)
     other = column_linear(local, inner, local.hidden, kept_output=1.0, communicates=False)
@@ -35,15 +37,28 @@ def time_mixing(model: Transformer, local: ShardSizes, mix: TimeMix) -> list[Pie
         inner,
         saved_bytes=float(local.tokens * inner * local.act_bytes),
     )
-    return [shift, first, other, other, _scan(local, inner), gated, row_linear(local, local.hidden, inner)]
+    return [
+        shift,
+        first,
+        other,
+        other,
+        _scan(local, inner),
+        gated,
+        row_linear(local, local.hidden, inner),
+    ]
 
 
 def channel_mixing(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """Token shift, a feed-forward with a squared ReLU, and a gate of the hidden size (section 3.1.3)."""
+    """Token shift, a feed-forward with a squared ReLU, and a gate of the hidden size (section
+    3.1.3)."""
     require_whole_sequence(model, local, "channel mixing")
     tensor = float(local.tokens * local.ffn * local.act_bytes)
-    receptance = column_linear(local, local.hidden // local.tp, local.hidden, kept_output=1.0, communicates=False)
-    squared = pointwise(local.precision, [("relu", 1), ("mul", 1)], local.tokens, local.ffn, saved_bytes=tensor)
+    receptance = column_linear(
+        local, local.hidden // local.tp, local.hidden, kept_output=1.0, communicates=False
+    )
+    squared = pointwise(
+        local.precision, [("relu", 1), ("mul", 1)], local.tokens, local.ffn, saved_bytes=tensor
+    )
     gated = pointwise(
         local.precision,
         gate(local),
@@ -62,8 +77,8 @@ def channel_mixing(model: Transformer, local: ShardSizes) -> list[Piece]:
 
 
 def _token_shift(local: ShardSizes, mixtures: int) -> Piece:
-    """Mixtures of every token with the one before it, each with a trained share per channel. Both are kept by what
-    gives the input, and the mixtures by the products that take them."""
+    """Mixtures of every token with the one before it, each with a trained share per channel. Both
+    are kept by what gives the input, and the mixtures by the products that take them."""
     mixture = pointwise(local.precision, [("mul", 2)] * mixtures, local.norm_tokens, local.hidden)
     return replace(mixture, params=mixtures * local.hidden)
 
@@ -71,9 +86,9 @@ def _token_shift(local: ShardSizes, mixtures: int) -> Piece:
 def _scan(local: ShardSizes, inner: int) -> Piece:
     """The scan over tokens, which updates a numerator and a denominator in every channel.
 
-    It has no matrix products. Forward reads keys and values and writes the means; backward reads these and their
-    gradient, and writes the gradients of keys and values (RWKV-LM cuda/wkv_cuda.cu, `kernel_forward` and
-    `kernel_backward`).
+    It has no matrix products. Forward reads keys and values and writes the means; backward reads
+    these and their gradient, and writes the gradients of keys and values (RWKV-LM cuda/wkv_cuda.cu,
+    `kernel_forward` and `kernel_backward`).
     """
     forward = Recurrence(
         op="selective_scan",

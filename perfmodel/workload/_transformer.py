@@ -21,15 +21,29 @@ from perfmodel.workload._layer_embedding import gated_embedding, layers_with_row
 from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
-from perfmodel.workload._pointwise import activation, beside_experts, norm, residual, side_by_side, sub_layer, sub_norm
+from perfmodel.workload._pointwise import (
+    activation,
+    beside_experts,
+    norm,
+    residual,
+    side_by_side,
+    sub_layer,
+    sub_norm,
+)
 from perfmodel.workload._quantisation import activation_quantises
-from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
+from perfmodel.workload._recurrent import (
+    delta_net_mixer,
+    mamba_mixer,
+    selective_scan_mixer,
+    short_conv_mixer,
+)
 from perfmodel.workload._shared_block import owners, shared_block
 from perfmodel.workload._streams import stream_projections, updates
 from perfmodel.workload._time_mix import channel_mixing, time_mixing
 
 WEIGHTS_OF_A_LAYER = 6
-"""Tensors of a layer whose gradients are accumulated separately: four products and two norms (or a shared one)."""
+"""Tensors of a layer whose gradients are accumulated separately: four products and two norms (or a
+shared one)."""
 
 
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
@@ -42,8 +56,8 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if not (job.adds_half_gradients and job.mode == "train"):
         return blocks
 
-    # 16-bit gradients are added to fp32 ones by kernels of their own, one for each weight. An embedding or a
-    # head is a single weight.
+    # 16-bit gradients are added to fp32 ones by kernels of their own, one for each weight. An
+    # embedding or a head is a single weight.
     precision = Precision.of(job)
     weights_of_layer = WEIGHTS_OF_A_LAYER - (model.block.parallel_blocks == "one_norm")
     with_additions = []
@@ -56,11 +70,14 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Blocks of the model, without the later processing of their gradients."""
     if model.experts is None and (shard.ep > 1 or shard.expert_tp != shard.tp):
-        raise LayoutError(f"{model.name} has no experts; use ep=1 and leave etp out", Reason.UNSPLIT, "ep")
+        raise LayoutError(
+            f"{model.name} has no experts; use ep=1 and leave etp out", Reason.UNSPLIT, "ep"
+        )
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
 
-    # Recipes of narrow types may leave the last layers in 16 bits; in a job of 16 bits all are alike.
+    # Recipes of narrow types may leave the last layers in 16 bits; in a job of 16 bits all are
+    # alike.
     local = local_sizes(model, job, shard, job.seq_len)
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
@@ -124,12 +141,14 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     Args:
         owner: False leaves out the parameters of a block that an earlier layer shares with it.
     """
-    # The widest activation inside, of which backward holds the gradients of its input and of its result at once.
+    # The widest activation inside, of which backward holds the gradients of its input and of its
+    # result at once.
     widest = local.tokens * local.hidden
     if set(word) & set("-*WQVKA"):
         widest = max(widest, local.tokens * local.ffn)
 
-    # Experts work on the tokens that reach them. Other mixers project to several tensors of their inner size at once.
+    # Experts work on the tokens that reach them. Other mixers project to several tensors of their
+    # inner size at once.
     if "E" in word and model.experts:
         routing = route(model, local, model.experts)
         widest = routing.processed * routing.inner
@@ -144,7 +163,8 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     elif "R" in word and model.hybrid.time_mix:
         widest = max(widest, local.tokens * model.hybrid.time_mix.inner // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
-    # Later stages need the rows of their layers, which the first one looks up, and all residual streams.
+    # Later stages need the rows of their layers, which the first one looks up, and all residual
+    # streams.
     passed_on_bytes = 0.0
     streams = model.hybrid.streams.count if model.hybrid.streams else 1
     if model.hybrid.layer_embedding:
@@ -166,8 +186,9 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
 
 
 def _activation_gradients(model: Transformer, local: ShardSizes) -> int:
-    """Number of new tensors for the gradients of a feed-forward's activation: of its input and of its result, or only
-    the latter where the former overwrites gate and value (`Job.in_place_activation`)."""
+    """Number of new tensors for the gradients of a feed-forward's activation: of its input and of
+    its result, or only the latter where the former overwrites gate and value
+    (`Job.in_place_activation`)."""
     return 1 if local.job.activations.in_place_activation and model.block.gated_ffn else 2
 
 
@@ -192,7 +213,9 @@ _NAMES: Final = {
 """Names of layers. A layer is named after the first of these that it has."""
 
 
-def _sub_layers(model: Transformer, local: ShardSizes, letters: str, *, owner: bool = True) -> list[Piece]:
+def _sub_layers(
+    model: Transformer, local: ShardSizes, letters: str, *, owner: bool = True
+) -> list[Piece]:
     """Sub-layers of one layer, in series or (`parallel_blocks`) side by side."""
     if model.block.parallel_blocks == "none":
         pieces: list[Piece] = []
@@ -202,7 +225,9 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str, *, owner: b
             pieces += side_by_side(model, local, attention, mixer, one_norm=True)
             letters = letters[2:]
         while letters:
-            sub_layer_letters = "-E" if model.hybrid.shortcut_experts and letters.startswith("-E") else letters[0]
+            sub_layer_letters = (
+                "-E" if model.hybrid.shortcut_experts and letters.startswith("-E") else letters[0]
+            )
             pieces += _sub_layer(model, local, sub_layer_letters, owner=owner)
             letters = letters.removeprefix(sub_layer_letters)
         return pieces
@@ -210,7 +235,10 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str, *, owner: b
     if "E" in letters and model.experts:
         attention = _attention(model, local, letters[0])
         return beside_experts(
-            model, local, attention, expert_feed_forward(model, local, model.experts, own_input=False)
+            model,
+            local,
+            attention,
+            expert_feed_forward(model, local, model.experts, own_input=False),
         )
 
     # With two norms, the feed-forward gathers and saves a separate input.
@@ -234,7 +262,9 @@ def _sub_layer(model: Transformer, local: ShardSizes, letters: str, *, owner: bo
     if letters == "I" and hybrid.indexer:
         return indexer_pieces(model, local, hybrid.indexer)
     if letters == "A" and hybrid.shared_block:
-        return shared_block(model, local, hybrid.shared_block, feed_forward(model, local), owner=owner)
+        return shared_block(
+            model, local, hybrid.shared_block, feed_forward(model, local), owner=owner
+        )
     if letters == "U" and hybrid.streams:
         return updates(model, local, hybrid.streams)
     if letters == "P" and hybrid.layer_embedding:
@@ -263,7 +293,9 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
     return _attention(model, local, letter)
 
 
-def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
+def _attention(
+    model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True
+) -> list[Piece]:
     """Self-attention, under a sliding window where the letter says so."""
     window = 0
     if letter in "WV":
@@ -294,11 +326,11 @@ def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
 def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
     """A module that predicts one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-    The token's embedding and the layers' output, each normalised, are made one by a product; a layer and the head
-    follow. It stands with the head, whose table and the embedding's it uses.
+    The token's embedding and the layers' output, each normalised, are made one by a product; a
+    layer and the head follow. It stands with the head, whose table and the embedding's it uses.
     """
-    # Embedding and head are counted where they stand. On another stage than the embedding's the table is held again,
-    # unless it is the head's own.
+    # Embedding and head are counted where they stand. On another stage than the embedding's the
+    # table is held again, unless it is the head's own.
     local = local.for_module("further_tokens")
     layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
@@ -320,7 +352,8 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
 
 
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
-    """Encoder, then decoder with cross-attention; the final encoder norm belongs to the decoder's input block."""
+    """Encoder, then decoder with cross-attention; the final encoder norm belongs to the decoder's
+    input block."""
     if job.varied_lengths:
         raise LayoutError(
             f"{model.name}: varied lengths are not supported for encoder-decoder models; leave mean_tokens out"
@@ -334,7 +367,9 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
             pieces += sub_layer(model, local, mixer)
         return pieces
 
-    encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
+    encoder_layer = layer(
+        encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder)
+    )
     decoder_layer = layer(
         decoder,
         self_attention(model, decoder, causal=True),
@@ -344,22 +379,32 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
     gradients = _activation_gradients(model, encoder)
 
-    # Cross-attention of every decoder layer reads the encoder's output, so that each stage passes it on to the next.
+    # Cross-attention of every decoder layer reads the encoder's output, so that each stage passes
+    # it on to the next.
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),
         (_layer("encoder_layer", encoder, encoder_layer, gradients=gradients), model.layers),
         (_embedding("decoder_embedding", model, decoder, encoder), 1),
         (
-            _layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on, gradients=gradients),
+            _layer(
+                "decoder_layer",
+                decoder,
+                decoder_layer,
+                passed_on_bytes=passed_on,
+                gradients=gradients,
+            ),
             model.decoder_layers,
         ),
         (_head(model, decoder), 1),
     )
 
 
-def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None) -> BlockOps:
-    """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
+def _embedding(
+    name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None
+) -> BlockOps:
+    """The input block; T5's decoder input also normalises the output of `encoder` and passes it
+    on."""
     pieces = embedding_pieces(model, local, decoder=encoder is not None)
     if encoder:
         encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
@@ -390,7 +435,8 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
 
 def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     """The output block, which is not recomputed."""
-    # A tied table is held again on the last stage; heads of labels have a small projection of their own.
+    # A tied table is held again on the last stage; heads of labels have a small projection of their
+    # own.
     joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
     return assemble(
         "head",
@@ -416,8 +462,9 @@ def _layer(
 ) -> BlockOps:
     """A layer that may be recomputed.
 
-    Its workspace holds the gradient of the hidden state, and `gradients` tensors as large as the widest activation
-    (`widest` elements, or the dense feed-forward's): the gradients of its input and of its result.
+    Its workspace holds the gradient of the hidden state, and `gradients` tensors as large as the
+    widest activation (`widest` elements, or the dense feed-forward's): the gradients of its input
+    and of its result.
     """
     # Full recompute keeps the input alone, sharded along the sequence as norms see it.
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
@@ -477,7 +524,9 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         if model.block.gated_ffn:
             outputs.append(("gate_proj", local.ffn))
         first_adapters = adapters(local, outputs, local.hidden)
-        last_adapters = adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True)
+        last_adapters = adapters(
+            local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True
+        )
     normed = [sub_norm(model, local, local.ffn)] if model.norms.sub_norms else []
     pieces = [
         first_product,

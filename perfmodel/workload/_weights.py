@@ -8,7 +8,8 @@ def attention_weights(model: Transformer) -> int:
     """Elements of the projections of one attention."""
     h, a = model.hidden, model.heads
 
-    # Latent attention: down and up projections of queries, then of keys and values, then the output's.
+    # Latent attention: down and up projections of queries, then of keys and values, then the
+    # output's.
     latent = model.latent_attention
     if latent:
         d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
@@ -29,5 +30,6 @@ def key_value_weights(model: Transformer) -> int:
 
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
-    """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
+    """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the
+    hidden size."""
     return (outer or model.hidden) * inner * (model.inner_projections + 1)

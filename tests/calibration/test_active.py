@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.calibration import LayoutSteps, Selection, calibrate_model, model_plan, select, selection_text
+from perfmodel.calibration import (
+    LayoutSteps,
+    Selection,
+    calibrate_model,
+    model_plan,
+    select,
+    selection_text,
+)
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Plan, read_plan
 from perfmodel.measure.timing import StoppingRule
@@ -31,7 +38,9 @@ def truth(ops: Sequence[Op]) -> dict[Op, float]:
 
 
 def run(target: float, measure=truth, **options) -> Selection:
-    return select(STEPS, POOL, measure, base=base, device=CLUSTER.device, target_half_width=target, **options)
+    return select(
+        STEPS, POOL, measure, base=base, device=CLUSTER.device, target_half_width=target, **options
+    )
 
 
 def test_stops_at_the_target_with_the_truth_inside_the_interval():
@@ -92,7 +101,12 @@ def test_real_measurements_are_kept_and_found_again(tmp_path: Path):
     rule = StoppingRule(half_width=0.5, max_s=0.02, min_repeats=6, interference_limit=0.999)
     job = Job(global_batch=8, seq_len=1, dtype="fp32")
     plan = model_plan(
-        Mlp(name="stack", layers=2, hidden=32), CLUSTER, job, [Layout(micro_batch=4)], device="box", rule=rule
+        Mlp(name="stack", layers=2, hidden=32),
+        CLUSTER,
+        job,
+        [Layout(micro_batch=4)],
+        device="box",
+        rule=rule,
     )
     first = calibrate_model(plan, tmp_path, target_half_width=0.001, budget=3)
     assert len(first.measured) == 3

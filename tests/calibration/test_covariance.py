@@ -46,7 +46,11 @@ def _dense(points: Points, hyper: Hyperparameters) -> np.ndarray:
                         for c, length in zip(component.along, hyper.length[k], strict=True)
                     ]
                     r = float(np.sqrt(np.sum(np.square(gaps))))
-                    shape = np.exp(-r) if component.rough else (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r)
+                    shape = (
+                        np.exp(-r)
+                        if component.rough
+                        else (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r)
+                    )
                     matrix[i, j] += np.exp(hyper.variance[k]) * (shape if component.along else 1.0)
     return matrix
 
@@ -54,13 +58,18 @@ def _dense(points: Points, hyper: Hyperparameters) -> np.ndarray:
 @pytest.fixture(name="hyper")
 def _hyper() -> Hyperparameters:
     return Hyperparameters(
-        np.array([-2.0, -3.0, -4.0]), (np.array([1.0, 0.5]), np.array([0.8]), np.zeros(0)), -6.0, -5.0
+        np.array([-2.0, -3.0, -4.0]),
+        (np.array([1.0, 0.5]), np.array([0.8]), np.zeros(0)),
+        -6.0,
+        -5.0,
     )
 
 
 def test_covariance_equals_the_element_wise_formula(hyper):
     points = _points(25)
-    np.testing.assert_allclose(covariance(COMPONENTS, hyper, points), _dense(points, hyper), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        covariance(COMPONENTS, hyper, points), _dense(points, hyper), rtol=1e-10, atol=1e-14
+    )
 
 
 def test_correlation_is_one_at_zero_distance():

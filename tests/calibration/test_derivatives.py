@@ -1,4 +1,5 @@
-"""Derivatives through the timeline against finite differences; adjusted models against models made anew."""
+"""Derivatives through the timeline against finite differences; adjusted models against models made
+anew."""
 
 from copy import copy
 from dataclasses import replace
@@ -23,7 +24,12 @@ LAYOUTS = [
 ]  # fmt: skip
 HERE = Adjustment(
     device="A100-SXM4-80GB",
-    values=(("gemm", 0.1), ("inter_node.alpha", -0.2), ("straggling", 0.01), ("dp_overlap_loss", 0.1)),
+    values=(
+        ("gemm", 0.1),
+        ("inter_node.alpha", -0.2),
+        ("straggling", 0.01),
+        ("dp_overlap_loss", 0.1),
+    ),
 )
 _STEP = 1e-4
 
@@ -31,7 +37,9 @@ _STEP = 1e-4
 @pytest.fixture(scope="module")
 def problem():
     model = catalog.model("gpt3-1.3b")
-    return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
+    return step_problem(
+        model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len)
+    )
 
 
 def test_derivatives_are_those_of_finite_differences(problem) -> None:
@@ -45,17 +53,32 @@ def test_derivatives_are_those_of_finite_differences(problem) -> None:
         for name, step in steps.items()
     ]  # fmt: skip
     assert np.allclose(found.by_parameter, np.array(slopes).T, rtol=2e-3, atol=1e-5)
-    moved = {name for i, name in enumerate(PARAMETERS) if np.abs(found.by_parameter[:, i]).max() > 1e-6}
-    assert {"gemm", "memory", "optimizer", "host_op_s", "step_overhead_s", "inter_node.send_recv.beta"} <= moved
+    moved = {
+        name for i, name in enumerate(PARAMETERS) if np.abs(found.by_parameter[:, i]).max() > 1e-6
+    }
+    assert {
+        "gemm",
+        "memory",
+        "optimizer",
+        "host_op_s",
+        "step_overhead_s",
+        "inter_node.send_recv.beta",
+    } <= moved
 
 
 def test_adjusted_is_what_a_fresh_model_gives(problem) -> None:
     """Shared structures and retimed tables against a model that never saw other parameters."""
     fresh = replace(problem, kernels=copy(problem.kernels), adjustment=HERE)  # shares no prices
-    assert np.allclose(step_times_s(problem.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12)
+    assert np.allclose(
+        step_times_s(problem.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12
+    )
     back = problem.adjusted(HERE).adjusted(None)
     assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(problem, LAYOUTS), rtol=1e-12)
-    assert np.allclose(evaluate(problem.adjusted(HERE), LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
+    assert np.allclose(
+        evaluate(problem.adjusted(HERE), LAYOUTS).step_time_s,
+        step_times_s(fresh, LAYOUTS),
+        rtol=1e-4,
+    )
 
 
 def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
@@ -67,7 +90,9 @@ def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     )  # fmt: skip
     model = problem.adjusted(replace(HERE, runs=near))
     assert np.allclose(
-        step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(problem.adjusted(HERE), LAYOUTS), rtol=1e-3
+        step_times_s(model, LAYOUTS),
+        np.exp(-0.3) * step_times_s(problem.adjusted(HERE), LAYOUTS),
+        rtol=1e-3,
     )
     assert (lower_bounds_s(model, LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
     apart = np.array([where[0], tuple(x + 20 for x in where[0])])
@@ -82,7 +107,9 @@ def test_parameters_are_what_they_say(problem) -> None:
     plain = step_s()
     assert np.allclose(step_s(step_overhead_s=0.5), plain + 0.5, rtol=1e-9)
     ranks = np.array([layout.devices for layout in LAYOUTS])
-    assert np.allclose(step_s(straggling=0.02), plain * np.exp(0.02 * np.sqrt(2 * np.log(ranks))), rtol=1e-9)
+    assert np.allclose(
+        step_s(straggling=0.02), plain * np.exp(0.02 * np.sqrt(2 * np.log(ranks))), rtol=1e-9
+    )
     lost = step_s(dp_overlap_loss=1.0)
     assert (lost >= plain - 1e-12).all()
     assert lost[1] > plain[1] * 1.02  # ZeRO 3 hides gathers behind every pass

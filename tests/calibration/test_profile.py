@@ -1,4 +1,5 @@
-"""Profiles: a step that is exactly as predicted, one whose parts are slower, and what cannot be read."""
+"""Profiles: a step that is exactly as predicted, one whose parts are slower, and what cannot be
+read."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ MODEL = Transformer(
     name="small", layers=2, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=4096, vocab=8192, seq_len=512,
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
-SERIAL = Framework(name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False)
+SERIAL = Framework(
+    name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False
+)
 
 
 def problem(framework: Framework = SERIAL) -> Problem:
@@ -39,7 +42,8 @@ def profile(
     shapes: bool = True,
     devices: int = 0,
 ) -> Profile:
-    """Every predicted event of a step, one after another, each family longer by its factor; on `devices` of all."""
+    """Every predicted event of a step, one after another, each family longer by its factor; on
+    `devices` of all."""
     laid_out = Layout.parse(layout)
     fixed = step_problem_of(problem()).adjusted(None)
     shares = event_shares(fixed, laid_out)
@@ -48,7 +52,9 @@ def profile(
     for device in range(devices or laid_out.devices):
         at_s = 0.0
         for step in range(steps):
-            for number, (op, count, time_s) in enumerate(zip(shares.ops, shares.executions, seconds, strict=True)):
+            for number, (op, count, time_s) in enumerate(
+                zip(shares.ops, shares.executions, seconds, strict=True)
+            ):
                 factor = factors.get(op.family, 1.0)
                 for _ in range(round(count / laid_out.devices)):
                     comm = isinstance(op, Collective)
@@ -56,8 +62,12 @@ def profile(
                     name = f"nccl {op.collective}" if comm else {"gemm": "aten::mm", "memory": "aten::add"}.get(
                         op.family, "aten::_fused_adam_" if op.family == "optimizer" else f"aten::{op.family}"
                     )  # fmt: skip
-                    activity = Activity(device, 0, at_s, at_s + time_s * factor, name, kind, step=step)
-                    found.append((activity, Detail((device, len(found)), name, row(op) if shapes else None)))
+                    activity = Activity(
+                        device, 0, at_s, at_s + time_s * factor, name, kind, step=step
+                    )
+                    found.append(
+                        (activity, Detail((device, len(found)), name, row(op) if shapes else None))
+                    )
                     at_s += time_s * factor + gap_s
                 del number
     return profile_of(found, Path("made"))
@@ -82,7 +92,9 @@ def test_factors_that_were_put_in_come_out(shapes: bool) -> None:
         assert found[family].sd < 0.1
     for name in ("intra_node.alpha", "intra_node.all_reduce.beta"):
         assert found[name].value == pytest.approx(log(2), abs=0.1)
-    assert found["kernel_gap_s"].value == pytest.approx(log(2e-6 / SERIAL.host.kernel_gap_s), abs=0.15)
+    assert found["kernel_gap_s"].value == pytest.approx(
+        log(2e-6 / SERIAL.host.kernel_gap_s), abs=0.15
+    )
     assert report.matched_share > 0.98 if shapes else report.matched_share < 0.2
 
 
@@ -97,13 +109,19 @@ def test_what_holds_up_a_few_calls_is_not_the_kernels() -> None:
 
 
 def test_collectives_that_nothing_hides_show() -> None:
-    """The prediction hides all-reduces of the backward behind weight gradients; this step waits for every one."""
-    found = {c.name: c.value for c in explain_profile(problem(), "tp=2", profile("tp=2", FACTORS)).corrections}
+    """The prediction hides all-reduces of the backward behind weight gradients; this step waits for
+    every one."""
+    found = {
+        c.name: c.value
+        for c in explain_profile(problem(), "tp=2", profile("tp=2", FACTORS)).corrections
+    }
     assert found["tp_overlap_loss"] == pytest.approx(1.0)
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
-    other = replace(problem(), model=replace(MODEL, layers=3, hidden=1280, heads=10, kv_heads=10, vocab=6400))
+    other = replace(
+        problem(), model=replace(MODEL, layers=3, hidden=1280, heads=10, kv_heads=10, vocab=6400)
+    )
     with pytest.raises(PerfModelError, match="give the model, job and layout that were recorded"):
         fit_profile(other, "tp=1", profile("tp=1", {}), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -146,7 +164,8 @@ def test_largest_differences_come_first_and_add_up() -> None:
 
 
 def test_waits_are_not_the_collectives_own_time() -> None:
-    """The rank that comes late finds the others there: what they take longer is skew, and not the link."""
+    """The rank that comes late finds the others there: what they take longer is skew, and not the
+    link."""
     made = profile("tp=2", {})
     late_s = 1e-3
     calls = tuple(
@@ -154,9 +173,14 @@ def test_waits_are_not_the_collectives_own_time() -> None:
         if c.device == 0 and c.kind == ActivityKind.COMMUNICATION else c
         for c in made.calls
     )  # fmt: skip
-    found = {c.name: c.value for c in explain_profile(problem(), "tp=2", replace(made, calls=calls)).corrections}
+    found = {
+        c.name: c.value
+        for c in explain_profile(problem(), "tp=2", replace(made, calls=calls)).corrections
+    }
     assert found["intra_node.alpha"] == pytest.approx(0, abs=0.05)
-    assert found["collective_skew_s"] == pytest.approx(late_s / 2 / np.sqrt(2 * np.log(2)), rel=0.05)
+    assert found["collective_skew_s"] == pytest.approx(
+        late_s / 2 / np.sqrt(2 * np.log(2)), rel=0.05
+    )
 
 
 def test_a_step_that_nobody_recorded_shortens_the_hosts_part() -> None:
@@ -166,12 +190,16 @@ def test_a_step_that_nobody_recorded_shortens_the_hosts_part() -> None:
         {c.name: c for c in fit_profile(problem(), "tp=1", made, step_s=s).report.corrections}
         for s in (None, 0.97 * recorded_s)
     )
-    assert fast["kernel_gap_s"].seconds == pytest.approx(slow["kernel_gap_s"].seconds - 0.03 * recorded_s, rel=1e-6)
+    assert fast["kernel_gap_s"].seconds == pytest.approx(
+        slow["kernel_gap_s"].seconds - 0.03 * recorded_s, rel=1e-6
+    )
     assert fast["gemm"].value == slow["gemm"].value
 
 
 def test_more_devices_than_the_layout_has_are_refused() -> None:
-    with pytest.raises(PerfModelError, match=r"2 devices, layout .* has 1; give the layout that ran"):
+    with pytest.raises(
+        PerfModelError, match=r"2 devices, layout .* has 1; give the layout that ran"
+    ):
         explain_profile(problem(), "tp=1", profile("tp=2", {}))
 
 
@@ -192,18 +220,38 @@ def test_families_by_name(name: str, family: str) -> None:
 
 def test_products_of_a_row_are_events() -> None:
     op = Gemm(op="linear", dtype="bf16", m=3, n=4, k=5, pass_="dgrad")
-    made = profile_of([(Activity(0, 0, 0.0, 1.0, "x", ActivityKind.COMPUTE), Detail(0, "", row(op)))], Path("made"))
+    made = profile_of(
+        [(Activity(0, 0, 0.0, 1.0, "x", ActivityKind.COMPUTE), Detail(0, "", row(op)))],
+        Path("made"),
+    )
     assert made.calls[0].op == op
 
 
-BROKEN: Sequence[str] = ("", "{}", '{"traceEvents": []}', '{"schemaVersion": 1, "traceEvents": []}', "\x00\x01")
+BROKEN: Sequence[str] = (
+    "",
+    "{}",
+    '{"traceEvents": []}',
+    '{"schemaVersion": 1, "traceEvents": []}',
+    "\x00\x01",
+)
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_broken_files_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_files_are_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(text)
-    flags = ["--model", "gpt2", "--cluster", "dgx-a100", "--global-batch", "8", "--layout", "tp=1,dp=1"]
+    flags = [
+        "--model",
+        "gpt2",
+        "--cluster",
+        "dgx-a100",
+        "--global-batch",
+        "8",
+        "--layout",
+        "tp=1,dp=1",
+    ]
     assert main(["explain", "--profile", str(path), *flags]) == 2
     assert main(["fit", "--profile", str(path), *flags, "--out", str(tmp_path / "out")]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -211,9 +259,14 @@ def test_broken_files_are_one_line(text: str, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commands_that_need_to_know_what_ran_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_that_need_to_know_what_ran_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", "--profile", "rank0.json", "--out", str(tmp_path / "out")]) == 2
-    assert "--model, --cluster, --global-batch, --layout (or --from FILE, or JOB.toml)" in capsys.readouterr().err
+    assert (
+        "--model, --cluster, --global-batch, --layout (or --from FILE, or JOB.toml)"
+        in capsys.readouterr().err
+    )
     assert main(["fit", "--out", str(tmp_path / "out")]) == 2
     assert "--profile FILE" in capsys.readouterr().err
 

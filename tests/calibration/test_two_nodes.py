@@ -10,8 +10,12 @@ from perfmodel.units import dtype_bytes
 CLUSTER = catalog.cluster("dgx-a100")
 
 
-def collective(kind: str, ranks: int, per_node: int, n_bytes: float = 2.0**24, **changes) -> Collective:
-    return Collective(collective=kind, bytes=n_bytes, num_ranks=ranks, ranks_per_node=per_node, **changes)  # pyright: ignore
+def collective(
+    kind: str, ranks: int, per_node: int, n_bytes: float = 2.0**24, **changes
+) -> Collective:
+    return Collective(
+        collective=kind, bytes=n_bytes, num_ranks=ranks, ranks_per_node=per_node, **changes
+    )  # pyright: ignore
 
 
 def test_what_fits_is_measured_as_it_is_but_alone():
@@ -21,7 +25,8 @@ def test_what_fits_is_measured_as_it_is_but_alone():
 
 
 def test_all_reduce_beyond_eight_ranks_is_measured_at_eight_and_four():
-    # DistSim section 4.2: 8 ranks stand for more; here as many to a node as the group has and may have
+    # DistSim section 4.2: 8 ranks stand for more; here as many to a node as the group has and may
+    # have
     found = reachable(collective("all_reduce", 64, 8, level=1), CLUSTER)
     assert not found.exact
     assert [(op.num_ranks, op.ranks_per_node) for op in found.ops] == [(8, 4), (4, 2)]

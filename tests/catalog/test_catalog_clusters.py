@@ -95,7 +95,9 @@ def test_a_cluster_comes_from_toml(tmp_path):
 
 def test_a_cluster_may_tell_its_links_in_the_words_of_a_table(tmp_path):
     path = tmp_path / "lab.toml"
-    path.write_text("device = 'H100'\ndevices_per_node = 8\ninter_link = '4x 400 Gb/s RoCE'\nmax_devices = 64\n")
+    path.write_text(
+        "device = 'H100'\ndevices_per_node = 8\ninter_link = '4x 400 Gb/s RoCE'\nmax_devices = 64\n"
+    )
     told, expected = cluster(path), cluster_for("H100", 8, "", "4x 400 Gb/s RoCE")
     assert (told.name, told.levels, told.max_devices) == ("lab", expected.levels, 64)
     path.write_text("device = 'H100'\ninter_link = '4x 400 Gb/s FlorpNet'\n")
@@ -142,10 +144,24 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("device", "node", "intra", "inter", "intra_gb", "inter_gb"),
     [
-        ("A100-SXM4-80GB", 8, "NVLink3/NVSwitch", "8x HDR 200 Gbps InfiniBand per node (Selene)", 300, 25),
+        (
+            "A100-SXM4-80GB",
+            8,
+            "NVLink3/NVSwitch",
+            "8x HDR 200 Gbps InfiniBand per node (Selene)",
+            300,
+            25,
+        ),
         ("A100-SXM4-80GB", 8, "NVLink3", "4x 100 Gb RoCE per node", 300, 6.25),
         ("A100-SXM4-80GB", 8, "NVLink3", "Omni-Path, 4 links per node", 300, 0.36 * 6.25),
-        ("A100-SXM4-80GB", 8, "NVLink3", "4x InfiniBand per node, 800 Gbps in the configs", 300, 12.5),
+        (
+            "A100-SXM4-80GB",
+            8,
+            "NVLink3",
+            "4x InfiniBand per node, 800 Gbps in the configs",
+            300,
+            12.5,
+        ),
         ("A100-SXM4-80GB", 8, "NVLink3", "RoCE RDMA (rate not stated)", 300, 25),
         ("A100-40GB", 8, "NVLink", "1600 Gbps per node RoCE", 300, 25),
         ("A100-80GB", 8, "", "400 Gbps per node", 300, 6.25),
@@ -155,7 +171,14 @@ def test_a_missing_file_is_named(tmp_path):
         ("H100-80GB", 8, "NVLink", "", 450, 50),
         ("H100-PCIE", 4, "PCIe", "", 63, 50),
         ("V100-SXM2-16GB", 8, "NVLink2", "one EDR InfiniBand 100 Gbps per node", 150, 1.5625),
-        ("V100-SXM2-16GB", 4, "NVLink2", "Omni-Path, 4x 100 Gbps per node (Jean Zay)", 150, 0.36 * 12.5),
+        (
+            "V100-SXM2-16GB",
+            4,
+            "NVLink2",
+            "Omni-Path, 4x 100 Gbps per node (Jean Zay)",
+            150,
+            0.36 * 12.5,
+        ),
         ("GH200-96GB", 4, "NVLink4", "InfiniBand NDR", 450, 50),
         ("B300-SXM", 8, "NVLink5", "", 900, 100),
         ("TPU-v5e", 256, "ICI torus", "DCN between slices", 200, 3.125),

@@ -22,10 +22,14 @@ def test_every_device_of_the_measurement_tables_resolves_to_its_figures(data_dir
             gib = found.memory_bytes / GIB
             assert gib == pytest.approx(float(row["mem_gb"]), rel=0.01), row["device"]
             bandwidth = found.memory_bandwidth_bytes_per_s / 1e9
-            assert bandwidth == pytest.approx(float(row["mem_bw_gb_per_s"]), rel=0.01), row["device"]
+            assert bandwidth == pytest.approx(float(row["mem_bw_gb_per_s"]), rel=0.01), row[
+                "device"
+            ]
             if row["bf16_fp16_dense_tflops"]:
                 peak = found.peak.flops_per_s("fp16") / 1e12
-                assert peak == pytest.approx(float(row["bf16_fp16_dense_tflops"]), rel=0.02), row["device"]
+                assert peak == pytest.approx(float(row["bf16_fp16_dense_tflops"]), rel=0.02), row[
+                    "device"
+                ]
 
 
 def test_every_device_of_the_published_runs_resolves(data_dir):

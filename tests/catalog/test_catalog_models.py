@@ -27,7 +27,9 @@ def test_names_ignore_case_and_have_aliases():
 def test_an_unknown_name_is_answered_with_near_ones():
     with pytest.raises(UnknownNameError, match=r"unknown model 'llama3-7b'.*llama") as unknown:
         model("llama3-7b")
-    assert str(pickle.loads(pickle.dumps(unknown.value))) == str(unknown.value)  # as a worker sends it
+    assert str(pickle.loads(pickle.dumps(unknown.value))) == str(
+        unknown.value
+    )  # as a worker sends it
 
 
 def test_published_model_names_resolve():
@@ -78,7 +80,10 @@ def test_a_convolutional_network_comes_from_toml(tmp_path):
         (MINIMAL.replace("64", "'64'"), r"hidden: must be a whole number"),
         (MINIMAL.replace("layers = 2", "layers = -2"), r"layers=-2 must be a whole number from 1"),
         (MINIMAL + 'activation = "tanh"\n', r"activation: "),
-        (MINIMAL + "[experts]\ncount = 8\ntop = 2\n", r"experts\.topk: missing; .*experts\.top: unknown key"),
+        (
+            MINIMAL + "[experts]\ncount = 8\ntop = 2\n",
+            r"experts\.topk: missing; .*experts\.top: unknown key",
+        ),
         ('kind = "rnn"\n', r"kind: must be transformer, mlp or convnet"),
     ],
 )
@@ -108,10 +113,14 @@ def test_an_id_of_hugging_face_names_the_entry(hub_id: str, name: str) -> None:
 def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("torchrun train.py")
-    with pytest.raises(PerfModelError, match=r"train.sh: not a model; give .* or a launch script with --from"):
+    with pytest.raises(
+        PerfModelError, match=r"train.sh: not a model; give .* or a launch script with --from"
+    ):
         model(str(script))
 
 
 def test_an_unknown_id_is_refused_with_names_that_are_near() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown model 'meta-llama/Llama-9-8B'; did you mean"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown model 'meta-llama/Llama-9-8B'; did you mean"
+    ):
         model("meta-llama/Llama-9-8B")

@@ -1,4 +1,5 @@
-"""Names of devices: any order and punctuation, every part as the device has it, and a power limit."""
+"""Names of devices: any order and punctuation, every part as the device has it, and a power
+limit."""
 
 import csv
 
@@ -70,8 +71,16 @@ def test_parts_of_a_name_may_stand_in_any_order(data):
     joint = data.draw(st.sampled_from([" ", "-", "_", ", "]))
     watts = data.draw(st.sampled_from(["", f" {found.power_w:g}W"])) if found.power_w else ""
     maker = data.draw(st.sampled_from(["", f"{found.vendor} "]))
-    count = data.draw(st.sampled_from(["", "8x ", "8 x "])) if parts[0][0].isalpha() and not maker else ""
-    named = found.architecture if found.architecture in ("Volta", "Turing", "Ampere", "Hopper", "Blackwell") else ""
+    count = (
+        data.draw(st.sampled_from(["", "8x ", "8 x "]))
+        if parts[0][0].isalpha() and not maker
+        else ""
+    )
+    named = (
+        found.architecture
+        if found.architecture in ("Volta", "Turing", "Ampere", "Hopper", "Blackwell")
+        else ""
+    )
     architecture = data.draw(st.sampled_from(["", f" {named}"]))
     assert device(f"{count}{maker}{joint.join(parts)}{architecture}{watts}") == found
 
@@ -80,7 +89,11 @@ def test_a_power_limit_is_said_in_the_name():
     whole, limited = device("H100"), device("H100 500W")
     assert (limited.name, limited.power_w) == ("H100-SXM5-80GB-500W", 500)
     assert device(limited.name) == limited
-    assert (limited.peak, limited.memory_bytes, limited.die) == (whole.peak, whole.memory_bytes, whole.die)
+    assert (limited.peak, limited.memory_bytes, limited.die) == (
+        whole.peak,
+        whole.memory_bytes,
+        whole.die,
+    )
     assert device("H100-SXM5-80GB-700W") is whole
     with pytest.raises(PerfModelError, match=r"a power limit of 5000 W is implausible for 700 W"):
         device("H100 5000W")
@@ -109,7 +122,8 @@ def is_slowed(name: str) -> bool:
 
 @pytest.mark.parametrize(("first", "second"), same_speed_pairs())
 def test_parts_of_one_die_reach_the_same_share_of_their_peaks(first, second):
-    """But for parts whose tensor units are slower by design: to feed them is easier, so they may reach more."""
+    """But for parts whose tensor units are slower by design: to feed them is easier, so they may
+    reach more."""
     shares = {name: reached_share(name) for name in (first, second)}
     slowed = [name for name in shares if is_slowed(name)]
     if len(slowed) == 1:

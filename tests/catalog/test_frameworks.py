@@ -1,4 +1,5 @@
-"""Frameworks: every fact has a source, versions are the nearest earlier ones, and mistakes are named."""
+"""Frameworks: every fact has a source, versions are the nearest earlier ones, and mistakes are
+named."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -42,7 +43,11 @@ def test_facts_have_sources_and_name_what_exists(framework: Framework) -> None:
 def test_generic_is_the_record_s_own_defaults() -> None:
     generic, plain = catalog.framework("generic"), Framework()
     told = ("sources",)
-    assert all(getattr(generic, f.name) == getattr(plain, f.name) for f in fields(plain) if f.name not in told)
+    assert all(
+        getattr(generic, f.name) == getattr(plain, f.name)
+        for f in fields(plain)
+        if f.name not in told
+    )
     assert generic.layout("8M16P8D") == (Layout.parse("8M16P8D"), "")
 
 
@@ -95,7 +100,9 @@ def test_a_year_that_is_not_known_yet_is_refused_with_the_newest_version(name: s
     for year in (latest + 1, 2030, 9999):
         with pytest.raises(
             PerfModelError,
-            match=(f"the catalog ends in {latest}; the newest version of this framework is {newest.label}"),
+            match=(
+                f"the catalog ends in {latest}; the newest version of this framework is {newest.label}"
+            ),
         ):
             catalog.framework(f"{name}@{year}")
 
@@ -168,7 +175,11 @@ def test_a_file_of_one_s_own_builds_on_the_catalog(tmp_path: Path) -> None:
         '[2023]\nbased_on = "nanotron@2024"\n[2025]\nbased_on = "ours@2023"\nzero = { value = 1, source = "our fork" }'
     )
     ours = catalog.framework(str(tmp_path / "ours.toml"))
-    assert (ours.label, ours.default_layout.zero, ours.default_job.gradients.half_gradients) == ("ours@2025", 1, True)
+    assert (ours.label, ours.default_layout.zero, ours.default_job.gradients.half_gradients) == (
+        "ours@2025",
+        1,
+        True,
+    )
     assert "our fork" in ours.sources
     assert catalog.framework(f"{tmp_path}/ours.toml@2024").default_layout.zero == 0
 
@@ -206,13 +217,17 @@ def test_job_defaults_follow_the_element_type() -> None:
 
 def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
     def said(framework: str, model: str) -> str:
-        job = catalog.framework(framework).job(catalog.model(model), catalog.device("a100-sxm4-80gb"), global_batch=8)
+        job = catalog.framework(framework).job(
+            catalog.model(model), catalog.device("a100-sxm4-80gb"), global_batch=8
+        )
         return " ".join(job.assumed)
 
     assert "masked_head" in said("tensorflow", "bert-large")
     assert "masked_head" not in said("tensorflow", "gpt3-175b")
     assert "repeated_keys" in said("torchtitan@2024", "llama3-8b")
-    assert "repeated_keys" not in said("torchtitan@2024", "llama2-7b")  # a key for every query as it is
+    assert "repeated_keys" not in said(
+        "torchtitan@2024", "llama2-7b"
+    )  # a key for every query as it is
     assert "weighted_experts" not in said("nemo@2025", "llama3-8b")
     assert "eager_kernels=clamp" in said("megatron-core@2025", "gpt-oss-20b")
     assert "eager_kernels" not in said("megatron-core@2025", "gpt3-175b")  # it cuts no activations
@@ -222,7 +237,9 @@ def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
 def test_what_a_framework_cannot_run_is_named() -> None:
     core = catalog.framework("megatron-core@2025")
     assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=1, vpp=2)) == ()
-    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=2)) == ("megatron-core@2025 cannot run zero=2 in a pipeline",)
+    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=2)) == (
+        "megatron-core@2025 cannot run zero=2 in a pipeline",
+    )
     assert core.cannot_run(Layout(dp=4, zero=2)) == ()
     assert "schedule=zb-h1" in core.cannot_run(Layout(pp=4, schedule="zb-h1"))[0]
     assert "vpp=2" in catalog.framework("nanotron").cannot_run(Layout(pp=4, vpp=2))[-1]
@@ -235,7 +252,11 @@ def test_selective_recompute_is_what_the_framework_means_by_it() -> None:
         catalog.framework("megatron-core"),
     )
     for framework in (titan, core):
-        for layout_text in ("dp=8,recompute=selective", "dp=8,recompute=full", "dp=8,recompute_full_layers=3"):
+        for layout_text in (
+            "dp=8,recompute=selective",
+            "dp=8,recompute=full",
+            "dp=8,recompute_full_layers=3",
+        ):
             layout, _ = framework.layout(layout_text, model)
             assert framework.layout(framework.notation(layout, model), model)[0] == layout
     assert titan.layout("dp=8", model)[0].recompute == "selective"
@@ -255,7 +276,9 @@ def test_a_framework_may_mean_whole_layers_by_selective_recompute() -> None:
 
 
 @pytest.mark.parametrize(("stages", "batch_per_replica"), [(1, 32), (4, 32), (8, 8), (16, 4)])
-def test_a_pipeline_of_torchtitan_2024_makes_a_micro_batch_per_stage(stages: int, batch_per_replica: int) -> None:
+def test_a_pipeline_of_torchtitan_2024_makes_a_micro_batch_per_stage(
+    stages: int, batch_per_replica: int
+) -> None:
     framework = catalog.framework("torchtitan@2024")
     micro_batch = framework.usual_micro_batch(stages, batch_per_replica)
     if stages == 1:
@@ -274,7 +297,9 @@ def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
     assert catalog.framework(f"{name}@2026").attention == "torch-fastest"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "axolotl", "deepspeed", "fsdp", "llama-factory", "ms-swift", "trl"])
+@pytest.mark.parametrize(
+    "name", ["accelerate", "axolotl", "deepspeed", "fsdp", "llama-factory", "ms-swift", "trl"]
+)
 def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name: str) -> None:
     loop, grouped = catalog.framework(f"{name}@2025"), catalog.framework(f"{name}@2026")
     # The loop issues eleven operators for each expert, and a layer has two grouped products.
@@ -283,11 +308,17 @@ def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name
 
 
 @pytest.mark.parametrize(
-    ("zero", "reduces", "gathers"), [(0, False, False), (1, False, False), (2, True, False), (3, True, True)]
+    ("zero", "reduces", "gathers"),
+    [(0, False, False), (1, False, False), (2, True, False), (3, True, True)],
 )
-def test_what_megatron_shards_it_exchanges_beside_kernels(zero: int, reduces: bool, gathers: bool) -> None:
-    """`arguments.py`: the sharding strategies of its FSDP turn the overlaps on, which are off by default."""
+def test_what_megatron_shards_it_exchanges_beside_kernels(
+    zero: int, reduces: bool, gathers: bool
+) -> None:
+    """`arguments.py`: the sharding strategies of its FSDP turn the overlaps on, which are off by
+    default."""
     layout = catalog.framework("megatron-core@2025").layout(f"dp=8,zero={zero}")[0]
     assert (layout.overlap_grad_reduce, layout.overlap_param_gather) == (reduces, gathers)
-    stated = catalog.framework("megatron-core@2025").layout(f"dp=8,zero={zero},overlap_param_gather=false")[0]
+    stated = catalog.framework("megatron-core@2025").layout(
+        f"dp=8,zero={zero},overlap_param_gather=false"
+    )[0]
     assert not stated.overlap_param_gather

@@ -47,7 +47,14 @@ DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
     "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
     "first_k_dense_replace": 3,
 }  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
 NEOX = {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64, "num_hidden_layers": 44,
         "intermediate_size": 24576, "vocab_size": 50432, "max_position_embeddings": 2048}  # fmt: skip
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "vocab_size": 50400}
@@ -59,7 +66,13 @@ BIOGPT = {"model_type": "biogpt", "hidden_size": 1024, "num_attention_heads": 16
           "intermediate_size": 4096, "vocab_size": 42_384}  # fmt: skip
 XGLM = {"model_type": "xglm", "d_model": 1024, "attention_heads": 16, "num_layers": 24, "ffn_dim": 4096,
         "vocab_size": 256_008}  # fmt: skip
-BLOOM = {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "vocab_size": 250880}
+BLOOM = {
+    "model_type": "bloom",
+    "n_embed": 1024,
+    "n_layer": 24,
+    "num_attention_heads": 16,
+    "vocab_size": 250880,
+}
 BERT = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
         "intermediate_size": 3072, "vocab_size": 30522}  # fmt: skip
 T5 = {
@@ -121,28 +134,40 @@ PUBLISHED = {
     "qwen2-7b": (QWEN2_7B, 7_615_616_512, 0),
     "qwen3-30b-a3b": (QWEN3_30B, 30_532_122_624, 0),
     "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15_706_484_224, 0),
-    "deepseek-v3": (DEEPSEEK_V3, 671_026_419_200, 58 * 256),  # the router's balancing biases are not trained
+    "deepseek-v3": (
+        DEEPSEEK_V3,
+        671_026_419_200,
+        58 * 256,
+    ),  # the router's balancing biases are not trained
     "gpt2": (GPT2, 124_439_808, 0),
     "gpt-neox-20b": (NEOX, 20_554_567_680, 0),
     "gpt-j-6b": (GPTJ, 6_050_882_784, 700_000),  # biases of feed-forward and head
     "opt-125m": (OPT, 125_239_296, 0),
     "opt-350m": (OPT_350M, 331_196_416, 0),
-    # 42,384 rows of tokens and 1,026 of positions, and for XGLM 256,008 of tokens alone; then 24 layers of
-    # 12 x 1,024^2 + 13 x 1,024 each, and a norm (`BioGptModel`, `XGLMModel`)
+    # 42,384 rows of tokens and 1,026 of positions, and for XGLM 256,008 of tokens alone; then 24
+    # layers of 12 x 1,024^2 + 13 x 1,024 each, and a norm (`BioGptModel`, `XGLMModel`)
     "biogpt": (BIOGPT, 346_763_264, 0),
     "xglm-564m": (XGLM, 564_463_616, 0),
     "bloom-560m": (BLOOM, 559_214_592, 0),
     "bert-base": (BERT, 110_106_428, 0),
     "bart-base": (BART_BASE, 139_420_416, 0),
     "bart-large": (BART_LARGE, 406_291_456, 0),
-    "mbart-large-cc25": (BART_LARGE | {"model_type": "mbart", "vocab_size": 250_027}, 610_851_840, 0),
+    "mbart-large-cc25": (
+        BART_LARGE | {"model_type": "mbart", "vocab_size": 250_027},
+        610_851_840,
+        0,
+    ),
     "whisper-tiny": (WHISPER_TINY, 37_760_640, 0),
     "whisper-large-v3": (WHISPER_LARGE_V3, 1_543_490_560, 0),
     "gpt-neo-1.3b": (GPT_NEO_1B, 1_315_575_808, 0),
     "t5-small": (T5, 60_506_624, 0),
     "mpt-7b": (MPT, 6_649_286_656, 0),
     "falcon-7b": (FALCON, 6_921_720_704, 0),
-    "falcon-180b": (FALCON_180B, 179_522_565_120 - 65024 * 14848, 0),  # less the head, which is not tied
+    "falcon-180b": (
+        FALCON_180B,
+        179_522_565_120 - 65024 * 14848,
+        0,
+    ),  # less the head, which is not tied
     "pythia-6.9b": (PYTHIA, 6_857_302_016, 0),
     "phi-2": (PHI_2, 2_779_683_840, 51200),  # bias of the head
     "stablelm-3b-4e1t": (STABLELM, 2_795_443_200, 0),
@@ -158,13 +183,16 @@ PUBLISHED = {
 
 
 FAMILY_COUNTS = json.loads((Path(__file__).parent / "huggingface_parameters.json").read_text())
-"""By `model_type`, a configuration and the parameters of the model that transformers 5.24 builds from it."""
+"""By `model_type`, a configuration and the parameters of the model that transformers 5.24 builds
+from it."""
 NOT_COUNTED = {
     "afmoe": 7 * 64,  # biases that balance experts, which are not trained
     "apertus": 8 * 2,  # parameters of the activation
     "axk1": 3 * 7168,  # norms of what experts give
     "beam": 5 * 48,  # biases of attention's gates
-    "big_bird": -(2 * 768 + 2),  # its masked-LM class has no head that tells whether sentences follow one another
+    "big_bird": -(
+        2 * 768 + 2
+    ),  # its masked-LM class has no head that tells whether sentences follow one another
     "ctrl": 246_534,  # bias of the head
     "gte": 12 * 2 * 768,  # biases of what attention and feed-forward give
     "marian": 2 * 1024 * 1024,  # positions, which are not trained
@@ -179,7 +207,11 @@ NOT_COUNTED = {
     "esm": 33 * 20 + 1,  # the head that tells contacts of attention's weights
     "modernbert-decoder": -768,  # the first layer has no norm
     "roformer": 1536 * 64,  # sines of positions, which are not trained
-    "longcat_flash": 3 * 4 * 2 * 32 * 64,  # two of the matrices of experts that compute nothing, which are not used
+    "longcat_flash": 3
+    * 4
+    * 2
+    * 32
+    * 64,  # two of the matrices of experts that compute nothing, which are not used
     "molmo2": 128 * 4096,  # embeddings of tokens for images
     "phi": 51_200,  # bias of the head
     "umt5": (2 * 8 - 2) * 32 * 6,  # relative positions of its own in every layer
@@ -190,7 +222,8 @@ WITH_PARTS_LEFT_OUT = ("gemma3",)
 
 @pytest.mark.parametrize("family", FAMILY_COUNTS)
 def test_every_family_has_the_parameters_of_its_own_class(family):
-    """Modules for further tokens apart, which the classes leave away though configurations tell of them."""
+    """Modules for further tokens apart, which the classes leave away though configurations tell of
+    them."""
     net = model_from_config(FAMILY_COUNTS[family]["config"])
     counted, published = parameters(net), FAMILY_COUNTS[family]["parameters"]
     if family in WITH_PARTS_LEFT_OUT:
@@ -200,28 +233,43 @@ def test_every_family_has_the_parameters_of_its_own_class(family):
         assert counted.total - counted.further_tokens == published - NOT_COUNTED.get(family, 0)
 
 
-@pytest.mark.parametrize("family", sorted({"kimi_k2", "mistral3", "qwen2_5_vl", "qwen3_vl_moe", "yi"}))
+@pytest.mark.parametrize(
+    "family", sorted({"kimi_k2", "mistral3", "qwen2_5_vl", "qwen3_vl_moe", "yi"})
+)
 def test_a_family_under_another_name_is_the_known_one(family):
     relative = RELATIVES.get(family, Relative(family="mistral"))
     config = dict(FAMILY_COUNTS.get(relative.family, FAMILY_COUNTS["mistral"])["config"])
     known = model_from_config(config)
     renamed = model_from_config(
-        config | {"model_type": family} if family in RELATIVES else {"model_type": family, "text_config": config}
+        config | {"model_type": family}
+        if family in RELATIVES
+        else {"model_type": family, "text_config": config}
     )
     assert replace(renamed, name=known.name, source=known.source) == known
 
 
 @pytest.mark.parametrize("inside", [True, False, None])
 @pytest.mark.parametrize("outside", [True, False, None])
-@pytest.mark.parametrize(("whole", "text", "has_old_files"), [("internvl", "qwen2", False), ("llava", "llama", True)])
+@pytest.mark.parametrize(
+    ("whole", "text", "has_old_files"), [("internvl", "qwen2", False), ("llava", "llama", True)]
+)
 def test_the_whole_model_says_whether_its_head_is_tied(
     whole: str, text: str, has_old_files: bool, outside: bool | None, inside: bool | None
 ):
-    """Since transformers 5. Where it says nothing its language model does; some families have always said it there."""
-    config = {key: value for key, value in FAMILY_COUNTS[text]["config"].items() if key != "tie_word_embeddings"}
+    """Since transformers 5. Where it says nothing its language model does; some families have
+    always said it there."""
+    config = {
+        key: value
+        for key, value in FAMILY_COUNTS[text]["config"].items()
+        if key != "tie_word_embeddings"
+    }
     stated = {} if inside is None else {"tie_word_embeddings": inside}
     outer = {} if outside is None else {"tie_word_embeddings": outside}
-    whole_config = {"model_type": whole, "transformers_version": "5.2.0", "text_config": config | stated} | outer
+    whole_config = {
+        "model_type": whole,
+        "transformers_version": "5.2.0",
+        "text_config": config | stated,
+    } | outer
     net = model_from_config(whole_config)
     tied = outside if outside is not None else bool(inside)
     assert net.head.tied_embeddings == (tied or (has_old_files and inside is True))
@@ -246,7 +294,9 @@ HELD_BY_RANKS = (
 @pytest.mark.parametrize("family", HELD_BY_RANKS)
 def test_ranks_hold_what_a_family_has(family):
     """Blocks have all parameters, and products are shared out over ranks of tensor parallelism."""
-    net = replace(model_from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0)
+    net = replace(
+        model_from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0
+    )
     job = Job(global_batch=1, seq_len=1024)
     held = sum(block.params * n for block, n in blocks(net, job, Shard()))
     assert held == pytest.approx(parameters(replace(net, seq_len=1024)).total, rel=2e-3)
@@ -271,15 +321,21 @@ WITH_PARTS_BESIDE_LAYERS = {
         "roformer",
         "whisper",
     )
-} | {"opt-350m": OPT_350M, "electra-small": FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 128}}
+} | {
+    "opt-350m": OPT_350M,
+    "electra-small": FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 128},
+}
 
 
 @pytest.mark.parametrize("family", WITH_PARTS_BESIDE_LAYERS)
 def test_blocks_are_those_of_the_counted_parameters_and_products(family):
-    """Whatever a family has beside its layers: offsets of positions, norms at the ends, convolutions of sound."""
+    """Whatever a family has beside its layers: offsets of positions, norms at the ends,
+    convolutions of sound."""
     # Rows that ranks of tensor parallelism pad the vocabulary with are no parameters of the model.
     # An operation counts a sliding window as a full rectangle, hence none.
-    net = replace(model_from_config(WITH_PARTS_BESIDE_LAYERS[family]), vocab=1024, window=0, mixers="")
+    net = replace(
+        model_from_config(WITH_PARTS_BESIDE_LAYERS[family]), vocab=1024, window=0, mixers=""
+    )
     job = Job(global_batch=1, seq_len=net.seq_len)
     layers = blocks(net, job, Shard())
     assert sum(block.params * n for block, n in layers) == parameters(net).total
@@ -292,24 +348,31 @@ def test_a_spectrogram_is_read_by_an_encoder_alone():
     with pytest.raises(PerfModelError, match="spectrogram needs decoder_layers"):
         replace(net, decoder_layers=0)
     # Words are the decoder's input: its block has their table, which the encoder's has not.
-    encoder, _, decoder, *_ = (block for block, _ in blocks(net, Job(global_batch=1, seq_len=1500), Shard()))
+    encoder, _, decoder, *_ = (
+        block for block, _ in blocks(net, Job(global_batch=1, seq_len=1500), Shard())
+    )
     assert encoder.params < net.vocab * net.hidden <= decoder.params
     assert decoder.tied_params == 0
 
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_narrow_embeddings_are_projected_to_the_layers(width):
-    """ELECTRA's small models: every table, the norm behind them, and what the head compares with are narrow."""
+    """ELECTRA's small models: every table, the norm behind them, and what the head compares with
+    are narrow."""
     config = FAMILY_COUNTS["electra"]["config"]
     wide, narrow = model_from_config(config), model_from_config(config | {"embedding_size": width})
     hidden = wide.hidden
-    # `ElectraEmbeddings`: rows of tokens, positions and segments, and a norm of a scale and a shift each.
+    # `ElectraEmbeddings`: rows of tokens, positions and segments, and a norm of a scale and a shift
+    # each.
     rows = wide.vocab + wide.seq_len + wide.inputs.token_types + 2
-    # `embeddings_project`, and instead of [hidden, hidden] with its bias the dense layer and norm of
-    # `ElectraGeneratorPredictions`.
+    # `embeddings_project`, and instead of [hidden, hidden] with its bias the dense layer and norm
+    # of `ElectraGeneratorPredictions`.
     projection = (width + 1) * hidden
     head = (hidden + 3) * (hidden - width)
-    assert parameter_count(narrow) == parameter_count(wide) - rows * (hidden - width) + projection - head
+    assert (
+        parameter_count(narrow)
+        == parameter_count(wide) - rows * (hidden - width) + projection - head
+    )
 
 
 def test_parts_that_do_not_go_with_narrow_embeddings_are_refused():
@@ -319,7 +382,8 @@ def test_parts_that_do_not_go_with_narrow_embeddings_are_refused():
 
 
 def test_mixers_side_by_side_have_one_norm():
-    """Falcon-H1: the norm of Mamba, which attention's serves too, and the addition behind it are not there."""
+    """Falcon-H1: the norm of Mamba, which attention's serves too, and the addition behind it are
+    not there."""
     together = model_from_config(FAMILY_COUNTS["falcon_h1"]["config"])
     apart = replace(together, parallel_mixers=False)
     assert parameter_count(apart) - parameter_count(together) == together.layers * together.hidden
@@ -327,7 +391,9 @@ def test_mixers_side_by_side_have_one_norm():
     for tp in (1, 2):
         shard = Shard(tp=tp) if tp == 1 else Shard(tp=tp, sequence_parallel=True)
         if tp > 1:  # the groups of its mixers cannot be divided
-            together, apart = (replace(net, mamba=replace(net.hybrid.mamba, groups=2)) for net in (together, apart))
+            together, apart = (
+                replace(net, mamba=replace(net.hybrid.mamba, groups=2)) for net in (together, apart)
+            )
         layers = [blocks(net, job, shard)[1][0] for net in (together, apart)]
         assert layers[0].params < layers[1].params
         assert matmul_flops(layers[0].forward) == matmul_flops(layers[1].forward)
@@ -355,7 +421,9 @@ def test_toml_of_an_unknown_family_has_its_experts(family, tmp_path):
     assert begun.latent_attention == known.latent_attention
 
 
-@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
+@pytest.mark.parametrize(
+    "key", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]
+)
 def test_experts_are_found_under_every_name_for_their_number(key):
     config = FAMILY_COUNTS["olmoe"]["config"]
     renamed = {name: value for name, value in config.items() if name != "num_experts"} | {key: 64}
@@ -381,8 +449,15 @@ def test_lists_of_layers_say_the_same_as_rules():
     irregular = by_lists | {"mlp_layer_types": ["sparse", "dense"] * 4}
     assert model_from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
     assert model_from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
-    assert model_from_config(plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}).experts.first_dense_layers == 2
-    with pytest.raises(PerfModelError, match="layer_types must have an entry for each of 8 layers, got 2"):
+    assert (
+        model_from_config(
+            plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}
+        ).experts.first_dense_layers
+        == 2
+    )
+    with pytest.raises(
+        PerfModelError, match="layer_types must have an entry for each of 8 layers, got 2"
+    ):
         model_from_config(plain | {"layer_types": ["full_attention"] * 2})
 
 
@@ -391,7 +466,8 @@ def test_a_selective_scan_is_shared_out_by_channels():
     job = Job(global_batch=1, seq_len=2048)
     whole, half = (blocks(net, job, Shard(tp=tp))[1][0] for tp in (1, 2))
     scans = [
-        next(op for op, _ in block.forward if getattr(op, "op", "") == "selective_scan") for block in (whole, half)
+        next(op for op, _ in block.forward if getattr(op, "op", "") == "selective_scan")
+        for block in (whole, half)
     ]
     assert 1.9 < scans[0].bytes_per_token / scans[1].bytes_per_token <= 2
     assert step_flops(net, job).forward == pytest.approx(
@@ -417,11 +493,16 @@ def test_a_selective_scan_is_shared_out_by_channels():
 @pytest.mark.parametrize("nested", [True, False])
 def test_towers_beside_the_language_model_are_told(vision, nested):
     text = FAMILY_COUNTS["qwen2"]["config"]
-    config = {"model_type": "qwen2_5_vl", "text_config": text} if nested else text | {"model_type": "qwen2_5_vl"}
+    config = (
+        {"model_type": "qwen2_5_vl", "text_config": text}
+        if nested
+        else text | {"model_type": "qwen2_5_vl"}
+    )
     net = model_from_config(config | vision)
     size = r"0\.30" if "vision_config" in vision else r"0\.63"
     assert re.search(
-        rf"the \w+ tower of about {size} B parameters is left out; only the language model is counted", net.left_out
+        rf"the \w+ tower of about {size} B parameters is left out; only the language model is counted",
+        net.left_out,
     )
     warnings = predict(net, "dgx-h100", "dp=8,zero=3", global_batch=8).warnings
     assert any("left out" in warning for warning in warnings)
@@ -447,8 +528,8 @@ LONGCAT_FLASH = {
 
 
 def test_layers_of_longcat_have_two_attentions_and_experts_beside():
-    """Parameters by the shapes of transformers models/longcat_flash/modeling_longcat_flash.py, where experts that do
-    nothing have rows of the router alone. Its card says 560 billion."""
+    """Parameters by the shapes of transformers models/longcat_flash/modeling_longcat_flash.py,
+    where experts that do nothing have rows of the router alone. Its card says 560 billion."""
     net = model_from_config(LONGCAT_FLASH)
     hidden = 6144
     queries = hidden * 1536 + 1536 + 1536 * 64 * (128 + 64)
@@ -466,7 +547,8 @@ def test_layers_of_longcat_have_two_attentions_and_experts_beside():
 
 @pytest.mark.parametrize("further", [{}, {"num_hidden_layers": 56}])
 def test_layers_of_longcat_are_counted_once(further: dict[str, int]) -> None:
-    """transformers' class makes `num_hidden_layers` twice `num_layers`, for the cache of both attentions."""
+    """transformers' class makes `num_hidden_layers` twice `num_layers`, for the cache of both
+    attentions."""
     assert model_from_config(LONGCAT_FLASH | further).layers == 28
 
 
@@ -488,7 +570,15 @@ SHARED = {"relative_attention": True, "position_biased_input": False, "share_att
         ({}, 160_008),
         ({"position_biased_input": False}, 157_448),
         ({"relative_attention": True}, 165_128),
-        ({**SHARED, "max_relative_positions": 50, "norm_rel_ebd": "layer_norm", "pos_att_type": "c2p|p2c"}, 163_976),
+        (
+            {
+                **SHARED,
+                "max_relative_positions": 50,
+                "norm_rel_ebd": "layer_norm",
+                "pos_att_type": "c2p|p2c",
+            },
+            163_976,
+        ),
         ({**SHARED, "position_buckets": 8, "pos_att_type": ["c2p"]}, 158_472),
     ],
 )
@@ -509,20 +599,35 @@ def test_each_further_attention_of_a_layer_adds_products(layers):
     net = model_from_config(LONGCAT_FLASH | {"num_layers": layers})
     single = replace(net, mixers="*-E ")
     counted, halved = parameters(net), parameters(single)
-    assert (counted.attention, counted.feed_forward) == (2 * halved.attention, 2 * halved.feed_forward)
+    assert (counted.attention, counted.feed_forward) == (
+        2 * halved.attention,
+        2 * halved.feed_forward,
+    )
     assert (counted.experts, counted.router) == (halved.experts, halved.router)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILY_COUNTS))
 def test_a_family_that_is_not_known_is_written_as_toml(family, tmp_path):
-    """Whatever its keys are called: of LLaMA's sizes nothing is asked again, and the text is a model that loads."""
+    """Whatever its keys are called: of LLaMA's sizes nothing is asked again, and the text is a
+    model that loads."""
     config = FAMILY_COUNTS[family]["config"]
-    with pytest.raises(UnknownNameError, match=r"model_type 'zzz'.* complete the TOML below") as error:
-        model_from_config({key: value for key, value in config.items() if key != "text_config"} | {"model_type": "zzz"})
+    with pytest.raises(
+        UnknownNameError, match=r"model_type 'zzz'.* complete the TOML below"
+    ) as error:
+        model_from_config(
+            {key: value for key, value in config.items() if key != "text_config"}
+            | {"model_type": "zzz"}
+        )
     (toml,) = error.value.__notes__
     path = tmp_path / "mine.toml"
     path.write_text(toml)
-    sizes = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+    sizes = {
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    }
     if config.keys() >= sizes | {"max_position_embeddings"}:
         assert model(path).hidden == config["hidden_size"]
     else:
@@ -557,16 +662,24 @@ def test_parameters_of_a_published_configuration(tmp_path, name):
     ],
 )
 def test_sub_layers_side_by_side_are_read(config, blocks, norms):
-    """How they follow one another, and how many norms a layer has for that (the final one has as many parameters as
-    each of them)."""
+    """How they follow one another, and how many norms a layer has for that (the final one has as
+    many parameters as each of them)."""
     net = model_from_config(config)
     assert net.block.parallel_blocks == blocks
-    size = net.hidden * (1 if "cohere" in config["model_type"] or net.norms.norm == "rms_norm" else 2)
+    size = net.hidden * (
+        1 if "cohere" in config["model_type"] or net.norms.norm == "rms_norm" else 2
+    )
     assert parameters(net).norms == (norms * net.layers + 1) * size
 
 
 def test_command_r7b_attends_in_full_in_every_fourth_layer():
-    assert model_from_config(AYA_8B | {"model_type": "cohere2"}).stack[:5] == ("W-", "W-", "W-", "*-", "W-")
+    assert model_from_config(AYA_8B | {"model_type": "cohere2"}).stack[:5] == (
+        "W-",
+        "W-",
+        "W-",
+        "*-",
+        "W-",
+    )
 
 
 @pytest.mark.parametrize(
@@ -576,7 +689,11 @@ def test_command_r7b_attends_in_full_in_every_fourth_layer():
         ("[]", PerfModelError, "must hold one JSON object"),
         ("{}", PerfModelError, "model_type: missing"),
         ('{"model_type": "lama"}', UnknownNameError, "did you mean .*'llama'"),
-        ('{"model_type": "llama"}', PerfModelError, "model_type 'llama': hidden_size: missing; .*vocab_size: missing"),
+        (
+            '{"model_type": "llama"}',
+            PerfModelError,
+            "model_type 'llama': hidden_size: missing; .*vocab_size: missing",
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused(tmp_path, text, error, message):
@@ -625,9 +742,12 @@ TABLES_BESIDE_LAYERS = (
 
 @pytest.mark.parametrize("family", TABLES_BESIDE_LAYERS)
 def test_a_head_that_shares_no_table_is_one_more(family: str) -> None:
-    """Whether families name the key or leave it out: what a configuration says of its head is obeyed."""
+    """Whether families name the key or leave it out: what a configuration says of its head is
+    obeyed."""
     config = FAMILY_COUNTS[family]["config"]
-    tied, untied = (model_from_config({**config, "tie_word_embeddings": value}) for value in (True, False))
+    tied, untied = (
+        model_from_config({**config, "tie_word_embeddings": value}) for value in (True, False)
+    )
     narrow = tied.inputs.narrow_embedding
     width = narrow.width if narrow else tied.hidden
     assert parameter_count(untied) - parameter_count(tied) == tied.vocab * width
@@ -646,7 +766,9 @@ def test_before_that_the_language_model_says_first_whether_its_head_is_tied(
             "tie_word_embeddings": stated_by_all,
         }
     )
-    first_stated = next((tied for tied in (stated_by_text, stated_by_all) if tied is not None), False)
+    first_stated = next(
+        (tied for tied in (stated_by_text, stated_by_all) if tied is not None), False
+    )
     assert read.head.tied_embeddings == first_stated
 
 
@@ -654,14 +776,17 @@ def test_before_that_the_language_model_says_first_whether_its_head_is_tied(
 def test_heads_need_not_share_the_hidden_size_out(family: str) -> None:
     config = FAMILY_COUNTS[family]["config"]
     usual = model_from_config({**config, "head_dim": None})
-    assert model_from_config({**config, "head_dim": 2 * usual.head_dim}).head_dim == 2 * usual.head_dim
+    assert (
+        model_from_config({**config, "head_dim": 2 * usual.head_dim}).head_dim == 2 * usual.head_dim
+    )
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
 @pytest.mark.parametrize("end", [-1, 3, 5])
 @pytest.mark.parametrize("start", [0, 1, 4])
 def test_experts_between_two_layers(start: int, end: int, interval: int) -> None:
-    """The rule of transformers models/ernie4_5_moe/modeling_ernie4_5_moe.py `Ernie4_5_MoeDecoderLayer`."""
+    """The rule of transformers models/ernie4_5_moe/modeling_ernie4_5_moe.py
+    `Ernie4_5_MoeDecoderLayer`."""
     config = FAMILY_COUNTS["ernie4_5_moe"]["config"]
     layers = config["num_hidden_layers"]
     read = model_from_config(
@@ -673,7 +798,9 @@ def test_experts_between_two_layers(start: int, end: int, interval: int) -> None
         }
     )
     last = layers - 1 if end == -1 else end
-    expected = ["E" if (i + 1) % interval == 0 and start <= i <= last else "-" for i in range(layers)]
+    expected = [
+        "E" if (i + 1) % interval == 0 and start <= i <= last else "-" for i in range(layers)
+    ]
     assert [sublayers[1] for sublayers in read.stack] == expected
 
 
@@ -694,12 +821,15 @@ TEXT_PARTS = {
 @pytest.mark.parametrize("family", TEXT_PARTS)
 def test_language_models_of_files_that_see(family: str) -> None:
     text, published = TEXT_PARTS[family]
-    read = model_from_config({"model_type": family, "text_config": text | {"model_type": f"{family}_text"}})
+    read = model_from_config(
+        {"model_type": family, "text_config": text | {"model_type": f"{family}_text"}}
+    )
     assert parameter_count(read) == published
 
 
 def test_layers_that_attend_to_images_are_named() -> None:
-    """Llama 3.2 Vision: 8 of 40 layers attend to the image; their sizes are those of the others but for a few norms."""
+    """Llama 3.2 Vision: 8 of 40 layers attend to the image; their sizes are those of the others but
+    for a few norms."""
     text = LLAMA2_7B | {"model_type": "mllama_text_model", "num_hidden_layers": 40, "intermediate_size": 14336,
                         "num_key_value_heads": 8, "vocab_size": 128_256}  # fmt: skip
     read = model_from_config({"model_type": "mllama", "text_config": text})
@@ -712,7 +842,17 @@ TEXT_CLASSES = (
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 )
-OF_PARTS = ("audio", "speech", "asr", "voxtral", "musicflamingo", "moss_transcribe", "got_ocr2", "vbert", "neomme")
+OF_PARTS = (
+    "audio",
+    "speech",
+    "asr",
+    "voxtral",
+    "musicflamingo",
+    "moss_transcribe",
+    "got_ocr2",
+    "vbert",
+    "neomme",
+)
 """Parts of the names of models of several parts, whose language model is read by its own family."""
 
 
@@ -726,7 +866,9 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
         known = huggingface.known_family(family)
         if known in huggingface.FAMILIES or known in huggingface.RELATIVES:
             continue
-        error = huggingface.unknown_model_type(family, (), {"num_hidden_layers": 2, "hidden_size": 64})
+        error = huggingface.unknown_model_type(
+            family, (), {"num_hidden_layers": 2, "hidden_size": 64}
+        )
         is_named = "cannot be described exactly: " in str(error)
         assert any("hidden = 64" in note for note in error.__notes__)
         if not is_named and not any(part in family for part in OF_PARTS):
@@ -735,10 +877,20 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
 
 
 @pytest.mark.parametrize(
-    "family", ["deepseek_v4", "recurrent_gemma", "gemma4_unified", "switch_transformers", "rwkv7", "minimax_m1"]
+    "family",
+    [
+        "deepseek_v4",
+        "recurrent_gemma",
+        "gemma4_unified",
+        "switch_transformers",
+        "rwkv7",
+        "minimax_m1",
+    ],
 )
 def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> None:
-    with pytest.raises(PerfModelError, match=r"cannot be described exactly: .*add_a_model") as refusal:
+    with pytest.raises(
+        PerfModelError, match=r"cannot be described exactly: .*add_a_model"
+    ) as refusal:
         model_from_config({"model_type": family, "hidden_size": 512, "num_hidden_layers": 4})
     assert "\n" not in str(refusal.value)
     assert any("hidden = 512" in note for note in refusal.value.__notes__)
@@ -770,7 +922,11 @@ OTHER_NAMES = {
         "num_sliding_attention_heads": None,
         "mlp_layer_types": None,
         "moe_layers_enum": "3,4,5,6,7",
-        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
+        "attention_other_setting": {
+            "num_attention_heads": 96,
+            "num_attention_groups": 8,
+            "head_dim": 128,
+        },
     },
 }
 """Keys that the authors' own configurations have in place of those that transformers writes."""
@@ -785,10 +941,16 @@ def test_keys_of_the_authors_mean_what_those_of_transformers_mean(family: str) -
 @pytest.mark.parametrize(
     ("family", "changed", "lacks"),
     [
-        ("laguna", {"num_attention_heads_per_layer": [48, 64, 64, 48] * 2}, "different numbers of heads"),
+        (
+            "laguna",
+            {"num_attention_heads_per_layer": [48, 64, 64, 48] * 2},
+            "different numbers of heads",
+        ),
     ],
 )
-def test_a_feature_of_a_known_family_that_is_lacking_is_named(family: str, changed: dict, lacks: str) -> None:
+def test_a_feature_of_a_known_family_that_is_lacking_is_named(
+    family: str, changed: dict, lacks: str
+) -> None:
     with pytest.raises(PerfModelError, match=f"cannot be described exactly: .*{lacks}"):
         model_from_config(FAMILY_COUNTS[family]["config"] | changed)
 
@@ -799,12 +961,18 @@ def test_a_feature_of_a_known_family_that_is_lacking_is_named(family: str, chang
         ("gemma4", {"per_layer_config": {"x": {"head_dim": 512}}}, "per_layer_config"),
         ("step3p5", {"mlp_layer_types": None, "moe_layers_enum": "3,x"}, "moe_layers_enum"),
         *(
-            ("step3p5", {"num_sliding_attention_heads": None, "attention_other_setting": {key: "x"}}, "window_heads")
+            (
+                "step3p5",
+                {"num_sliding_attention_heads": None, "attention_other_setting": {key: "x"}},
+                "window_heads",
+            )
             for key in ("num_attention_heads", "num_attention_groups", "head_dim")
         ),
     ],
 )
-def test_entries_by_layer_that_are_no_numbers_are_refused_by_name(family: str, changed: dict, named: str) -> None:
+def test_entries_by_layer_that_are_no_numbers_are_refused_by_name(
+    family: str, changed: dict, named: str
+) -> None:
     with pytest.raises(PerfModelError, match=named):
         model_from_config(FAMILY_COUNTS[family]["config"] | changed)
 
@@ -812,7 +980,9 @@ def test_entries_by_layer_that_are_no_numbers_are_refused_by_name(family: str, c
 def test_attention_in_the_window_is_predicted_with_its_own_heads() -> None:
     """More heads in the window take longer and hold more; those of full attention stay."""
     config = FAMILY_COUNTS["step3p5"]["config"]
-    alike, wider = (model_from_config(config | {"num_sliding_attention_heads": heads}) for heads in (64, 96))
+    alike, wider = (
+        model_from_config(config | {"num_sliding_attention_heads": heads}) for heads in (64, 96)
+    )
     assert replace(alike, window_heads=None) == replace(wider, window_heads=None)
     layout = {"layout": "dp=8,ep=8,zero=1", "global_batch": 8, "seq_len": 4096}
     fewer, more = (predict(model, "dgx-h100", **layout) for model in (alike, wider))
@@ -827,7 +997,9 @@ def test_layers_of_gemma_with_other_heads_are_found_by_number(padded: str) -> No
     """transformers pads the numbers of layers with zeros when it writes more than ten of them."""
     config: dict[str, Any] = FAMILY_COUNTS["gemma4_text"]["config"]
     heads = {padded.format(layer): {"head_dim": 32} for layer in (5, 11)}
-    assert model_from_config(config | {"global_head_dim": None, "per_layer_config": heads}) == model_from_config(config)
+    assert model_from_config(
+        config | {"global_head_dim": None, "per_layer_config": heads}
+    ) == model_from_config(config)
 
 
 def nas_layer(attends: bool, ratio: float | None, group: int | None = 4) -> dict[str, Any]:
@@ -844,7 +1016,12 @@ NAS = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "vocab_size": 1000,
-    "block_configs": [nas_layer(True, 1.5), nas_layer(False, 3.0), nas_layer(True, None), nas_layer(False, None)],
+    "block_configs": [
+        nas_layer(True, 1.5),
+        nas_layer(False, 3.0),
+        nas_layer(True, None),
+        nas_layer(False, None),
+    ],
 }
 
 
@@ -862,12 +1039,17 @@ def test_layers_that_a_search_changed_have_the_parameters_that_they_keep() -> No
     ("changed", "named"),
     [
         ([nas_layer(True, 1.5), nas_layer(True, 1.5, group=2)] * 2, "n_heads_in_group"),
-        ([{"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.5}}] * 4, "replace_with_linear"),
+        (
+            [{"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.5}}] * 4,
+            "replace_with_linear",
+        ),
         ([nas_layer(True, 1.5)] * 3, "3 entries for 4 layers"),
         ([nas_layer(True, None)] * 4, "feed-forward"),
         ([{"ffn": {}}] * 4, "ffn_mult"),
     ],
 )
-def test_what_a_search_changed_and_cannot_be_described_is_named(changed: list[dict[str, Any]], named: str) -> None:
+def test_what_a_search_changed_and_cannot_be_described_is_named(
+    changed: list[dict[str, Any]], named: str
+) -> None:
     with pytest.raises(PerfModelError, match=f"cannot be described exactly: .*{named}"):
         model_from_config(NAS | {"block_configs": changed})

@@ -1,4 +1,5 @@
-"""Layouts written down and read back: by `str`, and in the notation of every framework of the catalog."""
+"""Layouts written down and read back: by `str`, and in the notation of every framework of the
+catalog."""
 
 from typing import Any, get_args
 
@@ -11,7 +12,9 @@ from perfmodel.errors import LayoutError
 from perfmodel.spec import ContextParallel, Framework, Layout, Recompute, StateOffload
 
 MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "resnet50")
-FRAMEWORKS = [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]
+FRAMEWORKS = [
+    version for name in catalog.frameworks() for version in catalog.framework_versions(name)
+]
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "gpipe", "chimera:4")
 ORDERS = (Layout.order, "tp-cp-pp-ep-dp", "tp-pp-cp-ep-dp")
 
@@ -48,12 +51,19 @@ def layouts(draw: st.DrawFn) -> Layout:
         "offload_states": draw(st.sampled_from(get_args(StateOffload))),
         "order": draw(st.sampled_from(ORDERS)),
         "partition": draw(st.none() | st.tuples(*[per_stage] * pp)),
-        "recompute_full_layers": draw(st.none() | st.tuples(per_stage) | st.tuples(*[per_stage] * pp)),
+        "recompute_full_layers": draw(
+            st.none() | st.tuples(per_stage) | st.tuples(*[per_stage] * pp)
+        ),
         "kinds": draw(st.none() | st.tuples(*[st.sampled_from(("fast", "slow.2"))] * pp)),
     }
     if draw(st.booleans()):
         fields |= {"pp": 1, "vpp": 1, "schedule": "1f1b", "recompute": "none", "offload": False}
-        fields |= {"recompute_full_layers": None, "partition": None, "kinds": None, "offload_layers": 3}
+        fields |= {
+            "recompute_full_layers": None,
+            "partition": None,
+            "kinds": None,
+            "offload_layers": 3,
+        }
     try:
         return Layout(**fields)
     except LayoutError:
@@ -62,14 +72,24 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout=layouts(), framework=st.sampled_from(FRAMEWORKS), model=st.none() | st.sampled_from(MODELS))
-def test_every_framework_reads_a_layouts_text_as_that_layout(layout: Layout, framework: Framework, model: str | None):
+@given(
+    layout=layouts(),
+    framework=st.sampled_from(FRAMEWORKS),
+    model=st.none() | st.sampled_from(MODELS),
+)
+def test_every_framework_reads_a_layouts_text_as_that_layout(
+    layout: Layout, framework: Framework, model: str | None
+):
     read_as = catalog.model(model) if model else None
     assert framework.layout(str(layout), read_as)[0] == layout
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout=layouts(), framework=st.sampled_from(FRAMEWORKS), model=st.none() | st.sampled_from(MODELS))
+@given(
+    layout=layouts(),
+    framework=st.sampled_from(FRAMEWORKS),
+    model=st.none() | st.sampled_from(MODELS),
+)
 def test_every_framework_reads_its_own_notation_as_the_layout_written(
     layout: Layout, framework: Framework, model: str | None
 ):
@@ -89,7 +109,8 @@ def test_the_notation_without_a_framework_is_read_without_one(layout: Layout):
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.label)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_framework_fills_in_can_be_said_otherwise(framework: Framework, model: str):
-    """The layout that a short text means, and the same with every setting of a framework as `generic` has it."""
+    """The layout that a short text means, and the same with every setting of a framework as
+    `generic` has it."""
     read_as = catalog.model(model)
     for text in ("dp=8", "tp=2,pp=4,dp=1", "tp=2,cp=2,dp=2,ep=2", "pp=2,dp=2,recompute=selective"):
         for layout in (framework.layout(text, read_as)[0], Layout.parse(text)):

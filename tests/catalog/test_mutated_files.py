@@ -1,4 +1,5 @@
-"""Whatever is wrong in a file of the user's: a sound description, or one line that says what is wrong."""
+"""Whatever is wrong in a file of the user's: a sound description, or one line that says what is
+wrong."""
 
 import json
 import math
@@ -92,7 +93,8 @@ def _sizes(found: Any) -> list[int]:
 
 
 def _read_soundly(content: Any, what: str, read: Any, whole: bool) -> Any:
-    """What a file describes, None if it is refused; fails for whatever is neither refused nor sound."""
+    """What a file describes, None if it is refused; fails for whatever is neither refused nor
+    sound."""
     try:
         found = read(content)
     except PerfModelError as error:
@@ -147,8 +149,12 @@ def test_a_mutated_cluster_or_device_is_sound_or_refused(tmp_path: Path):
 
 def test_all_errors_of_a_configuration_are_in_one_line(tmp_path: Path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | {"hidden_size": 0, "vocab_size": "many", "num_hidden_layers": 2.5}))
-    with pytest.raises(PerfModelError, match=r"hidden_size: .*; num_hidden_layers: .*; vocab_size: "):
+    path.write_text(
+        json.dumps(LLAMA | {"hidden_size": 0, "vocab_size": "many", "num_hidden_layers": 2.5})
+    )
+    with pytest.raises(
+        PerfModelError, match=r"hidden_size: .*; num_hidden_layers: .*; vocab_size: "
+    ):
         model(path)
 
 

@@ -1,4 +1,5 @@
-"""Networks in the words of engineers: whatever the unit, order and punctuation, one network has one reading."""
+"""Networks in the words of engineers: whatever the unit, order and punctuation, one network has one
+reading."""
 
 import csv
 from itertools import permutations
@@ -81,7 +82,9 @@ UNITS = (
     order=st.integers(0, 23),
 )
 @settings(max_examples=100, deadline=None)
-def test_unit_order_and_punctuation_do_not_matter(count, rate, family, unit, times, per, joint, order):
+def test_unit_order_and_punctuation_do_not_matter(
+    count, rate, family, unit, times, per, joint, order
+):
     notation, gbit = unit
     counted = f"{times.format(count)}"
     parts = [f"{counted} {notation.format(rate / gbit)}", family, per]
@@ -90,7 +93,9 @@ def test_unit_order_and_punctuation_do_not_matter(count, rate, family, unit, tim
     assert expected.gbit_per_s_per_device(count) == pytest.approx(rate)
     network = read_network(written)
     assert network.gbit_per_s == pytest.approx(rate)
-    assert (network.adapters, network.family, network.scope) == (count, expected.family, "node"), written
+    assert (network.adapters, network.family, network.scope) == (count, expected.family, "node"), (
+        written
+    )
 
 
 @given(
@@ -99,7 +104,10 @@ def test_unit_order_and_punctuation_do_not_matter(count, rate, family, unit, tim
     per=st.sampled_from(["per node", "per GPU"]),
 )
 def test_a_byte_is_eight_bits(rate, name, per):
-    bits, bytes_ = read_network(f"{8 * rate:g} Gb/s {name} {per}"), read_network(f"{rate:g} GB/s {name} {per}")
+    bits, bytes_ = (
+        read_network(f"{8 * rate:g} Gb/s {name} {per}"),
+        read_network(f"{rate:g} GB/s {name} {per}"),
+    )
     assert bits == bytes_
     assert bits.gbit_per_s == 8 * rate
 
@@ -107,7 +115,9 @@ def test_a_byte_is_eight_bits(rate, name, per):
 @given(
     network=st.builds(
         Network,
-        family=st.sampled_from(["", "InfiniBand", "RoCE", "AWS EFA", "Ethernet", "Slingshot", "Omni-Path", "RDMA"]),
+        family=st.sampled_from(
+            ["", "InfiniBand", "RoCE", "AWS EFA", "Ethernet", "Slingshot", "Omni-Path", "RDMA"]
+        ),
         adapters=st.one_of(st.none(), st.integers(1, 99)),
         gbit_per_s=st.sampled_from([25.0, 37.5, 66.0, 50.0]),
         scope=st.sampled_from(["node", "device", "rack"]),
@@ -138,7 +148,11 @@ def test_words_that_are_not_understood_are_named_and_not_used():
     network = read_network("8x 400 Gb/s FlorpNet NDR")
     assert network.not_understood == ("FlorpNet",)
     assert network == read_network("8x 400 Gb/s NDR").__class__(
-        family="InfiniBand", generation="NDR", adapters=8, gbit_per_s=400.0, not_understood=("FlorpNet",)
+        family="InfiniBand",
+        generation="NDR",
+        adapters=8,
+        gbit_per_s=400.0,
+        not_understood=("FlorpNet",),
     )
     assert read_network("wobble 3000").not_understood == ("wobble", "3000")
 
@@ -202,8 +216,12 @@ def test_columns_of_adapters_win_over_words_that_they_do_not_repeat():
     words = read_network("8x 200 Gb/s RoCE per node")
     assert words.with_adapters(4, 400) == read_network("4x 400 Gb/s RoCE per node")
     assert words.with_adapters(None, 100).adapters == 8
-    assert read_network("3x 100 GbE per card").with_adapters(3, 100) == read_network("3x 100 GbE per card")
-    assert read_network("1600 Gb/s RoCE per node").with_adapters(8, None) == read_network("8x 200 Gb/s RoCE per node")
+    assert read_network("3x 100 GbE per card").with_adapters(3, 100) == read_network(
+        "3x 100 GbE per card"
+    )
+    assert read_network("1600 Gb/s RoCE per node").with_adapters(8, None) == read_network(
+        "8x 200 Gb/s RoCE per node"
+    )
     assert read_network("InfiniBand").with_adapters(4, 200) == read_network("4x HDR")
 
 
@@ -214,7 +232,9 @@ def test_columns_of_adapters_win_over_words_that_they_do_not_repeat():
 )
 def test_a_rate_alone_may_be_that_of_one_of_several_adapters(rate, name, more):
     assert read_network(f"{rate} Gb/s {name}").is_adapter_rate
-    said = {"2x": f"2x {rate} Gb/s {name}", "3.2 Tbps": f"3.2 Tbps {name}"}.get(more, f"{rate} Gb/s {name} {more}")
+    said = {"2x": f"2x {rate} Gb/s {name}", "3.2 Tbps": f"3.2 Tbps {name}"}.get(
+        more, f"{rate} Gb/s {name} {more}"
+    )
     network = read_network(said)
     assert not network.is_adapter_rate
     assert not read_network(f"{rate} Gb/s {name}").with_adapters(4, None).is_adapter_rate

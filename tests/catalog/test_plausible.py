@@ -1,4 +1,5 @@
-"""Figures of cluster and device files: every quantity has limits, text may carry a unit, and slips are named."""
+"""Figures of cluster and device files: every quantity has limits, text may carry a unit, and slips
+are named."""
 
 import copy
 from dataclasses import fields
@@ -32,7 +33,9 @@ CLUSTER: dict[str, Any] = {
 def numbers_of(entry: type) -> set[str]:
     """Fields of an entry that hold a number."""
     hints = get_type_hints(entry)
-    return {f.name for f in fields(entry) if {int, float} & {hints[f.name], *get_args(hints[f.name])}}
+    return {
+        f.name for f in fields(entry) if {int, float} & {hints[f.name], *get_args(hints[f.name])}
+    }
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -48,16 +51,24 @@ def test_the_catalog_lies_within_the_limits(folder: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "limits", "unit"),
-    [(key, limits, unit) for key, limits in (*PLAUSIBLE.items(), ("bf16", PEAK_RATE)) for unit in limits.mistaken],
+    [
+        (key, limits, unit)
+        for key, limits in (*PLAUSIBLE.items(), ("bf16", PEAK_RATE))
+        for unit in limits.mistaken
+    ],
 )
-def test_a_figure_in_another_unit_is_refused_with_that_unit(key: str, limits: Plausible, unit: str) -> None:
+def test_a_figure_in_another_unit_is_refused_with_that_unit(
+    key: str, limits: Plausible, unit: str
+) -> None:
     """The likely figure, in the wrong unit: 450 GB/s as 450e9, 2 us as 2e-6."""
     middle = (max(limits.least, 1e-3) * limits.most) ** 0.5
     for likely in (limits.least, middle, limits.most):
         written = likely / limits.mistaken[unit]
         if limits.holds(written):  # nobody can tell
             continue
-        table: dict[str, Any] = {"peak_tflops": {key: written}} if limits is PEAK_RATE else {key: written}
+        table: dict[str, Any] = (
+            {"peak_tflops": {key: written}} if limits is PEAK_RATE else {key: written}
+        )
         with pytest.raises(PerfModelError, match=f"{key}.*is not plausible.*if it is in {unit}"):
             plausible_figures(table, "file.toml")
 
@@ -78,7 +89,9 @@ def test_a_figure_in_another_unit_is_refused_with_that_unit(key: str, limits: Pl
         ({"price_per_device_hour": 1e5}, "cents"),
     ],
 )
-def test_a_cluster_file_with_a_slip_of_units_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_cluster_file_with_a_slip_of_units_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(PerfModelError, match=words):
         catalog.cluster(written(tmp_path, change))
 
@@ -90,13 +103,19 @@ def test_a_cluster_file_with_a_slip_of_units_is_refused(tmp_path: Path, change: 
         ({"levels.0.bandwidth_gb_per_s": "450 GB/s"}, "levels.0.bandwidth_bytes_per_s", 450e9),
         ({"levels.1.latency_us": "5us"}, "levels.1.latency_s", 5e-6),
         ({"device.memory_gib": "80GiB"}, "device.memory_bytes", 80 * 2**30),
-        ({"device.memory_bandwidth_gb_per_s": "3.35TB/s"}, "device.memory_bandwidth_bytes_per_s", 3.35e12),
+        (
+            {"device.memory_bandwidth_gb_per_s": "3.35TB/s"},
+            "device.memory_bandwidth_bytes_per_s",
+            3.35e12,
+        ),
         ({"device.peak_tflops.bf16": "989TFLOP/s"}, "device.peak.bf16", 989e12),
         ({"device.clock_mhz": "1.98GHz"}, "device.clock_hz", 1.98e9),
         ({"device.power_w": "0.7kW"}, "device.power_w", 700.0),
     ],
 )
-def test_a_figure_may_carry_its_unit(tmp_path: Path, change: dict[str, Any], path: str, value: float) -> None:
+def test_a_figure_may_carry_its_unit(
+    tmp_path: Path, change: dict[str, Any], path: str, value: float
+) -> None:
     found: Any = catalog.cluster(written(tmp_path, change))
     for part in path.split("."):
         found = found[int(part)] if part.isdecimal() else getattr(found, part)
@@ -118,7 +137,11 @@ def written(folder: Path, change: dict[str, Any]) -> Path:
         for part in parents:
             at = at[int(part)] if part.isdecimal() else at[part]
         at[last] = value
-    lines = [f'name = "{table["name"]}"', f"price_per_device_hour = {table['price_per_device_hour']}", "[device]"]
+    lines = [
+        f'name = "{table["name"]}"',
+        f"price_per_device_hour = {table['price_per_device_hour']}",
+        "[device]",
+    ]
     device = dict(table["device"])
     peaks = device.pop("peak_tflops")
     lines += [f"{key} = {value!r}" for key, value in device.items()]

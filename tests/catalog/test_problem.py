@@ -34,7 +34,10 @@ def test_a_framework_is_taken_by_name():
     [
         ({"model": "gpt3-1.3b", "global_batch": 16}, "the cluster is missing"),
         ({"model": "gpt3-1.3b", "cluster": "dgx-a100"}, "global_batch is missing"),
-        ({"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "devices": 0}, "devices must be at least 1"),
+        (
+            {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "devices": 0},
+            "devices must be at least 1",
+        ),
         (
             {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "cached_tokens": 8},
             "apply only to inference",
@@ -66,16 +69,30 @@ def test_a_search_of_a_problem_is_the_search_of_its_words():
 
 @pytest.mark.parametrize("as_table", [True, False])
 @pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../order.txt", "a/../../order.txt", "link.txt", " /etc/passwd", "File:/etc/passwd"]
+    "name",
+    [
+        "/etc/passwd",
+        "../order.txt",
+        "a/../../order.txt",
+        "link.txt",
+        " /etc/passwd",
+        "File:/etc/passwd",
+    ],
 )
-def test_a_job_file_names_no_schedule_outside_its_folder(as_table: bool, name: str, tmp_path: Path) -> None:
+def test_a_job_file_names_no_schedule_outside_its_folder(
+    as_table: bool, name: str, tmp_path: Path
+) -> None:
     """Whoever writes a job file does not choose what else is read, by links neither."""
     folder = tmp_path / "jobs"
     folder.mkdir()
     (tmp_path / "order.txt").write_text("secret\n")
     (folder / "link.txt").symlink_to(tmp_path / "order.txt")
     schedule = name if name.startswith("File:") else f"file:{name}"
-    layout = f'[layout]\nschedule = "{schedule}"\n' if as_table else f'layout = "pp=2,schedule={schedule}"\n'
+    layout = (
+        f'[layout]\nschedule = "{schedule}"\n'
+        if as_table
+        else f'layout = "pp=2,schedule={schedule}"\n'
+    )
     file = folder / "job.toml"
     file.write_text(layout)
     with pytest.raises(PerfModelError, match="is not in"):
@@ -86,7 +103,10 @@ def test_a_schedule_below_a_job_file_is_read_beside_it(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     order = tmp_path / "orders" / "mine.txt"
     order.write_text("F0 B0\nF0 B0\n")
-    for layout in ('layout = "pp=2,schedule=file:orders/mine.txt"\n', '[layout]\nschedule = "file:orders/mine.txt"\n'):
+    for layout in (
+        'layout = "pp=2,schedule=file:orders/mine.txt"\n',
+        '[layout]\nschedule = "file:orders/mine.txt"\n',
+    ):
         file = tmp_path / "job.toml"
         file.write_text(layout)
         assert f"schedule=file:{order}" in read_job(file).layout
@@ -95,5 +115,7 @@ def test_a_schedule_below_a_job_file_is_read_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_row_of_a_table_names_no_schedule_in_a_file() -> None:
-    with pytest.raises(PerfModelError, match="a schedule file can be given only on the command line"):
+    with pytest.raises(
+        PerfModelError, match="a schedule file can be given only on the command line"
+    ):
         job_from_toml({"layout": {"schedule": "file:order.txt"}}, "row 0")

@@ -1,4 +1,5 @@
-"""Recent families: configurations as published, the catalog's entries, and sums of tensor sizes of the checkpoints."""
+"""Recent families: configurations as published, the catalog's entries, and sums of tensor sizes of
+the checkpoints."""
 
 from dataclasses import replace
 
@@ -22,11 +23,20 @@ def _gemma3(hidden, inner, layers, **others):
     """As Google publishes them: what is as in the class of Hugging Face is left out."""
     text = {"model_type": "gemma3_text", "hidden_size": hidden, "intermediate_size": inner,
             "num_hidden_layers": layers, "sliding_window": 1024} | others  # fmt: skip
-    return {"model_type": "gemma3", "text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
+    return {
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
 
 
 def _gemma2(hidden, inner, layers, heads, kv_heads, **others):
-    soft = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "head_dim": 256}
+    soft = {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "head_dim": 256,
+    }
     return _config("gemma2", hidden, inner, layers, heads, kv_heads, 256_000, **(soft | others))
 
 
@@ -116,13 +126,20 @@ def test_configuration_catalog_and_checkpoint_agree(name):
 
 def test_of_a_model_that_sees_the_language_model_is_read():
     config, published = RECENT["olmo-2-1b"]
-    assert parameter_count(model_from_config({"model_type": "llava", "text_config": config})) == published
+    assert (
+        parameter_count(model_from_config({"model_type": "llava", "text_config": config}))
+        == published
+    )
     text = {key: value for key, value in RECENT["phi-4"][0].items() if key != "model_type"}
-    assert parameter_count(model_from_config({"model_type": "mistral3", "text_config": text})) == RECENT["phi-4"][1]
+    assert (
+        parameter_count(model_from_config({"model_type": "mistral3", "text_config": text}))
+        == RECENT["phi-4"][1]
+    )
 
 
 def test_a_vision_tower_counted_from_its_modules():
-    """SigLIP so400m/14 with 4,096 patches: convolution, positions, layers of four projections and two products."""
+    """SigLIP so400m/14 with 4,096 patches: convolution, positions, layers of four projections and
+    two products."""
     h, inner, layers = 1152, 4304, 27
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
     counted = (14 * 14 * 3 * h + h) + 64 * 64 * h + layers * layer + 2 * h
@@ -144,11 +161,15 @@ def test_a_nemotron_hybrid_counted_from_its_modules():
 
 def test_nemotron_norms_have_a_shift_though_products_have_no_bias():
     attention, feed_forward = 256 * (4 + 2 * 2) * 64 + 256 * 256, 2 * 256 * 1024
-    assert parameter_count(model_from_config(NEMOTRON)) == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
+    assert (
+        parameter_count(model_from_config(NEMOTRON))
+        == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
+    )
 
 
 def test_a_module_for_further_tokens():
-    """11.5 B beside embedding and head, which it shares (DeepSeek-V3's README_WEIGHTS); its work by hand."""
+    """11.5 B beside embedding and head, which it shares (DeepSeek-V3's README_WEIGHTS); its work by
+    hand."""
     plain, further = model("deepseek-v3"), model("deepseek-v3-mtp")
     found = parameters(further)
     assert found.further_tokens / 1e9 == pytest.approx(11.6, abs=0.11)
@@ -157,7 +178,13 @@ def test_a_module_for_further_tokens():
     more = step_flops(further, job).head_forward - step_flops(plain, job).head_forward
     assert more == 2 * 4096 * 7168 * 129280
     named = [(block.name, n) for block, n in blocks(further, job, Shard())]
-    assert named == [("embedding", 1), ("dense_layer", 3), ("moe_layer", 58), ("further_token_head", 1), ("head", 1)]
+    assert named == [
+        ("embedding", 1),
+        ("dense_layer", 3),
+        ("moe_layer", 58),
+        ("further_token_head", 1),
+        ("head", 1),
+    ]
 
 
 def test_layers_of_several_kinds():
@@ -183,15 +210,28 @@ def test_chunks_are_sequences_of_their_own():
 
 
 def test_flops_of_published_diffusion_transformers():
-    """Table 1 of DiT counts a multiplication and an addition as one: 118.64 G for XL/2, and so on."""
-    for name, published in (("dit-xl-2", 118.64), ("dit-l-2", 80.71), ("dit-b-2", 23.01), ("dit-s-2", 6.06)):
-        found = step_flops(model(name), Job(global_batch=1, seq_len=256, mode="inference")).total / 2e9
+    """Table 1 of DiT counts a multiplication and an addition as one: 118.64 G for XL/2, and so
+    on."""
+    for name, published in (
+        ("dit-xl-2", 118.64),
+        ("dit-l-2", 80.71),
+        ("dit-b-2", 23.01),
+        ("dit-s-2", 6.06),
+    ):
+        found = (
+            step_flops(model(name), Job(global_batch=1, seq_len=256, mode="inference")).total / 2e9
+        )
         assert found == pytest.approx(published, rel=2e-3)
 
 
 def test_flops_of_kernels_are_those_of_the_closed_form():
     """Forward products of one device, attention in full where kernels compute it in full."""
-    for name, seq_len in (("qwen3-next-80b-a3b", 4096), ("dit-b-2", 256), ("vit-b-16", 197), ("olmo-2-1b", 4096)):
+    for name, seq_len in (
+        ("qwen3-next-80b-a3b", 4096),
+        ("dit-b-2", 256),
+        ("vit-b-16", 197),
+        ("olmo-2-1b", 4096),
+    ):
         net, job = model(name), Job(global_batch=1, seq_len=seq_len)
         counted = sum(n * matmul_flops(block.forward) for block, n in blocks(net, job, Shard()))
         flops = step_flops(net, job)
@@ -205,7 +245,10 @@ def test_tensor_parallel_ranks_share_out_the_work(name):
     net = model(name)
     if net.hybrid.mamba:  # one group of heads
         net = replace(net, mamba=replace(net.hybrid.mamba, groups=2))
-    job = Job(global_batch=1, seq_len=net.seq_len if net.inputs.patches is None else net.inputs.patches.tokens)
+    job = Job(
+        global_batch=1,
+        seq_len=net.seq_len if net.inputs.patches is None else net.inputs.patches.tokens,
+    )
     whole, part = (
         sum(n * matmul_flops(b.forward) for b, n in blocks(net, job, Shard(tp=tp, sequence_parallel=tp > 1
                                                                            and net.seq_len % 2 == 0)))
@@ -241,7 +284,8 @@ def test_models_that_do_not_exist(changes, says):
 
 @pytest.mark.parametrize("model_type", ["minimax_m3", "minimax_m3_vl"])
 def test_a_key_that_means_another_size_in_a_family_is_taken_as_that(model_type: str) -> None:
-    """MiniMax-M3 calls the inner size of an expert `intermediate_size`, and has a size of its own for dense layers."""
+    """MiniMax-M3 calls the inner size of an expert `intermediate_size`, and has a size of its own
+    for dense layers."""
     config = {
         "model_type": model_type, "hidden_size": 6144, "intermediate_size": 3072, "dense_intermediate_size": 12288,
         "moe_intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
@@ -250,7 +294,11 @@ def test_a_key_that_means_another_size_in_a_family_is_taken_as_that(model_type: 
     }  # fmt: skip
     model = model_from_config(config)
     assert model.experts is not None
-    assert (model.ffn_hidden, model.experts.ffn_hidden, model.experts.first_dense_layers) == (12288, 3072, 3)
+    assert (model.ffn_hidden, model.experts.ffn_hidden, model.experts.first_dense_layers) == (
+        12288,
+        3072,
+        3,
+    )
     assert (model.block.activation, model.block.clamped_glu) == ("silu", True)
     assert "indexer" in model.left_out
 
@@ -263,13 +311,23 @@ def test_layers_whose_keys_an_indexer_selects_attend_like_others() -> None:
         "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
     }  # fmt: skip
     plain = model_from_config(config)
-    for word in ("deepseek_sparse_attention", "sparse_attention", "indexed_attention", "full_attention"):
+    for word in (
+        "deepseek_sparse_attention",
+        "sparse_attention",
+        "indexed_attention",
+        "full_attention",
+    ):
         assert model_from_config({**config, "layer_types": [word] * 4}) == plain
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v4", "gemma4_unified", "rwkv7", "minimax_m1"])
 def test_a_family_that_cannot_be_described_says_why_and_gives_the_nearest(model_type: str) -> None:
-    config = {"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    config = {
+        "model_type": model_type,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+    }
     with pytest.raises(PerfModelError, match="cannot be described exactly: ") as e:
         model_from_config(config)
     assert "--model mine.toml" in str(e.value)

@@ -1,4 +1,5 @@
-"""Every causal language model that transformers builds from the defaults of its configuration, counted beside ours."""
+"""Every causal language model that transformers builds from the defaults of its configuration,
+counted beside ours."""
 
 import json
 import math
@@ -11,7 +12,17 @@ from perfmodel.errors import PerfModelError
 from perfmodel.workload import parameters
 
 DECODERS_ALONE = frozenset(
-    {"bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "whisper"}
+    {
+        "bart",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "whisper",
+    }
 )
 """Families whose class for this purpose has no encoder."""
 LEFT_OUT = {
@@ -20,7 +31,9 @@ LEFT_OUT = {
     "apertus1p5_text": 32 * 2,
     "axk1": 60 * 7168,  # norms of what experts give
     "beam": 52 * 48,  # biases of attention's gates
-    "bert": -(768 * 768 + 768 + 2 * 768 + 2),  # this class has neither the pooler nor the head of sentences
+    "bert": -(
+        768 * 768 + 768 + 2 * 768 + 2
+    ),  # this class has neither the pooler nor the head of sentences
     "big_bird": -(2 * 768 + 2),
     "codegen": 28 * 5 * 4096 + 50_400,  # biases of feed-forward and head, as of GPT-J
     "ctrl": 246_534,  # bias of the head
@@ -45,12 +58,17 @@ def _parameters_of_class(transformers: Any, config: Any) -> int | None:
     except Exception:
         return None
     module.tie_weights()
-    return sum(math.prod(weight.shape) for weight in {id(weight): weight for weight in module.parameters()}.values())
+    return sum(
+        math.prod(weight.shape)
+        for weight in {id(weight): weight for weight in module.parameters()}.values()
+    )
 
 
 @pytest.mark.slow
 def test_every_causal_class_has_the_parameters_that_are_counted() -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: zoo)")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra: zoo)"
+    )
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     differing: dict[str, int] = {}

@@ -1,7 +1,9 @@
-"""Whatever a user gets wrong ends in one line that says what it is and what to do, and exit status 2; or in an answer.
+"""Whatever a user gets wrong ends in one line that says what it is and what to do, and exit status
+2; or in an answer.
 
-Every flag of every command with values that it cannot have, and every file that commands read with something wrong in
-it. `PERFMODEL_EXPLORE=1` tries all of them, and other mutations of the files every time.
+Every flag of every command with values that it cannot have, and every file that commands read with
+something wrong in it. `PERFMODEL_EXPLORE=1` tries all of them, and other mutations of the files
+every time.
 """
 
 import json
@@ -70,9 +72,47 @@ BASES = {
     "emulate": "emulate --world-size 2 --cluster dgx-a100 {} step.ir",
 }
 """A command line of each kind that is quick; a flag goes to its end, or where {} stands."""
-NUMBERS = ("x", "", "nan", "inf", "-1", "0", "1e14", "1.5", "9" * 30, "-inf", "1e400", "1e-300", "½", "0x10", "1_0")
-WORDS = ("", " ", ",", "=", "x" * 300, "ключ=значение", "a=b=c", "tp=0", "nan", "{}", "%s%d", "--", "1;2", "\t")
-FILES = ("absent.csv", "folder.d", "garbage.bin", "empty.csv", "x/" * 60 + "deep.toml", "job.toml/inside")
+NUMBERS = (
+    "x",
+    "",
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e14",
+    "1.5",
+    "9" * 30,
+    "-inf",
+    "1e400",
+    "1e-300",
+    "½",
+    "0x10",
+    "1_0",
+)
+WORDS = (
+    "",
+    " ",
+    ",",
+    "=",
+    "x" * 300,
+    "ключ=значение",
+    "a=b=c",
+    "tp=0",
+    "nan",
+    "{}",
+    "%s%d",
+    "--",
+    "1;2",
+    "\t",
+)
+FILES = (
+    "absent.csv",
+    "folder.d",
+    "garbage.bin",
+    "empty.csv",
+    "x/" * 60 + "deep.toml",
+    "job.toml/inside",
+)
 
 
 def wrong_flags(command: str) -> list[tuple[str, ...]]:
@@ -82,7 +122,13 @@ def wrong_flags(command: str) -> list[tuple[str, ...]]:
     for action in of_command._actions:
         if not action.option_strings or action.nargs == 0:
             continue
-        kind = FILES if action.type is Path else NUMBERS if action.type in (int, float) else (*WORDS, *FILES[:3])
+        kind = (
+            FILES
+            if action.type is Path
+            else NUMBERS
+            if action.type in (int, float)
+            else (*WORDS, *FILES[:3])
+        )
         words += [f"{action.option_strings[-1]}={value}" for value in kind]
     before, _, after = BASES[command].partition("{}")
     return [(*shlex.split(before), word, *shlex.split(after)) for word in words]
@@ -111,8 +157,13 @@ def nonsense(out: str) -> str:
     try:
         report = json.loads(out)
     except ValueError:
-        return next((f"it prints {word}" for word in re.findall(r"(?<![\w.-])-?(?:nan|inf)(?![\w-])", out)), "")
-    return next((f"{name} is {value}" for name, value in figures(report) if not sane(name, value)), "")
+        return next(
+            (f"it prints {word}" for word in re.findall(r"(?<![\w.-])-?(?:nan|inf)(?![\w-])", out)),
+            "",
+        )
+    return next(
+        (f"{name} is {value}" for name, value in figures(report) if not sane(name, value)), ""
+    )
 
 
 def figures(report: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -199,7 +250,23 @@ READ_BY = {
     "cal/optimizer.safetensors": "report --calibration cal --json",
 }
 """A command per file."""
-CELLS = ("", "nan", "inf", "-1", "0", "1e300", "text", "-0.0", "1,5", '"', "9" * 40, "2024-01-01", "\0", "😀", "True")
+CELLS = (
+    "",
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e300",
+    "text",
+    "-0.0",
+    "1,5",
+    '"',
+    "9" * 40,
+    "2024-01-01",
+    "\0",
+    "😀",
+    "True",
+)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -220,14 +287,20 @@ def test_output_that_cannot_be_written_is_said_in_one_line(
         with open("/dev/full", "w") as full, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)
             status, _, err = run(capsys, *shlex.split(before), *words, *shlex.split(after))
-        said = [line for line in err.splitlines() if "standard output cannot be written: No space left" in line]
+        said = [
+            line
+            for line in err.splitlines()
+            if "standard output cannot be written: No space left" in line
+        ]
         # a command that fails by itself, as here for want of a file, has nothing to print
         assert status == 2, words
         assert "Traceback" not in err
         assert len(said) == 1 or judged(status, "", err) == "", err
 
 
-def test_a_closed_output_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_output_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["catalog", "models"]) == 2
     assert "standard output is closed" in capsys.readouterr().err
@@ -272,7 +345,11 @@ def swapped_columns(text: bytes, at: float, cell: str) -> bytes:
 
 
 def another_unit(text: bytes, at: float, cell: str) -> bytes:
-    return text.replace(b"time_us", b"time_ms").replace(b"_time_s", b"_time_ms").replace(b"(us)", b"(ms)")
+    return (
+        text.replace(b"time_us", b"time_ms")
+        .replace(b"_time_s", b"_time_ms")
+        .replace(b"(us)", b"(ms)")
+    )
 
 
 def in_another_coding(text: bytes, at: float, cell: str) -> bytes:
@@ -288,7 +365,9 @@ MUTATIONS = (
     cut, without_a_line, twice_a_line, with_garbage, another_word, another_word, another_word, swapped_columns,
     another_unit, in_another_coding, with_other_separators,
 )  # fmt: skip
-PRICES = "collective,ranks,bytes,time_s,core_s\nall_reduce,2,4,1e-5,1e-6\nall_reduce,2,4096,2e-5,1e-6\n"
+PRICES = (
+    "collective,ranks,bytes,time_s,core_s\nall_reduce,2,4,1e-5,1e-6\nall_reduce,2,4096,2e-5,1e-6\n"
+)
 PLAN = """\
 device = "h100"
 [rule]
@@ -327,7 +406,10 @@ def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None
         Path(name).write_bytes(SOUND[name])
 
 
-PARSED = {name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")}
+PARSED = {
+    name: tomllib.loads(SOUND[name].decode())
+    for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")
+}
 VALUES_OF_FILES = [
     (name, words, changed)
     for name, data in PARSED.items()
@@ -335,7 +417,9 @@ VALUES_OF_FILES = [
 ]
 
 
-@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 40, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=len(VALUES_OF_FILES) if EXPLORE else 40, suppress_health_check=list(HealthCheck)
+)
 @given(st.sampled_from(VALUES_OF_FILES))
 def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
     name, words, changed = case
@@ -357,7 +441,9 @@ def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
     ],
 )
 def test_the_program_itself_says_it_too(here: Path, argv: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "perfmodel", *argv], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "perfmodel", *argv], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert judged(done.returncode, done.stdout, done.stderr) == ""
     assert said in done.stderr

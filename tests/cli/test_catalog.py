@@ -70,6 +70,8 @@ def test_frameworks_are_listed_with_year_and_sources(capsys) -> None:
     assert {entry["name"] for entry in listed} == set(catalog.frameworks())
     for entry in listed:
         assert entry["sources"]
-        assert catalog.framework(f"{entry['name']}@{entry['since']}" if entry["since"] else entry["name"])
+        assert catalog.framework(
+            f"{entry['name']}@{entry['since']}" if entry["since"] else entry["name"]
+        )
     assert main(["catalog", "frameworks", "nanotron"]) == 0
     assert "nanotron@2024" in capsys.readouterr().out

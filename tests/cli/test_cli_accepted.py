@@ -1,5 +1,5 @@
-"""What commands accept: never more devices than there are, nor element types that they lack, nor silently something
-else than was asked for."""
+"""What commands accept: never more devices than there are, nor element types that they lack, nor
+silently something else than was asked for."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,9 @@ def test_a_search_beyond_the_cluster_names_what_would_do(capsys, tmp_path):
 def test_a_cluster_has_no_more_devices_than_it_joins(devices, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(FOUR + f"max_devices = {devices}\n")
-    with pytest.raises(PerfModelError, match=f"max_devices={devices} must be between 1 and the 4 devices"):
+    with pytest.raises(
+        PerfModelError, match=f"max_devices={devices} must be between 1 and the 4 devices"
+    ):
         catalog.cluster(path)
 
 
@@ -93,7 +95,9 @@ def test_every_device_computes_in_what_it_has_and_nothing_else(dtype):
         if getattr(device.peak, dtype) is not None:
             check_layout(model, cluster, job, layout)
             continue
-        with pytest.raises(PerfModelError, match=f"has no {dtype}; choose a dtype among .*fp32") as refused:
+        with pytest.raises(
+            PerfModelError, match=f"has no {dtype}; choose a dtype among .*fp32"
+        ) as refused:
             check_layout(model, cluster, job, layout)
         assert ", ".join(device.dtypes) in str(refused.value)
 
@@ -121,11 +125,23 @@ def test_what_is_assumed_stands_in_the_result_and_on_stderr(capsys, tmp_path):
     assert err == ""
     assert not any("assumed" in warning for warning in json.loads(out)["warnings"])
     status, out, err = run(capsys, "search", *job, "--devices", "8", "--fix", "tp=8", "--json")
-    assert any("seq_len=8,192 is assumed" in warning for warning in json.loads(out)["layouts"][0]["warnings"])
+    assert any(
+        "seq_len=8,192 is assumed" in warning
+        for warning in json.loads(out)["layouts"][0]["warnings"]
+    )
     assert "seq_len=8,192 is assumed" in err
 
 
-TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--global-batch", "16", "--layout", "tp=8,pp=2"]
+TOO_LARGE = [
+    "--model",
+    "gpt3-175b",
+    "--cluster",
+    "dgx-a100",
+    "--global-batch",
+    "16",
+    "--layout",
+    "tp=8,pp=2",
+]
 DRAWN = {
     "timeline": "OUT.json", "plot gantt": "OUT.png", "plot memory": "OUT.png", "plot links": "OUT.png",
 }  # fmt: skip
@@ -153,14 +169,18 @@ def test_figures_of_what_does_not_fit_say_so(kind, capsys, tmp_path):
         "breakdown": ["--layouts", "tp=8,pp=2;tp=8,pp=16"],
         "whatif": ["--layout", "tp=8,pp=2", "--sweep", "compute_rate=1x:2x:2"],
     }[kind]
-    _, out, err = run(capsys, "plot", kind, *words, *rest, "--out", str(tmp_path / "o.png"), "--json")
+    _, out, err = run(
+        capsys, "plot", kind, *words, *rest, "--out", str(tmp_path / "o.png"), "--json"
+    )
     assert err.count("out of memory") == 1
     assert (json.loads(out)["fits"], len(json.loads(out)["reasons"])) == (False, 1)
 
 
 def test_what_runs_otherwise_than_written_is_said():
     job = {"global_batch": 64}
-    written = predict("gpt3-1.3b", "dgx-a100", "tp=1,pp=4,vpp=2,schedule=1f1b,sequence_parallel=true", **job)
+    written = predict(
+        "gpt3-1.3b", "dgx-a100", "tp=1,pp=4,vpp=2,schedule=1f1b,sequence_parallel=true", **job
+    )
     runs = predict("gpt3-1.3b", "dgx-a100", "tp=1,pp=4,vpp=2,schedule=interleaved", **job)
     assert written.step_time_s == runs.step_time_s
     assert written.memory == runs.memory

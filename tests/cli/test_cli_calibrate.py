@@ -1,4 +1,5 @@
-"""`perfmodel calibrate` as users call it: estimates, bad input, plans made for models, nccl-tests, diff."""
+"""`perfmodel calibrate` as users call it: estimates, bad input, plans made for models, nccl-tests,
+diff."""
 
 import json
 import sys
@@ -56,12 +57,16 @@ def measured(
     """Folder, JSON and standard error of a run."""
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     out = tiny.parent / request.param
-    done = run(capsys, "calibrate", "--plan", tiny, "--out", out, "--backend", request.param, "--json")
+    done = run(
+        capsys, "calibrate", "--plan", tiny, "--out", out, "--backend", request.param, "--json"
+    )
     assert done.status == 0, done.err
     return out, json.loads(done.out), done.err
 
 
-def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, Any], str], capsys, tiny: Path):
+def test_a_plan_becomes_a_table_with_its_card(
+    measured: tuple[Path, dict[str, Any], str], capsys, tiny: Path
+):
     out, report, err = measured
     (table,) = report["tables"]
     assert (table["path"], table["rows"]) == (str(out / "kernels.csv"), 4)
@@ -69,7 +74,16 @@ def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, An
     assert "device-minutes left" in err
     # nothing is left to do, and diff finds nothing
     status, text, _ = run(
-        capsys, "calibrate", "--plan", tiny, "--out", out, "--backend", report["backend"], "--dry-run", "--json"
+        capsys,
+        "calibrate",
+        "--plan",
+        tiny,
+        "--out",
+        out,
+        "--backend",
+        report["backend"],
+        "--dry-run",
+        "--json",
     )
     assert (status, json.loads(text)["rows"], json.loads(text)["rows_kept"]) == (0, 0, 4)
     status, text, _ = run(capsys, "calibrate", "diff", out, out / "kernels.csv", "--json")
@@ -80,7 +94,9 @@ def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, An
 
 
 def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Path):
-    status, text, err = run(capsys, "calibrate", "--plan", tiny, "--out", tiny.parent / "o", "--dry-run")
+    status, text, err = run(
+        capsys, "calibrate", "--plan", tiny, "--out", tiny.parent / "o", "--dry-run"
+    )
     assert (status, err) == (0, "")
     assert "4 rows to measure on EPYC-Genoa-core by jax" in text
     assert "device-minutes" in text
@@ -92,13 +108,23 @@ def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Pa
 
 
 def test_what_is_saved_is_printed_as_a_table(capsys):
-    flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--layouts", "tp=2,dp=4;tp=4,pp=2"]
+    flags = [
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--global-batch",
+        32,
+        "--layouts",
+        "tp=2,dp=4;tp=4,pp=2",
+    ]
     status, text, _ = run(capsys, "calibrate", *flags, "--dry-run")
     assert status == 0
     assert "tp=4,pp=2,dp=1" in text
     assert not set("{}[]") & set(text)
     assert (
-        "this machine cannot measure the plan: the plan's device is A100-SXM4-80GB, but this machine has a CPU" in text
+        "this machine cannot measure the plan: the plan's device is A100-SXM4-80GB, but this machine has a CPU"
+        in text
     )
 
 
@@ -108,13 +134,21 @@ WRONG = {
         "torch",
         "multiples of 16",
     ),
-    "element type": ('[[kernels]]\nfamily = "gemm"\ndtype = "int4"\nm = 16\nn = 24\nk = 16', "torch", "int4"),
+    "element type": (
+        '[[kernels]]\nfamily = "gemm"\ndtype = "int4"\nm = 16\nn = 24\nk = 16',
+        "torch",
+        "int4",
+    ),
     "bytes": (
         '[[collectives]]\ncollective = "all_reduce"\nbytes = 4\nnum_ranks = 2',
         "jax",
         "0 bytes is not divisible",
     ),
-    "ranks": ('[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 65', "jax", "2 to 64 ranks"),
+    "ranks": (
+        '[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 65',
+        "jax",
+        "2 to 64 ranks",
+    ),
     "unnamed network": (
         '[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 4\nranks_per_node = 2',
         "jax",
@@ -154,7 +188,12 @@ def test_a_dry_run_looks_at_the_folder(capsys, tiny: Path):
 
 def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
     status, text, _ = run(
-        capsys, "calibrate", "--plan", ROOT / "calibrate" / "two_nodes_cpu.toml", "--dry-run", "--json"
+        capsys,
+        "calibrate",
+        "--plan",
+        ROOT / "calibrate" / "two_nodes_cpu.toml",
+        "--dry-run",
+        "--json",
     )
     assert status == 0
     assert "start perfmodel on all of them with a launcher" in json.loads(text)["refused_here"]
@@ -172,12 +211,21 @@ def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
 )
 def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
     status, text, _ = run(
-        capsys, "calibrate", "--plan", ROOT / "calibrate" / name, "--backend", backend, "--dry-run", "--json"
+        capsys,
+        "calibrate",
+        "--plan",
+        ROOT / "calibrate" / name,
+        "--backend",
+        backend,
+        "--dry-run",
+        "--json",
     )
     assert status == 0
     report = json.loads(text)
     plan = read_plan(ROOT / "calibrate" / name)
-    assert report["rows"] == len(plan.kernel_points) + len(plan.beside_points) + len(plan.collectives)
+    assert report["rows"] == len(plan.kernel_points) + len(plan.beside_points) + len(
+        plan.collectives
+    )
     if name.startswith("cpu"):
         assert report["minutes"] < 8
 
@@ -205,7 +253,9 @@ def test_nccl_tests_output_is_read(capsys, tmp_path: Path, monkeypatch: pytest.M
 def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
 
-    def model_plan(model: Any, cluster: Any, job: Job, layouts: list[Layout], *, device: str, framework: Any) -> Any:
+    def model_plan(
+        model: Any, cluster: Any, job: Job, layouts: list[Layout], *, device: str, framework: Any
+    ) -> Any:
         asked.extend([model.name, cluster.name, job, layouts, device])
         assert framework.name == "generic"
         return SimpleNamespace(plan=read_plan(tiny), to_dict=lambda: {"rows_saved": 7})
@@ -213,9 +263,26 @@ def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.
     stub = ModuleType("perfmodel.calibration")
     stub.model_plan = model_plan  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "perfmodel.calibration", stub)
-    flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--seq-len", 1024]
+    flags = [
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--global-batch",
+        32,
+        "--seq-len",
+        1024,
+    ]
     status, text, _ = run(
-        capsys, "calibrate", *flags, "--layouts", "tp=2,dp=4;tp=4,dp=2", "--layouts", "pp=8", "--dry-run", "--json"
+        capsys,
+        "calibrate",
+        *flags,
+        "--layouts",
+        "tp=2,dp=4;tp=4,dp=2",
+        "--layouts",
+        "pp=8",
+        "--dry-run",
+        "--json",
     )
     assert status == 0
     assert json.loads(text)["saving"] == {"rows_saved": 7}
@@ -259,17 +326,32 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([*DECISION, "--plan", "p.toml", "--dry-run"], "--for-decision goes without --plan, --dry-run"),
-        (["--plan", "{tiny}", "--out", "x", "--fix", "tp=2"], "--for-decision is needed with --fix"),
-        (["--for-decision", "--model", "gpt3-125m"], "--for-decision needs --cluster, --global-batch too"),
+        (
+            [*DECISION, "--plan", "p.toml", "--dry-run"],
+            "--for-decision goes without --plan, --dry-run",
+        ),
+        (
+            ["--plan", "{tiny}", "--out", "x", "--fix", "tp=2"],
+            "--for-decision is needed with --fix",
+        ),
+        (
+            ["--for-decision", "--model", "gpt3-125m"],
+            "--for-decision needs --cluster, --global-batch too",
+        ),
         (DECISION[:-4], "devices"),
         ([*DECISION, "--set", "search.objective=mfu"], "looks for the fastest layout"),
         ([*DECISION, "--top", "0"], "top must be at least 1"),
         (["--out", "x"], "give --plan FILE, or --model"),
         (["--plan", "nowhere.toml", "--out", "x"], "nowhere.toml: not a readable plan"),
         (["--plan", "{tiny}"], "give --out DIR"),
-        (["--plan", "{tiny}", "--model", "gpt3-1.3b", "--out", "x"], "give --plan FILE, or --model"),
-        (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts, --global-batch"),
+        (
+            ["--plan", "{tiny}", "--model", "gpt3-1.3b", "--out", "x"],
+            "give --plan FILE, or --model",
+        ),
+        (
+            ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"],
+            "--model needs --layouts, --global-batch",
+        ),
         (["--plan", "{tiny}", "--out", "x", "--backend", "tensorflow"], "invalid choice"),
         (["--plan", "{tiny}", "--out", "{tiny}"], "plan.toml"),
         (["--plan", "{tiny}", "--out", "x", "--backend", "nccl-tests"], "only collectives"),
@@ -277,9 +359,13 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
         (["diff", "absent.csv"], "required: B"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch, argv, message):
+def test_bad_input_is_one_line_and_status_2(
+    capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch, argv, message
+):
     monkeypatch.chdir(tiny.parent)
-    monkeypatch.setattr("perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points))
+    monkeypatch.setattr(
+        "perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points)
+    )
     status, out, err = run(capsys, "calibrate", *(str(word).format(tiny=tiny) for word in argv))
     assert status == 2
     assert out == ""
@@ -290,6 +376,8 @@ def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pyt
 def test_a_dry_run_names_the_launcher_that_is_not_here(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     plan = ROOT / "calibrate" / "two_nodes.toml"
-    status, text, _ = run(capsys, "calibrate", "--plan", plan, "--backend", "nccl-tests", "--dry-run", "--json")
+    status, text, _ = run(
+        capsys, "calibrate", "--plan", plan, "--backend", "nccl-tests", "--dry-run", "--json"
+    )
     assert status == 0
     assert json.loads(text)["refused_here"].startswith("mpirun: no such program")

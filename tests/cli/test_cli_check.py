@@ -14,13 +14,26 @@ SCRIPT = Path(__file__).parents[1] / "ingest" / "launch_files" / "torchtitan_8b.
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "train.log"
-    run = WrittenRun(step_s=[9.0] + [1.2] * 20, devices=64, global_batch=64, seq_len=8192, flops_per_token=5.8e10)
+    run = WrittenRun(
+        step_s=[9.0] + [1.2] * 20, devices=64, global_batch=64, seq_len=8192, flops_per_token=5.8e10
+    )
     path.write_text(write_log("torchtitan", run))
     return path
 
 
 def command(log: Path, *more: str) -> list[str]:
-    return ["check", "--from", str(SCRIPT), "--devices", "64", "--log", str(log), "--cluster", "dgx-h100", *more]
+    return [
+        "check",
+        "--from",
+        str(SCRIPT),
+        "--devices",
+        "64",
+        "--log",
+        str(log),
+        "--cluster",
+        "dgx-h100",
+        *more,
+    ]
 
 
 def test_one_screen(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +54,16 @@ def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_instead_of_a_script(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--layout", "dp=64,zero=3"]
+    flags = [
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "64",
+        "--layout",
+        "dp=64,zero=3",
+    ]
     assert main(["check", *flags, "--log", str(log)]) == 0
     assert "llama3-8b on 64 devices" in capsys.readouterr().out
 
@@ -55,12 +77,17 @@ def test_flags_instead_of_a_script(log: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_what_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--from", str(SCRIPT), "--devices", "64", "--cluster", "dgx-h100", *argv]) == 2
+    assert (
+        main(["check", "--from", str(SCRIPT), "--devices", "64", "--cluster", "dgx-h100", *argv])
+        == 2
+    )
     error = capsys.readouterr().err.splitlines()[-1]
     assert message in error
 
 
-def test_a_fit_to_scripts_and_logs(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_to_scripts_and_logs(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--cluster", "dgx-h100", "--devices", "64", "--out", str(tmp_path / "mine"), "--json"]
     assert main(["fit", "--log", f"{SCRIPT}={log}", *words]) == 0
     (fitted,) = json.loads(capsys.readouterr().out)["end_to_end"].values()
@@ -73,7 +100,10 @@ def test_a_fit_to_scripts_and_logs(log: Path, tmp_path: Path, capsys: pytest.Cap
     [
         (["--log", "train.log", "--cluster", "dgx-h100"], "--log takes SCRIPT=LOG"),
         (["--log", "train.sh=train.log"], "--log needs --cluster"),
-        (["--log", f"{SCRIPT}=nowhere.log", "--cluster", "dgx-h100", "--devices", "64"], "nowhere.log"),
+        (
+            ["--log", f"{SCRIPT}=nowhere.log", "--cluster", "dgx-h100", "--devices", "64"],
+            "nowhere.log",
+        ),
     ],
 )
 def test_logs_that_cannot_be_fitted_to(

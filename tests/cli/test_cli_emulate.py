@@ -31,7 +31,10 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--delay", "all_reduce", *COMMAND), "'' is not a valid time"),
         (("--delay", "send=1ms", *COMMAND), "did you mean 'send_recv'"),
         (("--delay", "gather=1ms", "--delay", "gather=2ms", *COMMAND), "gather is given twice"),
-        (("--delay", "all_reduce=1ms", "--set", "all_reduce_delay_s=0.1", *COMMAND), "all_reduce is given twice"),
+        (
+            ("--delay", "all_reduce=1ms", "--set", "all_reduce_delay_s=0.1", *COMMAND),
+            "all_reduce is given twice",
+        ),
         (("--set", "all_reduce_delay_s=nan", *COMMAND), "positive and finite"),
         (("--set", "compute_rate=2x", *COMMAND), "compute_rate cannot be set"),
         (
@@ -56,17 +59,33 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
             "--sweep changes the delay between iterations",
         ),
         (
-            ("--model", "gpt3-125m", "--layout", "pp=2,dp=4", "--global-batch", "8", "--straggler", "2", *COMMAND),
+            (
+                "--model",
+                "gpt3-125m",
+                "--layout",
+                "pp=2,dp=4",
+                "--global-batch",
+                "8",
+                "--straggler",
+                "2",
+                *COMMAND,
+            ),
             "--straggler cannot be compared with --model",
         ),
         (("--fail", "0@3", *COMMAND), "with an emulated rank"),
         (("--fail", "3@0", *COMMAND), "with an emulated rank"),
         (("--every", "0", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--every must be at least 1"),
-        (("--model", "gpt3-125m", "--layout", "dp=4", "--global-batch", "8", *COMMAND), "has 4 devices"),
+        (
+            ("--model", "gpt3-125m", "--layout", "dp=4", "--global-batch", "8", *COMMAND),
+            "has 4 devices",
+        ),
         (("--jitter", "0.1", "--", str(PROGRAM)), "--jitter works only with scripts"),
         (("--sweep", "all_reduce=1ms", *COMMAND), "KIND=FIRST:LAST:COUNT"),
         (("--png", "x.png", *COMMAND), "no effect without --sweep"),
-        (("--wire", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--sweep cannot be combined with --wire"),
+        (
+            ("--wire", "--sweep", "all_reduce=0:1ms:3", *COMMAND),
+            "--sweep cannot be combined with --wire",
+        ),
         (("--wire", "--", str(PROGRAM)), "sends no messages"),
         (("--classes", "1", "--out", "x", *COMMAND), "--out needs a single run"),
         (("--classes", "0", *COMMAND), "at least 1 rank"),
@@ -79,7 +98,9 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--", str(PROGRAM)), "for 2 devices, not 8"),
     ],
 )
-def test_bad_input_is_one_line(more: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    more: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*BASE, *more]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error
@@ -87,7 +108,16 @@ def test_bad_input_is_one_line(more: tuple[str, ...], message: str, capsys: pyte
 
 
 def test_program_of_jax_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["emulate", "--world-size", "2", "--cluster", "localhost", "--real-ranks", "0,1", "--json"]
+    arguments = [
+        "emulate",
+        "--world-size",
+        "2",
+        "--cluster",
+        "localhost",
+        "--real-ranks",
+        "0,1",
+        "--json",
+    ]
     more = ["--delay", "send_recv=2ms", "--delay", "gather=1", "--out", str(tmp_path / "out")]
     assert main([*arguments, *more, "--", str(PROGRAM)]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -109,7 +139,8 @@ def asked_for(*more: str) -> argparse.Namespace:
 
 
 def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:
-    """Each delay of each kind, and none for kinds that the step does not have; a straggler is felt by all."""
+    """Each delay of each kind, and none for kinds that the step does not have; a straggler is felt
+    by all."""
 
     def step_s(*more: str) -> float:
         arguments = asked_for(*more)
@@ -135,13 +166,34 @@ def test_what_a_launch_file_says_of_the_job_counts() -> None:
     assert step_s(SimpleNamespace(job_fields={"flash_attention": True})) < step_s(None)
 
 
-def test_script_leaves_tables_and_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_leaves_tables_and_a_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     out = tmp_path / "out"
-    assert main([*BASE, "--json", "--set", "intra_node_bandwidth=0.5x", "--out", str(out), *COMMAND]) == 0
+    assert (
+        main([*BASE, "--json", "--set", "intra_node_bandwidth=0.5x", "--out", str(out), *COMMAND])
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["world_size"] == 8
     assert report["slack_s"]["all_gather"]["count"] > 0
-    assert {Path(p).name for p in report["written"]} == {"collectives.csv", "iterations.csv", "timeline.json.gz"}
-    assert main(["compare", "--predicted", report["written"][2], "--measured", report["written"][2], "--json"]) == 0
+    assert {Path(p).name for p in report["written"]} == {
+        "collectives.csv",
+        "iterations.csv",
+        "timeline.json.gz",
+    }
+    assert (
+        main(
+            [
+                "compare",
+                "--predicted",
+                report["written"][2],
+                "--measured",
+                report["written"][2],
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["runs"] == 3

@@ -1,4 +1,5 @@
-"""`--framework` on every command that predicts: it fills what is unsaid, says so, and what is said wins."""
+"""`--framework` on every command that predicts: it fills what is unsaid, says so, and what is said
+wins."""
 
 import json
 
@@ -31,10 +32,17 @@ def test_defaults_fill_what_is_unsaid_and_are_said(capsys) -> None:
     found = told(capsys, "predict", *JOB, *LAYOUT, "--framework", "nemo@2024")
     assert found["framework"] == "nemo@2024"
     assert found["layout"] == "tp=2,pp=2,dp=2,zero=1,sequence_parallel=true,tp_overlap=true"
-    assert any("nemo@2024" in line and "zero=1, sequence_parallel=true" in line for line in found["warnings"])
-    said = told(capsys, "predict", *JOB, "--layout", "tp=2,pp=2,dp=2,zero=0", "--framework", "nemo@2024")
+    assert any(
+        "nemo@2024" in line and "zero=1, sequence_parallel=true" in line
+        for line in found["warnings"]
+    )
+    said = told(
+        capsys, "predict", *JOB, "--layout", "tp=2,pp=2,dp=2,zero=0", "--framework", "nemo@2024"
+    )
     assert "zero=0" in said["layout"]
-    assert said["memory_bytes"]["optimizer"] == pytest.approx(2 * found["memory_bytes"]["optimizer"], rel=0.01)
+    assert said["memory_bytes"]["optimizer"] == pytest.approx(
+        2 * found["memory_bytes"]["optimizer"], rel=0.01
+    )
     again = told(capsys, "predict", *JOB, "--layout", said["layout"], "--framework", "nemo@2024")
     assert again["layout"] == said["layout"]
     assert again["step_time_s"] == said["step_time_s"]
@@ -42,17 +50,24 @@ def test_defaults_fill_what_is_unsaid_and_are_said(capsys) -> None:
 
 def test_the_command_line_and_python_say_the_same(capsys) -> None:
     found = told(capsys, "predict", *JOB, *LAYOUT, "--framework", "megatron-lm@2021")
-    p = pm.predict("gpt3-1.3b", "dgx-a100", LAYOUT[1], global_batch=32, framework="megatron-lm@2021")
+    p = pm.predict(
+        "gpt3-1.3b", "dgx-a100", LAYOUT[1], global_batch=32, framework="megatron-lm@2021"
+    )
     assert found.pop("not_stated")  # known of flags alone
     assert found == p.to_dict()
     record = pm.framework("megatron-lm@2021")
     assert p == pm.predict("gpt3-1.3b", "dgx-a100", LAYOUT[1], global_batch=32, framework=record)
-    assert p.step_time_s > pm.predict("gpt3-1.3b", "dgx-a100", LAYOUT[1], global_batch=32).step_time_s
+    assert (
+        p.step_time_s > pm.predict("gpt3-1.3b", "dgx-a100", LAYOUT[1], global_batch=32).step_time_s
+    )
 
 
 def test_attention_that_is_said_wins(capsys) -> None:
     old = ["predict", *JOB, *LAYOUT, "--framework", "megatron-lm@2021"]
-    assert told(capsys, *old, "--attention", "flash")["step_time_s"] < told(capsys, *old)["step_time_s"]
+    assert (
+        told(capsys, *old, "--attention", "flash")["step_time_s"]
+        < told(capsys, *old)["step_time_s"]
+    )
 
 
 def test_what_it_cannot_run_is_said(capsys) -> None:
@@ -109,7 +124,9 @@ def test_emulate_and_validate_take_it(capsys) -> None:
 
 
 def test_layouts_of_a_search_are_read_back_by_the_framework() -> None:
-    found = pm.search("gpt3-1.3b", "dgx-a100", devices=8, global_batch=32, top=3, framework="nemo@2025")
+    found = pm.search(
+        "gpt3-1.3b", "dgx-a100", devices=8, global_batch=32, top=3, framework="nemo@2025"
+    )
     nemo = catalog.framework("nemo@2025")
     for p in found.layouts:
         assert nemo.layout(p.to_dict()["layout"])[0] == p.layout

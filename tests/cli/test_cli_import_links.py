@@ -1,4 +1,5 @@
-"""`perfmodel import` of collectives: links are named or the file is refused; what `fit` makes of them is said."""
+"""`perfmodel import` of collectives: links are named or the file is refused; what `fit` makes of
+them is said."""
 
 import json
 import sys
@@ -48,14 +49,18 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 
 
 @pytest.mark.parametrize("format", ["nccl-tests", "nccl-json", "osu", "kineto"])
-def test_no_importer_guesses_links(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_importer_guesses_links(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, path = write(tmp_path, format)
     device = [] if format == "nccl-json" else ["--device", "A100-SXM4-80GB"]
     ranks = ["--ranks", "8"] if format == "osu" else []
     table = tmp_path / "table.csv"
     call = ["import", name, path, "--kind", "collective", "--out", table, *device, *ranks]
     assert "--cluster NAME or --interconnect" in refused(capsys, *call)
-    assert "'string' does not name a known link" in refused(capsys, *call, "--interconnect", "string")
+    assert "'string' does not name a known link" in refused(
+        capsys, *call, "--interconnect", "string"
+    )
     assert "not both" in refused(capsys, *call, "--interconnect", "PCIe4", "--cluster", "dgx-a100")
     assert not table.exists()
     cluster = "dgx-h100" if format == "nccl-json" else "dgx-a100"
@@ -67,21 +72,29 @@ def test_no_importer_guesses_links(format: str, tmp_path: Path, capsys: pytest.C
 
 def test_a_cluster_of_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, path = write(tmp_path, "nccl-tests")
-    error = refused(capsys, "import", name, path, "--out", tmp_path / "t.csv", "--cluster", "dgx-h100")
+    error = refused(
+        capsys, "import", name, path, "--out", tmp_path / "t.csv", "--cluster", "dgx-h100"
+    )
     assert "ranks on A100-SXM4-80GB, not on H100-SXM5-80GB of dgx-h100" in error
 
 
 @pytest.mark.parametrize("format", ["nccl-tests", "nccl-json"])
-def test_logs_that_do_not_name_their_program(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_that_do_not_name_their_program(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, path = write(tmp_path, format)
     table, links = tmp_path / "t.csv", ["--interconnect", "NVLink + InfiniBand NDR"]
-    error = refused(capsys, "import", name, path, "--out", table, *links, "--collective", "send_recv")
+    error = refused(
+        capsys, "import", name, path, "--out", table, *links, "--collective", "send_recv"
+    )
     assert "all_reduce_perf, not of send_recv" in error
     path.write_text(path.read_text().replace("_perf", ""))
     if format == "nccl-tests":  # the printed bandwidths tell which collective it is
         answer(capsys, "import", name, path, "--out", table, *links)
         assert set(read_table(table)["collective"]) == {"all_reduce"}
-        assert "is 1.750" in refused(capsys, "import", name, path, "--out", table, *links, "--collective", "all_to_all")
+        assert "is 1.750" in refused(
+            capsys, "import", name, path, "--out", table, *links, "--collective", "all_to_all"
+        )
         return
     assert "--collective NAME" in refused(capsys, "import", name, path, "--out", table, *links)
     assert "unknown collective 'gather'" in refused(
@@ -91,13 +104,17 @@ def test_logs_that_do_not_name_their_program(format: str, tmp_path: Path, capsys
     assert set(read_table(table)["collective"]) == {"all_to_all"}
 
 
-def test_rows_that_fit_would_set_aside_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_fit_would_set_aside_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, table, out = tmp_path / "log.txt", tmp_path / "t.csv", tmp_path / "fit"
     log.write_text(cases.nccl_text(SLOW))
     report = answer(capsys, "import", "nccl-tests", log, "--cluster", "dgx-a100", "--out", table)
     ((reason, count),) = report["set_aside"].items()
     assert (count, "below 20%" in reason) == (42, True)
-    assert main(["import", "nccl-tests", str(log), "--cluster", "dgx-a100", "--out", str(table)]) == 0
+    assert (
+        main(["import", "nccl-tests", str(log), "--cluster", "dgx-a100", "--out", str(table)]) == 0
+    )
     assert "fit will set aside 42: A100-SXM4-80GB all_reduce: below 20%" in capsys.readouterr().out
     assert "no collective row can be used" in refused(capsys, "fit", table, "--out", out)
 
@@ -111,7 +128,9 @@ def test_fit_says_what_it_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["kept"] > 150
     assert main(["fit", str(table), "--out", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "replaces 10 shipped series: all_reduce on A100-SXM4-80GB, NVLink3 inside a node" in shown
+    assert (
+        "replaces 10 shipped series: all_reduce on A100-SXM4-80GB, NVLink3 inside a node" in shown
+    )
 
 
 @pytest.mark.parametrize("name", catalog.clusters())
@@ -125,4 +144,8 @@ def test_words_of_a_cluster_mean_its_links(name: str) -> None:
         between = flat or index > 0
         assert is_known(words, device, between)
         rate = link_class(words, device, between).bandwidth_bytes_per_s
-        assert rate >= level.bandwidth_bytes_per_s if between else rate == pytest.approx(level.bandwidth_bytes_per_s)
+        assert (
+            rate >= level.bandwidth_bytes_per_s
+            if between
+            else rate == pytest.approx(level.bandwidth_bytes_per_s)
+        )

@@ -1,7 +1,7 @@
 """What `import perfmodel` and commands leave unimported: their speed, without a clock.
 
-One process does all that is asked, the lightest first, and says after each step which modules it has: to start one for
-each would load the same modules again and again.
+One process does all that is asked, the lightest first, and says after each step which modules it
+has: to start one for each would load the same modules again and again.
 """
 
 import json
@@ -10,7 +10,19 @@ import sys
 
 import pytest
 
-HEAVY = {"jax", "flax", "optax", "torch", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "pydantic", "rich"}
+HEAVY = {
+    "jax",
+    "flax",
+    "optax",
+    "torch",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "numpy",
+    "pydantic",
+    "rich",
+}
 WITHOUT_PREDICTION = {"jax", "flax", "torch", "matplotlib", "scipy"}
 BESIDE_PREDICTION = {"flax", "optax", "pandas", "matplotlib", "torch", "scipy"}
 

@@ -52,7 +52,17 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_file_predicts_what_its_flags_predict(name: str, files: Path, capsys) -> None:
-    of_file = run(capsys, "predict", "--from", str(files / name), "--devices", "8", "--cluster", "dgx-a100", "--json")
+    of_file = run(
+        capsys,
+        "predict",
+        "--from",
+        str(files / name),
+        "--devices",
+        "8",
+        "--cluster",
+        "dgx-a100",
+        "--json",
+    )
     of_flags = run(capsys, "predict", *FLAGS[name], "--cluster", "dgx-a100", "--json")
     assert of_file[0] == of_flags[0] == 0
     assert json.loads(of_file[1]) == json.loads(of_flags[1])
@@ -67,7 +77,11 @@ def test_flags_win_over_the_file(files: Path, capsys) -> None:
     report = json.loads(out)
     assert status == 0
     assert (report["model"], report["seq_len"], report["global_batch"]) == ("gpt3-2.7b", 1024, 16)
-    layout = Layout.parse(report["layout"]) if isinstance(report["layout"], str) else Layout(**report["layout"])
+    layout = (
+        Layout.parse(report["layout"])
+        if isinstance(report["layout"], str)
+        else Layout(**report["layout"])
+    )
     assert (layout.tp, layout.pp, layout.dp, layout.micro_batch) == (4, 2, 1, 2)
 
 
@@ -89,12 +103,27 @@ def test_every_command_that_predicts_takes_a_file(files: Path, capsys) -> None:
 def test_what_neither_flags_nor_file_say_is_asked_for(files: Path, capsys) -> None:
     toml = str(files / "run.toml")
     for words, message in (
-        (("predict",), "predict: the following arguments are required: --model, --cluster, --global-batch, --layout"),
-        (("predict", "--from", toml, "--cluster", "dgx-a100"), "does not state the number of devices; give --dev"),
+        (
+            ("predict",),
+            "predict: the following arguments are required: --model, --cluster, --global-batch, --layout",
+        ),
+        (
+            ("predict", "--from", toml, "--cluster", "dgx-a100"),
+            "does not state the number of devices; give --dev",
+        ),
         (("predict",), "a launch script given by --from states all but the cluster"),
-        (("predict", "--from", toml, "--devices", "8"), "the following arguments are required: --cluster"),
-        (("search", "--from", str(files / "none.sh"), "--cluster", "dgx-a100"), "none.sh: cannot be read"),
-        (("predict", "--from", toml, "--devices", "9", "--cluster", "dgx-a100"), "9 devices are not a multiple"),
+        (
+            ("predict", "--from", toml, "--devices", "8"),
+            "the following arguments are required: --cluster",
+        ),
+        (
+            ("search", "--from", str(files / "none.sh"), "--cluster", "dgx-a100"),
+            "none.sh: cannot be read",
+        ),
+        (
+            ("predict", "--from", toml, "--devices", "9", "--cluster", "dgx-a100"),
+            "9 devices are not a multiple",
+        ),
     ):
         status, out, err = run(capsys, *words)
         assert (status, out) == (2, "")
@@ -121,12 +150,23 @@ def test_search_writes_the_best_layout_that_the_framework_can_run(files: Path, c
     status, out, _ = run(capsys, "predict", "--from", str(best), "--cluster", "dgx-a100", "--json")
     assert status == 0
     first = json.loads(out)["step_time_s"]
-    run_before = run(capsys, "predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json")
+    run_before = run(
+        capsys, "predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json"
+    )
     assert first < json.loads(run_before[1])["step_time_s"]
 
 
 def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None:
-    job = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "16")
+    job = (
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "16",
+    )
     narrow = ("--fix", "tp=1,pp=1,zero=3,recompute=full,micro_batch=1")
     status, _, err = run(capsys, "search", *job, *narrow, "--export", str(files / "best.yaml"))
     assert status == 2
@@ -142,11 +182,23 @@ def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None
             assert read_launch(files / name).framework == framework
 
 
-SMALL = ("--model", "gpt3-1.3b", "--cluster", "dgx-h100", "--devices", "4", "--global-batch", "8", "--top", "2")
+SMALL = (
+    "--model",
+    "gpt3-1.3b",
+    "--cluster",
+    "dgx-h100",
+    "--devices",
+    "4",
+    "--global-batch",
+    "8",
+    "--top",
+    "2",
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "framework"), [("best.sh", "megatron-core"), ("best.toml", "torchtitan"), ("best.json", "deepspeed")]
+    ("name", "framework"),
+    [("best.sh", "megatron-core"), ("best.toml", "torchtitan"), ("best.json", "deepspeed")],
 )
 def test_an_export_searches_for_the_framework_that_its_file_is_of(
     tmp_path: Path, capsys, name: str, framework: str
@@ -159,7 +211,9 @@ def test_an_export_searches_for_the_framework_that_its_file_is_of(
     (command,) = (line for line in out.splitlines() if line.startswith("next: "))
     _, again, _ = run(capsys, *shlex.split(command)[2:], "--json")
     _, exported, _ = run(capsys, "predict", "--from", str(file), *SMALL[:4], "--json")
-    assert json.loads(exported)["step_time_s"] == pytest.approx(json.loads(again)["step_time_s"], rel=1e-6)
+    assert json.loads(exported)["step_time_s"] == pytest.approx(
+        json.loads(again)["step_time_s"], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,13 +231,17 @@ def test_an_export_that_no_framework_writes_is_refused_before_the_search(
         raise AssertionError("it was searched")
 
     monkeypatch.setattr("perfmodel.planning.layouts.search", searched)
-    status, out, err = run(capsys, "search", *SMALL, *flags, "--export", str(tmp_path / "best.yaml"))
+    status, out, err = run(
+        capsys, "search", *SMALL, *flags, "--export", str(tmp_path / "best.yaml")
+    )
     assert (status, out) == (2, "")
     assert reason in err
 
 
 @pytest.mark.parametrize("option", ["--export", "--trace", "--png"])
-def test_the_ranking_is_printed_though_a_file_cannot_be_written(tmp_path: Path, capsys, option: str) -> None:
+def test_the_ranking_is_printed_though_a_file_cannot_be_written(
+    tmp_path: Path, capsys, option: str
+) -> None:
     suffix = {"--export": ".sh", "--trace": ".json", "--png": ".png"}[option]
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
@@ -208,7 +266,17 @@ def test_the_ranking_is_printed_though_a_file_cannot_be_written(tmp_path: Path, 
 def test_a_search_begins_with_the_own_layout_and_ends_with_what_to_change(
     name: str, changed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["search", "--from", str(FILES / name), "--cluster", "dgx-h100", "--devices", "16", "--top", "2"]
+    words = [
+        "search",
+        "--from",
+        str(FILES / name),
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "16",
+        "--top",
+        "2",
+    ]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"yours: [\d.]+ m?s per step \(90 %: .* to .*\)", lines[0])
@@ -233,12 +301,16 @@ def test_settings_that_change_are_lines_of_the_file() -> None:
     job = framework.job(model, catalog.cluster("dgx-h100").device, global_batch=64)
     before, _ = framework.layout("tp=4,dp=4", model)
     after, _ = framework.layout("tp=2,dp=8,zero=1", model)
-    found = changed_settings((before, job), (after, job), "megatron-core", model=model, devices_per_node=8)
+    found = changed_settings(
+        (before, job), (after, job), "megatron-core", model=model, devices_per_node=8
+    )
     diff = [line for change in found for line in change.diff]
     assert "- --tensor-model-parallel-size 4" in diff
     assert "+ --tensor-model-parallel-size 2" in diff
     assert "+ --use-distributed-optimizer" in diff
-    assert not changed_settings((after, job), (after, job), "megatron-core", model=model, devices_per_node=8)
+    assert not changed_settings(
+        (after, job), (after, job), "megatron-core", model=model, devices_per_node=8
+    )
 
 
 def test_the_ranking_is_printed_though_no_script_can_be_written(
@@ -248,7 +320,18 @@ def test_the_ranking_is_printed_though_no_script_can_be_written(
         raise LaunchFileError("cannot run it")
 
     monkeypatch.setattr("perfmodel.ingest.launch.export_launch", refuse)
-    words = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "64", "--top", "1"]
+    words = [
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "64",
+        "--top",
+        "1",
+    ]
     assert main(["search", *words, "--framework", "megatron-core", "--script"]) == 2
     out, err = capsys.readouterr()
     assert "recommended: " in out
@@ -256,7 +339,18 @@ def test_the_ranking_is_printed_though_no_script_can_be_written(
 
 
 def test_a_search_ends_with_the_launch_script(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "16", "--global-batch", "64", "--top", "1"]
+    words = [
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "16",
+        "--global-batch",
+        "64",
+        "--top",
+        "1",
+    ]
     assert main(["search", *words, "--framework", "megatron-core", "--script"]) == 0
     out = capsys.readouterr().out
     script = out.partition("launch script:\n\n")[2]

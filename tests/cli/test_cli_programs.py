@@ -36,7 +36,9 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
 
 def test_what_is_distributed_computes_the_same_and_is_simulated(source, tmp_path, capsys) -> None:
     out = str(tmp_path / "program.ir")
-    report = said(capsys, "distribute", source, "--layout", "dp=2,tp=2,pp=2,micro_batches=2", "--out", out)
+    report = said(
+        capsys, "distribute", source, "--layout", "dp=2,tp=2,pp=2,micro_batches=2", "--out", out
+    )
     assert (report["devices"], report["parameters"]) == (8, 4 * 64)
     assert report["collectives"]["all_reduce"] > 0
     program = parse_program(Path(out).read_text())
@@ -45,7 +47,9 @@ def test_what_is_distributed_computes_the_same_and_is_simulated(source, tmp_path
     for name, value in execute(read_program(source), arrays).items():
         assert execute(program, arrays)[name] == pytest.approx(value, rel=1e-4, abs=1e-6)
     at_once = said(capsys, "simulate", source, "--layout", "2/2/2/2", "--cluster", "dgx-a100")
-    report = said(capsys, "simulate", out, "--cluster", "dgx-a100", "--trace", str(tmp_path / "t.json"))
+    report = said(
+        capsys, "simulate", out, "--cluster", "dgx-a100", "--trace", str(tmp_path / "t.json")
+    )
     assert report["step_time_s"] == at_once["step_time_s"] > 0
     assert report["fits"] is True
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -53,7 +57,17 @@ def test_what_is_distributed_computes_the_same_and_is_simulated(source, tmp_path
 
 def test_search_ranks_every_distribution_as_simulate_times_it(source, capsys) -> None:
     found = said(
-        capsys, "search", source, "--cluster", "dgx-a100", "--devices", "4", "--micro-batches", "2,32", "--top", "99"
+        capsys,
+        "search",
+        source,
+        "--cluster",
+        "dgx-a100",
+        "--devices",
+        "4",
+        "--micro-batches",
+        "2,32",
+        "--top",
+        "99",
     )
     assert found["evaluated"] == len(list(dtpk_grid(4, (2, 32)))) == 9
     assert found["rejected"] == {"batch is not divisible": 3}
@@ -102,21 +116,45 @@ def test_one_rank_of_a_module_is_written_for_all(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["distribute", "SOURCE", "--ranks", "2", "--out", "x.ir"], "only a PyTorch module can be one of 2 ranks"),
+        (
+            ["distribute", "SOURCE", "--ranks", "2", "--out", "x.ir"],
+            "only a PyTorch module can be one of 2 ranks",
+        ),
         (["distribute", "SOURCE", "--ranks", "0", "--out", "x.ir"], "--ranks must be at least 1"),
-        (["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"], "give their number with --ranks"),
-        (["distribute", "SOURCE", "--ranks", "2", "--sharded", "w", "--out", "x.ir"], "'w' is not NAME=AXIS"),
+        (
+            ["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"],
+            "give their number with --ranks",
+        ),
+        (
+            ["distribute", "SOURCE", "--ranks", "2", "--sharded", "w", "--out", "x.ir"],
+            "'w' is not NAME=AXIS",
+        ),
         (["distribute", "SOURCE", "--layout", "dp=3", "--out", "x.ir"], "16 is not divisible"),
-        (["distribute", "SOURCE", "--layout", "ddp=2", "--out", "x.ir"], "'ddp=2' is not NAME=VALUE; names: dp, tp"),
+        (
+            ["distribute", "SOURCE", "--layout", "ddp=2", "--out", "x.ir"],
+            "'ddp=2' is not NAME=VALUE; names: dp, tp",
+        ),
         (
             ["distribute", "SOURCE", "--layout", "dp=two", "--out", "x.ir"],
             ("'dp=two'; write a value such as the default, dp=1"),
         ),
         (["distribute", "no.ir", "--out", "x.ir"], "no.ir: No such file"),
-        (["simulate", "mlp-1b", "--cluster", "dgx-a100"], "mlp-1b: a catalog model does not state a batch"),
+        (
+            ["simulate", "mlp-1b", "--cluster", "dgx-a100"],
+            "mlp-1b: a catalog model does not state a batch",
+        ),
         (["simulate", "SOURCE", "--cluster", "nowhere"], "nowhere"),
         (
-            ["search", "SOURCE", "--cluster", "dgx-a100", "--devices", "4", "--global-batch", "2,4"],
+            [
+                "search",
+                "SOURCE",
+                "--cluster",
+                "dgx-a100",
+                "--devices",
+                "4",
+                "--global-batch",
+                "2,4",
+            ],
             "for one global batch",
         ),
         (["search", "SOURCE"], "required: --cluster"),

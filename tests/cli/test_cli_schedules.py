@@ -31,11 +31,18 @@ def test_makespan_and_steady_interval_of_all_in_json_and_table(capsys) -> None:
     assert {name for name, one in found.items() if one["makespan"] != one["steady_interval"]} == {
         "nf1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h2", "zb-v",
     }  # fmt: skip
-    assert (found["zb-h2"]["makespan"], found["zb-h2"]["steady_interval"], found["zb-h2"]["bubble"]) == (79, 72, 0)
+    assert (
+        found["zb-h2"]["makespan"],
+        found["zb-h2"]["steady_interval"],
+        found["zb-h2"]["bubble"],
+    ) == (79, 72, 0)
     assert (found["1f1b"]["makespan"], found["1f1b"]["bubble"]) == (93, pytest.approx(7 / 31))
     assert found["v-half"]["makespan"] == 161
     assert found["interleaved"]["makespan"] == 3 * (2 * 24 + 7)  # per chunk, of which there are two
-    assert main(["schedules", "zb-h2", "--stages", "8", "--micro-batches", "24", "--times", "1,1,1"]) == 0
+    assert (
+        main(["schedules", "zb-h2", "--stages", "8", "--micro-batches", "24", "--times", "1,1,1"])
+        == 0
+    )
     table = capsys.readouterr().out
     assert "makespan" in table
     assert "steady" in table
@@ -45,7 +52,8 @@ def test_makespan_and_steady_interval_of_all_in_json_and_table(capsys) -> None:
 
 
 def test_what_backward_halving_counts_is_said(capsys) -> None:
-    """Chimera, section 3.5: halving idles half as long as doubling, and keeps half of the activations."""
+    """Chimera, section 3.5: halving idles half as long as doubling, and keeps half of the
+    activations."""
     names, stages = ("chimera-doubling", "chimera-halving"), ("--stages", "4")
     together = run_json(capsys, *names, *stages, "--micro-batches", "8")
     doubling, alike = together["rows"]
@@ -63,7 +71,9 @@ def test_what_backward_halving_counts_is_said(capsys) -> None:
 
 
 def test_times_of_tenths_are_exact(capsys) -> None:
-    report = run_json(capsys, "1f1b", "--stages", "8", "--micro-batches", "7", "--times", "0.1,0.1,0.1")
+    report = run_json(
+        capsys, "1f1b", "--stages", "8", "--micro-batches", "7", "--times", "0.1,0.1,0.1"
+    )
     assert report["schedules"][0]["makespan"] == 4.2
 
 
@@ -90,7 +100,9 @@ def test_pictures_curves_and_orders(capsys, tmp_path) -> None:
     )  # fmt: skip
     assert [row["updates"] for row in trained["rows"]] == [4, 4]
     assert curves.read_text().startswith("schedule,update,time_s,loss,version_difference")
-    run_json(capsys, "--optimise", "3", "--stages", "3", "--micro-batches", "6", "--out", str(order))
+    run_json(
+        capsys, "--optimise", "3", "--stages", "3", "--micro-batches", "6", "--out", str(order)
+    )
     assert check(get_schedule(f"file:{order}")(3, 6)) == ()
     table = run_json(capsys, f"file:{order}", "--stages", "3", "--micro-batches", "6")
     assert table["rows"][0]["activations"][1] <= 3
@@ -98,7 +110,16 @@ def test_pictures_curves_and_orders(capsys, tmp_path) -> None:
 
 def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> None:
     order = tmp_path / "o.txt"
-    job = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--layout", "pp=4,dp=2", "--global-batch", "16"]
+    job = [
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--layout",
+        "pp=4,dp=2",
+        "--global-batch",
+        "16",
+    ]
     made = run_json(capsys, "--optimise", "4", *job, "--out", str(order))
     step = {row["schedule"]: row["step_s"] for row in made["rows"]}
     assert step["optimised"] <= step["zb-h1"] < step["1f1b"]
@@ -123,7 +144,10 @@ def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> No
         (["gpipe", "--times", "1,nan,2"], "--times must be three numbers"),
         (["gpipe", "--times=-1,1,1"], "must be at least 0"),
         (["gpipe", "--times", "0,0,0"], "one of them above 0"),
-        (["gpipe", "--times", "1,1,1", "--backward-s", "3"], "--times cannot be combined with --backward-s"),
+        (
+            ["gpipe", "--times", "1,1,1", "--backward-s", "3"],
+            "--times cannot be combined with --backward-s",
+        ),
         (["gpipe", "--times", "1,1,1", "--train"], "--times cannot be combined with --train"),
         (["--stages", "0"], "--stages must be at least 1, got 0"),
         (["--micro-batches", "-3"], "--micro-batches must be at least 1, got -3"),

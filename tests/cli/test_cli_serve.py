@@ -7,7 +7,17 @@ from command_line import run
 
 from perfmodel.cli import main
 
-SERVE = ["serve", "--model", "llama3-8b", "--cluster", "dgx-h100", "--prompt-tokens", "512", "--output-tokens", "64"]
+SERVE = [
+    "serve",
+    "--model",
+    "llama3-8b",
+    "--cluster",
+    "dgx-h100",
+    "--prompt-tokens",
+    "512",
+    "--output-tokens",
+    "64",
+]
 
 
 def test_json_of_a_server(capsys: pytest.CaptureFixture[str]):
@@ -20,7 +30,9 @@ def test_json_of_a_server(capsys: pytest.CaptureFixture[str]):
     assert report["fits"] is True
 
 
-def test_text_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_text_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*SERVE, "--tpot-limit", "10ms"]) == 0
     assert main([*SERVE, "--sweep", "--devices", "2", "--tpot-limit", "0.02"]) == 0
@@ -30,7 +42,9 @@ def test_text_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     assert "tp=2,pp=1,dp=1" in text
 
 
-def test_a_token_takes_a_decode_step_and_the_prompts_that_come_between(capsys: pytest.CaptureFixture[str]):
+def test_a_token_takes_a_decode_step_and_the_prompts_that_come_between(
+    capsys: pytest.CaptureFixture[str],
+):
     server = json.loads(run(capsys, *SERVE, "--json").out)
     lines = [line.split() for line in run(capsys, *SERVE).out.splitlines()]
     (step,) = (words for words in lines if words[:3] == ["a", "decode", "step"])
@@ -68,7 +82,9 @@ def test_bad_input_is_one_line(flags: list[str], told: str, capsys: pytest.Captu
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flags", [["--ttft-limit", "soon"], ["--batching", "orca"], ["--batch", "many"]])
+@pytest.mark.parametrize(
+    "flags", [["--ttft-limit", "soon"], ["--batching", "orca"], ["--batch", "many"]]
+)
 def test_flags_that_do_not_parse(flags: list[str], capsys: pytest.CaptureFixture[str]):
     printed = run(capsys, *SERVE, *flags)
     assert printed.status == 2

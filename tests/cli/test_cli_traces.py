@@ -48,15 +48,22 @@ def test_import_of_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     one = answer(capsys, "import", "kineto", path, "--out", out, "--kind", "collective", *links)
     assert one["written"] == [str(out)]
     assert read_table(out)["collective"].tolist() == ["all_reduce"]
-    assert answer(capsys, "import", "kineto", path, "--out", out, "--kind", "compute")["written"] == [str(out)]
+    assert answer(capsys, "import", "kineto", path, "--out", out, "--kind", "compute")[
+        "written"
+    ] == [str(out)]
 
 
-def test_a_timeline_is_written_where_no_table_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace recorded without shapes has no row for a table, and says so; alone, the table is refused."""
+def test_a_timeline_is_written_where_no_table_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace recorded without shapes has no row for a table, and says so; alone, the table is
+    refused."""
     data = cases.kineto_json(ranks=1)
     for event in data["traceEvents"]:
         event.get("args", {}).pop("Input Dims", None)
-    data["traceEvents"] = [event for event in data["traceEvents"] if "nccl" not in event["name"].lower()]
+    data["traceEvents"] = [
+        event for event in data["traceEvents"] if "nccl" not in event["name"].lower()
+    ]
     path = cases.write_json(tmp_path / "rank0.json", data)
     out, trace = tmp_path / "rows.csv", tmp_path / "trace.json.gz"
     report = answer(capsys, "import", "kineto", path, "--out", out, "--timeline", trace)
@@ -75,7 +82,18 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PREDICT, "--layout", "tp=2,pp=2", "--out", str(measured)]) == 0
     capsys.readouterr()
     png, out = tmp_path / "both.png", tmp_path / "errors.csv"
-    report = answer(capsys, "compare", "--predicted", predicted, "--measured", measured, "--png", png, "--out", out)
+    report = answer(
+        capsys,
+        "compare",
+        "--predicted",
+        predicted,
+        "--measured",
+        measured,
+        "--png",
+        png,
+        "--out",
+        out,
+    )
     assert report["matched_by"] == "name"
     error = abs(report["predicted_batch_s"] / report["measured_batch_s"] - 1)
     assert report["batch_time_error"] == pytest.approx(error)

@@ -13,7 +13,9 @@ def completions(script: str, *words: str) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in ("perfmodel", *words))
     asked = f'{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _shtab_perfmodel; echo "${{COMPREPLY[@]}}"'
     # by standard input: Linux takes no argument above 128 KiB
-    return subprocess.run(["bash"], input=asked, capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        ["bash"], input=asked, capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
@@ -31,7 +33,9 @@ def test_bash_completes_commands_flags_and_names(capsys):
     assert completions(script, "search", "--cluster", "dgx-h") == ["dgx-h100"]
 
 
-@pytest.mark.parametrize(("shell", "word"), [("zsh", "#compdef perfmodel"), ("fish", "complete -c perfmodel")])
+@pytest.mark.parametrize(
+    ("shell", "word"), [("zsh", "#compdef perfmodel"), ("fish", "complete -c perfmodel")]
+)
 def test_scripts_of_other_shells(shell, word, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out

@@ -29,7 +29,11 @@ def test_reports_extras_devices_and_caches(capsys, cache):
     assert report["jax_devices"]
     assert report["extras"]["viz"] == "installed"
     caches = report["caches"]
-    assert (caches["folder"], caches["structures_files"], caches["structures_bytes"]) == (str(cache), 1, 3000)
+    assert (caches["folder"], caches["structures_files"], caches["structures_bytes"]) == (
+        str(cache),
+        1,
+        3000,
+    )
     assert caches["limit_bytes"] == 2e9
     assert not report["problems"]
 

@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment of a real process: one line on stderr, status 130, and nothing claimed that is not certain."""
+"""Ctrl-C at any moment of a real process: one line on stderr, status 130, and nothing claimed that
+is not certain."""
 
 import json
 import os
@@ -9,7 +10,9 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no process groups to interrupt")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="there are no process groups to interrupt"
+)
 
 UP = """
 import signal, sys
@@ -22,15 +25,38 @@ sys.meta_path.insert(0, Up())
 from perfmodel.cli import main
 sys.exit(main())
 """
-"""The command, which says when it begins to import what it needs; before, it is the interpreter that is interrupted."""
+"""The command, which says when it begins to import what it needs; before, it is the interpreter
+that is interrupted."""
 SEARCH = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
           "--fix", "tp=1", "--top", "3", "--json"]  # fmt: skip
-FRACTIONS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.38, 0.46, 0.54, 0.62, 0.7, 0.78, 0.86, 0.92, 0.98]
+FRACTIONS = [
+    0.0,
+    0.03,
+    0.06,
+    0.1,
+    0.15,
+    0.2,
+    0.25,
+    0.3,
+    0.38,
+    0.46,
+    0.54,
+    0.62,
+    0.7,
+    0.78,
+    0.86,
+    0.92,
+    0.98,
+]
 
 
 def few_of(fractions: list[float], every: int = 3) -> list:
-    """Every so many moments; each is a process that starts anew, so that those between are left to `make slow`."""
-    return [pytest.param(f, marks=pytest.mark.slow) if k % every != every // 2 else f for k, f in enumerate(fractions)]
+    """Every so many moments; each is a process that starts anew, so that those between are left to
+    `make slow`."""
+    return [
+        pytest.param(f, marks=pytest.mark.slow) if k % every != every // 2 else f
+        for k, f in enumerate(fractions)
+    ]
 
 
 def start(arguments: list[str], cache) -> subprocess.Popen:
@@ -149,7 +175,11 @@ def test_other_commands_end_in_one_line_too(cache):
 
 @pytest.mark.parametrize(
     ("warnings", "heard"),
-    [("", "SIG_IGN"), ("default", "default_int_handler"), ("ignore:resource_tracker,default", "default_int_handler")],
+    [
+        ("", "SIG_IGN"),
+        ("default", "default_int_handler"),
+        ("ignore:resource_tracker,default", "default_int_handler"),
+    ],
 )
 def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: str):
     leaves = (
@@ -163,6 +193,10 @@ def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: 
     )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
     environment = {**os.environ, "PYTHONWARNINGS": warnings}
     done = subprocess.run(
-        [sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+        [sys.executable, "-c", leaves],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env=environment,
     )
     assert done.stderr == ""

@@ -1,4 +1,5 @@
-"""Job files: one TOML says what flags and words say, and says it to the shell and to Python alike."""
+"""Job files: one TOML says what flags and words say, and says it to the shell and to Python
+alike."""
 
 import json
 import re
@@ -63,13 +64,19 @@ def test_file_flags_and_python_say_the_same(capsys, job):
     assert of_file.pop("not_stated")
     assert of_file == plain(of_python)
     assert pm.problem(job).job.optimizer == "sgd"
-    assert pm.problem(job) == pm.problem("gpt3-1.3b", "dgx-a100", global_batch=32, devices=16, optimizer="sgd")
+    assert pm.problem(job) == pm.problem(
+        "gpt3-1.3b", "dgx-a100", global_batch=32, devices=16, optimizer="sgd"
+    )
 
 
 def test_flags_win_over_set_and_set_over_the_file(capsys, job):
-    changed = predicted(capsys, job, "--set", "layout.tp=4", "--set", "layout.dp=2", "--set", "job.seq_len=512")
+    changed = predicted(
+        capsys, job, "--set", "layout.tp=4", "--set", "layout.dp=2", "--set", "job.seq_len=512"
+    )
     assert (changed["layout"], changed["seq_len"]) == ("tp=4,pp=2,dp=2", 512)
-    flagged = predicted(capsys, job, "--set", "job.seq_len=512", "--seq-len", "1024", "--layout", "tp=8,dp=2")
+    flagged = predicted(
+        capsys, job, "--set", "job.seq_len=512", "--seq-len", "1024", "--layout", "tp=8,dp=2"
+    )
     assert (flagged["layout"], flagged["seq_len"]) == ("tp=8,pp=1,dp=2", 1024)
     del flagged["not_stated"]
     assert plain(pm.predict(job, layout="tp=8,dp=2", seq_len=1024).to_dict()) == flagged
@@ -88,14 +95,27 @@ def test_a_search_takes_its_words_from_the_file(capsys, job):
 
 def test_a_search_from_a_file_names_a_command_that_goes_on_from_it(capsys, job):
     _, out, _ = run(capsys, "search", job, "--set", "job.seq_len=1024", "--top", "1")
-    (following,) = (line.removeprefix("next: perfmodel ") for line in out.splitlines() if line.startswith("next: "))
+    (following,) = (
+        line.removeprefix("next: perfmodel ")
+        for line in out.splitlines()
+        if line.startswith("next: ")
+    )
     assert following.startswith("predict job.toml --set job.seq_len=1024")
     assert run(capsys, *following.split())[0] == 0
 
 
 def test_other_questions_take_the_file_too(capsys, job):
     for argv in (
-        ["whatif", job, "--set", "inter_node_bandwidth=2x", "--set", "layout.dp=2", "--set", "layout.tp=4"],
+        [
+            "whatif",
+            job,
+            "--set",
+            "inter_node_bandwidth=2x",
+            "--set",
+            "layout.dp=2",
+            "--set",
+            "layout.tp=4",
+        ],
         ["design", "memory", job],
         ["plot", "gantt", job, "--out", "step.png"],
         ["timeline", job, "--out", "step.json"],
@@ -103,7 +123,10 @@ def test_other_questions_take_the_file_too(capsys, job):
         status, _, err = run(capsys, *argv)
         assert status == 0, err
     assert pm.whatif(job, settings=["inter_node_bandwidth=2x"]).after_s > 0
-    assert {one.schedule for one in pm.compare_schedules(job, schedules=["1f1b", "gpipe"])} == {"1f1b", "gpipe"}
+    assert {one.schedule for one in pm.compare_schedules(job, schedules=["1f1b", "gpipe"])} == {
+        "1f1b",
+        "gpipe",
+    }
 
 
 def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path):
@@ -212,11 +235,22 @@ batch = 8
 
 def test_a_server_is_said_by_a_file_too(capsys, job):
     Path("served.toml").write_text(SERVED)
-    status, out, _ = run(capsys, "serve", "served.toml", "--set", "serving.batch=16", "--output-tokens", "32", "--json")
+    status, out, _ = run(
+        capsys,
+        "serve",
+        "served.toml",
+        "--set",
+        "serving.batch=16",
+        "--output-tokens",
+        "32",
+        "--json",
+    )
     found = json.loads(out)
     assert (status, found["batch"], found["output_tokens"], found["devices"]) == (0, 16, 32, 2)
     assert found["tpot_s"] == pm.serve("served.toml", batch=16, output_tokens=32).tpot_s
-    assert "did you mean 'batch'" in run(capsys, "serve", "served.toml", "--set", "serving.bach=1")[2]
+    assert (
+        "did you mean 'batch'" in run(capsys, "serve", "served.toml", "--set", "serving.bach=1")[2]
+    )
     assert "leave the other keys out" in run(capsys, "serve", job, "--prompt-tokens", "8", "--output-tokens", "8",
                                        "--set", "layout.zero=1")[2]  # fmt: skip
 
@@ -228,9 +262,14 @@ def test_other_commands_take_the_job_where_a_model_or_a_name_stands(capsys, job)
     assert [row["step_time_s"] for row in json.loads(out)["rows"]] == [pytest.approx(step_s)]
     planned = json.loads(run(capsys, "calibrate", "--model", job, "--dry-run", "--json")[1])
     assert [one["layout"] for one in planned["saving"]["per_layout"]] == ["tp=2,pp=2,dp=4"]
-    other = json.loads(run(capsys, "calibrate", "--model", job, "--set", "layout.tp=4", "--dry-run", "--json")[1])
+    other = json.loads(
+        run(capsys, "calibrate", "--model", job, "--set", "layout.tp=4", "--dry-run", "--json")[1]
+    )
     assert other["saving"]["per_layout"][0]["devices"] == 32
-    assert "--model belongs to --profile" in run(capsys, "fit", job, "tables.csv", "--out", "fitted")[2]
+    assert (
+        "--model belongs to --profile"
+        in run(capsys, "fit", job, "tables.csv", "--out", "fitted")[2]
+    )
     # the world is that of the file's layout; the script never joins it
     status, _, err = run(capsys, "emulate", "--model", job, "--", "true")
     assert (status, "without initialising torch.distributed" in err) == (2, True)
@@ -238,7 +277,12 @@ def test_other_commands_take_the_job_where_a_model_or_a_name_stands(capsys, job)
 
 @pytest.mark.parametrize(
     "argv",
-    [("whatif",), ("design", "memory"), ("plot", "gantt", "--out", "step.png"), ("design", "devices", "--below", "9")],
+    [
+        ("whatif",),
+        ("design", "memory"),
+        ("plot", "gantt", "--out", "step.png"),
+        ("design", "devices", "--below", "9"),
+    ],
 )
 def test_strict_is_kept_or_refused(capsys, job, argv):
     # nothing of this optimizer was ever measured

@@ -1,4 +1,5 @@
-"""Tables for people: nothing is cut or lost, whatever the width of the window and wherever the output goes."""
+"""Tables for people: nothing is cut or lost, whatever the width of the window and wherever the
+output goes."""
 
 import ast
 import json
@@ -22,9 +23,13 @@ from perfmodel.planning.layouts import interval
 
 SOURCE = Path(perfmodel.cli.__file__).parent
 PACKAGE = Path(perfmodel.__file__).parent
-FIGURES = st.text("0123456789.,%+-<>/", min_size=1, max_size=18).filter(lambda text: not text.isspace())
+FIGURES = st.text("0123456789.,%+-<>/", min_size=1, max_size=18).filter(
+    lambda text: not text.isspace()
+)
 NAMES = st.text("abcdefgh=,._-", min_size=1, max_size=90)
-SENTENCES = st.lists(st.text("abcdefgh", min_size=1, max_size=14), min_size=1, max_size=30).map(" ".join)
+SENTENCES = st.lists(st.text("abcdefgh", min_size=1, max_size=14), min_size=1, max_size=30).map(
+    " ".join
+)
 
 
 @st.composite
@@ -34,12 +39,16 @@ def tables(draw: st.DrawFn) -> FittedTable:
     words = draw(st.sampled_from([(), ("remedy",), ("value", "source")]))
     heads = ["name", *(f"head {at}" for at in range(figures)), *words]
     row = st.tuples(NAMES, *[FIGURES] * figures, *[SENTENCES] * len(words))
-    return table(draw(st.sampled_from(["", "A title"])), heads, draw(st.lists(row, min_size=1, max_size=5)))
+    return table(
+        draw(st.sampled_from(["", "A title"])), heads, draw(st.lists(row, min_size=1, max_size=5))
+    )
 
 
 def missing_from(shown: str, printed: FittedTable) -> list[str]:
     """Cells that are not in a printed table: figures and names whole, words one by one."""
-    cells = [(head, cell) for row in printed.rows for head, cell in zip(printed.heads, row, strict=True)]
+    cells = [
+        (head, cell) for row in printed.rows for head, cell in zip(printed.heads, row, strict=True)
+    ]
     missing = []
     for head, cell in cells:
         parts = cell.split() if head in WORD_HEADS else cell.splitlines()
@@ -50,9 +59,15 @@ def missing_from(shown: str, printed: FittedTable) -> list[str]:
 def longest_unit(printed: FittedTable) -> int:
     """Characters of the longest thing that may not be broken."""
     cells = [
-        (head, cell) for row in (printed.heads, *printed.rows) for head, cell in zip(printed.heads, row, strict=True)
+        (head, cell)
+        for row in (printed.heads, *printed.rows)
+        for head, cell in zip(printed.heads, row, strict=True)
     ]
-    return max(len(part) for head, cell in cells for part in (cell.split() if head in WORD_HEADS else [cell]))
+    return max(
+        len(part)
+        for head, cell in cells
+        for part in (cell.split() if head in WORD_HEADS else [cell])
+    )
 
 
 @given(printed=tables(), width=st.integers(40, 200))
@@ -73,15 +88,21 @@ def test_a_wide_window_holds_a_row_in_a_line(printed: FittedTable) -> None:
 
 @given(printed=tables(), width=st.integers(40, 120))
 def test_figures_of_a_column_end_below_one_another(printed: FittedTable, width: int) -> None:
-    marked = table("", printed.heads, [(row[0], *("7" * len(cell) for cell in row[1:])) for row in printed.rows])
+    marked = table(
+        "",
+        printed.heads,
+        [(row[0], *("7" * len(cell) for cell in row[1:])) for row in printed.rows],
+    )
     first, *others = marked.blocks(width)[1:]
     ends = [len(line) for line in first]
-    assert all([len(line) for line in block] == ends for block in others if len(block) == len(ends)) or any(
-        head in WORD_HEADS for head in printed.heads
-    )
+    assert all(
+        [len(line) for line in block] == ends for block in others if len(block) == len(ends)
+    ) or any(head in WORD_HEADS for head in printed.heads)
 
 
-def test_the_console_prints_names_longer_than_the_window_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_prints_names_longer_than_the_window_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     console, name = new_console(), "a" * 130
     console.file = StringIO()
@@ -126,7 +147,17 @@ FILES = {
     "profile.json": samples()["profile.json"],
 }
 OF_MANY_COLUMNS = ("explained case", "fit sites")
-ON_KINDS = ("predict", "--model", "gpt3-125m", "--cluster", "timeprest", "--global-batch", "16", "--dtype", "fp16")
+ON_KINDS = (
+    "predict",
+    "--model",
+    "gpt3-125m",
+    "--cluster",
+    "timeprest",
+    "--global-batch",
+    "16",
+    "--dtype",
+    "fp16",
+)
 COMMANDS = {
     "predict": ("predict", *STEP, "--layout", "tp=2,pp=2,dp=2"),
     "search": ("search", *STEP, "--devices", "8", "--top", "2", "--verbose"),
@@ -143,7 +174,16 @@ COMMANDS = {
     "validate memory": ("validate", "cases", "memory.csv"),
     "explained case": ("validate", "cases", "runs.csv", "--explain"),
     "report": ("report", "--tables", "kernels.csv", "--html", "page.html"),
-    "explain": ("explain", *STEP, "--layout", "dp=8", "--profile", "profile.json", "--format", "kineto"),
+    "explain": (
+        "explain",
+        *STEP,
+        "--layout",
+        "dp=8",
+        "--profile",
+        "profile.json",
+        "--format",
+        "kineto",
+    ),
     "fit profile": (
         *("fit", *STEP, "--layout", "dp=8", "--profile", "profile.json", "--format", "kineto"),
         *("--step-time", "0.5", "--out", "of_profile"),
@@ -185,7 +225,10 @@ class Shown:
 def shipped_sites(*_: object, **__: object) -> dict[str, Any]:
     """The constants that are shipped, in place of a fit that takes minutes."""
     folder = Path(perfmodel.__file__).parent / "prediction" / "sites"
-    fitted = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sustained", "population")}
+    fitted = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ("sustained", "population")
+    }
     return fitted | {"skipped_files": {"nodes.csv": "no table of runs"}}
 
 
@@ -228,37 +271,51 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
 
 @pytest.mark.parametrize("columns", ["80", ""])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_table_of_every_command_is_whole(name: str, columns: str, show: Callable[[str, str], Shown]) -> None:
+def test_every_table_of_every_command_is_whole(
+    name: str, columns: str, show: Callable[[str, str], Shown]
+) -> None:
     """In a window of 80 columns, and piped."""
     shown = show(name, columns)
     assert shown.tables
     for printed in shown.tables:
         assert not missing_from(shown.text, printed)
-        # Words may take several lines, and figures that are as many as there are classes or errors. All else has 80
-        # columns.
+        # Words may take several lines, and figures that are as many as there are classes or errors.
+        # All else has 80 columns.
         if columns and WORD_HEADS.isdisjoint(printed.heads) and name not in OF_MANY_COLUMNS:
-            assert all(len(block) == 1 for block in printed.blocks(80)[1:]), printed.title or printed.heads
+            assert all(len(block) == 1 for block in printed.blocks(80)[1:]), (
+                printed.title or printed.heads
+            )
     assert "…" not in shown.text
 
 
-def test_every_place_that_prints_a_table_is_among_these_commands(show: Callable[[str, str], Shown]) -> None:
+def test_every_place_that_prints_a_table_is_among_these_commands(
+    show: Callable[[str, str], Shown],
+) -> None:
     printing = frozenset[tuple[str, int]]().union(*(show(name, "").lines for name in COMMANDS))
     unseen = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "print"):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "print"
+            ):
                 continue
             made = [inner.func for inner in node.args if isinstance(inner, ast.Call)]
             if not any(isinstance(maker, ast.Name) and maker.id == "table" for maker in made):
                 continue
             assert node.end_lineno is not None
-            if not any((str(path), line) in printing for line in range(node.lineno, node.end_lineno + 1)):
+            if not any(
+                (str(path), line) in printing for line in range(node.lineno, node.end_lineno + 1)
+            ):
                 unseen.append(f"{path.name}:{node.lineno}")
     assert not unseen
 
 
 @given(lo_s=st.floats(1e-5, 1e5), factor=st.floats(1.0, 100.0))
-def test_both_ends_of_an_interval_have_one_unit_and_as_many_decimals(lo_s: float, factor: float) -> None:
+def test_both_ends_of_an_interval_have_one_unit_and_as_many_decimals(
+    lo_s: float, factor: float
+) -> None:
     text, unit = interval(lo_s, lo_s * factor).split()
     ends = [end.replace(",", "") for end in text.split("-")]
     assert len({len(end.partition(".")[2]) for end in ends}) == 1
@@ -293,5 +350,12 @@ def test_a_profile_beside_its_prediction_shows_all_its_columns(
     }  # fmt: skip
     _show_explained(report)
     shown = capsys.readouterr().out
-    for cell in (event, "+12.3 ms", "45.6 ms", "57.9 ms", "1,234 / 1,235", *difference["remedy"].split()):
+    for cell in (
+        event,
+        "+12.3 ms",
+        "45.6 ms",
+        "57.9 ms",
+        "1,234 / 1,235",
+        *difference["remedy"].split(),
+    ):
         assert cell in shown, cell

@@ -41,7 +41,9 @@ def test_a_search(capsys: pytest.CaptureFixture[str]) -> None:
     shell = lines(printed(f"search {JOB} --devices 8 --top 3", capsys))
 
     def without_time(text: list[str]) -> list[str]:
-        return [line for line in text if not line.startswith("next:") and "fully evaluated" not in line]
+        return [
+            line for line in text if not line.startswith("next:") and "fully evaluated" not in line
+        ]
 
     assert without_time(lines(str(result))) == without_time(shell)
 

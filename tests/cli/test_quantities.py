@@ -1,4 +1,5 @@
-"""Quantities, element types and names on the command line, as people write them; flags that would have no effect."""
+"""Quantities, element types and names on the command line, as people write them; flags that would
+have no effect."""
 
 import json
 from contextlib import redirect_stderr
@@ -45,9 +46,17 @@ def test_every_element_type_has_its_usual_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--dtype", "bfloat16"), ("--dtype", "torch.bfloat16"), ("--seq-len", "2k"), ("--tokens", "1T")]
+    "flags",
+    [
+        ("--dtype", "bfloat16"),
+        ("--dtype", "torch.bfloat16"),
+        ("--seq-len", "2k"),
+        ("--tokens", "1T"),
+    ],
 )
-def test_the_command_line_takes_them(flags: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_them(
+    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = {"bfloat16": "bf16", "torch.bfloat16": "bf16", "2k": "2048", "1T": "1e12"}
 
     def report(value: str) -> dict[str, Any]:
@@ -70,10 +79,31 @@ IDLE = {
     "lora in inference": ("predict", *LAID_OUT, "--mode", "inference", "--lora-rank", "8"),
     "freeze": ("predict", *LAID_OUT, "--freeze", "embedding", "--lora-rank", "8"),
     "recompute modules": ("predict", *LAID_OUT, "--recompute-modules", "mlp"),
-    "recompute modules of a trace": ("timeline", *LAID_OUT, "--recompute-modules", "mlp", "--out", "x.json"),
-    "picture of predicted schedules": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--png", "x.png"),
+    "recompute modules of a trace": (
+        "timeline",
+        *LAID_OUT,
+        "--recompute-modules",
+        "mlp",
+        "--out",
+        "x.json",
+    ),
+    "picture of predicted schedules": (
+        "schedules",
+        *STEP,
+        "--layout",
+        "pp=4,dp=2",
+        "--png",
+        "x.png",
+    ),
     "stages of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--stages", "4"),
-    "micro-batches of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--micro-batches", "4"),
+    "micro-batches of a model": (
+        "schedules",
+        *STEP,
+        "--layout",
+        "pp=4,dp=2",
+        "--micro-batches",
+        "4",
+    ),
     "training of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2", "--train"),
     "cluster of equal stages": ("schedules", "--cluster", "dgx-a100"),
     "file of equal stages": ("schedules", "--out", "x.txt"),
@@ -83,10 +113,35 @@ IDLE = {
     "format": ("fit", "kernels.csv", "--format", "kineto", "--out", "fitted"),
     "sizes of a program": ("search", *STEP, "--devices", "8", "--micro-batches", "4"),
     "space of one layout": ("report", *LAID_OUT, "--fix", "tp=2", "--html", "x.html"),
-    "constraint of one layout": ("report", *LAID_OUT, "--constraint", "mfu>0.5", "--html", "x.html"),
+    "constraint of one layout": (
+        "report",
+        *LAID_OUT,
+        "--constraint",
+        "mfu>0.5",
+        "--html",
+        "x.html",
+    ),
     "format of no profile": ("report", *LAID_OUT, "--format", "kineto", "--html", "x.html"),
-    "top of named layouts": ("plot", "breakdown", *STEP, "--layouts", "dp=8", "--top", "4", "--out", "x.png"),
-    "recompute modules of a picture": ("plot", "gantt", *LAID_OUT, "--recompute-modules", "mlp", "--out", "x.png"),
+    "top of named layouts": (
+        "plot",
+        "breakdown",
+        *STEP,
+        "--layouts",
+        "dp=8",
+        "--top",
+        "4",
+        "--out",
+        "x.png",
+    ),
+    "recompute modules of a picture": (
+        "plot",
+        "gantt",
+        *LAID_OUT,
+        "--recompute-modules",
+        "mlp",
+        "--out",
+        "x.png",
+    ),
     "recompute modules of a size": ("design", "memory", *LAID_OUT, "--recompute-modules", "mlp"),
 }
 
@@ -108,7 +163,9 @@ def test_flags_without_effect_are_refused(name: str, capsys: pytest.CaptureFixtu
         ("schedules", "1f1b", "--stages", "4", "--micro-batches", "8", "--chunks", "2"),
     ],
 )
-def test_flags_with_effect_are_taken(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_with_effect_are_taken(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command) == 0, capsys.readouterr().err
 
 
@@ -126,7 +183,9 @@ IDLE_CHANGES = {
 
 
 @pytest.mark.parametrize("change", IDLE_CHANGES)
-def test_keys_of_a_job_without_effect_are_said(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_a_job_without_effect_are_said(
+    change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = IDLE_CHANGES[change]
     printed = run(capsys, *command, "--set", change, "--json")
     assert printed.status == 0, printed.err
@@ -136,9 +195,18 @@ def test_keys_of_a_job_without_effect_are_said(change: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    "change", ["job.seq_len=1024", "job.optimizer=sgd", "layout.micro_batch=2", "devices=16", "framework=fsdp"]
+    "change",
+    [
+        "job.seq_len=1024",
+        "job.optimizer=sgd",
+        "layout.micro_batch=2",
+        "devices=16",
+        "framework=fsdp",
+    ],
 )
-def test_keys_of_a_job_with_effect_change_the_answer(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_a_job_with_effect_change_the_answer(
+    change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     layout = () if change.startswith("layout") else ("--layout", "tp=1,pp=1")
     printed = run(capsys, "predict", *STEP, *layout, "--set", change, "--json")
     assert "has no effect" not in printed.err
@@ -171,10 +239,15 @@ def test_rules_name_flags_that_there_are() -> None:
         (("predict", *LAID_OUT, "--mode", "trian"), "did you mean 'train'?"),
         (("schedules", "--schedules", "chimera"), "(--schedules is a flag of perfmodel search, "),
         (("serve", "--storage", "5"), "(--storage is a flag of perfmodel predict, "),
-        (("design", "upgrade", "--layuot", "dp=8"), "unrecognized arguments: --layuot; see 'perfmodel design upgrade"),
+        (
+            ("design", "upgrade", "--layuot", "dp=8"),
+            "unrecognized arguments: --layuot; see 'perfmodel design upgrade",
+        ),
     ],
 )
-def test_words_that_are_none_get_a_hint(words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_are_none_get_a_hint(
+    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     printed = run(capsys, *words)
     assert printed.status == 2
     assert hint in printed.err
@@ -192,7 +265,8 @@ FLAGS_OF = {
     st.sampled_from(sorted(set().union(*FLAGS_OF.values()))),
 )
 def test_a_flag_of_another_command_is_said_to_be_one(command: str, flag: str) -> None:
-    """A hint never names what was refused; what a command takes as an abbreviation is no flag of another."""
+    """A hint never names what was refused; what a command takes as an abbreviation is no flag of
+    another."""
     if any(name.startswith(flag) for name in FLAGS_OF[command]):
         return
     with redirect_stderr(StringIO()) as err, pytest.raises(SystemExit):

@@ -1,4 +1,5 @@
-"""What `search`, `compare-clusters` and `report` print can be run again: every row and every `next:` line."""
+"""What `search`, `compare-clusters` and `report` print can be run again: every row and every
+`next:` line."""
 
 import json
 import shlex
@@ -15,10 +16,26 @@ from perfmodel.ingest.launch import export_launch, read_launch, write_launch
 from perfmodel.units import GIB, duration, fit_words
 
 JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-h100", "--devices", "4", "--global-batch", "8"]
-EXPERTS = ["--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--devices", "16", "--global-batch", "32"]
+EXPERTS = [
+    "--model",
+    "mixtral-8x7b",
+    "--cluster",
+    "dgx-h100",
+    "--devices",
+    "16",
+    "--global-batch",
+    "32",
+]
 VARIED = ["--top", "4", "--options", "overlap,recompute", "--fix", "micro_batch=1"]
 FRAMEWORKS = sorted(catalog.frameworks())
-FIGURES = ("step_time_s", "step_time_lo_s", "step_time_hi_s", "memory_needed_bytes", "fits_probability", "mfu")
+FIGURES = (
+    "step_time_s",
+    "step_time_lo_s",
+    "step_time_hi_s",
+    "memory_needed_bytes",
+    "fits_probability",
+    "mfu",
+)
 
 OWN_CLUSTER = """
 device = "h100"
@@ -46,7 +63,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def all_with_few_at_once(*quick: str) -> list[Any]:
     """Every framework, of which only a few are not left to `make slow`."""
     assert set(quick) <= set(FRAMEWORKS)
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS]
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS
+    ]
 
 
 def next_words(text: str) -> list[str]:
@@ -78,17 +97,24 @@ def check_search(run: Run, tmp_path: Path, words: list[str], rows: int) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_rows_and_next_of_a_search_are_the_same_again(run: Run, tmp_path: Path, framework: str) -> None:
+def test_rows_and_next_of_a_search_are_the_same_again(
+    run: Run, tmp_path: Path, framework: str
+) -> None:
     check_search(run, tmp_path, [*JOB, *VARIED, "--framework", framework], rows=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "framework", [version.label for name in FRAMEWORKS for version in catalog.framework_versions(name)]
+    "framework",
+    [version.label for name in FRAMEWORKS for version in catalog.framework_versions(name)],
 )
 @pytest.mark.parametrize("job", [JOB, EXPERTS], ids=["dense", "experts"])
-def test_every_version_of_every_framework(run: Run, tmp_path: Path, framework: str, job: list[str]) -> None:
-    check_search(run, tmp_path, [*job, "--options", "all", "--top", "24", "--framework", framework], rows=24)
+def test_every_version_of_every_framework(
+    run: Run, tmp_path: Path, framework: str, job: list[str]
+) -> None:
+    check_search(
+        run, tmp_path, [*job, "--options", "all", "--top", "24", "--framework", framework], rows=24
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,11 +152,22 @@ def test_next_of_several_batches_is_the_same_again(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("framework", all_with_few_at_once("torchtitan", "megatron-core"))
-def test_rows_and_next_of_compared_clusters_are_the_same_again(run: Run, framework: str, tmp_path: Path) -> None:
+def test_rows_and_next_of_compared_clusters_are_the_same_again(
+    run: Run, framework: str, tmp_path: Path
+) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN_CLUSTER)
     clusters = ["--clusters", f"{own}:4,a100:4"]
-    words = ["--model", "gpt3-1.3b", "--global-batch", "8", "--framework", framework, "--optimizer", "sgd"]
+    words = [
+        "--model",
+        "gpt3-1.3b",
+        "--global-batch",
+        "8",
+        "--framework",
+        framework,
+        "--optimizer",
+        "sgd",
+    ]
     found = json.loads(run("compare-clusters", *words, *clusters, "--json"))
     for row in found["clusters"]:
         cluster = str(own) if row["cluster"] == "own" else row["cluster"]
@@ -145,7 +182,17 @@ def test_rows_and_next_of_compared_clusters_are_the_same_again(run: Run, framewo
 
 @pytest.mark.parametrize("framework", all_with_few_at_once("deepspeed"))
 def test_rows_of_a_report_are_the_same_again(run: Run, framework: str, tmp_path: Path) -> None:
-    words = [*JOB, "--framework", framework, "--top", "4", "--fix", "micro_batch=1", "--optimizer", "sgd"]
+    words = [
+        *JOB,
+        "--framework",
+        framework,
+        "--top",
+        "4",
+        "--fix",
+        "micro_batch=1",
+        "--optimizer",
+        "sgd",
+    ]
     data = json.loads(run("report", *words, "--json"))
     for row in data["rows"]:
         layout = ["--global-batch", str(row["global_batch"]), "--layout", row["layout"]]
@@ -157,8 +204,18 @@ def test_rows_of_a_report_are_the_same_again(run: Run, framework: str, tmp_path:
 
 
 def test_one_layout_has_the_same_figures_in_every_output(run: Run, tmp_path: Path) -> None:
-    """In the table, the recommendation, `predict`, its page and its JSON: `needed` is needed everywhere."""
-    words = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "32"]
+    """In the table, the recommendation, `predict`, its page and its JSON: `needed` is needed
+    everywhere."""
+    words = [
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "32",
+    ]
     words += ["--framework", "torchtitan", "--top", "3"]
     file = tmp_path / "found.json"
     text = run("search", *words, "--out", str(file))
@@ -183,26 +240,47 @@ def test_one_layout_has_the_same_figures_in_every_output(run: Run, tmp_path: Pat
     predicted = run(*next_words(text))
     assert f"memory: {words_of_best}" in predicted
     assert f"step time {duration(best['step_time_s'])} " in predicted
-    again = pm.predict("llama3-8b", "dgx-h100", best["layout"], global_batch=32, framework="torchtitan")
+    again = pm.predict(
+        "llama3-8b", "dgx-h100", best["layout"], global_batch=32, framework="torchtitan"
+    )
     assert words_of_best in again._repr_html_()
 
 
 def test_the_share_beyond_measurements_is_said_in_one_way(run: Run) -> None:
     """What the warning calls analytical and extrapolated is what the table of origins calls so."""
-    words = ["--model", "gpt3-1.3b", "--cluster", "mi325x", "--global-batch", "8", "--layout", "dp=8"]
+    words = [
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "mi325x",
+        "--global-batch",
+        "8",
+        "--layout",
+        "dp=8",
+    ]
     shares = json.loads(run("predict", *words, "--json"))["provenance"]
     text = " ".join(run("predict", *words).split())
     assert shares["analytical"] + shares["extrapolated"] > 0.01
-    named = [f"{name} {shares[name]:.1%}" for name in ("analytical", "extrapolated") if shares[name] > 0]
+    named = [
+        f"{name} {shares[name]:.1%}" for name in ("analytical", "extrapolated") if shares[name] > 0
+    ]
     beyond = shares["analytical"] + shares["extrapolated"]
-    assert f"{beyond:.1%} of the critical path rests on no measurement of MI325X ({', '.join(named)})" in text
+    assert (
+        f"{beyond:.1%} of the critical path rests on no measurement of MI325X ({', '.join(named)})"
+        in text
+    )
     for share in named:
         assert text.count(share.split()[0] + " ") >= 1
 
 
 @pytest.mark.parametrize(
     ("framework", "ending"),
-    [("nanotron", "nanotron.yaml"), ("megatron-core", "sh"), ("torchtitan", "toml"), ("deepspeed", "json")],
+    [
+        ("nanotron", "nanotron.yaml"),
+        ("megatron-core", "sh"),
+        ("torchtitan", "toml"),
+        ("deepspeed", "json"),
+    ],
 )
 def test_an_exported_file_is_the_same_in_python_and_in_the_shell(
     run: Run, tmp_path: Path, framework: str, ending: str
@@ -216,14 +294,19 @@ def test_an_exported_file_is_the_same_in_python_and_in_the_shell(
     python = pm.predict(launch.problem("dgx-h100"), layout=launch.layout)
     assert python.step_time_s == pytest.approx(shell["step_time_s"], rel=1e-12)
     assert python.memory_needed_bytes == shell["memory_needed_bytes"]
-    assert str(python.layout) == str(pm.framework(framework).layout(shell["layout"], catalog.model("gpt3-1.3b"))[0])
+    assert str(python.layout) == str(
+        pm.framework(framework).layout(shell["layout"], catalog.model("gpt3-1.3b"))[0]
+    )
     assert recommended["step_time_s"] == pytest.approx(shell["step_time_s"], rel=1e-6)
 
 
 def test_next_of_a_launch_file_is_the_same_again(run: Run, tmp_path: Path) -> None:
-    """What the file says otherwise, and the layout has as its framework usually has it, is said too."""
+    """What the file says otherwise, and the layout has as its framework usually has it, is said
+    too."""
     file = tmp_path / "train.sh"
     layout = pm.Layout(tp=2, dp=2, zero=1, recompute="full", sequence_parallel=True)
     job = pm.Job(global_batch=8, seq_len=2048)
     write_launch(file, export_launch(layout, "megatron-core", model="gpt3-1.3b", job=job))
-    check_search(run, tmp_path, ["--from", str(file), "--cluster", "dgx-h100", "--top", "4"], rows=0)
+    check_search(
+        run, tmp_path, ["--from", str(file), "--cluster", "dgx-h100", "--top", "4"], rows=0
+    )

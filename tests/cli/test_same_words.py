@@ -11,9 +11,12 @@ from perfmodel.catalog.job_files import JOB_WORDS, PROBLEM_WORDS
 from perfmodel.cli import parser, parsers
 from perfmodel.planning.layouts.search_words import SEARCH_WORDS
 
-COMMANDS = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"}
+COMMANDS = {
+    one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"
+}
 OF_THE_SHELL = {"help", "json", "verbose", "job_file", "set", "out", "png", "html", "trace"}
-"""How results are printed and written (`to_dict`, `to_frame`, the functions of `viz`), and where words come from."""
+"""How results are printed and written (`to_dict`, `to_frame`, the functions of `viz`), and where
+words come from."""
 WRITTEN_BY = {
     "script": "export_launch",
     "launch_file": "read_launch",
@@ -21,11 +24,31 @@ WRITTEN_BY = {
     "trace": "write_trace",
     "png": "write_gantt",
 }
-OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "kernels", "words", "fields", "of_job"}
+OBJECTS = {
+    "model",
+    "cluster",
+    "job",
+    "site",
+    "progress",
+    "space",
+    "options",
+    "kernels",
+    "words",
+    "fields",
+    "of_job",
+}
 """Arguments of Python that are objects, or that flags say one by one."""
 RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
 """Words of Python by the flag that says them."""
-OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "stage_checkpoints", "pue"}
+OF_A_RUN = {
+    "mtbf",
+    "restart",
+    "storage",
+    "checkpoint_every",
+    "async_checkpoints",
+    "stage_checkpoints",
+    "pue",
+}
 """Fields of `Reliability`, and energy of the site."""
 PROBLEM = {
     "model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention", "optimizer",
@@ -34,22 +57,34 @@ PROBLEM = {
 OF_WEIGHTS = {"freeze", "lora_rank"}
 """Flags for several fields of a job: `frozen`, `frozen_embedding`, `adapter_rank`."""
 OF_A_PROGRAM = {"dim", "input_value", "pad_vocab", "micro_batches"}
-"""What a program's source leaves open (`perfmodel.ir.importers.read_program`), and its pipelines."""
+"""What a program's source leaves open (`perfmodel.ir.importers.read_program`), and its
+pipelines."""
 ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
     "predict": (pm.predict, {}, {"timeline"}),
     "whatif": (pm.whatif, {"set": "settings"}, set()),
-    "schedules": (pm.compare_schedules, {"names": "schedules"}, {"calibration", "strict", "devices"}),
+    "schedules": (
+        pm.compare_schedules,
+        {"names": "schedules"},
+        {"calibration", "strict", "devices"},
+    ),
     "explain": (pm.explain_profile, {}, {"problem", "most"}),
     "fit": (pm.fit_profile, {"step_time": "step_s"}, {"problem", "out"}),
 }
-"""By command: its function, flags that have another name there, and what flags need not say: `timeline` is a command of
-its own, a problem is said in words, `most` only shortens."""
+"""By command: its function, flags that have another name there, and what flags need not say:
+`timeline` is a command of its own, a problem is said in words, `most` only shortens."""
 
 
-@pytest.mark.parametrize("name", sorted({command.partition(" ")[0] for command in COMMANDS} - {"completion"}))
+@pytest.mark.parametrize(
+    "name", sorted({command.partition(" ")[0] for command in COMMANDS} - {"completion"})
+)
 def test_a_command_alone_is_as_among_all(name: str) -> None:
-    """A command line begins with the command that it is of: the others need not be described to read it."""
-    alone = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser(name)) if one.prog != "perfmodel"}
+    """A command line begins with the command that it is of: the others need not be described to
+    read it."""
+    alone = {
+        one.prog.removeprefix("perfmodel "): one
+        for one in parsers(parser(name))
+        if one.prog != "perfmodel"
+    }
     assert set(alone) == {command for command in COMMANDS if command.partition(" ")[0] == name}
     for command, described in alone.items():
         assert described.format_help() == COMMANDS[command].format_help()
@@ -80,13 +115,19 @@ def test_words_of_a_problem_are_flags_or_keys():
     flagged = {RENAMED.get(word, word) for word in PROBLEM_WORDS} & flags("predict")
     assert flagged == PROBLEM - {"model", "cluster"}
     # the others are --set job.WORD
-    assert {word for word in PROBLEM_WORDS if RENAMED.get(word, word) not in flags("predict")} <= {*JOB_WORDS, "job"}
+    assert {word for word in PROBLEM_WORDS if RENAMED.get(word, word) not in flags("predict")} <= {
+        *JOB_WORDS,
+        "job",
+    }
 
 
 @pytest.mark.parametrize("command", ASKED)
 def test_arguments_of_a_function_are_flags(command):
     function, renamed, only_python = ASKED[command]
-    said = {renamed.get(word, word) for word in flags(command) | ({"set"} if "set" in renamed else set())}
+    said = {
+        renamed.get(word, word)
+        for word in flags(command) | ({"set"} if "set" in renamed else set())
+    }
     assert takes(function) - OBJECTS - only_python <= said | {"problem"}
 
 

@@ -1,4 +1,5 @@
-"""Samples work with the commands named beside them; --help lists what can be said, with examples that parse."""
+"""Samples work with the commands named beside them; --help lists what can be said, with examples
+that parse."""
 
 import json
 import re
@@ -54,7 +55,9 @@ def test_help_ends_in_examples_that_parse(one):
         parser().parse_args(words)
     flags = {flag for action in one._actions for flag in action.option_strings}
     if "--layout" in flags:
-        assert all(re.search(rf"\b{name}\b", text) for name in (*Layout.__dataclass_fields__, *SCHEDULES))
+        assert all(
+            re.search(rf"\b{name}\b", text) for name in (*Layout.__dataclass_fields__, *SCHEDULES)
+        )
 
 
 @pytest.mark.parametrize("kind", VOCABULARY)
@@ -69,7 +72,9 @@ def test_catalog_explains_every_word(kind, capsys, monkeypatch):
 
 
 def test_schedules_are_those_that_are_registered():
-    documented = {"eager-1f1b"}  # docs/howto/add_a_schedule.md, whose code may have run in this process
+    documented = {
+        "eager-1f1b"
+    }  # docs/howto/add_a_schedule.md, whose code may have run in this process
     assert set(SCHEDULES) == set(schedule_names()) - documented
 
 

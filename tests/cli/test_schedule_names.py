@@ -44,11 +44,14 @@ def test_a_prediction_is_the_same(said: str, meant: str) -> None:
     assert found.step_time_s == want.step_time_s
 
 
-@pytest.mark.parametrize(("said", "meant"), [("DAPPLE", "1f1b"), ("TIMEPREST", "nf1b"), ("GPipe", "gpipe")])
+@pytest.mark.parametrize(
+    ("said", "meant"), [("DAPPLE", "1f1b"), ("TIMEPREST", "nf1b"), ("GPipe", "gpipe")]
+)
 def test_programs_frameworks_and_published_runs_take_them(said: str, meant: str) -> None:
     step = training_step(mlp(8, (4, 4, 4), "fp64"))
     texts = {
-        to_text(distribute(step, Degrees.parse(f"pp=2,micro_batches=2,schedule={name}"))) for name in (said, meant)
+        to_text(distribute(step, Degrees.parse(f"pp=2,micro_batches=2,schedule={name}")))
+        for name in (said, meant)
     }
     assert len(texts) == 1
     row = {

@@ -53,10 +53,11 @@ dtype = "fp32"
 
 
 def all_pairs(kinds: Sequence[str], always: Sequence[tuple[str, signal.Signals]]) -> list:
-    """Every kind of ranks with every signal. Each pair starts a command anew, so that `make test` takes a few.
+    """Every kind of ranks with every signal. Each pair starts a command anew, so that `make test`
+    takes a few.
 
-    A handler ends the children after every signal that can be handled, and the kernel does after SIGKILL: with one of
-    each, whatever the kind, both ways are gone.
+    A handler ends the children after every signal that can be handled, and the kernel does after
+    SIGKILL: with one of each, whatever the kind, both ways are gone.
     """
     pairs = []
     for kind, number in product(kinds, SIGNALS):
@@ -135,15 +136,29 @@ def test_ranks_of_an_emulation_end_with_it(kind: str, number: signal.Signals, ra
     script = [sys.executable, str(rank), str(folder)]
     if kind == "shell":
         script = ["bash", str(folder / "rank.sh"), *script]
-    emulate = ["emulate", "--world-size", "4", "--cluster", "dgx-a100", "--real-ranks", "0,1", "--", *script]
+    emulate = [
+        "emulate",
+        "--world-size",
+        "4",
+        "--cluster",
+        "dgx-a100",
+        "--real-ranks",
+        "0,1",
+        "--",
+        *script,
+    ]
     with command(emulate) as (process, mark):
         wait_until(lambda: (folder / "up0").exists() and (folder / "up1").exists(), process)
         assert len(marked(mark)) >= 5
         require_none_left(process, mark, number)
 
 
-@pytest.mark.parametrize(("kind", "number"), all_pairs(["nccl-tests"], [("nccl-tests", signal.SIGINT)]))
-def test_a_launcher_of_nccl_tests_ends_with_the_calibration(kind: str, number: signal.Signals, rank: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "number"), all_pairs(["nccl-tests"], [("nccl-tests", signal.SIGINT)])
+)
+def test_a_launcher_of_nccl_tests_ends_with_the_calibration(
+    kind: str, number: signal.Signals, rank: Path
+) -> None:
     folder = rank.parent
     plan = folder / "plan.toml"
     plan.write_text(PLAN.format(python=sys.executable, rank=rank, folder=folder))
@@ -154,12 +169,18 @@ def test_a_launcher_of_nccl_tests_ends_with_the_calibration(kind: str, number: s
         require_none_left(process, mark, number)
 
 
-@pytest.mark.parametrize(("kind", "number"), all_pairs(["jax"], [("jax", signal.SIGTERM), ("jax", signal.SIGKILL)]))
-def test_ranks_of_a_calibration_end_with_it(kind: str, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "number"), all_pairs(["jax"], [("jax", signal.SIGTERM), ("jax", signal.SIGKILL)])
+)
+def test_ranks_of_a_calibration_end_with_it(
+    kind: str, number: signal.Signals, tmp_path: Path
+) -> None:
     """At the moment when they are started, before they are ready for anything."""
     plan = tmp_path / "plan.toml"
     plan.write_text(RANKS_OF_JAX)
-    with command(["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(tmp_path / "out")]) as (
+    with command(
+        ["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(tmp_path / "out")]
+    ) as (
         process,
         mark,
     ):

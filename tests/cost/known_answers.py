@@ -1,8 +1,9 @@
-"""Questions whose answers are kept in `known_answers.csv`: what the shipped weights say of kernels and collectives.
+"""Questions whose answers are kept in `known_answers.csv`: what the shipped weights say of kernels
+and collectives.
 
-Regressors have no closed form. What code and weights answered together when they were last judged against measurements
-is kept, so that no change of the code moves an answer without anyone knowing. A change that is meant to, new weights or
-other figures of a device, is followed by
+Regressors have no closed form. What code and weights answered together when they were last judged
+against measurements is kept, so that no change of the code moves an answer without anyone knowing.
+A change that is meant to, new weights or other figures of a device, is followed by
 
     python tests/cost/known_answers.py
 
@@ -19,7 +20,14 @@ from typing import Any
 import pandas as pd
 
 from perfmodel import catalog
-from perfmodel.cost import CollectiveModel, EventTimes, KernelModel, MonotoneGrid, event_times, inference_times
+from perfmodel.cost import (
+    CollectiveModel,
+    EventTimes,
+    KernelModel,
+    MonotoneGrid,
+    event_times,
+    inference_times,
+)
 from perfmodel.ops import (
     Attention,
     Collective,
@@ -64,29 +72,65 @@ class Answer:
 def kernels() -> list[KernelOp]:
     """Kernels of every family and pass, large and small, of round sizes and of others."""
     ops: list[KernelOp] = []
-    for (m, n, k), pass_ in product(((8192, 4096, 4096), (300, 1000, 700)), ("fwd", "dgrad", "wgrad", "bwd")):
+    for (m, n, k), pass_ in product(
+        ((8192, 4096, 4096), (300, 1000, 700)), ("fwd", "dgrad", "wgrad", "bwd")
+    ):
         ops.append(Gemm(m=m, n=n, k=k, pass_=pass_, accumulate=pass_ == "wgrad"))  # pyright: ignore
     for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4", "int8"):
         ops.append(Gemm(dtype=dtype, m=4096, n=5120, k=2560))
     ops.append(Gemm(op="bmm", m=512, n=512, k=64, batch=96))
     ops.append(Gemm(op="grouped_linear", m=1024, n=2048, k=4096, groups=8))
     for causal, pass_, seq in product((True, False), ("fwd", "bwd"), (512, 8192)):
-        fields = {"batch": 2, "heads": 32, "kv_heads": 8, "seq_q": seq, "seq_kv": seq, "head_dim": 128}
+        fields = {
+            "batch": 2,
+            "heads": 32,
+            "kv_heads": 8,
+            "seq_q": seq,
+            "seq_kv": seq,
+            "head_dim": 128,
+        }
         ops.append(Attention(**fields, causal=causal, pass_=pass_))  # pyright: ignore
     shape: dict[str, Any] = {"batch": 16, "heads": 32, "kv_heads": 8, "head_dim": 128}
     ops.append(Attention(**shape, seq_q=1, seq_kv=4096, phase="decode"))
     ops.append(Attention(**shape, seq_q=4096, seq_kv=4096, window=1024))
     ops.append(Attention(**shape, seq_q=1024, seq_kv=1024, dtype="fp32"))
-    for name, inputs in (("layer_norm", 1), ("rms_norm", 1), ("silu_mul", 2), ("add", 2), ("softmax", 1), ("rope", 1)):
-        ops += [MemoryBound(op=name, rows=8192, hidden=4096, n_inputs=inputs, pass_=p) for p in ("fwd", "bwd")]  # pyright: ignore
-    ops += [Embedding(tokens=8192, hidden=4096, vocab=50304, pass_=pass_) for pass_ in ("fwd", "bwd")]  # pyright: ignore
+    for name, inputs in (
+        ("layer_norm", 1),
+        ("rms_norm", 1),
+        ("silu_mul", 2),
+        ("add", 2),
+        ("softmax", 1),
+        ("rope", 1),
+    ):
+        ops += [
+            MemoryBound(op=name, rows=8192, hidden=4096, n_inputs=inputs, pass_=p)
+            for p in ("fwd", "bwd")
+        ]  # pyright: ignore
+    ops += [
+        Embedding(tokens=8192, hidden=4096, vocab=50304, pass_=pass_) for pass_ in ("fwd", "bwd")
+    ]  # pyright: ignore
     ops += [OptimizerStep(n_params=n, bytes_per_param=42.0) for n in (10**6, 10**9)]
     image: dict[str, Any] = {"batch": 32, "c_in": 64, "h_in": 56, "w_in": 56, "c_out": 128}
-    for kernel, stride, pass_ in ((3, 1, "fwd"), (1, 1, "fwd"), (3, 2, "dgrad"), (3, 1, "wgrad"), (7, 2, "bwd")):
+    for kernel, stride, pass_ in (
+        (3, 1, "fwd"),
+        (1, 1, "fwd"),
+        (3, 2, "dgrad"),
+        (3, 1, "wgrad"),
+        (7, 2, "bwd"),
+    ):
         square = {"k_h": kernel, "k_w": kernel, "stride_h": stride, "stride_w": stride}
-        ops.append(Convolution(**image, **square, pad_h=kernel // 2, pad_w=kernel // 2, pass_=pass_))  # pyright: ignore
-    ops += [MoE(tokens=n, hidden=4096, inter=14336, topk=2, experts=8, moe_ep=ep) for n, ep in ((16, 1), (4096, 4))]
-    ops.append(Recurrence(op="state_space", tokens=8192, products_per_token=10**6, bytes_per_token=2 * 10**5))
+        ops.append(
+            Convolution(**image, **square, pad_h=kernel // 2, pad_w=kernel // 2, pass_=pass_)
+        )  # pyright: ignore
+    ops += [
+        MoE(tokens=n, hidden=4096, inter=14336, topk=2, experts=8, moe_ep=ep)
+        for n, ep in ((16, 1), (4096, 4))
+    ]
+    ops.append(
+        Recurrence(
+            op="state_space", tokens=8192, products_per_token=10**6, bytes_per_token=2 * 10**5
+        )
+    )
     return ops
 
 
@@ -96,10 +140,20 @@ def collectives() -> list[Collective]:
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
     groups = ((8, 8, 0, 1), (4, 4, 0, 1), (16, 8, 1, 1), (64, 1, 1, 8), (256, 8, 1, 1))
     for kind, (ranks, per_node, level, concurrent), size in product(kinds, groups, (1e4, 3e6, 1e9)):
-        group = {"num_ranks": ranks, "ranks_per_node": per_node, "level": level, "concurrent": concurrent}
+        group = {
+            "num_ranks": ranks,
+            "ranks_per_node": per_node,
+            "level": level,
+            "concurrent": concurrent,
+        }
         ops.append(Collective(collective=kind, bytes=size, **group))  # pyright: ignore
     for per_node, level, size in ((2, 0, 1e4), (2, 0, 1e8), (1, 1, 1e4), (1, 1, 1e8)):
-        group = {"num_ranks": 2, "ranks_per_node": per_node, "level": level, "concurrent": 1 + 7 * level}
+        group = {
+            "num_ranks": 2,
+            "ranks_per_node": per_node,
+            "level": level,
+            "concurrent": 1 + 7 * level,
+        }
         ops.append(Collective(collective="send_recv", bytes=size, **group))  # pyright: ignore
     for dispatcher, way, (ranks, per_node, level) in product(
         ("deepep", "hybridep"), ("dispatch", "combine"), ((8, 8, 0), (16, 8, 1), (64, 8, 1))
@@ -147,7 +201,8 @@ INTERCONNECTS = (
 
 
 def table_rows() -> pd.DataFrame:
-    """Rows of a table of collectives on all kinds of links, with and without numbers of adapters."""
+    """Rows of a table of collectives on all kinds of links, with and without numbers of
+    adapters."""
     placements = (
         {"num_ranks": 4, "num_nodes": 1},
         {"num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8},
@@ -163,7 +218,14 @@ def table_rows() -> pd.DataFrame:
         {"collective": "all_reduce", "bytes": 2e7, "algorithm": "nvls_tree"},
     )
     rows = [
-        {"source": "nobody", "software": "nccl", "dtype": "fp16", "variant": "", "device": device, "interconnect": name}
+        {
+            "source": "nobody",
+            "software": "nccl",
+            "dtype": "fp16",
+            "variant": "",
+            "device": device,
+            "interconnect": name,
+        }
         | placement
         | run
         for (device, name), placement, run in product(INTERCONNECTS, placements, runs)
@@ -172,7 +234,8 @@ def table_rows() -> pd.DataFrame:
 
 
 def measured_rows(model: CollectiveModel) -> pd.DataFrame:
-    """Rows of every series that the weights rest on, inside a node and between nodes, and of every exchange."""
+    """Rows of every series that the weights rest on, inside a node and between nodes, and of every
+    exchange."""
     rows: list[dict[str, Any]] = []
     entries = dict.fromkeys(key for key in model.weights.curves if hasattr(key, "software"))
     for source, device, interconnect, kind, algorithm, way in model.weights.series:
@@ -182,15 +245,29 @@ def measured_rows(model: CollectiveModel) -> pd.DataFrame:
         rows.append(run | {"num_ranks": 16, "num_nodes": 2, "ranks_per_node": 8, "bytes": 5e4})
     for entry in entries:
         run = dict(
-            zip(("source", "device", "interconnect", "collective", "algorithm", "variant"), entry.series, strict=True)
+            zip(
+                ("source", "device", "interconnect", "collective", "algorithm", "variant"),
+                entry.series,
+                strict=True,
+            )
         )
         run |= {"software": entry.software, "dtype": entry.dtype}
         rows.append(run | {"num_ranks": 24, "num_nodes": 3, "ranks_per_node": 8, "bytes": 1.5e8})
     for software, device, interconnect, kind, mode, dtype in model.weights.moe.series:
-        run = {"software": software, "device": device, "interconnect": interconnect, "collective": kind, "mode": mode}
+        run = {
+            "software": software,
+            "device": device,
+            "interconnect": interconnect,
+            "collective": kind,
+            "mode": mode,
+        }
         shape = {"hidden": 7168, "topk": 8, "experts": 256}
         rows.append(run | shape | {"dtype": dtype, "num_ranks": 8, "num_nodes": 1, "tokens": 128})
-        rows.append(run | shape | {"dtype": dtype, "num_ranks": 32, "num_nodes": 4, "tokens": 4096, "sms": 20})
+        rows.append(
+            run
+            | shape
+            | {"dtype": dtype, "num_ranks": 32, "num_nodes": 4, "tokens": 4096, "sms": 20}
+        )
     return pd.DataFrame(rows)
 
 
@@ -206,19 +283,31 @@ def answers() -> Iterator[Answer]:
         ops = [op for op in collectives() if op.level < len(cluster.levels)]
         yield from _answers("collective", name, ops, collective_model.times(cluster, ops))
     rows = pd.concat([table_rows(), measured_rows(collective_model)], ignore_index=True)
-    for row, found in zip(rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True):
+    for row, found in zip(
+        rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True
+    ):
         time_s, lo_s, hi_s, provenance = found
-        said = " ".join(f"{key}={value}" for key, value in row.items() if value not in UNSAID and value == value)
-        yield Answer("table", str(row["device"]), said, time_s * 1e6, lo_s * 1e6, hi_s * 1e6, provenance)
+        said = " ".join(
+            f"{key}={value}" for key, value in row.items() if value not in UNSAID and value == value
+        )
+        yield Answer(
+            "table", str(row["device"]), said, time_s * 1e6, lo_s * 1e6, hi_s * 1e6, provenance
+        )
     for name in ("dgx-a100", "dgx-h100", "hgx-b200"):
         cluster = catalog.cluster(name)
-        ops = [op for op in kernels() if op.dtype in cluster.device.dtypes and op.pass_ in ("fwd", "wgrad")]
+        ops = [
+            op
+            for op in kernels()
+            if op.dtype in cluster.device.dtypes and op.pass_ in ("fwd", "wgrad")
+        ]
         in_steps = MonotoneGrid.of(ops)
         alone = event_times(in_steps.ops, cluster, kernel_model, collective_model)
         found = in_steps.times(alone)
         place = {op: i for i, op in enumerate(in_steps.ops)}
         at = [place[op] for op in ops]
-        chosen = EventTimes(found.time_s[at], found.lo_s[at], found.hi_s[at], tuple(found.provenance[i] for i in at))
+        chosen = EventTimes(
+            found.time_s[at], found.lo_s[at], found.hi_s[at], tuple(found.provenance[i] for i in at)
+        )
         yield from _answers("step", name, ops, chosen)
         served = [op for op in kernels() if op.dtype in ("bf16", "fp8") and op.pass_ == "fwd"]
         served = [op for op in served if op.dtype in cluster.device.dtypes]
@@ -239,7 +328,9 @@ def _event(op: Any) -> str:
         by = "/".join(op.exchange) if op.exchange else op.collective
         return f"{by} {op.bytes:g} B on {op.num_ranks} ranks, {op.ranks_per_node} a node, x{op.concurrent}"
     fields = " ".join(
-        f"{name}={value}" for name, value in op.stated().items() if value not in (0, 1, False, "balanced")
+        f"{name}={value}"
+        for name, value in op.stated().items()
+        if value not in (0, 1, False, "balanced")
     )
     return f"{op.family} {fields}"
 
@@ -249,7 +340,10 @@ def read() -> list[Answer]:
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     numbers = ("time_us", "lo_us", "hi_us")
-    return [Answer(**{key: float(value) if key in numbers else value for key, value in row.items()}) for row in rows]
+    return [
+        Answer(**{key: float(value) if key in numbers else value for key, value in row.items()})
+        for row in rows
+    ]
 
 
 def write() -> None:

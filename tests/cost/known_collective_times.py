@@ -1,7 +1,8 @@
 """Times of collectives on links with made-up constants, kept in `known_collective_times.csv`.
 
-No fitted constant is among them: what is stored is the physics, each algorithm by itself and the fastest of all, where
-latency, the links inside a node or those between nodes set the pace. A change that is meant to move it is followed by
+No fitted constant is among them: what is stored is the physics, each algorithm by itself and the
+fastest of all, where latency, the links inside a node or those between nodes set the pace. A change
+that is meant to move it is followed by
 
     PYTHONPATH=tests python tests/cost/known_collective_times.py
 """
@@ -57,13 +58,24 @@ MACHINES = {
     "switches": LINKS,
     "no switches": replace(LINKS, switch_share=0.0, network_share=0.0, line_share=0.0),
     "slow inside": replace(LINKS, bandwidth_inside=4e9, peer_exponent=0.9),
-    "a shared bridge": replace(LINKS, bandwidth_inside=1.1e10, peer_exponent=-0.7, network_share=0.0),
+    "a shared bridge": replace(
+        LINKS, bandwidth_inside=1.1e10, peer_exponent=-0.7, network_share=0.0
+    ),
     "long latencies": replace(LINKS, shift_inside_s=0.6e-6, shift_between_s=2.1e-6),
     "short latencies": replace(LINKS, shift_inside_s=-0.8e-6, shift_between_s=-3.9e-6),
 }
 GROUPS = ((2, 2), (8, 8), (5, 5), (2, 1), (16, 8), (24, 4), (64, 1), (256, 8), (1, 1), (3, 2))
 """Ranks, and those of a node."""
-OF_LINKS = ("hop_inside", "peers", "low_latency", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
+OF_LINKS = (
+    "hop_inside",
+    "peers",
+    "low_latency",
+    "hop_between",
+    "hop_ratio_between",
+    "post",
+    "peer_s",
+    "nodes",
+)
 OF_ALL = (
     "hop_ratio",
     "hop_line",
@@ -92,7 +104,9 @@ def cases() -> Iterator[StoredCase]:
                 base = name if machine == "switches" else machine
                 figures = {
                     f"{n:g}x{r:g}.{size:g}": value
-                    for n, r, size, value in zip(ranks, per_node, n_bytes, time_s.tolist(), strict=True)
+                    for n, r, size, value in zip(
+                        ranks, per_node, n_bytes, time_s.tolist(), strict=True
+                    )
                     if value
                 }
                 yield StoredCase(name, base, figures)
@@ -100,7 +114,11 @@ def cases() -> Iterator[StoredCase]:
     for kind in get_args(CollectiveKind):
         for reduces in (False, True):
             volume = least_volume(kind, ranks, per_node, reduces)
-            figures = {f"{n}x{r}": value for (n, r), value in zip(GROUPS, volume.tolist(), strict=True) if value}
+            figures = {
+                f"{n}x{r}": value
+                for (n, r), value in zip(GROUPS, volume.tolist(), strict=True)
+                if value
+            }
             name = f"least volume of {kind}, reduces={reduces}"
             yield StoredCase(name, name, figures)
     for kind in ("all_reduce", "all_to_all"):
@@ -108,11 +126,14 @@ def cases() -> Iterator[StoredCase]:
 
 
 def _expectations(kind: str) -> Iterator[tuple[str, float]]:
-    """What is known of every effect on a kind of collective before any measurement: its value and its deviation."""
+    """What is known of every effect on a kind of collective before any measurement: its value and
+    its deviation."""
     links = ("", *(link.name for link in LINK_CLASSES))
     effects = [Effect(part, kind=kind) for part in ("launch", "inside", "between")]
     effects += [Effect(part, link) for part in OF_LINKS for link in links]
-    effects += [Effect(part, link, kind) for part in ("inside", "between", "hop_between") for link in links]
+    effects += [
+        Effect(part, link, kind) for part in ("inside", "between", "hop_between") for link in links
+    ]
     effects += [Effect(part) for part in OF_ALL]
     for effect in effects:
         value, deviation = expected(effect)

@@ -1,7 +1,8 @@
-"""What regressors are told of kernels of every family: work, waves and features, kept in `known_physics.csv`.
+"""What regressors are told of kernels of every family: work, waves and features, kept in
+`known_physics.csv`.
 
-Answers of the shipped weights hardly move with some of these figures, which a new fit would nevertheless be made of. A
-change that is meant to move them is followed by
+Answers of the shipped weights hardly move with some of these figures, which a new fit would
+nevertheless be made of. A change that is meant to move them is followed by
 
     PYTHONPATH=tests python tests/cost/known_physics.py
 """
@@ -18,7 +19,17 @@ from perfmodel.catalog import device
 from perfmodel.cost.learn import kernel_physics
 from perfmodel.cost.learn.rows import rows_from_ops
 from perfmodel.cost.learn.stack import Figures
-from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep, Recurrence
+from perfmodel.ops import (
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+    Recurrence,
+)
 from perfmodel.ops.physics import cached_share, compute_seconds, memory_seconds
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -81,7 +92,9 @@ def _embedding(draw: random.Random) -> KernelOp:
 
 def _optimizer(draw: random.Random) -> KernelOp:
     return OptimizerStep(
-        n_params=draw.randint(1, 10**9), tensors=draw.randint(1, 500), bytes_per_param=draw.choice((16.0, 28.0, 42.0))
+        n_params=draw.randint(1, 10**9),
+        tensors=draw.randint(1, 500),
+        bytes_per_param=draw.choice((16.0, 28.0, 42.0)),
     )
 
 
@@ -145,7 +158,8 @@ MAKERS: dict[str, Callable[[random.Random], KernelOp]] = {
 
 
 def figures(figures_of_device: Figures, op: KernelOp) -> dict[str, float]:
-    """Work, features and axes of a kernel by their place, and its seconds without any learned constant."""
+    """Work, features and axes of a kernel by their place, and its seconds without any learned
+    constant."""
     physics, machine = kernel_physics(figures_of_device, rows_from_ops([op]))
     found: dict[str, float] = {}
     for name, value in physics._asdict().items():
@@ -170,7 +184,9 @@ def cases() -> Iterator[StoredCase]:
             op = make(draw)
             base = f"{name} {number}"
             for place, machine in enumerate(DEVICES):
-                yield StoredCase(base, machine if place else base, figures(Figures.of(device(machine)), op))
+                yield StoredCase(
+                    base, machine if place else base, figures(Figures.of(device(machine)), op)
+                )
 
 
 if __name__ == "__main__":

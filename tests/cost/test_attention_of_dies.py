@@ -1,4 +1,5 @@
-"""Attention of training kernels on H200, GB200 and GB300 beside what was measured, and what others are not told."""
+"""Attention of training kernels on H200, GB200 and GB300 beside what was measured, and what others
+are not told."""
 
 from dataclasses import replace
 
@@ -27,24 +28,34 @@ def attention_s(name: str, **shape: object) -> float:
     ("GB300", 8192, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128}, 2851),
     ("GB300", 8192, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128, "dtype": "fp8"}, 1706),
 ])  # fmt: skip
-def test_forward_and_backward(name: str, seq: int, shape: dict[str, object], measured_us: float) -> None:
-    """NVIDIA/cudnn-frontend 1.19.0 and 1.21.1, benchmark/sdpa_benchmark_training; GB300: 1.31.0, attention_training."""
-    assert attention_s(name, seq_q=seq, seq_kv=seq, **shape) == pytest.approx(measured_us * 1e-6, rel=0.15)
+def test_forward_and_backward(
+    name: str, seq: int, shape: dict[str, object], measured_us: float
+) -> None:
+    """NVIDIA/cudnn-frontend 1.19.0 and 1.21.1, benchmark/sdpa_benchmark_training; GB300: 1.31.0,
+    attention_training."""
+    assert attention_s(name, seq_q=seq, seq_kv=seq, **shape) == pytest.approx(
+        measured_us * 1e-6, rel=0.15
+    )
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
 @pytest.mark.parametrize("name", ["H100", "H200", "B200", "GB300"])
 @pytest.mark.parametrize("head", [{}, {"head_dim": 192, "head_dim_v": 128}])
-def test_half_the_bits_take_half_to_all_of_the_time(name: str, pass_: str, head: dict[str, object]) -> None:
+def test_half_the_bits_take_half_to_all_of_the_time(
+    name: str, pass_: str, head: dict[str, object]
+) -> None:
     half_s, narrow_s = (
-        attention_s(name, seq_q=8192, seq_kv=8192, pass_=pass_, dtype=dtype, **head) for dtype in ("bf16", "fp8")
+        attention_s(name, seq_q=8192, seq_kv=8192, pass_=pass_, dtype=dtype, **head)
+        for dtype in ("bf16", "fp8")
     )
     assert half_s / 2 <= narrow_s <= half_s
 
 
 def test_longer_queries_cost_their_flops() -> None:
     shape = {"seq_q": 8192, "seq_kv": 8192, "heads": 128, "kv_heads": 128}
-    equal_s, longer_s = (attention_s("GB200", **shape, head_dim=head, head_dim_v=128) for head in (128, 192))
+    equal_s, longer_s = (
+        attention_s("GB200", **shape, head_dim=head, head_dim_v=128) for head in (128, 192)
+    )
     assert longer_s == pytest.approx(1.25 * equal_s)
 
 
@@ -53,12 +64,23 @@ def test_longer_queries_cost_their_flops() -> None:
     ((128, 128), "fp8", "bwd", 0.83), ((192, 128), "bf16", "fwd", 0.83), ((192, 128), "bf16", "bwd", 0.90),
     ((192, 128), "fp8", "fwd", 0.74), ((192, 128), "fp8", "bwd", 0.80),
 ])  # fmt: skip
-def test_twice_the_exponentials(head: tuple[int, int], dtype: str, pass_: str, measured: float) -> None:
-    """GB300 beside GB200: medians of NVIDIA/cudnn-frontend 1.31.0, attention_training, 4k to 32k tokens, both masks."""
-    shape = {"seq_q": 8192, "seq_kv": 8192, "head_dim": head[0], "head_dim_v": head[1], "dtype": dtype, "pass_": pass_}
+def test_twice_the_exponentials(
+    head: tuple[int, int], dtype: str, pass_: str, measured: float
+) -> None:
+    """GB300 beside GB200: medians of NVIDIA/cudnn-frontend 1.31.0, attention_training, 4k to 32k
+    tokens, both masks."""
+    shape = {
+        "seq_q": 8192,
+        "seq_kv": 8192,
+        "head_dim": head[0],
+        "head_dim_v": head[1],
+        "dtype": dtype,
+        "pass_": pass_,
+    }
     ratio = attention_s("GB300", **shape) / attention_s("GB200", **shape)
     assert ratio == pytest.approx(measured, rel=0.08)
-    # FLOPs of a pair of query and key, in exponentials of a GB200: 8,192 FLOPs beside 16 of them in a clock, in 16 bits
+    # FLOPs of a pair of query and key, in exponentials of a GB200: 8,192 FLOPs beside 16 of them in
+    # a clock, in 16 bits
     products = 2 * sum(head) * (2.5 if pass_ == "bwd" else 1) / (512 if dtype == "bf16" else 1024)
     assert ratio == pytest.approx((products + 1 / 2) / (products + 1), rel=0.02)
 
@@ -71,7 +93,14 @@ def test_a_window_has_no_more_to_gain() -> None:
 @pytest.mark.parametrize(("name", "measured"), [("H200", 3.55), ("GB200", 2.26), ("GB300", 2.39)])
 def test_backward_over_forward_of_a_window(name: str, measured: float) -> None:
     """NVIDIA/cudnn-frontend 1.31.0, attention_training, gpt_oss, 8k tokens."""
-    shape = {"seq_q": 8192, "seq_kv": 8192, "window": 128, "head_dim": 64, "heads": 128, "kv_heads": 128}
+    shape = {
+        "seq_q": 8192,
+        "seq_kv": 8192,
+        "window": 128,
+        "head_dim": 64,
+        "heads": 128,
+        "kv_heads": 128,
+    }
     over = attention_s(name, **shape, pass_="bwd") / attention_s(name, **shape)
     assert over == pytest.approx(measured, rel=0.05)
 
@@ -79,7 +108,11 @@ def test_backward_over_forward_of_a_window(name: str, measured: float) -> None:
 def test_more_exponentials_never_take_longer() -> None:
     plain = device("GB200")
     times_s = [
-        float(KernelModel.load().times(replace(plain, exponentials_per_clock=n), [ATTENTION]).time_s[0])
+        float(
+            KernelModel.load()
+            .times(replace(plain, exponentials_per_clock=n), [ATTENTION])
+            .time_s[0]
+        )
         for n in (8, 16, 32, 64)
     ]
     assert times_s == sorted(times_s, reverse=True)

@@ -1,4 +1,5 @@
-"""Backward kernels cost what their work says: the gradients of a product add up to both, and each is a product."""
+"""Backward kernels cost what their work says: the gradients of a product add up to both, and each
+is a product."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,13 +24,21 @@ def one_of_an_architecture() -> list[Any]:
     architectures: set[tuple[str, str]] = set()
     for name in EVERY_DEVICE:
         architecture = device(name).vendor, device(name).architecture
-        names.append(pytest.param(name, marks=pytest.mark.slow) if architecture in architectures else name)
+        names.append(
+            pytest.param(name, marks=pytest.mark.slow) if architecture in architectures else name
+        )
         architectures.add(architecture)
     return names
 
 
 SIDES = (1024, 2048, 4096, 6144, 8192, 12288, 16384)
-SHAPES = ((4096, 4096, 4096), (8192, 12288, 4096), (16384, 8192, 8192), (4096, 16384, 4096), (2048, 4096, 16384))
+SHAPES = (
+    (4096, 4096, 4096),
+    (8192, 12288, 4096),
+    (16384, 8192, 8192),
+    (4096, 16384, 4096),
+    (2048, 4096, 16384),
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +57,14 @@ TIMED = ("NVIDIA", "AMD", "Google")
 
 def compute_bound(one: Device, op: KernelOp) -> bool:
     """Twice as long over arithmetic as over memory, at nominal rates."""
-    return op.flops / one.peak.flops_per_s(op.dtype) > 2 * op.bytes / one.memory_bandwidth_bytes_per_s
+    return (
+        op.flops / one.peak.flops_per_s(op.dtype) > 2 * op.bytes / one.memory_bandwidth_bytes_per_s
+    )
 
 
 def gradients(dtype: str, m: int, n: int, k: int, op: str, batch: int = 1) -> tuple[Gemm, ...]:
-    """Both gradients of C[m, n] = A[m, k] B[k, n] at once, one at a time, and forward products of the same shapes."""
+    """Both gradients of C[m, n] = A[m, k] B[k, n] at once, one at a time, and forward products of
+    the same shapes."""
     both = Gemm(op=op, dtype=dtype, m=m, n=n, k=k, batch=batch, pass_="bwd")
     once = Gemm(op=op, dtype=dtype, m=m, n=k, k=n, batch=batch, pass_="dgrad")
     other = Gemm(op=op, dtype=dtype, m=n, n=k, k=m, batch=batch, pass_="wgrad")
@@ -69,10 +81,13 @@ def check_gradients(one: Device, model: KernelModel, ops: list[tuple[Gemm, ...]]
         for gradient, alike in ((1, 3), (2, 4)):
             if compute_bound(one, group[gradient]):
                 ratio = times.time_s[gradient] / times.time_s[alike]
-                # backward of batched products was timed on a few dozen shapes of attention scores only
-                # small products on A100: 1.5 times as fast backward as forward in fp32, 1.6 times as slow in fp16
+                # backward of batched products was timed on a few dozen shapes of attention scores
+                # only small products on A100: 1.5 times as fast backward as forward in fp32, 1.6
+                # times as slow in fp16
                 least, most = (0.6, 1.7) if group[0].op == "linear" else (0.5, 2.0)
-                if one.vendor not in TIMED:  # by other vendors' devices, of which few were timed backward
+                if (
+                    one.vendor not in TIMED
+                ):  # by other vendors' devices, of which few were timed backward
                     least, most = least - 0.1, most + 0.1
                 assert least < ratio < most, (one.name, group[gradient], ratio)
 
@@ -80,17 +95,24 @@ def check_gradients(one: Device, model: KernelModel, ops: list[tuple[Gemm, ...]]
 def check_sum(group: tuple[KernelOp, ...], times: EventTimes) -> None:
     """The first op takes as long as the second and third together, their intervals included."""
     for seconds in (times.time_s, times.lo_s, times.hi_s):
-        assert seconds[1] + seconds[2] == pytest.approx(seconds[0], rel=1e-5), group[0]  # the networks are float32
+        assert seconds[1] + seconds[2] == pytest.approx(seconds[0], rel=1e-5), group[
+            0
+        ]  # the networks are float32
 
 
 def by_group(times: EventTimes, size: int) -> list[EventTimes]:
-    parts = [np.split(seconds, len(seconds) // size) for seconds in (times.time_s, times.lo_s, times.hi_s)]
+    parts = [
+        np.split(seconds, len(seconds) // size)
+        for seconds in (times.time_s, times.lo_s, times.hi_s)
+    ]
     labels = [times.provenance[i : i + size] for i in range(0, len(times.provenance), size)]
     return [EventTimes(*values) for values in zip(*parts, labels, strict=True)]
 
 
 @pytest.mark.parametrize("name", one_of_an_architecture())
-def test_gradients_of_a_product_add_up_and_cost_a_product_each(model: KernelModel, name: str) -> None:
+def test_gradients_of_a_product_add_up_and_cost_a_product_each(
+    model: KernelModel, name: str
+) -> None:
     one = device(name)
     ops = [gradients(dtype, *shape, "linear") for dtype in dtypes_of(one) for shape in SHAPES]
     ops += [gradients(dtype, 2048, 2048, 128, "bmm", 64) for dtype in dtypes_of(one)]
@@ -121,7 +143,8 @@ def test_gradients_of_small_products_add_up_too(
     both, once, other, *_ = gradients(dtype, m, n, k, op)
     if op == "grouped_linear":  # gradients carry the shape of the forward product
         both, once, other = (
-            Gemm(op=op, dtype=dtype, m=m, n=n, k=k, groups=groups, pass_=p) for p in ("bwd", "dgrad", "wgrad")
+            Gemm(op=op, dtype=dtype, m=m, n=n, k=k, groups=groups, pass_=p)
+            for p in ("bwd", "dgrad", "wgrad")
         )
     check_sum((both, once, other), model.times(device(name), [both, once, other]))
 
@@ -140,7 +163,9 @@ def test_gradients_of_a_convolution_add_up(model: KernelModel, name: str) -> Non
     one = device(name)
     for dtype in dtypes_of(one):
         groups = [
-            tuple(Convolution(dtype=dtype, pass_=p, **shape) for p in ("bwd", "dgrad", "wgrad", "fwd"))
+            tuple(
+                Convolution(dtype=dtype, pass_=p, **shape) for p in ("bwd", "dgrad", "wgrad", "fwd")
+            )
             for shape in CONVOLUTIONS
         ]
         times = model.times(one, [op for group in groups for op in group])
@@ -161,7 +186,8 @@ def test_backward_of_other_kernels_takes_about_its_work(model: KernelModel, name
             for seq_len in (1024, 2048, 4096, 16384) for kv_heads in (8, 32) for head_dim in (64, 128)
             for causal in (True, False)
         ]  # fmt: skip
-        # of TPUs only the paged forward of inference servers was timed (`no_longer_than_backward` bounds it)
+        # of TPUs only the paged forward of inference servers was timed (`no_longer_than_backward`
+        # bounds it)
         ops = [experts] if one.vendor == "Google" else [experts, *attention]
         forward, backward = np.split(model.times(one, [*ops, *map(backward_of, ops)]).time_s, 2)
         for op, ratio in zip(ops, backward / forward, strict=True):
@@ -174,8 +200,12 @@ def backward_of(op: Attention | MoE) -> KernelOp:
 
 
 def test_what_was_not_measured_in_a_pass_is_not_called_measured(model: KernelModel) -> None:
-    """8-bit products, experts and convolutions in 16 bits were timed in forward, or one gradient at a time."""
-    forward = (Gemm(dtype="fp8", m=4096, n=4096, k=4096), MoE(tokens=4096, hidden=4096, inter=14336, topk=2, experts=8))
+    """8-bit products, experts and convolutions in 16 bits were timed in forward, or one gradient at
+    a time."""
+    forward = (
+        Gemm(dtype="fp8", m=4096, n=4096, k=4096),
+        MoE(tokens=4096, hidden=4096, inter=14336, topk=2, experts=8),
+    )
     backward = (
         Gemm(dtype="fp8", m=4096, n=4096, k=4096, pass_="dgrad"),
         Gemm(dtype="fp8", m=4096, n=4096, k=4096, pass_="bwd"),
@@ -198,7 +228,9 @@ def test_accumulating_a_weight_gradient_is_never_free(model: KernelModel) -> Non
 def test_embedding_and_elementwise_backward_are_finite_everywhere(model: KernelModel) -> None:
     ops = [Embedding(dtype=d, tokens=8192, hidden=4096, vocab=50304, pass_="bwd") for d in DTYPES]
     ops += [
-        MemoryBound(op=o, dtype=d, rows=8192, hidden=4096, pass_="bwd") for d in DTYPES for o in ("gelu", "dropout")
+        MemoryBound(op=o, dtype=d, rows=8192, hidden=4096, pass_="bwd")
+        for d in DTYPES
+        for o in ("gelu", "dropout")
     ]
     for name in EVERY_DEVICE:
         assert np.isfinite(model.times(device(name), ops).time_s).all()

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, describe_calibration
 from perfmodel.cost.learn import fit_calibration
-from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside, slowdowns
+from perfmodel.cost.learn.collectives import (
+    Sources,
+    collective_rows,
+    least_volume,
+    set_aside,
+    slowdowns,
+)
 from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.cost.learn.training import fit_collectives, slowdowns_by_state
 from perfmodel.errors import TableError
@@ -57,10 +63,16 @@ def test_healthy_rates_are_kept(device: str, kind: str) -> None:
     kind=st.sampled_from(["all_reduce", "all_to_all"]),
 )
 def test_by_the_nominal_rate(device: str, factor: float, kind: str) -> None:
-    """Below a fifth of the link everything goes; above the link what is faster than that; between, nothing."""
+    """Below a fifth of the link everything goes; above the link what is faster than that; between,
+    nothing."""
     links, bus = HEALTHY[device]
     table = log(device, links, factor * bus, kind)
-    nominal = {"NVLink2": 150e9, "NVLink3 NVSwitch": 300e9, "PCIe4": 32e9, "NVLink4 NVSwitch": 450e9}.get(links, 448e9)
+    nominal = {
+        "NVLink2": 150e9,
+        "NVLink3 NVSwitch": 300e9,
+        "PCIe4": 32e9,
+        "NVLink4 NVSwitch": 450e9,
+    }.get(links, 448e9)
     found = reasons(table)
     share = factor * bus / nominal
     if share < 0.18:
@@ -78,7 +90,10 @@ def test_small_messages_of_a_healthy_device_are_no_fault() -> None:
 
 
 def test_one_host_at_fault_does_not_condemn_the_others() -> None:
-    good, bad = log("L40S", "PCIe4", 20e9), log("L40S", "PCIe4", 1.3e9).assign(software="nccl-of-that-host")
+    good, bad = (
+        log("L40S", "PCIe4", 20e9),
+        log("L40S", "PCIe4", 1.3e9).assign(software="nccl-of-that-host"),
+    )
     found = reasons(pd.concat([good, bad], ignore_index=True))
     assert set(found[: len(good)]) == {""}
     assert all(found[len(good) :])
@@ -95,7 +110,9 @@ def test_links_that_nobody_names() -> None:
     table = log("A100-SXM4-80GB", "NVLink3", 12e9, ranks=16, per_node=8)
     assert all("a known link between nodes" in why for why in reasons(table))
     assert set(reasons(table, ("log", "A100-SXM4-80GB"))) == {""}
-    assert all("a known link inside a node" in why for why in reasons(log("A100-SXM4-80GB", "", 230e9)))
+    assert all(
+        "a known link inside a node" in why for why in reasons(log("A100-SXM4-80GB", "", 230e9))
+    )
     assert set(reasons(log("cpu", "gloo loopback", 1e8))) == {""}
 
 
@@ -105,8 +122,13 @@ def test_a_fit_says_what_it_set_aside(tmp_path) -> None:
     ((reason, count),) = report["set_aside"].items()
     assert reason.startswith("L40S all_gather: below 20% of PCIe4's 32 GB/s inside a node")
     assert count == len(bad)
-    assert "21 rows set aside: L40S all_gather: below 20%" in describe_calibration(tmp_path)["collectives"]
-    with pytest.raises(TableError, match="no collective row can be used: L40S all_gather: below 20%"):
+    assert (
+        "21 rows set aside: L40S all_gather: below 20%"
+        in describe_calibration(tmp_path)["collectives"]
+    )
+    with pytest.raises(
+        TableError, match="no collective row can be used: L40S all_gather: below 20%"
+    ):
         fit_calibration([bad], tmp_path)
 
 
@@ -129,13 +151,18 @@ def test_four_grace_hoppers_are_joined_pair_by_pair() -> None:
 
 @pytest.mark.shared
 def test_public_tables(data_dir) -> None:
-    """The L40S host at fault is found with 4 and 8 ranks, of whatever library; the other host and all else of NVIDIA's
-    data-centre devices stay."""
+    """The L40S host at fault is found with 4 and 8 ranks, of whatever library; the other host and
+    all else of NVIDIA's data-centre devices stay."""
     table = pd.concat(
-        [read_table(data_dir / f"aiconfigurator/collective_{name}.csv.gz") for name in ("nccl", "custom_allreduce")]
+        [
+            read_table(data_dir / f"aiconfigurator/collective_{name}.csv.gz")
+            for name in ("nccl", "custom_allreduce")
+        ]
     )
     rows = collective_rows(
-        table[table["collective"].isin(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])]
+        table[
+            table["collective"].isin(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+        ]
     )
     gone = rows.take(set_aside(rows) != "")
     assert set(gone.of_series("device")) <= {"L40S", "Intel-Arc-Pro-B60"}
@@ -151,7 +178,9 @@ def test_public_tables(data_dir) -> None:
     disturbed=st.lists(st.booleans(), min_size=len(SIZE), max_size=len(SIZE)),
     kind=st.sampled_from(["all_reduce", "all_gather", "all_to_all"]),
 )
-def test_disturbed_rows_change_no_verdict_and_are_named(slower: float, disturbed: list[bool], kind: str) -> None:
+def test_disturbed_rows_change_no_verdict_and_are_named(
+    slower: float, disturbed: list[bool], kind: str
+) -> None:
     links, bus = HEALTHY["A100-SXM4-80GB"]
     clean = log("A100-SXM4-80GB", links, bus, kind)
     marked = clean.assign(
@@ -160,11 +189,17 @@ def test_disturbed_rows_change_no_verdict_and_are_named(slower: float, disturbed
     )
     because = set_aside(collective_rows(marked))
     assert ["disturbed" in why for why in because] == disturbed
-    assert (because[~np.array(disturbed, bool)] == set_aside(collective_rows(clean))[~np.array(disturbed, bool)]).all()
+    assert (
+        because[~np.array(disturbed, bool)]
+        == set_aside(collective_rows(clean))[~np.array(disturbed, bool)]
+    ).all()
 
 
-def collectives_report_of_equal_fits(clean: pd.DataFrame, other: pd.DataFrame, folder: Path) -> dict[str, Any]:
-    """The report of a fit with other rows beside the clean ones, which are predicted as without them."""
+def collectives_report_of_equal_fits(
+    clean: pd.DataFrame, other: pd.DataFrame, folder: Path
+) -> dict[str, Any]:
+    """The report of a fit with other rows beside the clean ones, which are predicted as without
+    them."""
     (_, alone), (report, both) = (
         (fit_calibration(tables, folder / name), CollectiveModel.load(folder / name))
         for name, tables in (("clean", [clean]), ("both", [clean, other]))
@@ -179,7 +214,9 @@ def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
     report = collectives_report_of_equal_fits(clean, other, tmp_path)
     (count,) = (n for why, n in report["set_aside"].items() if "disturbed" in why)
     assert count == len(other)
-    with pytest.raises(TableError, match="disturbed by other work while it was timed; measure again"):
+    with pytest.raises(
+        TableError, match="disturbed by other work while it was timed; measure again"
+    ):
         fit_calibration([other], tmp_path / "none")
 
 
@@ -192,9 +229,12 @@ def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
 def test_rows_of_several_groups_are_compared_with_one_group_alone(
     longer: float, groups: int, beside: list[bool]
 ) -> None:
-    """They are no part of a series, change no verdict on rows of one group, and their slowdown is told."""
+    """They are no part of a series, change no verdict on rows of one group, and their slowdown is
+    told."""
     clean = log("A100-SXM4-80GB", "NVLink3 NVSwitch", 230e9)
-    more = clean[beside].assign(variant=f"groups_at_once_{groups}", time_us=longer * clean["time_us"][beside])
+    more = clean[beside].assign(
+        variant=f"groups_at_once_{groups}", time_us=longer * clean["time_us"][beside]
+    )
     rows = collective_rows(pd.concat([clean, more], ignore_index=True))
     assert len(rows.keys) == 1
     reason = set_aside(rows)
@@ -208,7 +248,9 @@ def test_rows_of_several_groups_are_compared_with_one_group_alone(
 def test_slowdowns_need_the_same_size_alone_and_no_disturbance() -> None:
     clean = log("A100-SXM4-80GB", "NVLink3 NVSwitch", 230e9)
     beside = clean.assign(variant="groups_at_once_2", time_us=2 * clean["time_us"])
-    disturbed = clean.assign(variant="suspect_interference_groups_at_once_2", time_us=9 * clean["time_us"])
+    disturbed = clean.assign(
+        variant="suspect_interference_groups_at_once_2", time_us=9 * clean["time_us"]
+    )
     assert slowdowns(collective_rows(clean)) == {}
     assert slowdowns(collective_rows(beside)) == {}
     assert slowdowns(collective_rows(pd.concat([clean[:4], beside[4:]], ignore_index=True))) == {}
@@ -225,17 +267,25 @@ def test_rows_of_several_groups_are_no_part_of_a_fit(tmp_path) -> None:
 
 
 def beside(alone: pd.DataFrame, exponent: float, groups: int) -> pd.DataFrame:
-    """The rows with those of several groups at once, each of which gets the rate of one alone over n^exponent."""
+    """The rows with those of several groups at once, each of which gets the rate of one alone over
+    n^exponent."""
     latency_us = 20
     more_us = (alone["time_us"] - latency_us) * groups**exponent
     variant = f"groups_at_once_{groups}"
-    return pd.concat([alone, alone.assign(variant=variant, time_us=latency_us + more_us)], ignore_index=True)
+    return pd.concat(
+        [alone, alone.assign(variant=variant, time_us=latency_us + more_us)], ignore_index=True
+    )
 
 
 @settings(max_examples=3, deadline=None)
-@given(exponent=st.floats(0, 1.5), groups=st.sampled_from([2, 4]), kind=st.sampled_from(["all_reduce", "all_gather"]))
+@given(
+    exponent=st.floats(0, 1.5),
+    groups=st.sampled_from([2, 4]),
+    kind=st.sampled_from(["all_reduce", "all_gather"]),
+)
 def test_predictions_share_links_as_measured(exponent: float, groups: int, kind: str) -> None:
-    """Two ranks of each of eight nodes with eight adapters: by the nominal rates four groups share nothing."""
+    """Two ranks of each of eight nodes with eight adapters: by the nominal rates four groups share
+    nothing."""
     alone = log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", 17e9, kind, 16, 2)
     with TemporaryDirectory() as folder:
         report = fit_calibration([beside(alone, exponent, groups)], folder)
@@ -251,20 +301,33 @@ def test_predictions_share_links_as_measured(exponent: float, groups: int, kind:
     assert slowdown(kind, groups) == pytest.approx(groups**exponent, rel=0.03)
     # Kinds that were not measured share the same links.
     assert slowdown("reduce_scatter", groups) == pytest.approx(groups**exponent, rel=0.03)
-    # Of what was not measured the law holds: more groups are never faster, nor any faster than the nominal rate.
+    # Of what was not measured the law holds: more groups are never faster, nor any faster than the
+    # nominal rate.
     assert slowdown(kind, 2) <= slowdown(kind, 4) * (1 + 1e-9)
-    op = Collective(collective=kind, bytes=2.0**30, num_ranks=16, ranks_per_node=2, level=1, concurrent=groups)
-    beside_s, alone_s = CollectiveModel.load().times(CLUSTER, [op, replace(op, concurrent=1)]).time_s
+    op = Collective(
+        collective=kind, bytes=2.0**30, num_ranks=16, ranks_per_node=2, level=1, concurrent=groups
+    )
+    beside_s, alone_s = (
+        CollectiveModel.load().times(CLUSTER, [op, replace(op, concurrent=1)]).time_s
+    )
     assert beside_s == pytest.approx(alone_s)
 
 
 def test_no_link_carries_more_than_its_rate_however_groups_were_measured() -> None:
-    """Eight ranks of a node fill its adapters alone: two such groups take twice as long whatever a table says."""
+    """Eight ranks of a node fill its adapters alone: two such groups take twice as long whatever a
+    table says."""
     alone = log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", 150e9, "all_gather", 64, 8)
     with TemporaryDirectory() as folder:
         fit_calibration([beside(alone, 0.0, 2)], folder)
         model = CollectiveModel.load(folder)
-    op = Collective(collective="all_gather", bytes=2.0**30, num_ranks=64, ranks_per_node=8, level=1, concurrent=2)
+    op = Collective(
+        collective="all_gather",
+        bytes=2.0**30,
+        num_ranks=64,
+        ranks_per_node=8,
+        level=1,
+        concurrent=2,
+    )
     sent_bytes = least_volume("all_gather", np.array([64.0]), np.array([8.0]), False)[0] * op.bytes
     nominal_bytes_per_s = CLUSTER.levels[1].bandwidth_bytes_per_s / 2
     assert model.times(CLUSTER, [op]).time_s[0] >= sent_bytes / nominal_bytes_per_s
@@ -283,16 +346,25 @@ def test_kernels_set_aside_are_counted(tmp_path) -> None:
          "batch": 1, "pass": "forward", "variant": "", "time_us": 5 + 0.02 * m}
     )  # fmt: skip
     disturbed = rows.assign(variant="suspect_interference", time_us=9 * rows["time_us"])
-    report = fit_calibration([pd.concat([rows, disturbed], ignore_index=True)], tmp_path, family="gemm")
+    report = fit_calibration(
+        [pd.concat([rows, disturbed], ignore_index=True)], tmp_path, family="gemm"
+    )
     ((_, figures),) = report.items()
-    assert (figures["rows"], figures["set_aside"]) == (len(rows), {"marked as suspect": len(disturbed)})
+    assert (figures["rows"], figures["set_aside"]) == (
+        len(rows),
+        {"marked as suspect": len(disturbed)},
+    )
 
 
 @settings(max_examples=20)
 @given(
     loaded=st.floats(0.8, 3.0),
     cold=st.floats(0.8, 3.0),
-    measured=st.lists(st.sampled_from(["", "loaded", "cold", "suspect_interference_loaded"]), min_size=6, max_size=6),
+    measured=st.lists(
+        st.sampled_from(["", "loaded", "cold", "suspect_interference_loaded"]),
+        min_size=6,
+        max_size=6,
+    ),
 )
 def test_kernels_of_other_states_are_compared_with_the_usual_one(
     loaded: float, cold: float, measured: list[str]
@@ -306,7 +378,9 @@ def test_kernels_of_other_states_are_compared_with_the_usual_one(
     others = usual.assign(variant=measured, time_us=usual["time_us"] * factor, interference=0.1)
     others = others[others["variant"] != ""]
     table = pd.concat([usual, others], ignore_index=True)
-    expected = {state: value for state, value in (("loaded", loaded), ("cold", cold)) if state in measured}
+    expected = {
+        state: value for state, value in (("loaded", loaded), ("cold", cold)) if state in measured
+    }
     found = slowdowns_by_state([table], "gemm")
     assert found.keys() == expected.keys()
     assert all(found[state] == pytest.approx(value) for state, value in expected.items())

@@ -1,4 +1,5 @@
-"""A site's fit stands beside the shipped one: on its own fabric and kind it counts, nowhere else."""
+"""A site's fit stands beside the shipped one: on its own fabric and kind it counts, nowhere
+else."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,9 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"
 SIZE = 2.0 ** np.arange(10, 31)
 
 
-def log(device: str, links: str, kind: str, bus: float, ranks: int = 8, per_node: int = 8) -> pd.DataFrame:
+def log(
+    device: str, links: str, kind: str, bus: float, ranks: int = 8, per_node: int = 8
+) -> pd.DataFrame:
     return pd.DataFrame(
         {"source": "site", "device": device, "interconnect": links, "collective": kind, "algorithm": "auto",
          "num_ranks": ranks, "ranks_per_node": per_node, "bytes": SIZE, "dtype": "fp32", "software": "nccl",
@@ -23,7 +26,11 @@ def log(device: str, links: str, kind: str, bus: float, ranks: int = 8, per_node
 
 
 def ops(kind: str, devices: int) -> list[Collective]:
-    counts = [(2, 2)] if kind == "send_recv" else [(2, 2), (4, 4), (8, 4), (8, 8), (16, 8), (64, 8), (64, 1)]
+    counts = (
+        [(2, 2)]
+        if kind == "send_recv"
+        else [(2, 2), (4, 4), (8, 4), (8, 8), (16, 8), (64, 8), (64, 1)]
+    )
     return [
         Collective(collective=kind, bytes=size, num_ranks=n, ranks_per_node=r, level=int(n > r))
         for n, r in counts if n <= devices for size in (1e4, 1e7, 1e9)
@@ -31,7 +38,10 @@ def ops(kind: str, devices: int) -> list[Collective]:
 
 
 LOGS = {
-    "inside": (log("A100-SXM4-80GB", "NVLink3 NVSwitch", "all_reduce", 150e9), {("dgx-a100", "all_reduce")}),
+    "inside": (
+        log("A100-SXM4-80GB", "NVLink3 NVSwitch", "all_reduce", 150e9),
+        {("dgx-a100", "all_reduce")},
+    ),
     "between": (
         log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", "all_gather", 120e9, 16, 8),
         {("dgx-a100", "all_gather")},
@@ -68,12 +78,16 @@ def shipped_s() -> dict[tuple[str, str], np.ndarray]:
     [("inside", "another name of the device"), ("between", "a device that was never measured")],
     ids=" and ".join,
 )
-def test_only_the_measured_fabric_and_kind_move(names: tuple[str, ...], shipped_s: dict, tmp_path) -> None:
+def test_only_the_measured_fabric_and_kind_move(
+    names: tuple[str, ...], shipped_s: dict, tmp_path
+) -> None:
     fit_calibration([LOGS[name][0] for name in names], tmp_path)
     touched = set[tuple[str, str]]().union(*(LOGS[name][1] for name in names))
     after_s = times_s(CollectiveModel.load(tmp_path))
     moved = {key for key in after_s if not np.array_equal(after_s[key], shipped_s[key])}
-    same_fabric = {(c, k) for c in ("generic", "jean-zay-a100") for k in KINDS} | {(c, "broadcast") for c, _ in touched}
+    same_fabric = {(c, k) for c in ("generic", "jean-zay-a100") for k in KINDS} | {
+        (c, "broadcast") for c, _ in touched
+    }
     assert touched <= moved
     assert moved <= touched | same_fabric
 
@@ -85,7 +99,10 @@ def test_measured_times_come_back_and_others_are_as_shipped(tmp_path) -> None:
     sizes = SIZE[-8:]
     found = model.times(
         cluster,
-        [Collective(collective="all_reduce", bytes=s, num_ranks=8, ranks_per_node=8, level=0) for s in sizes],
+        [
+            Collective(collective="all_reduce", bytes=s, num_ranks=8, ranks_per_node=8, level=0)
+            for s in sizes
+        ],
     )
     np.testing.assert_allclose(found.time_s, 1e-6 * table["time_us"][-8:], rtol=0.05)
     assert set(found.provenance) == {"measured"}
@@ -112,7 +129,9 @@ def test_every_shipped_series_is_kept_and_the_report_says_which_are_replaced(tmp
 
 def test_a_measured_table_of_mixed_kinds_says_all(tmp_path) -> None:
     a100 = ("A100-SXM4-80GB", "NVLink3 NVSwitch")
-    report = fit_calibration([log(*a100, kind, 150e9) for kind in ("all_gather", "all_to_all")], tmp_path)
+    report = fit_calibration(
+        [log(*a100, kind, 150e9) for kind in ("all_gather", "all_to_all")], tmp_path
+    )
     assert len(report["collectives"]["replaced"]) == 2
     assert report["collectives"]["series"] == 2
 

@@ -33,7 +33,9 @@ TRUE = LinkConstants(
 )  # fmt: skip
 
 
-def _table(kind: str = "all_reduce", device: str = "A100-SXM4-80GB", noise: float = 0.01) -> pd.DataFrame:
+def _table(
+    kind: str = "all_reduce", device: str = "A100-SXM4-80GB", noise: float = 0.01
+) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     frames = []
     for ranks, per_node in ((2, 2), (4, 4), (8, 8), (16, 8), (32, 8)):
@@ -81,13 +83,16 @@ def test_physics_is_fitted_over_tables_and_outliers_do_not_bend_it():
 
 
 def test_physics_carries_to_links_never_measured():
-    """Fitted to InfiniBand HDR alone, a network of half the rate takes twice as long for large messages."""
+    """Fitted to InfiniBand HDR alone, a network of half the rate takes twice as long for large
+    messages."""
     table = _table()
     values = fit_physics(collective_rows(table))
     large = table[(table["num_ranks"] == 32) & (table["bytes"] == 2**30)]
     other = collective_rows(large.assign(interconnect="NVLink3 + InfiniBand EDR"))
     own = collective_rows(large)
-    assert physical_time(values, other)[0] / physical_time(values, own)[0] == pytest.approx(2, rel=0.2)
+    assert physical_time(values, other)[0] / physical_time(values, own)[0] == pytest.approx(
+        2, rel=0.2
+    )
 
 
 def test_sizes_and_rank_counts_left_out_are_predicted(tmp_path):
@@ -131,7 +136,9 @@ def test_files_round_trip_and_do_not_depend_on_the_run(tmp_path):
     assert (tmp_path / "a" / FILE_NAME).read_bytes() == (tmp_path / "b" / FILE_NAME).read_bytes()
     table = _table()
     loaded = CollectiveModel.load(tmp_path / "a").table_times(table)
-    np.testing.assert_allclose(loaded.time_s, CollectiveModel(first).table_times(table).time_s, rtol=1e-12)
+    np.testing.assert_allclose(
+        loaded.time_s, CollectiveModel(first).table_times(table).time_s, rtol=1e-12
+    )
 
 
 def test_physics_of_a_base_is_kept(tmp_path):
@@ -140,7 +147,8 @@ def test_physics_of_a_base_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tables", [[], [pd.DataFrame({"collective": ["all_reduce"], "num_ranks": [4], "time_us": [1.0]})]]
+    "tables",
+    [[], [pd.DataFrame({"collective": ["all_reduce"], "num_ranks": [4], "time_us": [1.0]})]],
 )
 def test_nothing_to_fit_is_an_error(tables, tmp_path):
     with pytest.raises(TableError, match="bytes, num_ranks and time_us"):

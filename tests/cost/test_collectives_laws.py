@@ -1,4 +1,5 @@
-"""Laws of collectives: monotone in everything, tables and clusters priced alike, intervals that hold the point."""
+"""Laws of collectives: monotone in everything, tables and clusters priced alike, intervals that
+hold the point."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,7 +28,9 @@ def model() -> CollectiveModel:
     return CollectiveModel.load()
 
 
-def op(kind: str, size: float, ranks: int, per_node: int, level: int | None = None, concurrent: int = 1) -> Collective:
+def op(
+    kind: str, size: float, ranks: int, per_node: int, level: int | None = None, concurrent: int = 1
+) -> Collective:
     return Collective(
         collective=kind, bytes=size, num_ranks=ranks, ranks_per_node=min(ranks, per_node),
         level=int(ranks > per_node) if level is None else level, concurrent=concurrent,
@@ -57,7 +60,9 @@ def questions(draw: st.DrawFn) -> tuple[Cluster, Collective]:
 
 def changed(cluster: Cluster, level: int, **factors: float) -> Cluster:
     levels = list(cluster.levels)
-    levels[level] = replace(levels[level], **{k: getattr(levels[level], k) * f for k, f in factors.items()})
+    levels[level] = replace(
+        levels[level], **{k: getattr(levels[level], k) * f for k, f in factors.items()}
+    )
     return replace(cluster, levels=tuple(levels))
 
 
@@ -67,7 +72,9 @@ def seconds(cluster: Cluster, asked: Collective) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40), st.integers(0, 1))
-def test_more_bandwidth_is_never_slower(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
+def test_more_bandwidth_is_never_slower(
+    question: tuple[Cluster, Collective], factor: float, level: int
+) -> None:
     cluster, asked = question
     level = min(level, len(cluster.levels) - 1)
     faster = seconds(changed(cluster, level, bandwidth_bytes_per_s=factor), asked)
@@ -76,24 +83,34 @@ def test_more_bandwidth_is_never_slower(question: tuple[Cluster, Collective], fa
 
 @settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40), st.integers(0, 1))
-def test_more_latency_is_never_faster(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
+def test_more_latency_is_never_faster(
+    question: tuple[Cluster, Collective], factor: float, level: int
+) -> None:
     cluster, asked = question
     level = min(level, len(cluster.levels) - 1)
-    assert seconds(changed(cluster, level, latency_s=factor), asked) >= seconds(cluster, asked) * (1 - 1e-9)
+    assert seconds(changed(cluster, level, latency_s=factor), asked) >= seconds(cluster, asked) * (
+        1 - 1e-9
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40))
-def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collective], factor: float) -> None:
+def test_more_bytes_or_sharing_is_never_faster(
+    question: tuple[Cluster, Collective], factor: float
+) -> None:
     cluster, asked = question
-    assert seconds(cluster, replace(asked, bytes=asked.bytes * factor)) >= seconds(cluster, asked) * (1 - 1e-9)
+    assert seconds(cluster, replace(asked, bytes=asked.bytes * factor)) >= seconds(
+        cluster, asked
+    ) * (1 - 1e-9)
     shared = replace(asked, concurrent=2 * asked.concurrent, interleaved=2 * asked.interleaved)
     assert seconds(cluster, shared) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(questions(), st.integers(2, 40))
-def test_more_bytes_take_no_longer_than_as_many_messages(question: tuple[Cluster, Collective], times: int) -> None:
+def test_more_bytes_take_no_longer_than_as_many_messages(
+    question: tuple[Cluster, Collective], times: int
+) -> None:
     cluster, asked = question
     larger = replace(asked, bytes=asked.bytes * times)
     assert seconds(cluster, larger) <= times * seconds(cluster, asked) * (1 + 1e-9)
@@ -123,7 +140,9 @@ BRIDGED = tuple(
         catalog.cluster("l40s-x8"),
         name=name,
         device=catalog.device(device),
-        levels=(replace(catalog.cluster("l40s-x8").levels[0], name=link, bandwidth_bytes_per_s=rate),),
+        levels=(
+            replace(catalog.cluster("l40s-x8").levels[0], name=link, bandwidth_bytes_per_s=rate),
+        ),
     )
     for name, device, link, rate in (
         ("PCIe 3", "RTX-2080", "PCIe3", 15.75e9),
@@ -135,8 +154,11 @@ BRIDGED = tuple(
 
 @pytest.mark.parametrize("cluster", BRIDGED, ids=lambda cluster: cluster.name)
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_groups_that_lie_in_turn_on_a_host_bridge_get_its_bandwidth_together(cluster: Cluster, kind: str) -> None:
-    """Two groups of four, or four of two, over all devices of a node cross the hops that a group of eight does."""
+def test_groups_that_lie_in_turn_on_a_host_bridge_get_its_bandwidth_together(
+    cluster: Cluster, kind: str
+) -> None:
+    """Two groups of four, or four of two, over all devices of a node cross the hops that a group of
+    eight does."""
     size, all_ranks = 1e9, 8
     of_all_s = seconds(cluster, op(kind, size, all_ranks, all_ranks))
     for ranks in (2, 4):
@@ -151,22 +173,31 @@ def test_groups_that_lie_in_turn_on_a_host_bridge_get_its_bandwidth_together(clu
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_half_the_bytes_in_twice_the_groups_on_a_host_bridge_take_half_as_long_at_best(kind: str) -> None:
-    """Eight ranks in a node, then four in each of two nodes, and so on: what a bridge carries stays what it was."""
+def test_half_the_bytes_in_twice_the_groups_on_a_host_bridge_take_half_as_long_at_best(
+    kind: str,
+) -> None:
+    """Eight ranks in a node, then four in each of two nodes, and so on: what a bridge carries stays
+    what it was."""
     for cluster in (catalog.cluster("l40s-x8"), catalog.cluster("a10x4")):
         node, size = cluster.devices_per_node, 1e9
         ranks = node
         times = []
         for per_node in (node, node // 2, node // 4):
             groups = node // per_node
-            times.append(seconds(cluster, op(kind, size / groups, ranks, per_node, concurrent=groups)))
+            times.append(
+                seconds(cluster, op(kind, size / groups, ranks, per_node, concurrent=groups))
+            )
         for fewer_s, more_s in pairwise(times):
             assert more_s >= 0.49 * fewer_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_beside_one_another_behind_a_switch_do_not_slow_one_another(kind: str) -> None:
-    for cluster in (catalog.cluster("dgx-a100"), catalog.cluster("dgx-h100"), catalog.cluster("mi300x")):
+    for cluster in (
+        catalog.cluster("dgx-a100"),
+        catalog.cluster("dgx-h100"),
+        catalog.cluster("mi300x"),
+    ):
         alone = op(kind, 1e8, 2, 2)
         assert seconds(cluster, replace(alone, interleaved=4)) == seconds(cluster, alone)
 
@@ -184,7 +215,9 @@ def test_groups_beside_one_another_behind_a_switch_do_not_slow_one_another(kind:
         ((0, 8), 1),
     ],
 )
-def test_groups_between_the_ranks_of_a_group_are_counted(ranks: Iterable[int], interleaved: int) -> None:
+def test_groups_between_the_ranks_of_a_group_are_counted(
+    ranks: Iterable[int], interleaved: int
+) -> None:
     assert catalog.cluster("dgx-a100").reach(ranks).interleaved == interleaved
 
 
@@ -192,7 +225,11 @@ def test_groups_between_the_ranks_of_a_group_are_counted(ranks: Iterable[int], i
 @given(questions())
 def test_leaving_the_node_is_never_faster(question: tuple[Cluster, Collective]) -> None:
     cluster, asked = question
-    if len(cluster.levels) > 1 and cluster.devices_per_node > 1 and asked.num_ranks <= asked.ranks_per_node > 1:
+    if (
+        len(cluster.levels) > 1
+        and cluster.devices_per_node > 1
+        and asked.num_ranks <= asked.ranks_per_node > 1
+    ):
         out = replace(asked, num_ranks=2 * asked.ranks_per_node, level=1, interleaved=1)
         asked = replace(asked, interleaved=min(asked.interleaved, asked.concurrent))
         if asked.collective != "send_recv":
@@ -212,13 +249,15 @@ def test_intervals_hold_the_point(question: tuple[Cluster, Collective]) -> None:
 def test_large_gathers_and_scatters_take_no_longer_than_all_reduces(
     question: tuple[Cluster, Collective], octaves: float
 ) -> None:
-    """Where bandwidth counts: each moves half of what an all-reduce does, or as much where switches add. What was
-    measured is told as it was: gathers of 4 V100s take 1.3 times as long as all-reduces in the tables, and are learned
-    to on 8."""
+    """Where bandwidth counts: each moves half of what an all-reduce does, or as much where switches
+    add. What was measured is told as it was: gathers of 4 V100s take 1.3 times as long as
+    all-reduces in the tables, and are learned to on 8."""
     cluster, asked = question
     if asked.num_ranks > 1:
         kinds = ("all_gather", "reduce_scatter", "all_reduce")
-        large = [replace(asked, collective=kind, bytes=asked.num_ranks * 2**octaves) for kind in kinds]
+        large = [
+            replace(asked, collective=kind, bytes=asked.num_ranks * 2**octaves) for kind in kinds
+        ]
         found = model().times(cluster, large)
         gather_s, scatter_s, reduce_s = found.time_s
         if "measured" not in found.provenance:
@@ -226,8 +265,9 @@ def test_large_gathers_and_scatters_take_no_longer_than_all_reduces(
 
 
 def test_small_gathers_over_many_ranks_take_longer_than_all_reduces() -> None:
-    """Not only rings: all-reduces have trees, of fewer steps. Measured at 1,024 ranks over Slingshot: 12 times as long
-    at 1 MiB, 36 times at 16 KiB; within a rack of 64 by NVLink 1.4 to 2.8 times."""
+    """Not only rings: all-reduces have trees, of fewer steps. Measured at 1,024 ranks over
+    Slingshot: 12 times as long at 1 MiB, 36 times at 16 KiB; within a rack of 64 by NVLink 1.4 to
+    2.8 times."""
     for size in (2.0**14, 2.0**20):
         ratio = on_slingshot("all_gather", size, [256]) / on_slingshot("all_reduce", size, [256])
         assert 3 < ratio[0] < 60
@@ -252,7 +292,8 @@ def as_row(cluster: Cluster, asked: Collective) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
-    """To the bit, for every kind, placement and size, on every cluster of two levels at its links' usual figures."""
+    """To the bit, for every kind, placement and size, on every cluster of two levels at its links'
+    usual figures."""
     cluster = catalog.cluster(name)
     fabric = Fabric.of(cluster)
     if fabric.flat or len(fabric.levels) != 2:
@@ -282,7 +323,8 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
     assert by_op.provenance == by_row.provenance
     if cluster.levels[0].name == cluster.levels[1].name:
         return  # Gaudi's ports, inside nodes and between: the words of a row cannot tell their rates apart
-    # and those figures are the ones that the catalog states, to rounding (PCIe 4.0: 31.5 or 32 GB/s)
+    # and those figures are the ones that the catalog states, to rounding (PCIe 4.0: 31.5 or 32
+    # GB/s)
     for level, x in zip(cluster.levels, told.levels, strict=True):
         assert x.bandwidth == pytest.approx(level.bandwidth_bytes_per_s, rel=0.02)
 
@@ -290,9 +332,14 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
 def test_an_unnamed_network_is_known_by_its_adapters() -> None:
     row = {"device": "H100-SXM5-80GB", "collective": "all_gather", "bytes": 4e10, "num_ranks": 64, "ranks_per_node": 8,
            "interconnect": "NVLink4 + some fabric", "time_us": 1.0, "nics_per_node": 8}  # fmt: skip
-    slow, fast = (model().table_times(pd.DataFrame([row | {"nic_gbit_per_s": g}])).time_s[0] for g in (100, 400))
+    slow, fast = (
+        model().table_times(pd.DataFrame([row | {"nic_gbit_per_s": g}])).time_s[0]
+        for g in (100, 400)
+    )
     assert slow / fast == pytest.approx(4, rel=0.1)
-    named = model().table_times(pd.DataFrame([row | {"interconnect": "NVLink4 + RDMA-400G"}])).time_s[0]
+    named = (
+        model().table_times(pd.DataFrame([row | {"interconnect": "NVLink4 + RDMA-400G"}])).time_s[0]
+    )
     assert named == pytest.approx(fast, rel=0.3)
 
 
@@ -308,10 +355,23 @@ GB: float = 1e9
 
 
 def measured_like(
-    kind: str, size: float, nodes: list[int], per_node: int, device: str, links: str, **columns: float | str
+    kind: str,
+    size: float,
+    nodes: list[int],
+    per_node: int,
+    device: str,
+    links: str,
+    **columns: float | str,
 ) -> np.ndarray:
     """Seconds of rows of a table, one per number of nodes, float64[n]."""
-    row = {"device": device, "interconnect": links, "collective": kind, "bytes": size, "time_us": 1.0, **columns}
+    row = {
+        "device": device,
+        "interconnect": links,
+        "collective": kind,
+        "bytes": size,
+        "time_us": 1.0,
+        **columns,
+    }
     rows = [{**row, "num_ranks": n * per_node, "ranks_per_node": per_node} for n in nodes]
     return model().table_times(pd.DataFrame(rows)).time_s
 
@@ -319,16 +379,29 @@ def measured_like(
 def on_ndr(kind: str, size: float, nodes: list[int], algorithm: str = "auto") -> np.ndarray:
     links = "NVSwitch-NVLink5-intra+InfiniBand-NDR-inter"
     device = "B200-SXM-180GB"
-    return measured_like(kind, size, nodes, 8, device, links, algorithm=algorithm, nics_per_node=8, nic_gbit_per_s=400)
+    return measured_like(
+        kind,
+        size,
+        nodes,
+        8,
+        device,
+        links,
+        algorithm=algorithm,
+        nics_per_node=8,
+        nic_gbit_per_s=400,
+    )
 
 
 def on_slingshot(kind: str, size: float, nodes: list[int]) -> np.ndarray:
     links = "NVLink3-intra+Slingshot11-inter"
-    return measured_like(kind, size, nodes, 4, "A100-SXM4-40GB", links, nics_per_node=2, nic_gbit_per_s=200)
+    return measured_like(
+        kind, size, nodes, 4, "A100-SXM4-40GB", links, nics_per_node=2, nic_gbit_per_s=200
+    )
 
 
 def test_rings_over_ndr_keep_their_bandwidth() -> None:
-    """Measured: 389 of 400 GB/s from 2 to 64 nodes where the fabric is healthy, 3.4 % less per doubling where not."""
+    """Measured: 389 of 400 GB/s from 2 to 64 nodes where the fabric is healthy, 3.4 % less per
+    doubling where not."""
     nodes = [2, 4, 8, 16, 32, 64]
     ranks = 8.0 * np.array(nodes)
     rate = 2 * (ranks - 1) / ranks * 2.0**38 / on_ndr("all_reduce", 2.0**38, nodes, "ring")
@@ -347,7 +420,8 @@ def test_small_all_reduces_add_some_microseconds_per_doubling_of_nodes() -> None
 
 @pytest.mark.parametrize(("kind", "least_s"), [("all_gather", 2e-6), ("all_to_all", 7e-6)])
 def test_gathers_and_exchanges_grow_linearly_in_ranks(kind: str, least_s: float) -> None:
-    """Measured at 1 MiB over Slingshot: 8 to 10 us for each rank (of a gather the model tells a third of it)."""
+    """Measured at 1 MiB over Slingshot: 8 to 10 us for each rank (of a gather the model tells a
+    third of it)."""
     nodes = [64, 128, 256, 512]
     per_rank_s = np.diff(on_slingshot(kind, 2.0**20, nodes)) / (4 * np.diff(nodes))
     assert np.all((per_rank_s > least_s) & (per_rank_s < 12e-6))
@@ -355,7 +429,8 @@ def test_gathers_and_exchanges_grow_linearly_in_ranks(kind: str, least_s: float)
 
 
 def test_exchanges_are_limited_by_what_leaves_the_node() -> None:
-    """Of n ranks, r to a node, (n - r) / n of each buffer pass its adapter, at up to 96 % of the rate."""
+    """Of n ranks, r to a node, (n - r) / n of each buffer pass its adapter, at up to 96 % of the
+    rate."""
     nodes = np.array([2, 4, 8, 16, 64])
     leaving = (nodes - 1) / nodes
     rate = leaving * 2.0**34 / on_ndr("all_to_all", 2.0**34, nodes.tolist())
@@ -377,4 +452,6 @@ def test_a_network_that_does_not_slow_at_scale_keeps_what_two_nodes_get() -> Non
     for kind, ranks in (("all_gather", 1024), ("send_recv", 2)):
         asked = op(kind, 4e10, ranks, 8 if ranks > 2 else 1, level=1)
         assert seconds(even, asked) <= seconds(cluster, asked)
-    assert seconds(even, op("all_gather", 4e10, 1024, 8)) < 0.97 * seconds(cluster, op("all_gather", 4e10, 1024, 8))
+    assert seconds(even, op("all_gather", 4e10, 1024, 8)) < 0.97 * seconds(
+        cluster, op("all_gather", 4e10, 1024, 8)
+    )

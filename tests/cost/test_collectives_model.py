@@ -31,7 +31,10 @@ def cluster(
     levels = (
         NetworkLevel(name=link, size=node, bandwidth_bytes_per_s=link_gb * 1e9, latency_s=2e-6),
         NetworkLevel(
-            name=network, size=node * 8192, bandwidth_bytes_per_s=network_gb * 1e9, latency_s=latency_us * 1e-6
+            name=network,
+            size=node * 8192,
+            bandwidth_bytes_per_s=network_gb * 1e9,
+            latency_s=latency_us * 1e-6,
         ),
     )
     return Cluster(name="test", device=gpu, levels=levels)
@@ -49,9 +52,13 @@ def _model() -> CollectiveModel:
     return CollectiveModel.load()
 
 
-def bus_gb(model: CollectiveModel, where: Cluster, kind: str, ranks: int, per_node: int, size: float = 1e9) -> float:
+def bus_gb(
+    model: CollectiveModel, where: Cluster, kind: str, ranks: int, per_node: int, size: float = 1e9
+) -> float:
     """Bus bandwidth as nccl-tests reports it, GB/s."""
-    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "send_recv": 1.0}.get(kind, (ranks - 1) / ranks)
+    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "send_recv": 1.0}.get(
+        kind, (ranks - 1) / ranks
+    )
     return factor * size / model.times(where, [op(kind, size, ranks, per_node)]).time_s[0] / 1e9
 
 
@@ -72,7 +79,13 @@ ANY_CLUSTER = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cluster_gets_finite_smooth_times(model, where, kind):
     node = where.devices_per_node
-    for ranks, per_node in ((2, min(2, node)), (node, node), (2 * node, node), (64 * node, 1), (8192, node)):
+    for ranks, per_node in (
+        (2, min(2, node)),
+        (node, node),
+        (2 * node, node),
+        (64 * node, 1),
+        (8192, node),
+    ):
         if per_node > ranks or ranks < 2 or (kind == "send_recv" and ranks > 2):
             continue
         sizes = np.geomspace(1.0, 1e11, 300)
@@ -95,8 +108,8 @@ def test_one_rank_is_free_and_no_ops_are_no_times(model):
 
 
 def test_large_messages_reach_measured_bus_bandwidths(model):
-    """nccl-tests in the public tables: A100 222-237 GB/s (8 ranks), H100 about 445 (8 ranks, 0.5 GB);
-    between nodes 85 to 97 % of line rate on healthy InfiniBand."""
+    """nccl-tests in the public tables: A100 222-237 GB/s (8 ranks), H100 about 445 (8 ranks, 0.5
+    GB); between nodes 85 to 97 % of line rate on healthy InfiniBand."""
     a100, h100 = cluster(), cluster("H100-SXM-80GB", "NVLink4", 450, 8, "InfiniBand NDR", 50)
     assert 205 <= bus_gb(model, a100, "all_reduce", 8, 8) <= 245
     assert 340 <= bus_gb(model, h100, "all_reduce", 8, 8) <= 480
@@ -110,7 +123,9 @@ def test_large_messages_reach_measured_bus_bandwidths(model):
 def test_small_messages_have_real_latencies(model):
     small = [op(kind, 1024.0, 8, 8) for kind in KINDS[:4]]
     assert np.all(((t := model.times(cluster(), small).time_s) > 3e-6) & (t < 60e-6))
-    far = model.times(cluster(), [op("all_reduce", 1024.0, 64, 8), op("all_reduce", 1024.0, 1024, 8)]).time_s
+    far = model.times(
+        cluster(), [op("all_reduce", 1024.0, 64, 8), op("all_reduce", 1024.0, 1024, 8)]
+    ).time_s
     assert 25e-6 < far[0] < far[1] < 400e-6
 
 
@@ -124,8 +139,12 @@ def test_groups_that_share_links_wait_for_one_another(model):
 
 def test_a_node_joined_by_a_network_s_ports_is_a_node(model):
     # Gaudi: ports of the die join the cards of a server, and have the name of a network
-    gaudi = cluster(link="21x 100 GbE RoCE", link_gb=262.5, network="3x 100 GbE RoCE", network_gb=37.5)
-    alone, beside = (model.times(gaudi, [op("all_reduce", 1e9, 16, 1, n)]).time_s[0] for n in (1, 8))
+    gaudi = cluster(
+        link="21x 100 GbE RoCE", link_gb=262.5, network="3x 100 GbE RoCE", network_gb=37.5
+    )
+    alone, beside = (
+        model.times(gaudi, [op("all_reduce", 1e9, 16, 1, n)]).time_s[0] for n in (1, 8)
+    )
     assert beside == pytest.approx(alone)  # each card has ports of its own
     assert bus_gb(model, gaudi, "all_reduce", 16, 1) > 0.7 * 37.5
 
@@ -134,7 +153,9 @@ def test_bandwidth_and_latency_of_the_cluster_count(model):
     base, wide = cluster(), cluster(network_gb=50)
     slow = cluster(latency_us=50)
     big, small = op("all_gather", 4e9, 64, 1, 8), op("all_reduce", 1024.0, 64, 8)
-    assert model.times(base, [big]).time_s[0] / model.times(wide, [big]).time_s[0] == pytest.approx(1.9, abs=0.2)
+    assert model.times(base, [big]).time_s[0] / model.times(wide, [big]).time_s[0] == pytest.approx(
+        1.9, abs=0.2
+    )
     assert model.times(slow, [small]).time_s[0] > 2 * model.times(base, [small]).time_s[0]
 
 
@@ -142,7 +163,9 @@ def test_third_level_narrows_what_crosses_it(model):
     two = cluster()
     pods = (
         *two.levels,
-        NetworkLevel(name="InfiniBand HDR", size=8 * 8192 * 4, bandwidth_bytes_per_s=5e9, latency_s=5e-6),
+        NetworkLevel(
+            name="InfiniBand HDR", size=8 * 8192 * 4, bandwidth_bytes_per_s=5e9, latency_s=5e-6
+        ),
     )
     three = Cluster(name="pods", device=two.device, levels=pods)
     near = Collective(collective="all_gather", bytes=4e9, num_ranks=64, ranks_per_node=8, level=1)
@@ -199,20 +222,32 @@ def test_unknown_rows_are_skipped_with_a_reason(model):
     assert times.provenance[3] == "skipped: no bytes"
     assert times.provenance[4] == "skipped: no tokens"
     assert len(model.table_times(table.iloc[:0]).time_s) == 0
-    assert model.table_times(pd.DataFrame({"collective": ["all_reduce"]})).provenance[0].startswith("skipped")
+    assert (
+        model.table_times(pd.DataFrame({"collective": ["all_reduce"]}))
+        .provenance[0]
+        .startswith("skipped")
+    )
 
 
 @pytest.mark.shared
 def test_measured_tables_are_honoured(model, data_dir):
     """Rows that the shipped weights were fitted to come back, and their intervals cover them."""
     errors, covered = [], []
-    for name in ("aiconfigurator/collective_nccl", "vtrain/collective", "aiconfigurator/moe_alltoall"):
-        table = pd.read_csv(data_dir / f"{name}.csv.gz", low_memory=False).sample(400, random_state=0)
+    for name in (
+        "aiconfigurator/collective_nccl",
+        "vtrain/collective",
+        "aiconfigurator/moe_alltoall",
+    ):
+        table = pd.read_csv(data_dir / f"{name}.csv.gz", low_memory=False).sample(
+            400, random_state=0
+        )
         if "moe" not in name:
             table = table[set_aside(collective_rows(table)) == ""]
         times = model.table_times(table)
         errors.append(np.abs(times.time_s * 1e6 / table["time_us"] - 1).mean())
-        covered.append(np.mean((times.lo_s * 1e6 <= table["time_us"]) & (table["time_us"] <= times.hi_s * 1e6)))
+        covered.append(
+            np.mean((times.lo_s * 1e6 <= table["time_us"]) & (table["time_us"] <= times.hi_s * 1e6))
+        )
     assert max(errors) < 0.05
     assert min(covered) > 0.85
 
@@ -223,7 +258,10 @@ def test_a_large_machine_never_fitted_is_predicted_within_a_factor(model, data_d
     table = pd.read_csv(data_dir / "alps_gh200" / "collective.csv.gz")
     table = table[(table["variant"] == "default;out_of_place") & (table["bytes"] >= 1 << 22)]
     where = cluster("GH200-96GB", "NVLink4", 450, 4, "Slingshot 11", 25, 5)
-    ops = [op("all_reduce", b, n, r) for b, n, r in table[["bytes", "num_ranks", "ranks_per_node"]].to_numpy()]
+    ops = [
+        op("all_reduce", b, n, r)
+        for b, n, r in table[["bytes", "num_ranks", "ranks_per_node"]].to_numpy()
+    ]
     ratio = model.times(where, ops).time_s * 1e6 / table["time_us"].to_numpy()
     assert np.median(np.abs(np.log(ratio))) < np.log(1.6)
 
@@ -232,7 +270,9 @@ def test_a_large_machine_never_fitted_is_predicted_within_a_factor(model, data_d
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
 def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: CollectiveKind) -> None:
     cluster = catalog.cluster(name)
-    slower = replace(cluster, levels=tuple(replace(x, latency_s=2 * x.latency_s) for x in cluster.levels))
+    slower = replace(
+        cluster, levels=tuple(replace(x, latency_s=2 * x.latency_s) for x in cluster.levels)
+    )
     node = cluster.devices_per_node
     ops = [
         Collective(collective=kind, bytes=2.0**size, num_ranks=n, ranks_per_node=min(n, node), level=int(n > node))
@@ -244,7 +284,8 @@ def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: Collecti
 
 
 def test_prices_are_computed_at_the_sizes_that_groups_have() -> None:
-    """Even numbers, then multiples of 4 and of 8: parts of usual nodes. In between prices are interpolated."""
+    """Even numbers, then multiples of 4 and of 8: parts of usual nodes. In between prices are
+    interpolated."""
     even, fours, eights = set(range(2, 21, 2)), set(range(4, 41, 4)), set(range(8, 73, 8))
     assert set(RANKS) == {3, 5, 7, 96} | even | fours | eights | {2**k for k in range(1, 15)}
     assert set(NODES) == {2**k for k in range(18)} | {3 * 2**k for k in range(5)}

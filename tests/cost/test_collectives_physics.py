@@ -23,7 +23,9 @@ SWITCHED = {
 
 
 def seconds(kind: str, size: float, ranks: float, per_node: float, **changed: float) -> float:
-    return float(collective_time(kind, size, ranks, per_node, LinkConstants(**{**SWITCHED, **changed})))
+    return float(
+        collective_time(kind, size, ranks, per_node, LinkConstants(**{**SWITCHED, **changed}))
+    )
 
 
 def test_large_messages_run_at_the_bandwidth_of_their_algorithm() -> None:
@@ -34,14 +36,18 @@ def test_large_messages_run_at_the_bandwidth_of_their_algorithm() -> None:
     assert seconds("send_recv", size, 2, 1) == pytest.approx(size / 20e9, rel=0.1)
     # what stays in the node does not load its adapters
     assert seconds("all_to_all", size, 16, 8) == pytest.approx(0.5 * size / 20e9, rel=0.1)
-    assert seconds("all_to_all", size, 64, 8, node_exponent=0.0) == pytest.approx(56 / 64 * size / 20e9, rel=0.1)
+    assert seconds("all_to_all", size, 64, 8, node_exponent=0.0) == pytest.approx(
+        56 / 64 * size / 20e9, rel=0.1
+    )
 
 
 def test_reduction_in_switches_halves_the_bytes_at_most() -> None:
     ring, switched = (seconds("all_reduce", 1e12, 8, 8, switch_share=share) for share in (0.0, 1.0))
     assert ring / switched == pytest.approx(1.75, rel=0.1)
     ring, network = (
-        seconds("all_reduce", 1e12, 512, 8, network_share=share, switch_share=1.0, node_exponent=0.0)
+        seconds(
+            "all_reduce", 1e12, 512, 8, network_share=share, switch_share=1.0, node_exponent=0.0
+        )
         for share in (0.0, 1.0)
     )
     assert ring / network == pytest.approx(2, rel=0.1)
@@ -66,39 +72,52 @@ def test_held_to_one_algorithm_is_never_faster_than_free() -> None:
         for nodes in (1, 2, 4, 64):
             c = LinkConstants(**{**SWITCHED, "switch_share": 0.7, "network_share": 0.7})
             free, *held = (
-                float(collective_time("all_reduce", size, 8.0 * nodes, 8.0, c, name)) for name in ("", *ALGORITHMS)
+                float(collective_time("all_reduce", size, 8.0 * nodes, 8.0, c, name))
+                for name in ("", *ALGORITHMS)
             )
             assert min(held) * 1.0001 >= free
     # kinds without that choice are not held
     c = LinkConstants(**SWITCHED)
-    assert collective_time("all_gather", 1e9, 64.0, 8.0, c, "nvls") == collective_time("all_gather", 1e9, 64.0, 8.0, c)
+    assert collective_time("all_gather", 1e9, 64.0, 8.0, c, "nvls") == collective_time(
+        "all_gather", 1e9, 64.0, 8.0, c
+    )
 
 
 def test_a_tree_of_two_nodes_sends_half_of_a_larger_one() -> None:
-    """NVLink SHARP and a tree between nodes: bus bandwidth of two nodes beyond that of their adapters."""
-    c = LinkConstants(**{**SWITCHED, "switch_share": 1.0, "bandwidth_inside": 1e15, "node_exponent": 0.0})
-    two, four = (float(collective_time("all_reduce", 1e12, 8.0 * n, 8.0, c, "nvls_tree")) for n in (2, 4))
+    """NVLink SHARP and a tree between nodes: bus bandwidth of two nodes beyond that of their
+    adapters."""
+    c = LinkConstants(
+        **{**SWITCHED, "switch_share": 1.0, "bandwidth_inside": 1e15, "node_exponent": 0.0}
+    )
+    two, four = (
+        float(collective_time("all_reduce", 1e12, 8.0 * n, 8.0, c, "nvls_tree")) for n in (2, 4)
+    )
     assert four / two == pytest.approx(2, rel=0.01)
 
 
 def test_a_send_to_a_neighbour_keeps_its_channels_on_few_nodes() -> None:
-    two, four, eight, many = (seconds("send_recv", 1e11, n, 1, node_exponent=0.0) for n in (2, 4, 8, 4096))
+    two, four, eight, many = (
+        seconds("send_recv", 1e11, n, 1, node_exponent=0.0) for n in (2, 4, 8, 4096)
+    )
     assert two == pytest.approx(four)
     assert four < eight < many
     assert many == pytest.approx(1e11 / (0.4 * 20e9), rel=0.01)
 
 
 def test_latency_acts_as_latency() -> None:
-    """Two microseconds more a hop cost what the hops are, not a share of the transfer (hops of the ring take 3 us)."""
+    """Two microseconds more a hop cost what the hops are, not a share of the transfer (hops of the
+    ring take 3 us)."""
     for size in (8.0, 50e6, 1e10):
         before, after = (
-            seconds("all_gather", size, 64, 8, shift_between_s=shift, usual_between_s=3e-6) for shift in (0.0, 2e-6)
+            seconds("all_gather", size, 64, 8, shift_between_s=shift, usual_between_s=3e-6)
+            for shift in (0.0, 2e-6)
         )
         assert after - before == pytest.approx(8 * 2e-6, rel=0.01)
 
 
 def test_lines_serve_where_latency_and_bandwidth_count_alike() -> None:
-    """LL128: nearly the full rate at a fraction of the latency; nothing for the smallest and the largest messages."""
+    """LL128: nearly the full rate at a fraction of the latency; nothing for the smallest and the
+    largest messages."""
     lines = {"line_share": 0.92, "hop_inside_line_s": 2e-6, "hop_between_line_s": 8e-6}
     for size, least, most in ((8.0, 0.98, 1.0), (1e9, 0.0, 0.85), (1e14, 0.98, 1.0)):
         without = seconds("all_gather", size, 1024, 8)
@@ -106,11 +125,14 @@ def test_lines_serve_where_latency_and_bandwidth_count_alike() -> None:
         assert least <= ratio <= most, size
     hops_s = 896 * 2e-6 + 128 * 0.5 * 8e-6
     transfer_s = 1023 / 1024 / 8 * 1e9 / (20e9 * 64**-0.03) / 0.92
-    assert seconds("all_gather", 1e9, 1024, 8, **lines) == pytest.approx(hops_s + transfer_s, rel=0.02)
+    assert seconds("all_gather", 1e9, 1024, 8, **lines) == pytest.approx(
+        hops_s + transfer_s, rel=0.02
+    )
 
 
 def test_a_message_that_asks_first_takes_twice_its_latency() -> None:
-    """Beyond what is sent at once (4 KiB on the wire, 2 KiB of data): 1 step of a tree over two nodes."""
+    """Beyond what is sent at once (4 KiB on the wire, 2 KiB of data): 1 step of a tree over two
+    nodes."""
     eager = {"eager_bytes": 4096.0, "launch_s": 0.0, "hop_inside_s": 0.0, "bandwidth_between": 1e15,
              "hop_between_full_s": 1e-3, "hop_between_line_s": 1e-3}  # fmt: skip
     small, large = (seconds("all_reduce", size, 2, 1, **eager) for size in (64.0, 1e5))
@@ -126,11 +148,13 @@ def test_rings_of_nodes_with_several_ranks_cross_the_network_at_half_the_latency
 
 
 def test_every_step_of_a_ring_over_nodes_posts_to_the_network() -> None:
-    """So do the steps inside a node, of which there are 56 here; none within one node, nor in a tree (NCCL's
-    `netOverhead`)."""
+    """So do the steps inside a node, of which there are 56 here; none within one node, nor in a
+    tree (NCCL's `netOverhead`)."""
     posts, none = (seconds("all_gather", 8.0, 64, 8, post_s=post) for post in (2e-6, 0.0))
     assert posts - none == pytest.approx(56 * (2e-6 - 1e-6), rel=0.05)
-    assert seconds("all_gather", 8.0, 8, 8, post_s=2e-6) == seconds("all_gather", 8.0, 8, 8, post_s=0.0)
+    assert seconds("all_gather", 8.0, 8, 8, post_s=2e-6) == seconds(
+        "all_gather", 8.0, 8, 8, post_s=0.0
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -167,16 +191,26 @@ def test_monotone(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_jax_gives_the_same_with_gradients(kind: str) -> None:
-    size, ranks, per_node = np.array([1e3, 1e6, 1e9]), np.array([16.0, 64.0, 512.0]), np.array([8.0, 8.0, 4.0])
+    size, ranks, per_node = (
+        np.array([1e3, 1e6, 1e9]),
+        np.array([16.0, 64.0, 512.0]),
+        np.array([8.0, 8.0, 4.0]),
+    )
     plain = collective_time(kind, size, ranks, per_node, LinkConstants(**SWITCHED))
     with jax.enable_x64(True):
         arrays = LinkConstants(**{name: jnp.full(3, value) for name, value in SWITCHED.items()})
-        traced = collective_time(kind, jnp.asarray(size), jnp.asarray(ranks), jnp.asarray(per_node), arrays)
+        traced = collective_time(
+            kind, jnp.asarray(size), jnp.asarray(ranks), jnp.asarray(per_node), arrays
+        )
         np.testing.assert_allclose(np.asarray(traced), plain, rtol=1e-12)
 
         def log_time(logs: jax.Array) -> jax.Array:
             scale = dict(
-                zip(("hop_between_s", "bandwidth_between", "bandwidth_inside"), jnp.exp(logs[1:]), strict=True)
+                zip(
+                    ("hop_between_s", "bandwidth_between", "bandwidth_inside"),
+                    jnp.exp(logs[1:]),
+                    strict=True,
+                )
             )
             c = LinkConstants(**{**SWITCHED, **{n: SWITCHED[n] * f for n, f in scale.items()}})
             return jnp.log(collective_time(kind, 1e6 * jnp.exp(logs[0]), 64.0, 8.0, c))

@@ -1,4 +1,5 @@
-"""Collective tables in canonical form: what makes one series, links by name, exchanges of experts."""
+"""Collective tables in canonical form: what makes one series, links by name, exchanges of
+experts."""
 
 import numpy as np
 import pandas as pd
@@ -22,23 +23,33 @@ def _frame(**columns) -> pd.DataFrame:
         "algorithm": "auto", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8, "bytes": 1e6,
         "dtype": "fp16", "software": "nccl", "variant": "", "time_us": 10.0,
     }  # fmt: skip
-    return pd.DataFrame(base | columns, index=range(max(len(v) for v in columns.values()) if columns else 1))
+    return pd.DataFrame(
+        base | columns, index=range(max(len(v) for v in columns.values()) if columns else 1)
+    )
 
 
 def test_repeats_of_one_way_of_running_are_one_series():
-    rows = collective_rows(_frame(variant=["in_place", "out_of_place", "4_concurrent_groups", "default;in_place", "x"]))
+    rows = collective_rows(
+        _frame(variant=["in_place", "out_of_place", "4_concurrent_groups", "default;in_place", "x"])
+    )
     assert rows.of_series("way").tolist() == ["", "", "", "default", "x"]
 
 
 def test_placement_is_inferred_where_it_is_not_stated():
     rows = collective_rows(
-        _frame(num_ranks=[4, 16, 32, 2], num_nodes=[np.nan, 2, np.nan, np.nan], ranks_per_node=[np.nan] * 4)
+        _frame(
+            num_ranks=[4, 16, 32, 2],
+            num_nodes=[np.nan, 2, np.nan, np.nan],
+            ranks_per_node=[np.nan] * 4,
+        )
     )
     assert rows.ranks_per_node.tolist() == [4, 8, 8, 2]
 
 
 def test_a_send_is_a_pair_inside_a_node_or_one_rank_of_each_node():
-    rows = collective_rows(_frame(collective=["send_recv"] * 4, num_ranks=[64, 2, 2, 64], ranks_per_node=[64, 2, 1, 8]))
+    rows = collective_rows(
+        _frame(collective=["send_recv"] * 4, num_ranks=[64, 2, 2, 64], ranks_per_node=[64, 2, 1, 8])
+    )
     assert rows.ranks.tolist() == [2, 2, 2, 8]
     assert rows.ranks_per_node.tolist() == [2, 2, 1, 1]
 
@@ -49,13 +60,27 @@ def test_second_counts_and_doubtful_rows_are_not_clean():
 
 
 def test_checks_that_name_no_defect_are_clean():
-    checks = ["device_inferred", "rounded_busbw", "tcp_fallback_example;device_inferred", "tcp_sockets_not_rdma"]
+    checks = [
+        "device_inferred",
+        "rounded_busbw",
+        "tcp_fallback_example;device_inferred",
+        "tcp_sockets_not_rdma",
+    ]
     rows = collective_rows(_frame(check=checks))
     assert rows.doubtful.tolist() == [False, False, True, True]
 
 
 def test_the_algorithm_that_a_run_was_held_to():
-    names = ["auto", "ring", "tree", "nvls", "nvls_tree", "collnet_direct(SHARP)", "NCCL 2.0 MPI", "ring-neighbour"]
+    names = [
+        "auto",
+        "ring",
+        "tree",
+        "nvls",
+        "nvls_tree",
+        "collnet_direct(SHARP)",
+        "NCCL 2.0 MPI",
+        "ring-neighbour",
+    ]
     rows = collective_rows(_frame(algorithm=names))
     assert rows.algorithm.tolist() == ["", "ring", "tree", "nvls", "nvls_tree", "collnet", "", ""]
     assert rows.any_algorithm.tolist() == [True] + [False] * 7
@@ -63,9 +88,9 @@ def test_the_algorithm_that_a_run_was_held_to():
 
 def test_trays_of_a_rack_are_one_node():
     rows = collective_rows(
-        _frame(num_ranks=[64, 72, 144, 144], ranks_per_node=[4, 4, 4, 72], nics_per_node=[4, 4, 4, 72]).assign(
-            device="GB200-NVL72", interconnect="NVL72-NVLink5", nic_gbit_per_s=400
-        )
+        _frame(
+            num_ranks=[64, 72, 144, 144], ranks_per_node=[4, 4, 4, 72], nics_per_node=[4, 4, 4, 72]
+        ).assign(device="GB200-NVL72", interconnect="NVL72-NVLink5", nic_gbit_per_s=400)
     )
     assert rows.ranks_per_node.tolist() == [64, 72, 72, 72]
     assert rows.between.tolist() == [False, False, True, True]
@@ -75,7 +100,9 @@ def test_trays_of_a_rack_are_one_node():
 
 def test_a_network_without_a_name_is_told_by_its_adapters():
     def rate(**more) -> float:
-        row = _frame().assign(device="H100-SXM5-80GB", interconnect="NVLink4+carrier pigeon", num_ranks=16, **more)
+        row = _frame().assign(
+            device="H100-SXM5-80GB", interconnect="NVLink4+carrier pigeon", num_ranks=16, **more
+        )
         return collective_rows(row).fabric[0].levels[1].bandwidth
 
     assert rate(nics_per_node=4, nic_gbit_per_s=200) == 4 * 25e9 / 8
@@ -120,7 +147,9 @@ def test_links_by_name(interconnect, device, between, name):
 
 def test_rank_counts_between_others_are_the_ones_left_out():
     rows = collective_rows(
-        _frame(num_ranks=[2, 4, 8, 16, 32], num_nodes=[1, 1, 1, 2, 4], ranks_per_node=[2, 4, 8, 8, 8])
+        _frame(
+            num_ranks=[2, 4, 8, 16, 32], num_nodes=[1, 1, 1, 2, 4], ranks_per_node=[2, 4, 8, 8, 8]
+        )
     )
     assert (ranks_fold(rows) >= 0).tolist() == [False, True, False, False, False]
 

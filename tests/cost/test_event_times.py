@@ -26,7 +26,9 @@ def test_rows_and_back() -> None:
 
 
 def test_parts_are_put_where_they_belong() -> None:
-    found = EventTimes.together(3, [([2, 0], times(1.0, 2.0)), ([1], times(3.0, provenance="learned"))])
+    found = EventTimes.together(
+        3, [([2, 0], times(1.0, 2.0)), ([1], times(3.0, provenance="learned"))]
+    )
     assert found.time_s.tolist() == [2.0, 3.0, 1.0]
     assert found.hi_s.tolist() == [4.0, 6.0, 2.0]
     assert found.provenance == ("measured", "learned", "measured")
@@ -35,12 +37,24 @@ def test_parts_are_put_where_they_belong() -> None:
 def test_scaled_and_longer_times_take_their_intervals_with_them() -> None:
     by = np.array([2.0, 3.0])
     scaled, longer = times(1.0, 2.0).scaled(by), times(1.0, 2.0).plus(by)
-    assert [scaled.time_s.tolist(), scaled.lo_s.tolist(), scaled.hi_s.tolist()] == [[2, 6], [1, 3], [4, 12]]
-    assert [longer.time_s.tolist(), longer.lo_s.tolist(), longer.hi_s.tolist()] == [[3, 5], [2.5, 4], [4, 7]]
+    assert [scaled.time_s.tolist(), scaled.lo_s.tolist(), scaled.hi_s.tolist()] == [
+        [2, 6],
+        [1, 3],
+        [4, 12],
+    ]
+    assert [longer.time_s.tolist(), longer.lo_s.tolist(), longer.hi_s.tolist()] == [
+        [3, 5],
+        [2.5, 4],
+        [4, 7],
+    ]
 
 
-@pytest.mark.parametrize(("bound", "kept_at_least", "kept_at_most"), [(1.5, [False, True], [True, False])])
-def test_bounds_replace_what_lies_beyond_them(bound: float, kept_at_least: list, kept_at_most: list) -> None:
+@pytest.mark.parametrize(
+    ("bound", "kept_at_least", "kept_at_most"), [(1.5, [False, True], [True, False])]
+)
+def test_bounds_replace_what_lies_beyond_them(
+    bound: float, kept_at_least: list, kept_at_most: list
+) -> None:
     found, bounds = times(1.0, 2.0), times(bound, bound, provenance="analytical")
     for limited, kept in (
         (found.at_least([0, 1], bounds), kept_at_least),
@@ -68,7 +82,9 @@ class OfRows:
         return times(*(float(op.m) for op in ops))
 
 
-def collective(n_bytes: float, ranks: int, per_node: int, kind: str = "all_reduce", relayed: float = 0.0) -> Collective:
+def collective(
+    n_bytes: float, ranks: int, per_node: int, kind: str = "all_reduce", relayed: float = 0.0
+) -> Collective:
     return Collective(
         collective=kind,  # pyright: ignore[reportArgumentType]
         bytes=n_bytes,
@@ -95,10 +111,14 @@ def test_kernels_and_collectives_keep_their_order() -> None:
     assert priced(ops[1]) == [3.0]
 
 
-def test_nodes_contend_with_a_power_of_their_number_and_ranks_of_rings_wait_for_each_other() -> None:
+def test_nodes_contend_with_a_power_of_their_number_and_ranks_of_rings_wait_for_each_other() -> (
+    None
+):
     inside, between = collective(7.0, 8, 8), collective(5.0, 32, 8)
     assert priced(inside, between, contention=0.5, rank_latency_s=0.0) == [7.0, 5.0 * 4**0.5]
-    assert priced(inside, between, contention=0.0, rank_latency_s=0.1) == pytest.approx([7.0, 5.0 + 31 * 0.1])
+    assert priced(inside, between, contention=0.0, rank_latency_s=0.1) == pytest.approx(
+        [7.0, 5.0 + 31 * 0.1]
+    )
     for kind, waits in (
         ("all_gather", 1),
         ("reduce_scatter", 1),
@@ -107,11 +127,14 @@ def test_nodes_contend_with_a_power_of_their_number_and_ranks_of_rings_wait_for_
         ("send_recv", 0),
     ):
         op = collective(5.0, 32, 8, kind)
-        assert priced(op, contention=0.0, rank_latency_s=0.1) == pytest.approx([5.0 + waits * 31 * 0.1])
+        assert priced(op, contention=0.0, rank_latency_s=0.1) == pytest.approx(
+            [5.0 + waits * 31 * 0.1]
+        )
 
 
 def test_what_nodes_hand_on_inside_takes_its_time() -> None:
-    """No less than the relayed bytes among the ranks of a node; nothing where a node has one of them."""
+    """No less than the relayed bytes among the ranks of a node; nothing where a node has one of
+    them."""
     for relayed, expected in ((3.0, 5.0), (9.0, 9.0)):
         op = collective(5.0, 32, 8, "all_to_all", relayed)
         assert priced(op, contention=0.0, rank_latency_s=0.0) == [expected]

@@ -37,7 +37,9 @@ def exchanged_s(
 
 def changed(machine: Cluster, level: int, **factors: float) -> Cluster:
     levels = list(machine.levels)
-    levels[level] = replace(levels[level], **{k: getattr(levels[level], k) * f for k, f in factors.items()})
+    levels[level] = replace(
+        levels[level], **{k: getattr(levels[level], k) * f for k, f in factors.items()}
+    )
     return replace(machine, levels=tuple(levels))
 
 
@@ -71,7 +73,9 @@ def test_groups_beside_one_another_share_a_rate_between_nodes_and_not_inside_one
     alone_s = exchanged_s(NODES, 1e9, ranks, 8, exchange)
     assert alone_s != exchanged_s(NODES, 1e9, ranks, 8, None)
     for groups in (2, 4, 8):
-        assert exchanged_s(NODES, 1e9, ranks, 8, exchange, concurrent=groups) == pytest.approx(groups * alone_s)
+        assert exchanged_s(NODES, 1e9, ranks, 8, exchange, concurrent=groups) == pytest.approx(
+            groups * alone_s
+        )
     inside_s = exchanged_s(RACK, 1e9, ranks, 72, exchange)
     assert exchanged_s(RACK, 1e9, ranks, 72, exchange, concurrent=2) == pytest.approx(inside_s)
 
@@ -91,8 +95,15 @@ def test_laws_of_exchanges(place, parties, size, way, factor):
     took_s = exchanged_s(machine, size, ranks, per_node, exchange)
     at_least = took_s * (1 - 1e-9)
     assert exchanged_s(machine, size, more_ranks, per_node, exchange) >= at_least
-    assert at_least <= exchanged_s(machine, size * factor, ranks, per_node, exchange) <= took_s * factor * (1 + 1e-9)
-    assert exchanged_s(changed(machine, level, latency_s=factor), size, ranks, per_node, exchange) >= at_least
+    assert (
+        at_least
+        <= exchanged_s(machine, size * factor, ranks, per_node, exchange)
+        <= took_s * factor * (1 + 1e-9)
+    )
+    assert (
+        exchanged_s(changed(machine, level, latency_s=factor), size, ranks, per_node, exchange)
+        >= at_least
+    )
     faster = changed(machine, level, bandwidth_bytes_per_s=factor)
     assert exchanged_s(faster, size, ranks, per_node, exchange) <= took_s * (1 + 1e-9)
     # nor faster than links carry what leaves a rank
@@ -121,13 +132,20 @@ def test_rates_that_rise_with_the_parties_are_refused():
 
 
 def test_the_model_of_tables_of_exchanges_prices_no_exchange_of_a_step() -> None:
-    """The report tells how accurate it is, and that no prediction rests on it: without it every step is the same."""
+    """The report tells how accurate it is, and that no prediction rests on it: without it every
+    step is the same."""
     report = (Path(__file__).parents[2] / "training" / "collectives_report.md").read_text()
-    assert "**No prediction of a step uses it.**" in report.partition("## Tables of expert exchanges")[2]
+    assert (
+        "**No prediction of a step uses it.**"
+        in report.partition("## Tables of expert exchanges")[2]
+    )
     weights = model().weights
     assert len(weights.moe.series) > 0
     without = CollectiveModel(replace(weights, moe=type(weights.moe)()))
-    exchanges = [None, *(Exchange(library, way) for library in ("deepep", "hybridep") for way in WAYS)]
+    exchanges = [
+        None,
+        *(Exchange(library, way) for library in ("deepep", "hybridep") for way in WAYS),
+    ]
     ops = [
         Collective(
             collective="all_to_all",

@@ -1,4 +1,5 @@
-"""Kernels of a step over numbers of samples: as long at least for twice as many, and twice as long at most."""
+"""Kernels of a step over numbers of samples: as long at least for twice as many, and twice as long
+at most."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,9 @@ def times(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 @settings(max_examples=200)
 @given(times())
-def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray, np.ndarray]) -> None:
+def test_times_grow_by_nothing_at_least_and_by_half_at_most(
+    of: tuple[np.ndarray, np.ndarray],
+) -> None:
     steps = np.diff(growing(*of))
     assert (steps >= -1e-9).all()
     assert (steps <= TWICE + 1e-9).all()
@@ -36,9 +39,12 @@ def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=3), st.data())
 def test_times_over_several_axes_grow_so_along_each(shape: list[int], data: st.DataObject) -> None:
-    """Those that were measured stay where they grow so among themselves: whatever all ways from one to another add."""
+    """Those that were measured stay where they grow so among themselves: whatever all ways from one
+    to another add."""
     n = int(np.prod(shape))
-    log_s = np.array(data.draw(st.lists(st.floats(-12.0, 3.0), min_size=n, max_size=n))).reshape(shape)
+    log_s = np.array(data.draw(st.lists(st.floats(-12.0, 3.0), min_size=n, max_size=n))).reshape(
+        shape
+    )
     measured = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n))).reshape(shape)
     found = growing(log_s, measured)
     for axis in range(len(shape)):
@@ -52,9 +58,14 @@ def test_times_over_several_axes_grow_so_along_each(shape: list[int], data: st.D
 
 @settings(max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_bounds_over_several_axes_are_those_of_all_pairs(rows: int, columns: int, data: st.DataObject) -> None:
-    """Each kernel takes at most what any other leaves it, half as long as one of twice the work at least."""
-    log_s = np.array(data.draw(st.lists(st.floats(-9.0, 3.0), min_size=rows * columns, max_size=rows * columns)))
+def test_bounds_over_several_axes_are_those_of_all_pairs(
+    rows: int, columns: int, data: st.DataObject
+) -> None:
+    """Each kernel takes at most what any other leaves it, half as long as one of twice the work at
+    least."""
+    log_s = np.array(
+        data.draw(st.lists(st.floats(-9.0, 3.0), min_size=rows * columns, max_size=rows * columns))
+    )
     at = np.array(list(np.ndindex(rows, columns)))
     more = TWICE * np.maximum(at[:, None] - at[None], 0).sum(axis=2)
     least, most = (log_s - more.T).max(axis=1), (log_s + more).min(axis=1)
@@ -68,7 +79,8 @@ def test_bounds_over_several_axes_are_those_of_all_pairs(rows: int, columns: int
 def test_what_was_measured_stays_where_measurements_grow_so(
     first: float, steps: list[float], data: st.DataObject
 ) -> None:
-    """Whatever was learned of the sizes between them; and times that all grow so are left as they are."""
+    """Whatever was learned of the sizes between them; and times that all grow so are left as they
+    are."""
     log_s = first + np.cumsum([0.0, *steps])
     n = len(log_s)
     measured = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
@@ -84,7 +96,9 @@ def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(
     of: tuple[np.ndarray, np.ndarray], data: st.DataObject
 ) -> None:
     log_s, measured = of
-    gains = np.array(data.draw(st.lists(st.floats(0.0, TWICE), min_size=len(log_s), max_size=len(log_s))))
+    gains = np.array(
+        data.draw(st.lists(st.floats(0.0, TWICE), min_size=len(log_s), max_size=len(log_s)))
+    )
     gained = growing(log_s, measured) - growing(log_s - gains, measured)
     assert (gained >= -1e-9).all()
     assert (gained <= TWICE + 1e-9).all()
@@ -114,7 +128,9 @@ OPS = (
 
 @pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100-SXM4-80GB", "TPU-v4"])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.label)
-def test_a_kernel_of_twice_the_samples_takes_up_to_twice_as_long(op: Gemm | Attention, device: str) -> None:
+def test_a_kernel_of_twice_the_samples_takes_up_to_twice_as_long(
+    op: Gemm | Attention, device: str
+) -> None:
     on, name = catalog.device(device), op.samples
     dtype = "bf16" if "bf16" in on.dtypes else "fp16"
     sizes = [replace(op, dtype=dtype, **{name: getattr(op, name) * 2**i}) for i in range(9)]
@@ -131,7 +147,9 @@ def test_attention_of_twice_the_heads_takes_up_to_twice_as_long(device: str, kv_
     dtype = "bf16" if "bf16" in on.dtypes else "fp16"
     least = 16 // kv_heads
     of_heads = {"seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "dtype": dtype, "batch": 2}
-    sizes = [Attention(heads=n, kv_heads=n // least, **of_heads) for n in (16 << i for i in range(4))]
+    sizes = [
+        Attention(heads=n, kv_heads=n // least, **of_heads) for n in (16 << i for i in range(4))
+    ]
     in_step_s = in_steps_s(sizes, on)
     ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
     assert min(ratios) >= 1 - 1e-9
@@ -142,8 +160,11 @@ def test_attention_of_twice_the_heads_takes_up_to_twice_as_long(device: str, kv_
     ("heads", "kv_heads"), [(1, 1), (96, 8), (128, 128), (129, 129), (256, 256), (384, 6), (512, 1)]
 )
 @pytest.mark.parametrize("batch", [1, 96, 1024, 4095, 8192])
-def test_attention_of_any_sizes_is_among_those_it_is_compared_with(batch: int, heads: int, kv_heads: int) -> None:
-    """But of more sequences than are compared, of which odd ones grow as they are and others in proportion."""
+def test_attention_of_any_sizes_is_among_those_it_is_compared_with(
+    batch: int, heads: int, kv_heads: int
+) -> None:
+    """But of more sequences than are compared, of which odd ones grow as they are and others in
+    proportion."""
     op = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=128, seq_kv=128, head_dim=64)
     every = MonotoneGrid.of([op])
     assert op in every.ops
@@ -157,9 +178,13 @@ def test_attention_of_any_sizes_is_among_those_it_is_compared_with(batch: int, h
     ("device", "dtype"), [("P100-SXM2-16GB", "fp64"), ("A100-SXM4-80GB", "fp64"), ("A100-SXM4-80GB", "tf32"),
                           ("P4", "fp32"), ("T4", "fp32"), ("P100-SXM2-16GB", "fp32"), ("P4", "int8")],
 )  # fmt: skip
-def test_a_product_of_half_the_columns_takes_half_as_long_at_least(side: str, device: str, dtype: str) -> None:
+def test_a_product_of_half_the_columns_takes_half_as_long_at_least(
+    side: str, device: str, dtype: str
+) -> None:
     """Where few were measured: else half of it on twice the devices would be a gain."""
-    sizes = [Gemm(dtype=dtype, m=2048, **({"n": 3072, "k": 3072} | {side: 192 << i})) for i in range(10)]
+    sizes = [
+        Gemm(dtype=dtype, m=2048, **({"n": 3072, "k": 3072} | {side: 192 << i})) for i in range(10)
+    ]
     in_step_s = in_steps_s(sizes, catalog.device(device))
     ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
     assert min(ratios) >= 1 - 1e-9
@@ -169,7 +194,13 @@ def test_a_product_of_half_the_columns_takes_half_as_long_at_least(side: str, de
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])
 def test_whoever_asks_for_other_sizes_is_told_the_same(dtype: str) -> None:
     on, op = catalog.device("V100-SXM2-32GB"), Gemm(dtype=dtype, m=1536, n=4096, k=1024)
-    others = [replace(op, m=3072), replace(op, n=512), replace(op, n=64), replace(op, k=32768), replace(op, m=8)]
+    others = [
+        replace(op, m=3072),
+        replace(op, n=512),
+        replace(op, n=64),
+        replace(op, k=32768),
+        replace(op, m=8),
+    ]
     found = [in_steps_s(ops, on)[op] for ops in ([op], [op, *others], [*others, op])]
     assert found[0] == found[1] == found[2]
 
@@ -182,5 +213,8 @@ def test_collectives_and_element_wise_kernels_are_left_as_they_are() -> None:
 
 
 def test_sizes_that_do_not_fill_a_tile_change_nothing_of_those_that_do() -> None:
-    on, op = catalog.device("A100-SXM4-80GB"), Gemm(op="grouped_linear", dtype="tf32", m=64, n=1408, k=704, groups=128)
+    on, op = (
+        catalog.device("A100-SXM4-80GB"),
+        Gemm(op="grouped_linear", dtype="tf32", m=64, n=1408, k=704, groups=128),
+    )
     assert in_steps_s([op], on)[op] == in_steps_s([replace(op, m=8), op], on)[op]

@@ -12,7 +12,9 @@ DEVICE = CLUSTER.device
 
 
 def times(*ops: Op, stored_bytes: float = 2.0) -> EventTimes:
-    return inference_times(ops, [stored_bytes] * len(ops), CLUSTER, KernelModel.load(), CollectiveModel.load())
+    return inference_times(
+        ops, [stored_bytes] * len(ops), CLUSTER, KernelModel.load(), CollectiveModel.load()
+    )
 
 
 def latent(batch: int, tokens: int, heads: int = 128) -> Attention:
@@ -21,16 +23,20 @@ def latent(batch: int, tokens: int, heads: int = 128) -> Attention:
 
 
 def test_compressed_cache_is_read_once_for_all_heads():
-    """Few heads: 0.9 of the bandwidth for 576 elements a token; many: 0.67 of the peak for 2 * 128 * (576 + 512)
-    operations a token (FlashMLA's two rates)."""
+    """Few heads: 0.9 of the bandwidth for 576 elements a token; many: 0.67 of the peak for 2 * 128
+    * (576 + 512) operations a token (FlashMLA's two rates)."""
     few, many = times(latent(256, 16384, heads=16), latent(256, 16384)).time_s
     cache_bytes = 256 * 16384 * 576 * 2
     assert few == pytest.approx(cache_bytes / (0.9 * DEVICE.memory_bandwidth_bytes_per_s), rel=0.01)
-    assert many == pytest.approx(256 * 16384 * 2 * 128 * 1088 / (0.67 * DEVICE.peak.flops_per_s("bf16")), rel=0.1)
+    assert many == pytest.approx(
+        256 * 16384 * 2 * 128 * 1088 / (0.67 * DEVICE.peak.flops_per_s("bf16")), rel=0.1
+    )
 
 
 def test_weights_are_read_from_memory_not_from_the_cache_of_the_benchmark():
-    product = Gemm(dtype="fp8", m=1, n=4096, k=4096)  # 16 MiB of weights, which H100's L2 cache holds
+    product = Gemm(
+        dtype="fp8", m=1, n=4096, k=4096
+    )  # 16 MiB of weights, which H100's L2 cache holds
     least_s = 4096 * 4096 / DEVICE.memory_bandwidth_bytes_per_s
     assert times(product, stored_bytes=1.0).time_s[0] >= least_s
 
@@ -43,7 +49,10 @@ def test_narrow_weights_gain_where_memory_is_the_bound():
 
 
 def test_small_sums_take_one_shot_and_large_ones_do_not():
-    sums = [Collective(collective="all_reduce", bytes=float(2**i), num_ranks=8, ranks_per_node=8) for i in range(8, 30)]
+    sums = [
+        Collective(collective="all_reduce", bytes=float(2**i), num_ranks=8, ranks_per_node=8)
+        for i in range(8, 30)
+    ]
     found = times(*sums).time_s
     alone = CollectiveModel.load().times(CLUSTER, sums).time_s
     assert found[0] < 6e-6 < alone[0]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import weight_files
-from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import (
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+)
 
 EVERY_FAMILY: tuple[KernelOp, ...] = (
     Gemm(m=4096, n=4096, k=4096),
@@ -91,7 +100,10 @@ def test_a_time_does_not_depend_on_the_batch(ops: list[KernelOp]) -> None:
 
 def test_software_is_a_choice(model: KernelModel) -> None:
     op = [Gemm(m=512, n=4096, k=4096)]
-    times = {s: model.times(device("H100"), op, software=s).time_s[0] for s in (None, "trtllm-1.3.0rc20", "vidur")}
+    times = {
+        s: model.times(device("H100"), op, software=s).time_s[0]
+        for s in (None, "trtllm-1.3.0rc20", "vidur")
+    }
     assert len(set(times.values())) == 3
 
 

@@ -54,11 +54,16 @@ def test_collectives_that_their_table_marks_count_or_not(tmp_path: Path) -> None
         "in_place": [0, 0, 1],
     })  # fmt: skip
     rows.to_csv(tmp_path / "nccl.csv", index=False)
-    n = [validate_kernels([tmp_path / "nccl.csv"], marked=marked)["all"]["n"] for marked in (True, False)]
+    n = [
+        validate_kernels([tmp_path / "nccl.csv"], marked=marked)["all"]["n"]
+        for marked in (True, False)
+    ]
     assert n == [3, 1]
 
 
-@pytest.mark.parametrize("change", [{"time_us": [np.nan, 1.0]}, {"time_us": [-1.0, 1.0]}, {"time_us": ["fast", 1.0]}])
+@pytest.mark.parametrize(
+    "change", [{"time_us": [np.nan, 1.0]}, {"time_us": [-1.0, 1.0]}, {"time_us": ["fast", 1.0]}]
+)
 def test_bad_times_are_refused(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "gemm.csv"
     table(**change).to_csv(path, index=False)
@@ -68,7 +73,9 @@ def test_bad_times_are_refused(tmp_path: Path, change: dict) -> None:
 
 def test_shared_tables_are_predicted_well(data_dir: Path) -> None:
     """In-sample sanity of the shipped weights (the kept-out errors are in training/report.md)."""
-    report = validate_kernels([data_dir / "simumax" / "gemm.csv.gz", data_dir / "vidur" / "embedding.csv.gz"])
+    report = validate_kernels(
+        [data_dir / "simumax" / "gemm.csv.gz", data_dir / "vidur" / "embedding.csv.gz"]
+    )
     assert report["families"]["gemm"]["all"]["mean_ape"] < 0.12
     assert report["families"]["embedding"]["all"]["mean_ape"] < 0.05
     assert report["skipped"] == {}

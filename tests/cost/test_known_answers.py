@@ -11,14 +11,18 @@ ROUNDING = 2e-4
 
 def test_answers_are_those_of_the_table() -> None:
     now, then = list(answers()), read()
-    assert [(a.model, a.machine, a.event) for a in now] == [(a.model, a.machine, a.event) for a in then], MEANT
+    assert [(a.model, a.machine, a.event) for a in now] == [
+        (a.model, a.machine, a.event) for a in then
+    ], MEANT
     moved = [
         (new, old)
         for new, old in zip(now, then, strict=True)
         if new.provenance != old.provenance
         or not all(
             math.isclose(getattr(new, name), getattr(old, name), rel_tol=ROUNDING)
-            or (math.isnan(getattr(new, name)) and math.isnan(getattr(old, name)))  # what is skipped
+            or (
+                math.isnan(getattr(new, name)) and math.isnan(getattr(old, name))
+            )  # what is skipped
             for name in ("time_us", "lo_us", "hi_us")
         )
     ]

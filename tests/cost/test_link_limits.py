@@ -1,4 +1,5 @@
-"""No collective is faster than its links: shipped weights, every catalog cluster, and any fit to any log."""
+"""No collective is faster than its links: shipped weights, every catalog cluster, and any fit to
+any log."""
 
 from contextlib import suppress
 from functools import cache
@@ -13,7 +14,13 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import fit_calibration
 from perfmodel.cost.learn.collectives import least_volume
-from perfmodel.cost.learn.collectives.links import is_flat, is_known, is_network, link_class, link_classes
+from perfmodel.cost.learn.collectives.links import (
+    is_flat,
+    is_known,
+    is_network,
+    link_class,
+    link_classes,
+)
 from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import TableError
 from perfmodel.ops import Collective
@@ -31,7 +38,12 @@ def shipped() -> CollectiveModel:
 def groups(cluster: Cluster, kind: str) -> list[Collective]:
     """Groups of all shapes that the cluster holds."""
     node, most = cluster.devices_per_node, cluster.capacity
-    pairs = [(n, r) for n in (2, 3, 4, 8, 16, 64, 512) for r in (1, 2, 4, 8, 64) if r <= min(n, node) and n <= most]
+    pairs = [
+        (n, r)
+        for n in (2, 3, 4, 8, 16, 64, 512)
+        for r in (1, 2, 4, 8, 64)
+        if r <= min(n, node) and n <= most
+    ]
     pairs += [(n, n) for n in range(2, min(node, 9))]
     if len(cluster.levels) == 1:
         pairs = [(n, r) for n, r in pairs if n == r]
@@ -42,7 +54,8 @@ def groups(cluster: Cluster, kind: str) -> list[Collective]:
 
 
 def allowed_bytes_per_s(cluster: Cluster, op: Collective) -> float:
-    """One way, of each rank: its link inside the node; between nodes what the other groups leave it, or one adapter."""
+    """One way, of each rank: its link inside the node; between nodes what the other groups leave
+    it, or one adapter."""
     flat = is_flat([level.name for level in cluster.levels], cluster.device.name)
     if op.num_ranks <= op.ranks_per_node and not flat:
         return cluster.levels[0].bandwidth_bytes_per_s
@@ -54,7 +67,8 @@ def allowed_bytes_per_s(cluster: Cluster, op: Collective) -> float:
 
 
 def moved_bytes(cluster: Cluster, op: Collective) -> float:
-    """What each rank moves at least: with switches that add, an all-reduce once instead of twice."""
+    """What each rank moves at least: with switches that add, an all-reduce once instead of
+    twice."""
     flat = is_flat([level.name for level in cluster.levels], cluster.device.name)
     outer = flat or op.num_ranks > op.ranks_per_node
     level = cluster.levels[min(int(outer and not flat), len(cluster.levels) - 1)]
@@ -64,7 +78,8 @@ def moved_bytes(cluster: Cluster, op: Collective) -> float:
 
 
 def fastest_share(model: CollectiveModel, cluster: Cluster) -> float:
-    """Largest share of its link that any collective takes, by time and by the lower end of its interval."""
+    """Largest share of its link that any collective takes, by time and by the lower end of its
+    interval."""
     shares = [0.0]
     if not link_class(cluster.levels[0].name, cluster.device.name, False).limited:
         return 0.0  # processes of one host
@@ -72,7 +87,9 @@ def fastest_share(model: CollectiveModel, cluster: Cluster) -> float:
         ops = groups(cluster, kind)
         times = model.times(cluster, ops)
         for op, time_s, lo_s in zip(ops, times.time_s.tolist(), times.lo_s.tolist(), strict=True):
-            shares.append(moved_bytes(cluster, op) / min(time_s, lo_s) / allowed_bytes_per_s(cluster, op))
+            shares.append(
+                moved_bytes(cluster, op) / min(time_s, lo_s) / allowed_bytes_per_s(cluster, op)
+            )
     return max(shares)
 
 
@@ -84,7 +101,10 @@ def test_shipped_weights_on_every_cluster(name: str) -> None:
 def test_every_shipped_series() -> None:
     """Times of rows as the tables have them, at the rank counts that were measured."""
     weights = shipped().weights
-    measured = [(key, {(int(n), n <= per_node) for n, per_node in weights.curves[key]}) for key in weights.series]
+    measured = [
+        (key, {(int(n), n <= per_node) for n, per_node in weights.curves[key]})
+        for key in weights.series
+    ]
     rows = [
         {"source": source, "device": device, "interconnect": links, "collective": kind, "algorithm": algorithm,
          "variant": variant, "num_ranks": n, "ranks_per_node": n if inside else 1, "bytes": size}
@@ -99,14 +119,31 @@ def test_every_shipped_series() -> None:
             between_nodes = between or is_network(links, device)
             if part.empty or not is_known(links, device, between_nodes):
                 continue
-            fastest = max(link_classes(links, device, between_nodes), key=lambda link: link.bandwidth_bytes_per_s)
-            volume = least_volume(
-                kind, part["num_ranks"].to_numpy(), part["ranks_per_node"].to_numpy(), fastest.reduces
+            fastest = max(
+                link_classes(links, device, between_nodes),
+                key=lambda link: link.bandwidth_bytes_per_s,
             )
-            assert (volume * part["bytes"] / part["time_s"]).max() <= 1.021 * fastest.bandwidth_bytes_per_s
+            volume = least_volume(
+                kind,
+                part["num_ranks"].to_numpy(),
+                part["ranks_per_node"].to_numpy(),
+                fastest.reduces,
+            )
+            assert (
+                volume * part["bytes"] / part["time_s"]
+            ).max() <= 1.021 * fastest.bandwidth_bytes_per_s
 
 
-LINKS = ("", "NVLink3", "NVLink3 NVSwitch + InfiniBand HDR", "PCIe4", "RoCE", "RoCE@50GB/s", "bread", "gloo loopback")
+LINKS = (
+    "",
+    "NVLink3",
+    "NVLink3 NVSwitch + InfiniBand HDR",
+    "PCIe4",
+    "RoCE",
+    "RoCE@50GB/s",
+    "bread",
+    "gloo loopback",
+)
 
 
 @st.composite
@@ -128,7 +165,9 @@ def logs(draw: st.DrawFn) -> pd.DataFrame:
     )  # fmt: skip
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(logs())
 def test_a_fit_to_any_log(tmp_path, log: pd.DataFrame) -> None:
     with suppress(TableError):  # nothing in it says anything of links
@@ -141,7 +180,8 @@ def test_a_fit_to_any_log(tmp_path, log: pd.DataFrame) -> None:
 
 
 def test_the_log_that_gave_nine_times_the_link(tmp_path) -> None:
-    """230 GB/s of 300, without a word on the links: once taken as 9 times a guess, hence 2.7 TB/s."""
+    """230 GB/s of 300, without a word on the links: once taken as 9 times a guess, hence 2.7
+    TB/s."""
     size = 2.0 ** np.arange(10, 31)
     log = pd.DataFrame(
         {"device": "A100-SXM4-80GB", "collective": "all_reduce", "num_ranks": 8, "ranks_per_node": 8, "bytes": size,
@@ -158,12 +198,18 @@ def test_the_log_that_gave_nine_times_the_link(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_least_volume_of_known_algorithms(kind: str) -> None:
-    """Ring and pairwise exchange inside one node; every byte between nodes shared by the ranks of a node."""
+    """Ring and pairwise exchange inside one node; every byte between nodes shared by the ranks of a
+    node."""
     n, eight = np.array([1.0, 2.0, 8.0]), np.full(3, 8.0)
     ring = {"all_reduce": 2 * (n - 1) / n, "send_recv": 1.0 * (n > 1), "broadcast": 1.0 * (n > 1)}
     np.testing.assert_allclose(least_volume(kind, n, eight, False), ring.get(kind, (n - 1) / n))
     many = least_volume(kind, np.array([64.0]), np.array([8.0]), False)[0]
-    between = {"all_reduce": 2 * 7 / 8 / 8, "all_to_all": 56 / 64, "send_recv": 1.0, "broadcast": 1 / 8}
+    between = {
+        "all_reduce": 2 * 7 / 8 / 8,
+        "all_to_all": 56 / 64,
+        "send_recv": 1.0,
+        "broadcast": 1 / 8,
+    }
     assert many == pytest.approx(between.get(kind, 7 / 8 / 8))
 
 

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
-from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import (
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+)
 from perfmodel.validation import validate_kernels
 
 SIDE = st.integers(1, 8192)
@@ -66,12 +75,19 @@ def both(model: KernelModel, name: str, ops: list[KernelOp], **more: Any) -> tup
     return model.table_times(table), model.times(device(name), ops, software=software)
 
 
-@given(name=st.sampled_from(sorted(devices())), ops=st.lists(kernels, min_size=1, max_size=6, unique=True))
+@given(
+    name=st.sampled_from(sorted(devices())),
+    ops=st.lists(kernels, min_size=1, max_size=6, unique=True),
+)
 @settings(max_examples=30, deadline=None)
-def test_rows_of_ones_own_table_get_what_prediction_says(model: KernelModel, name: str, ops: list[KernelOp]) -> None:
+def test_rows_of_ones_own_table_get_what_prediction_says(
+    model: KernelModel, name: str, ops: list[KernelOp]
+) -> None:
     for op in ops:  # one at a time: float32 networks differ in the last bits by the size of a batch
         validated, predicted = both(model, name, [op])
-        assert validated.time_s[0] == KernelModel.times(fresh(model), device(name), [op]).time_s[0], (name, op)
+        assert (
+            validated.time_s[0] == KernelModel.times(fresh(model), device(name), [op]).time_s[0]
+        ), (name, op)
         assert validated.provenance == predicted.provenance
 
 
@@ -90,7 +106,9 @@ def fresh(model: KernelModel) -> KernelModel:
         ("H100", "aiconfigurator", "vllm-0.24.0"),
     ],
 )
-def test_rows_of_a_measured_source_are_that_software(model: KernelModel, name: str, source: str, software: str) -> None:
+def test_rows_of_a_measured_source_are_that_software(
+    model: KernelModel, name: str, source: str, software: str
+) -> None:
     for direction in ("fwd", "dgrad", "wgrad", "bwd"):
         op = Gemm(m=4096, n=8192, k=4096, pass_=direction)
         validated, _ = both(model, name, [op], source=source, software=software)

@@ -35,7 +35,9 @@ def test_what_is_no_product_is_as_it_was_and_a_low_share_slows_nothing():
     model, norm = KernelModel.load(), MemoryBound(op="layer_norm", rows=4096, hidden=4096)
     slow, plain = (replace(GAUDI, reached_share=share) for share in (0.1, None))
     for op in (norm, Gemm(m=4096, n=4096, k=4096)):
-        assert model.times(slow, [op]).time_s[0] == pytest.approx(model.times(plain, [op]).time_s[0])
+        assert model.times(slow, [op]).time_s[0] == pytest.approx(
+            model.times(plain, [op]).time_s[0]
+        )
 
 
 @pytest.mark.parametrize("share", [0.0, 1.2])

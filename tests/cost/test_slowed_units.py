@@ -1,4 +1,5 @@
-"""A part whose tensor units are slower than its die's takes longer by its arithmetic, and by nothing else."""
+"""A part whose tensor units are slower than its die's takes longer by its arithmetic, and by
+nothing else."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ def test_products_come_closer_to_a_peak_that_only_tensor_units_lower(m, n, k, dt
     seconds = KernelModel.load().times(H20, [product]).time_s[0]
     nominal = product.flops / H20.flops_per_s(dtype)
     extra = slowed_unit_seconds(H20, [product])[0]
-    # never beyond the peak, and what is lost beside arithmetic is what the die loses on as many multiprocessors
+    # never beyond the peak, and what is lost beside arithmetic is what the die loses on as many
+    # multiprocessors
     assert nominal <= seconds * (1 + 1e-9)
     assert extra == pytest.approx(nominal * (1 - WHOLE_UNITS), rel=0.01)
     assert seconds > extra
@@ -34,7 +36,16 @@ def test_products_come_closer_to_a_peak_that_only_tensor_units_lower(m, n, k, dt
     [
         Gemm(m=8192, n=8192, k=8192),
         Gemm(dtype="fp8", m=8192, n=8192, k=8192),
-        Attention(batch=1, heads=32, kv_heads=8, seq_q=8192, seq_kv=8192, head_dim=128, head_dim_v=128, causal=True),
+        Attention(
+            batch=1,
+            heads=32,
+            kv_heads=8,
+            seq_q=8192,
+            seq_kv=8192,
+            head_dim=128,
+            head_dim_v=128,
+            causal=True,
+        ),
     ],
 )
 def test_large_kernels_reach_nearly_all_of_a_slowed_peak(op):

@@ -71,7 +71,8 @@ def test_rows_are_plausible(path: Path):
     assert (table["n_repeats"] >= 1).all()
     clean = table[~table["variant"].str.startswith(SUSPECT)]
     assert (clean["interference"] <= card.method["interference_limit"]).all()
-    # nothing is much faster than the call that does next to nothing (torch's smallest ops are one dispatch like it)
+    # nothing is much faster than the call that does next to nothing (torch's smallest ops are one
+    # dispatch like it)
     assert (table["time_us"] >= 0.5 * card.method.get("call_overhead_us", 0.0)).all()
 
 
@@ -84,7 +85,10 @@ def test_every_op_of_the_plan_was_measured_once():
     if cold.any():
         _same_ops([op_columns(op) for op in plan.cold_kernels], kernels[cold])
     if (FOLDER / plan.collective_table).exists():
-        _same_ops([collective_columns(op) for op in plan.collectives], read_table(FOLDER / plan.collective_table))
+        _same_ops(
+            [collective_columns(op) for op in plan.collectives],
+            read_table(FOLDER / plan.collective_table),
+        )
 
 
 def _same_ops(wanted: list[dict[str, Any]], table: pd.DataFrame) -> None:
@@ -113,13 +117,17 @@ def test_index_entries_are_complete(source: dict[str, Any]):
         assert origin["repository"].startswith("https://github.com/")
         # what is kept is named to the last digit, the rest as far as its tables state it
         kept = source["training"] and "figures only" not in source["licence"]
-        assert re.fullmatch("[0-9a-f]{40}" if kept else "([0-9a-f]{7,40})?", origin.get("commit", ""))
+        assert re.fullmatch(
+            "[0-9a-f]{40}" if kept else "([0-9a-f]{7,40})?", origin.get("commit", "")
+        )
     uses = [*source["training"], *source["validation"], *source["unused"]]
     assert sorted(uses) == sorted(source["rows"])  # each table has exactly one use
     assert all(count > 0 for count in source["rows"].values())
     if source["licence"] == "none stated":
         assert source["training"] == []
-    assert not any(name.startswith("suspect_") for name in [*source["training"], *source["validation"]])
+    assert not any(
+        name.startswith("suspect_") for name in [*source["training"], *source["validation"]]
+    )
 
 
 def test_published_runs_are_never_trained_on():
@@ -130,7 +138,11 @@ def test_published_runs_are_never_trained_on():
 @pytest.mark.shared
 def test_the_index_lists_every_public_table_and_its_rows(data_dir: Path):
     for source in INDEX["sources"]:
-        files = {p.name.split(".")[0]: p for p in (data_dir / source["name"]).iterdir() if ".csv" in p.name}
+        files = {
+            p.name.split(".")[0]: p
+            for p in (data_dir / source["name"]).iterdir()
+            if ".csv" in p.name
+        }
         assert {name: _rows(file) for name, file in files.items()} == source["rows"], source["name"]
     for collection in ("published", "published2"):
         rows = {p.stem: _rows(p) for p in (data_dir / collection).glob("*.csv")}
@@ -143,7 +155,11 @@ def test_the_index_lists_every_public_table_and_its_rows(data_dir: Path):
 def test_the_index_says_what_the_weights_are_fitted_on(data_dir: Path):
     plan = tomllib.loads((ROOT / "training" / "collectives.toml").read_text())
     fitted = {"/".join(p.parts[-2:]) for p in kernel_table_paths(data_dir)} | set(plan["tables"])
-    listed = {f"{source['name']}/{name}.csv.gz" for source in INDEX["sources"] for name in source["training"]}
+    listed = {
+        f"{source['name']}/{name}.csv.gz"
+        for source in INDEX["sources"]
+        for name in source["training"]
+    }
     assert listed == fitted
 
 

@@ -1,5 +1,5 @@
-"""Nothing in a name steers the terminal or reorders the page that it is printed on: escape sequences, control
-characters, bidirectional marks."""
+"""Nothing in a name steers the terminal or reorders the page that it is printed on: escape
+sequences, control characters, bidirectional marks."""
 
 import html
 import io
@@ -27,7 +27,14 @@ from perfmodel.display import (
     paragraph,
     with_hanging_indent,
 )
-from perfmodel.errors import REPLACEMENT, PerfModelError, Reason, Rejection, UnknownNameError, plain_text
+from perfmodel.errors import (
+    REPLACEMENT,
+    PerfModelError,
+    Reason,
+    Rejection,
+    UnknownNameError,
+    plain_text,
+)
 from perfmodel.ingest.launch import Harm, Unread
 
 HOSTILE = (
@@ -48,7 +55,9 @@ def test_names_lose_what_steers_a_terminal(text: str) -> None:
 
 
 @given(st.text(), st.sampled_from(HOSTILE), st.text())
-def test_nothing_is_left_out_of_a_name_without_a_mark_in_its_place(before: str, hostile: str, after: str) -> None:
+def test_nothing_is_left_out_of_a_name_without_a_mark_in_its_place(
+    before: str, hostile: str, after: str
+) -> None:
     """Two names that differ in what they hide do not look like the harmless one."""
     shown = plain_text(f"{before}{hostile}{after}")
     assert not STEERING & set(shown)
@@ -79,14 +88,30 @@ def test_a_terminal_keeps_colours_and_loses_the_rest() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_command_prints_a_hostile_name(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_a_hostile_name(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = ["--cluster", "dgx-a100", "--global-batch", "8"]
     commands = (
         ["predict", "--model", f"gpt3{text}", *job, "--layout", "tp=2"],
         ["predict", "--model", "gpt3-125m", *job, "--layout", f"tp{text}=2"],
         ["predict", "--model", "gpt3-125m", *job, "--layout", "tp=2", "--framework", f"x{text}"],
-        ["predict", "--model", "gpt3-125m", "--cluster", f"c{text}", "--global-batch", "8", "--layout", "tp=2"],
-        ["validate", "kernels", str(tmp_path / f"t{text.replace('/', '')}.csv".replace(chr(0), ""))],
+        [
+            "predict",
+            "--model",
+            "gpt3-125m",
+            "--cluster",
+            f"c{text}",
+            "--global-batch",
+            "8",
+            "--layout",
+            "tp=2",
+        ],
+        [
+            "validate",
+            "kernels",
+            str(tmp_path / f"t{text.replace('/', '')}.csv".replace(chr(0), "")),
+        ],
     )
     for command in commands:
         main(command)
@@ -94,7 +119,9 @@ def test_no_command_prints_a_hostile_name(text: str, tmp_path: Path, capsys: pyt
         assert not STEERING & set(out + err)
 
 
-def test_the_name_of_a_model_in_a_file_is_printed_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_a_model_in_a_file_is_printed_plainly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
         'cluster = "dgx-a100"\nlayout = "tp=1"\n[job]\nglobal_batch = 8\n'
@@ -118,7 +145,8 @@ def strings(value: object) -> Iterator[str]:
 
 
 def require_plain_page(page: str) -> None:
-    """Neither the page nor the data from which its scripts fill it have a steering character, escaped or not."""
+    """Neither the page nor the data from which its scripts fill it have a steering character,
+    escaped or not."""
     assert not STEERING & set(html.unescape(page))
     for data in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL):
         assert not STEERING & set("".join(strings(json.loads(data))))
@@ -135,7 +163,11 @@ def test_what_pages_are_made_of_is_plain(text: str) -> None:
         inline_frame("", title=name),
     ):
         require_plain_page(page)
-    data = {"job": {"model": name, "devices": 1, "cluster": name}, name: [name, {"deep": (name,)}], "calibration": name}
+    data = {
+        "job": {"model": name, "devices": 1, "cluster": name},
+        name: [name, {"deep": (name,)}],
+        "calibration": name,
+    }
     for page in (decision_page(data), calibration_page(data)):
         require_plain_page(page)
 
@@ -185,5 +217,7 @@ def test_wrapped_lines_hang_below_their_first(indent: int, words: list[str], wid
     first, *further = with_hanging_indent(line, width).split("\n")
     assert " ".join([first, *further]).split() == words
     assert len(first) - len(first.lstrip()) == (indent if words else 0)
-    assert all(piece.startswith(" " * (indent + 2)) and piece[indent + 2] != " " for piece in further)
+    assert all(
+        piece.startswith(" " * (indent + 2)) and piece[indent + 2] != " " for piece in further
+    )
     assert all(len(piece) <= width or len(piece.split()) == 1 for piece in (first, *further))

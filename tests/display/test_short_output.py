@@ -1,4 +1,5 @@
-"""What results print: an object in a line, JSON that every reader takes, and no figure where there is none."""
+"""What results print: an object in a line, JSON that every reader takes, and no figure where there
+is none."""
 
 import ast
 import dataclasses
@@ -52,14 +53,17 @@ def public_dataclasses() -> list[type]:
     offered = [thing for door in doors() for thing in offers(door)]
     classes = {one for one in offered if isinstance(one, type) and dataclasses.is_dataclass(one)}
     return sorted(
-        (one for one in classes if one.__module__.startswith("perfmodel.")), key=lambda c: (c.__module__, c.__name__)
+        (one for one in classes if one.__module__.startswith("perfmodel.")),
+        key=lambda c: (c.__module__, c.__name__),
     )
 
 
 def overgrown(annotation: object) -> Any:
     """A value that such a field may hold at worst."""
     text = str(annotation)
-    if re.search(r"tuple\[[^]]*\.\.\.\]|Mapping|dict|Sequence|list\[|ndarray|Array|DataFrame", text):
+    if re.search(
+        r"tuple\[[^]]*\.\.\.\]|Mapping|dict|Sequence|list\[|ndarray|Array|DataFrame", text
+    ):
         return tuple(range(5_000))
     if text in ("int", "float", "bool", "int | None", "float | None", "bool | None"):
         return 0.12345678901234567
@@ -88,7 +92,15 @@ def test_what_is_left_out_is_told_apart() -> None:
     assert repr(Held(numbers)) == repr(Held(numbers.copy()))
     other = numbers.copy()
     other[50_000] += 1  # numpy itself leaves this one out
-    assert len({repr(Held(v)) for v in (numbers, other, numbers.astype("f4"), tuple(numbers), {"x": other})}) == 5
+    assert (
+        len(
+            {
+                repr(Held(v))
+                for v in (numbers, other, numbers.astype("f4"), tuple(numbers), {"x": other})
+            }
+        )
+        == 5
+    )
     assert repr(Held(numbers)).startswith("Held(values=float64[100000] #")
     assert len(repr(Held("x" * 10_000, "y" * 10_000))) < SHORT
     assert len(repr(Held(Held(Held(numbers))))) < SHORT
@@ -107,7 +119,9 @@ def test_records_of_a_profile_session_and_comparison_are_short() -> None:
     op = Gemm(m=8, n=8, k=8)
     total = Total(label="a product", family="gemm", op=op, predicted_s=1.0)
     sides = SideBySide({(i,): total for i in range(1000)}, 1.0, {}, 1, True, (), ())
-    compared = pm.compare_schedules("gpt2-345m", "dgx-a100", "pp=2", global_batch=8, schedules=["1f1b", "gems"])
+    compared = pm.compare_schedules(
+        "gpt2-345m", "dgx-a100", "pp=2", global_batch=8, schedules=["1f1b", "gems"]
+    )
     for thing in (
         total,
         Held(total),
@@ -163,7 +177,11 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
         "b": {"c": float("nan"), "d": "NaN"},
         "e": 2,
     }
-    assert strict(json_text(nested, indent)) == {"a": [1.5, None, [None, None]], "b": {"c": None, "d": "NaN"}, "e": 2}
+    assert strict(json_text(nested, indent)) == {
+        "a": [1.5, None, [None, None]],
+        "b": {"c": None, "d": "NaN"},
+        "e": 2,
+    }
 
 
 INSIDE = {
@@ -182,8 +200,16 @@ def test_all_json_for_others_is_written_in_one_place() -> None:
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             call = node.func if isinstance(node, ast.Call) else None
-            if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "json":
-                writers |= {path.relative_to(SOURCE).as_posix()} if call.attr in ("dump", "dumps") else set()
+            if (
+                isinstance(call, ast.Attribute)
+                and isinstance(call.value, ast.Name)
+                and call.value.id == "json"
+            ):
+                writers |= (
+                    {path.relative_to(SOURCE).as_posix()}
+                    if call.attr in ("dump", "dumps")
+                    else set()
+                )
     assert writers == INSIDE
 
 
@@ -203,13 +229,17 @@ def tables(tmp_path: Path) -> Path:
         (tmp_path / f"{name}_unknown.csv").write_text(text.replace("DEVICE", "NoSuchGPU"))
         (tmp_path / f"{name}_one.csv").write_text(text.replace("DEVICE", "A100-SXM4-80GB"))
         (tmp_path / f"{name}_empty.csv").write_text(text.partition("\n")[0] + "\n")
-    (tmp_path / "runs_zero.csv").write_text(RUNS.replace("DEVICE", "A100-SXM4-80GB").replace("TIME", "0"))
+    (tmp_path / "runs_zero.csv").write_text(
+        RUNS.replace("DEVICE", "A100-SXM4-80GB").replace("TIME", "0")
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("kind", ["kernels", "cases"])
 @pytest.mark.parametrize("which", ["empty", "unknown", "zero"])
-def test_validating_nothing_says_so(kind: str, which: str, tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validating_nothing_says_so(
+    kind: str, which: str, tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if (kind, which) == ("kernels", "zero"):
         pytest.skip("tables of kernels with such times are refused")
     file = str(tables / f"{'runs' if kind == 'cases' else kind}_{which}.csv")
@@ -227,13 +257,19 @@ def test_validating_nothing_says_so(kind: str, which: str, tables: Path, capsys:
     assert repr(report).startswith("ValidationReport(n=0")
 
 
-def test_a_fit_to_few_rows_claims_no_errors(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_to_few_rows_claims_no_errors(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It has kept none out to tell errors by: those on what it learned are no errors."""
     arguments = ["fit", str(tables / "kernels_one.csv"), "--out", str(tables / "fitted")]
     assert main([*arguments, "--json"]) == 0
     figures = strict(capsys.readouterr().out)["gemm"]
     assert (figures["rows"], figures["kept_out"]) == (1, 0)
-    assert (figures["mean_ape"], figures["median_ape"], figures["coverage_90"]) == (None, None, None)
+    assert (figures["mean_ape"], figures["median_ape"], figures["coverage_90"]) == (
+        None,
+        None,
+        None,
+    )
     assert main(arguments) == 0
     assert not re.search(r"nan|None| 0 +0 ", capsys.readouterr().out)
 
@@ -259,7 +295,10 @@ def test_a_fit_to_few_rows_claims_no_errors(tables: Path, capsys: pytest.Capture
     ids=lambda c: "-".join(word for word in c[:2] if not word.startswith("--")),
 )
 def test_json_of_every_command_is_json(
-    command: tuple[str, ...], tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    tables: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tables)
     assert main([*command, "--json"]) == 0

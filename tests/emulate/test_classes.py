@@ -30,7 +30,9 @@ STAGES = Path(__file__).parent / "scripts" / "stages.py"
         (Degrees(pipeline=4, micro_batches=2), [(0,), (1, 2), (3,)]),
     ],
 )
-def test_ranks_of_a_program_are_alike_within_a_stage(degrees: Degrees, expected: list[tuple[int, ...]]) -> None:
+def test_ranks_of_a_program_are_alike_within_a_stage(
+    degrees: Degrees, expected: list[tuple[int, ...]]
+) -> None:
     program = on_one_stream(distribute(training_step(mlp(8, (8, 8, 8, 8, 8))), degrees))
     found = classes_of_program(program)
     assert list(found.ranks) == expected
@@ -48,7 +50,9 @@ def test_representatives_take_turns() -> None:
 def test_a_scripts_stages_are_found_and_run_one_rank_each() -> None:
     """Scouted three ranks at once; first, middle and last stage differ, their replicas do not."""
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-    emulation = Emulation(command=(sys.executable, str(STAGES)), world_size=6, wire=Network(), quiet=True)
+    emulation = Emulation(
+        command=(sys.executable, str(STAGES)), world_size=6, wire=Network(), quiet=True
+    )
     classes = classes_of_script(emulation, catalog.cluster("localhost"), at_once=3)
     assert classes.ranks == ((0, 1), (2, 3), (4, 5))
     (run,) = run_classes(emulation, classes, at_once=3)

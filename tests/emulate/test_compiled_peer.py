@@ -1,4 +1,5 @@
-"""The message loop in C answers as the one in Python does: the same data, log and errors, message by message."""
+"""The message loop in C answers as the one in Python does: the same data, log and errors, message
+by message."""
 
 import json
 import random
@@ -76,7 +77,8 @@ class Rank:
         self.connections[peer].flush()
 
     def offer(self, peer: int, slot: int, data: bytes) -> None:
-        """Announce data, and send them at once if their receiver is known to be ready (gloo: `Pair::send`)."""
+        """Announce data, and send them at once if their receiver is known to be ready (gloo:
+        `Pair::send`)."""
         self.say(peer, SEND_READY, slot, len(data))
         if self.grants[peer, slot]:
             self.grants[peer, slot] -= 1
@@ -96,7 +98,9 @@ class Rank:
         """Exchange messages until so many have been received, and all that was offered has left."""
         sockets = {connection.socket: peer for peer, connection in self.connections.items()}
         while (
-            len(self.received) < until or any(self.offers.values()) or any(c.sending for c in self.connections.values())
+            len(self.received) < until
+            or any(self.offers.values())
+            or any(c.sending for c in self.connections.values())
         ):
             writers = [c.socket for c in self.connections.values() if c.sending]
             readable, writable, _ = select.select(list(sockets), writers, [], 20.0)
@@ -126,8 +130,11 @@ class Rank:
                 self.grants[peer, header.slot] += 1
 
 
-def answered(tmp_path: Path, compiled: bool, network: Network, seed: int) -> tuple[list, list[dict], bool]:
-    """What a rank receives in a hundred collectives of random kinds and sizes, and what the emulated ranks note."""
+def answered(
+    tmp_path: Path, compiled: bool, network: Network, seed: int
+) -> tuple[list, list[dict], bool]:
+    """What a rank receives in a hundred collectives of random kinds and sizes, and what the
+    emulated ranks note."""
     draw, data_of = random.Random(seed), np.random.default_rng(seed)
     orders = Orders(address="", rank=1, world_size=5, real_ranks=(1,), out=str(tmp_path))
     with peers(orders, network, PeerPlace(compiled=compiled)) as emulated:
@@ -139,7 +146,9 @@ def answered(tmp_path: Path, compiled: bool, network: Network, seed: int) -> tup
             nbytes = draw.choice([0, 4, 1000, 70_000, 300_000]) if number else KEPT_BYTES + 8
             steps = [(peer, what) for peer in rank.connections for what in (RECV_READY, SEND_READY)]
             if kind not in BOTH_WAYS:
-                steps = [(draw.choice(list(rank.connections)), draw.choice([RECV_READY, SEND_READY]))]
+                steps = [
+                    (draw.choice(list(rank.connections)), draw.choice([RECV_READY, SEND_READY]))
+                ]
             draw.shuffle(steps)
             data = data_of.bytes(nbytes)
             for peer, what in steps:
@@ -158,9 +167,14 @@ def answered(tmp_path: Path, compiled: bool, network: Network, seed: int) -> tup
 
 
 def determined(received: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """What does not depend on which message came first: data that are the rank's own (`Operation`)."""
+    """What does not depend on which message came first: data that are the rank's own
+    (`Operation`)."""
     waits = [KINDS.index(kind) for kind in RETURNS_OWN]
-    return [(peer, slot, data) for peer, slot, data in received if slot >> 56 in waits and len(data) <= KEPT_BYTES]
+    return [
+        (peer, slot, data)
+        for peer, slot, data in received
+        if slot >> 56 in waits and len(data) <= KEPT_BYTES
+    ]
 
 
 @needs_compiler
@@ -184,7 +198,8 @@ def test_both_loops_answer_alike(tmp_path: Path, network: Network) -> None:
 
 
 def rings(tmp_path: Path, compiled: bool, seed: int) -> tuple[Rank, list[list[object]]]:
-    """A rank after ninety pairs of steps of three rings, as training repeats them, now and then with other ones.
+    """A rank after ninety pairs of steps of three rings, as training repeats them, now and then
+    with other ones.
 
     Of a pair, gloo's two threads may begin the second first.
     """
@@ -219,12 +234,17 @@ def rings(tmp_path: Path, compiled: bool, seed: int) -> tuple[Rank, list[list[ob
 @needs_compiler
 @pytest.mark.parametrize("seed", range(4))
 def test_what_repeats_is_granted_ahead_and_nothing_else_changes(tmp_path: Path, seed: int) -> None:
-    (own, operations), (same, same_operations) = (rings(tmp_path, compiled, seed) for compiled in (True, False))
+    (own, operations), (same, same_operations) = (
+        rings(tmp_path, compiled, seed) for compiled in (True, False)
+    )
     assert same.ahead == 0
-    # Of 360 messages; what was foreseen wrongly, or began in another order, is granted as it is announced.
+    # Of 360 messages; what was foreseen wrongly, or began in another order, is granted as it is
+    # announced.
     assert 100 < own.ahead < 360
     assert determined(sorted(own.received)) == determined(sorted(same.received))
-    assert [(p, s, len(d)) for p, s, d in sorted(own.received)] == [(p, s, len(d)) for p, s, d in sorted(same.received)]
+    assert [(p, s, len(d)) for p, s, d in sorted(own.received)] == [
+        (p, s, len(d)) for p, s, d in sorted(same.received)
+    ]
     assert operations == same_operations
 
 
@@ -251,7 +271,9 @@ def test_own_data_are_passed_on_while_they_come(tmp_path: Path, compiled: bool, 
         half = HEADER.size + nbytes // 2
         rank.write(to, message[:half])
         while answer.arrived < nbytes // 2:
-            assert select.select([rank.connections[source].socket], [], [], 20.0)[0], "no answer before the whole"
+            assert select.select([rank.connections[source].socket], [], [], 20.0)[0], (
+                "no answer before the whole"
+            )
             assert rank.connections[source].receive(lambda header: answer, granted.append)
         assert answer.arrived == nbytes // 2
         assert bytes(answer.data[: nbytes // 2]) == data[: nbytes // 2]
@@ -266,12 +288,18 @@ def test_own_data_are_passed_on_while_they_come(tmp_path: Path, compiled: bool, 
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])
-def test_real_ranks_beside_each_other_are_answered_in_a_ring(tmp_path: Path, compiled: bool) -> None:
-    """Rank 0 sends to rank 1, which is real: what it gets are the data that rank 1 sends to the emulated rank 2."""
+def test_real_ranks_beside_each_other_are_answered_in_a_ring(
+    tmp_path: Path, compiled: bool
+) -> None:
+    """Rank 0 sends to rank 1, which is real: what it gets are the data that rank 1 sends to the
+    emulated rank 2."""
     orders = Orders(address="", rank=0, world_size=4, real_ranks=(0, 1), out=str(tmp_path))
     slot, data = slot_of("all_gather", 0), b"of rank one"
     with peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated:
-        ranks = [Rank.joined(Orders(**{**vars(emulated.orders), "rank": rank}), (0, 1, 2, 3)) for rank in (0, 1)]
+        ranks = [
+            Rank.joined(Orders(**{**vars(emulated.orders), "rank": rank}), (0, 1, 2, 3))
+            for rank in (0, 1)
+        ]
         ranks[0].say(3, RECV_READY, slot, len(data))
         ranks[1].offer(2, slot, data)
         ranks[1].serve(0)
@@ -287,7 +315,9 @@ def failure(tmp_path: Path, compiled: bool, real_ranks: tuple[int, ...]) -> str:
     """Why the emulated ranks end: data that nobody asked for, or two real ranks that disagree."""
     orders = Orders(address="", rank=0, world_size=3, real_ranks=real_ranks, out=str(tmp_path))
     with ExitStack() as stack:
-        emulated: PeerProcess = stack.enter_context(peers(orders, Network(), PeerPlace(compiled=compiled)))
+        emulated: PeerProcess = stack.enter_context(
+            peers(orders, Network(), PeerPlace(compiled=compiled))
+        )
         ranks = []
         for rank in real_ranks:
             of_rank = Orders(**{**vars(emulated.orders), "rank": rank})
@@ -308,18 +338,24 @@ def failure(tmp_path: Path, compiled: bool, real_ranks: tuple[int, ...]) -> str:
 def test_both_loops_end_with_the_same_words(tmp_path: Path) -> None:
     own, same = (failure(tmp_path, compiled, (0,)) for compiled in (True, False))
     assert own == same
-    assert own == "rank 0: group 0,1,2: all_reduce: message 0 to place 1, of 4 bytes, was not expected"
+    assert (
+        own == "rank 0: group 0,1,2: all_reduce: message 0 to place 1, of 4 bytes, was not expected"
+    )
     told = {failure(tmp_path, compiled, (0, 2)) for compiled in (True, False)}
     assert all("call #0 of group 0,1,2 is" in text for text in told)
 
 
-def test_without_a_compiler_messages_are_answered_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_messages_are_answered_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compiled_loop() is None
 
 
 @needs_compiler
-def test_code_is_not_loaded_from_a_folder_that_others_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_not_loaded_from_a_folder_that_others_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
     assert compiled_loop() is not None
     (tmp_path / "peer").chmod(0o777)
@@ -329,5 +365,10 @@ def test_code_is_not_loaded_from_a_folder_that_others_write_to(tmp_path: Path, m
 def test_conditions_are_kept_by_the_loop_in_python() -> None:
     usual = Orders(address="", rank=0, world_size=2, real_ranks=(0,), out="")
     assert plain(usual)
-    for changed in ({"straggler": 1.2}, {"jitter": 0.1}, {"delays_s": {"barrier": 1.0}}, {"fail_rank": 1}):
+    for changed in (
+        {"straggler": 1.2},
+        {"jitter": 0.1},
+        {"delays_s": {"barrier": 1.0}},
+        {"fail_rank": 1},
+    ):
         assert not plain(Orders(**{**vars(usual), **changed}))

@@ -30,8 +30,16 @@ LONG_S = 0.3
 LATE_S = 0.02
 
 
-def emulation(script: str, *arguments: str, world_size: int = 6, real: tuple[int, ...] = (0,), **more) -> Emulation:
-    command = ("env", f"REAL={','.join(map(str, real))}", sys.executable, str(SCRIPTS / script), *arguments)
+def emulation(
+    script: str, *arguments: str, world_size: int = 6, real: tuple[int, ...] = (0,), **more
+) -> Emulation:
+    command = (
+        "env",
+        f"REAL={','.join(map(str, real))}",
+        sys.executable,
+        str(SCRIPTS / script),
+        *arguments,
+    )
     return Emulation(
         command=command, world_size=world_size, real_ranks=real, prices=PRICES, ranks_per_node=8,
         **{"timeout_s": 300.0, **more},
@@ -39,9 +47,13 @@ def emulation(script: str, *arguments: str, world_size: int = 6, real: tuple[int
 
 
 @pytest.mark.parametrize("real", [pytest.param((3,), marks=pytest.mark.slow), (0, 2)])
-def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(real: tuple[int, ...]) -> None:
-    """Every kind delayed by another time, so that no delay can stand for another's or be taken for overhead."""
-    # The script sleeps through all delays one after another. Short ones do where nothing else keeps the machine busy.
+def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(
+    real: tuple[int, ...],
+) -> None:
+    """Every kind delayed by another time, so that no delay can stand for another's or be taken for
+    overhead."""
+    # The script sleeps through all delays one after another. Short ones do where nothing else keeps
+    # the machine busy.
     for long_s in (LONG_S / 3, LONG_S):
         delays_s = {kind: long_s + 0.02 * n for n, kind in enumerate(DELAYED)}
         run = emulate(emulation("collectives.py", real=real, conditions={"delays_s": delays_s}))
@@ -80,19 +92,25 @@ def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("first_s", "last_s"), [(LONG_S, 2 * LONG_S), (LONG_S, 0.0)])
 def test_a_sweep_takes_the_delays_that_it_names(first_s: float, last_s: float) -> None:
-    """Two reductions, one after the other: an iteration takes at least twice the delay, wherever the sweep begins."""
+    """Two reductions, one after the other: an iteration takes at least twice the delay, wherever
+    the sweep begins."""
     delays_s, every = (first_s, last_s), 4
     conditions = {"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every}
     run = emulate(emulation("steps.py", str(4 * every + 1), conditions=conditions))
     curve = emulated_curve(run, "all_reduce", delays_s, every)
     (overhead_s,) = (rank.overhead_s for rank in run.ranks)
     assert overhead_s < LONG_S / 2
-    for delay_s, emulated_s, predicted_s in zip(delays_s, curve.emulated_s, curve.predicted_s, strict=True):
+    for delay_s, emulated_s, predicted_s in zip(
+        delays_s, curve.emulated_s, curve.predicted_s, strict=True
+    ):
         assert min(emulated_s, predicted_s) > 2 * (delay_s - overhead_s - LATE_S)
     grown_s = 2 * (last_s - first_s)
     assert curve.emulated_s[1] - curve.emulated_s[0] == pytest.approx(grown_s, rel=0.3)
-    # a reduction cannot take less than nothing, to which what emulating takes, taken off, may bring it
-    assert curve.predicted_s[1] - curve.predicted_s[0] == pytest.approx(grown_s, abs=2 * overhead_s + LATE_S)
+    # a reduction cannot take less than nothing, to which what emulating takes, taken off, may bring
+    # it
+    assert curve.predicted_s[1] - curve.predicted_s[0] == pytest.approx(
+        grown_s, abs=2 * overhead_s + LATE_S
+    )
     assert curve.felt == 2
 
 
@@ -123,7 +141,9 @@ def test_the_call_at_which_a_rank_dies_is_counted_among_the_scripts_own(
 ) -> None:
     """Two to a step."""
     conditions = {"fail_rank": 3, "fail_call": call}
-    with pytest.raises(EmulationError, match=f"all_reduce #{call - 1} of group 0: emulated rank 3 failed"):
+    with pytest.raises(
+        EmulationError, match=f"all_reduce #{call - 1} of group 0: emulated rank 3 failed"
+    ):
         emulate(emulation("steps.py", "9", conditions=conditions))
     assert capfd.readouterr().err.count("step done") == call // 2
 
@@ -139,8 +159,13 @@ def test_sharded_training_in_a_large_world(tmp_path: Path) -> None:
     assert run.to_dict()["training_memory_bytes"] > 0
     found = replay(typical(rank, table.iteration.to_numpy()))
     assert found.calls_felt("all_gather") > 0
-    # a delay may bring more of them onto the critical path, and moves when they take of the thread's core
-    felt, gathers, core_s = found.calls_felt("all_gather"), found.is_of_kind("all_gather").sum(), found.core_s.sum()
+    # a delay may bring more of them onto the critical path, and moves when they take of the
+    # thread's core
+    felt, gathers, core_s = (
+        found.calls_felt("all_gather"),
+        found.is_of_kind("all_gather").sum(),
+        found.core_s.sum(),
+    )
     grown_s = found.time_s("all_gather", 0.01) - found.time_s()
     assert 0.01 * felt - core_s <= grown_s <= 0.01 * gathers + core_s
     trace = measured_trace(run)
@@ -166,21 +191,43 @@ def test_real_ranks_apart_wait_for_one_another_and_for_the_model_alone() -> None
     last_s = reduction.issued_s.max()  # of the one that sleeps, unless the other begins later still
     assert (reduction.start_s >= last_s).all()
     taken_s = reduction.end_s - last_s
-    assert taken_s.between(least_s, 10 * LONG_S).all()  # what emulating takes by itself is taken off
+    assert taken_s.between(
+        least_s, 10 * LONG_S
+    ).all()  # what emulating takes by itself is taken off
     assert ((calls.end_s - calls.start_s) > least_s).all()
 
 
 @pytest.mark.slow
 def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
-    with pytest.raises(EmulationError, match=r"rank 0: broadcast_object_list from rank 1, .*by --apart"):
-        emulate(emulation("wrong.py", "objects", world_size=2, real=(0, 1), quiet=True, conditions={"apart": True}))
+    with pytest.raises(
+        EmulationError, match=r"rank 0: broadcast_object_list from rank 1, .*by --apart"
+    ):
+        emulate(
+            emulation(
+                "wrong.py",
+                "objects",
+                world_size=2,
+                real=(0, 1),
+                quiet=True,
+                conditions={"apart": True},
+            )
+        )
 
 
 @pytest.mark.parametrize(
     ("case", "real", "message"),
     [
-        ("size", (0, 1), r"call #0 of group 0: rank \d calls all_reduce of \d+ bytes of float32 \(sum\), but rank \d"),
-        pytest.param("left", (0, 1), "deadlock: rank 0 waits in all_reduce.*rank 1 has ended", marks=pytest.mark.slow),
+        (
+            "size",
+            (0, 1),
+            r"call #0 of group 0: rank \d calls all_reduce of \d+ bytes of float32 \(sum\), but rank \d",
+        ),
+        pytest.param(
+            "left",
+            (0, 1),
+            "deadlock: rank 0 waits in all_reduce.*rank 1 has ended",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "sparse",
             (0,),
@@ -188,7 +235,10 @@ def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "objects", (0,), "rank 0: broadcast_object_list from rank 1, which is emulated", marks=pytest.mark.slow
+            "objects",
+            (0,),
+            "rank 0: broadcast_object_list from rank 1, which is emulated",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "raises",
@@ -196,11 +246,15 @@ def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
             "rank 0: the script ended with status 1, after rank 0: barrier #0 of group 0.*ValueError: no data",
             marks=pytest.mark.slow,
         ),
-        pytest.param("aborts", (0,), "rank 0: the script ended with status -6, after", marks=pytest.mark.slow),
+        pytest.param(
+            "aborts", (0,), "rank 0: the script ended with status -6, after", marks=pytest.mark.slow
+        ),
         ("no group", (0,), "without initialising torch.distributed"),
     ],
 )
-def test_what_cannot_go_on_says_who_and_where(case: str, real: tuple[int, ...], message: str) -> None:
+def test_what_cannot_go_on_says_who_and_where(
+    case: str, real: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(EmulationError, match=message):
         emulate(emulation("wrong.py", case, world_size=4, real=real, quiet=True))
 

@@ -28,7 +28,9 @@ CALL = Call("all_reduce", 8, "float32", "sum")
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Environment]:
-    made = Environment(str(tmp_path / "socket"), lambda kind, nbytes, members: (nbytes * 1.0, float(len(members))))
+    made = Environment(
+        str(tmp_path / "socket"), lambda kind, nbytes, members: (nbytes * 1.0, float(len(members)))
+    )
     yield made
     made.close()
 
@@ -43,7 +45,9 @@ def meet(environment: Environment, calls: dict[int, Call]) -> dict[int, object]:
 
     def ask(rank: int, call: Call) -> None:
         try:
-            answers[rank] = line(environment, rank).meet("world", tuple(calls), 3, call, float(rank))
+            answers[rank] = line(environment, rank).meet(
+                "world", tuple(calls), 3, call, float(rank)
+            )
         except EmulationError as error:
             answers[rank] = str(error)
 
@@ -60,7 +64,9 @@ def test_ranks_that_agree_start_when_the_last_has_come(environment: Environment)
     assert environment.failure == ""
 
 
-@pytest.mark.parametrize("other", [Call("barrier", 1, "uint8"), Call("all_reduce", 16, "float32", "sum")])
+@pytest.mark.parametrize(
+    "other", [Call("barrier", 1, "uint8"), Call("all_reduce", 16, "float32", "sum")]
+)
 def test_ranks_that_disagree_are_named(environment: Environment, other: Call) -> None:
     answers = meet(environment, {0: CALL, 1: other})
     assert set(answers.values()) == {environment.failure}
@@ -115,7 +121,9 @@ def test_orders_travel_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_delays_by_kind_and_by_iteration() -> None:
-    conditions = Conditions(orders(delays_s={"send_recv": 0.5}, swept="all_reduce", sweep_s=(1.0, 2.0), sweep_every=3))
+    conditions = Conditions(
+        orders(delays_s={"send_recv": 0.5}, swept="all_reduce", sweep_s=(1.0, 2.0), sweep_every=3)
+    )
     assert [conditions.extra_s("all_reduce", i) for i in (0, 2, 3, 5, 6)] == [1, 1, 2, 2, 1]
     assert conditions.extra_s("recv", 0) == 0.5
     assert conditions.extra_s("barrier", 0) == 0
@@ -124,11 +132,24 @@ def test_delays_by_kind_and_by_iteration() -> None:
 times_s = st.floats(0, 1e3)
 
 
-@given(delays_s=st.dictionaries(st.sampled_from(DELAYED), times_s), swept=st.sampled_from(DELAYED), data=st.data())
-def test_every_kind_takes_longer_by_its_own_delay(delays_s: dict[str, float], swept: str, data: st.DataObject) -> None:
+@given(
+    delays_s=st.dictionaries(st.sampled_from(DELAYED), times_s),
+    swept=st.sampled_from(DELAYED),
+    data=st.data(),
+)
+def test_every_kind_takes_longer_by_its_own_delay(
+    delays_s: dict[str, float], swept: str, data: st.DataObject
+) -> None:
     sweep_s = tuple(data.draw(st.lists(times_s, min_size=1, max_size=5)))
     every, iteration = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 100))
-    asked = orders(delays_s=delays_s, swept=swept, sweep_s=sweep_s, sweep_every=every, straggler=2.0, fail_rank=3)
+    asked = orders(
+        delays_s=delays_s,
+        swept=swept,
+        sweep_s=sweep_s,
+        sweep_every=every,
+        straggler=2.0,
+        fail_rank=3,
+    )
     for kind in KINDS:
         wanted_s = delays_s.get(delayed_as(kind), 0.0) + (
             sweep_s[iteration // every % len(sweep_s)] if delayed_as(kind) == swept else 0.0
@@ -167,9 +188,13 @@ def test_jitter_is_the_largest_of_all_emulated_ranks() -> None:
     for start_s in range(1, 2001):
         conditions.together(start_s)
         late_s.append(conditions.late_s(start_s + 0.5, emulated) / 0.5)
-        assert conditions.late_s(start_s + 0.5, emulated) / 0.5 == late_s[-1]  # until they are together again
+        assert (
+            conditions.late_s(start_s + 0.5, emulated) / 0.5 == late_s[-1]
+        )  # until they are together again
     drawn = np.random.default_rng(0).lognormal(0.0, 0.1, (4000, emulated)).max(axis=1) - 1
-    assert np.quantile(late_s, (0.1, 0.5, 0.9)) == pytest.approx(np.quantile(drawn, (0.1, 0.5, 0.9)), rel=0.06)
+    assert np.quantile(late_s, (0.1, 0.5, 0.9)) == pytest.approx(
+        np.quantile(drawn, (0.1, 0.5, 0.9)), rel=0.06
+    )
 
 
 def test_a_dead_rank_ends_only_the_groups_that_it_is_in() -> None:

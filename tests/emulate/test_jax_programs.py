@@ -28,7 +28,9 @@ def test_every_rank_runs_alone_and_waits_for_what_the_model_says(degrees: Degree
 
     for rank in (0, program.n_devices - 1):
         told.clear()
-        run = emulate_program(program, random_inputs(program), Prices(CLUSTER, seconds), rank, repeats=2)
+        run = emulate_program(
+            program, random_inputs(program), Prices(CLUSTER, seconds), rank, repeats=2
+        )
         waits_s = run.spans_s[:, np.array(run.collective)]
         assert len(told) == waits_s.shape[1] > 0
         assert (waits_s >= 2e-3 - 1e-4).all()

@@ -28,7 +28,9 @@ def table(tmp_path: Path) -> PriceTable:
     return PriceTable.read(tmp_path / "prices.csv")
 
 
-@pytest.mark.parametrize(("nbytes", "time_s"), [(10, 0.001), (2000, 0.002), (3000, 0.003), (6000, 0.006)])
+@pytest.mark.parametrize(
+    ("nbytes", "time_s"), [(10, 0.001), (2000, 0.002), (3000, 0.003), (6000, 0.006)]
+)
 def test_table_between_and_beyond_its_rows(table: PriceTable, nbytes: float, time_s: float) -> None:
     assert table.time_s(all_reduce(nbytes)) == pytest.approx(time_s)
     assert table.core_s(all_reduce(nbytes)) == pytest.approx(time_s / 2)
@@ -41,20 +43,31 @@ def test_processor_times_are_stated_for_one_speed_of_the_core() -> None:
     found = at_one_speed(pd.DataFrame([slow, usual, busy], columns=columns))
     assert found.copies_per_s.tolist() == [1e6] * 3
     assert found.core_s.tolist() == pytest.approx([0.002, 0.002, 0.008])
-    assert found.time_s.tolist() == pytest.approx([0.003, 0.003, 0.006])  # 1 ms of waiting, 1 ms, none
+    assert found.time_s.tolist() == pytest.approx(
+        [0.003, 0.003, 0.006]
+    )  # 1 ms of waiting, 1 ms, none
 
 
 def test_jitter_is_what_neither_all_ranks_nor_one_have_at_all_times() -> None:
     random = np.random.default_rng(0)
-    rounds = random.normal(0, 0.03, (4000, 3)) + random.normal(0, 0.2, (4000, 1)) + np.array([0.0, 0.4, 0.1])
+    rounds = (
+        random.normal(0, 0.03, (4000, 3))
+        + random.normal(0, 0.2, (4000, 1))
+        + np.array([0.0, 0.4, 0.1])
+    )
     assert spread(rounds.tolist()) == pytest.approx(0.03, rel=0.05)
     assert spread([[0.1, 0.2], [0.3, 0.4]]) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_core_time_of_other_numbers_of_ranks_follows_the_ring(table: PriceTable) -> None:
     # steps 0.0005 s each, and 0.0005 s for half of 2000 bytes through a rank
-    assert table.core_s(all_reduce(2000, 4)) == pytest.approx(3 * 0.0005 + 0.0005 * (3 / 4) / (1 / 2))
-    assert table.core_s(Collective(collective="broadcast", bytes=8, num_ranks=2, ranks_per_node=1)) == 0
+    assert table.core_s(all_reduce(2000, 4)) == pytest.approx(
+        3 * 0.0005 + 0.0005 * (3 / 4) / (1 / 2)
+    )
+    assert (
+        table.core_s(Collective(collective="broadcast", bytes=8, num_ranks=2, ranks_per_node=1))
+        == 0
+    )
 
 
 def test_prices_never_keep_the_core_longer_than_the_call(table: PriceTable) -> None:
@@ -65,9 +78,17 @@ def test_prices_never_keep_the_core_longer_than_the_call(table: PriceTable) -> N
 
 def test_groups_are_placed_on_nodes() -> None:
     cluster = catalog.cluster("dgx-a100")  # eight to a node
-    inside, across = placed(cluster, "all_gather", 64, range(8)), placed(cluster, "reduce", 64, range(0, 64, 8))
+    inside, across = (
+        placed(cluster, "all_gather", 64, range(8)),
+        placed(cluster, "reduce", 64, range(0, 64, 8)),
+    )
     assert (inside.ranks_per_node, inside.level, inside.concurrent) == (8, 0, 1)
-    assert (across.ranks_per_node, across.level, across.concurrent, across.collective) == (1, 1, 8, "broadcast")
+    assert (across.ranks_per_node, across.level, across.concurrent, across.collective) == (
+        1,
+        1,
+        8,
+        "broadcast",
+    )
     assert placed(cluster, "send", 64, range(64)).num_ranks == 2
     neighbours = placed(cluster, "all_reduce", 64, (7, 8))  # of two nodes
     assert (neighbours.ranks_per_node, neighbours.level) == (1, 1)
@@ -78,7 +99,9 @@ def test_calibrated_model_grows_with_ranks_and_bytes() -> None:
 
     cluster = catalog.cluster("dgx-a100")
     prices = Prices(cluster, modelled(cluster, CollectiveModel.load()))
-    times_s = [prices("all_reduce", n << 20, tuple(range(ranks)))[0] for ranks in (8, 64) for n in (1, 64)]
+    times_s = [
+        prices("all_reduce", n << 20, tuple(range(ranks)))[0] for ranks in (8, 64) for n in (1, 64)
+    ]
     assert times_s[0] < times_s[1] < times_s[3]
     assert prices("all_reduce", 1 << 20, tuple(range(8)))[1] == 0.0
 
@@ -112,7 +135,9 @@ def test_kinds_that_the_table_does_not_hold(table: PriceTable) -> None:
         table.time_s(all_reduce(8, 8))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("2ms", 2e-3), ("50us", 5e-5), ("0.5", 0.5), ("1s", 1.0), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2ms", 2e-3), ("50us", 5e-5), ("0.5", 0.5), ("1s", 1.0), ("0", 0.0)]
+)
 def test_times(text: str, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds)
 

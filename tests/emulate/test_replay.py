@@ -1,4 +1,5 @@
-"""Iterations cut at their calls and replayed on the timeline, against closed forms: without torch."""
+"""Iterations cut at their calls and replayed on the timeline, against closed forms: without
+torch."""
 
 from collections.abc import Sequence
 
@@ -26,8 +27,11 @@ CALLS_S = ((0.020, 0.008), (0.030, 0.008), (0.040, 0.004))
 LATER = ("backward_end", "optimizer", "iteration_end")
 
 
-def overlapped(delays_s: Sequence[float], calls_s: Sequence[tuple[float, float]] = CALLS_S) -> RankRun:
-    """Iterations as DistributedDataParallel makes them: calls in backward, at whose end all are waited for."""
+def overlapped(
+    delays_s: Sequence[float], calls_s: Sequence[tuple[float, float]] = CALLS_S
+) -> RankRun:
+    """Iterations as DistributedDataParallel makes them: calls in backward, at whose end all are
+    waited for."""
     calls, marks, now_s = [], [("iteration_end", 100.0, 0.0, 0.0)], 100.0
     thread_s = 0.0
     for number, delay_s in enumerate(delays_s, 1):
@@ -75,7 +79,9 @@ def test_replay_answers_delays_as_the_closed_form_does(delay_s: float) -> None:
 def test_replay_knows_what_collectives_were_told_to_take() -> None:
     found = replay(iteration(overlapped([0.0, 0.001]), 2))
     is_reduction = found.is_of_kind("all_reduce")
-    assert found.stated_s[is_reduction > 0] == pytest.approx([span_s + 0.001 for _, span_s in CALLS_S])
+    assert found.stated_s[is_reduction > 0] == pytest.approx(
+        [span_s + 0.001 for _, span_s in CALLS_S]
+    )
     assert found.stated_s.sum() == pytest.approx(found.stated_s @ is_reduction)
 
 
@@ -138,7 +144,8 @@ def test_trace_of_a_run() -> None:
 
 
 def test_collectives_that_take_the_core_slow_the_script() -> None:
-    """One call at 20 ms of 8 ms, 4 of them on the core; backward has 20 ms left to do, then the optimizer 5."""
+    """One call at 20 ms of 8 ms, 4 of them on the core; backward has 20 ms left to do, then the
+    optimizer 5."""
     run = overlapped([0.0], [(0.020, 0.008)])
     late = run.marks.name.isin(LATER) & (run.marks.index > 0)
     marks = run.marks.assign(wall_s=run.marks.wall_s + 0.004 * late)
@@ -154,7 +161,9 @@ def test_collectives_that_take_the_core_slow_the_script() -> None:
     work_s=st.floats(0, 1),
     starts=st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 1), st.floats(0, 0.9)), max_size=4),
 )
-def test_work_on_a_shared_core_and_back(work_s: float, starts: list[tuple[float, float, float]]) -> None:
+def test_work_on_a_shared_core_and_back(
+    work_s: float, starts: list[tuple[float, float, float]]
+) -> None:
     users = [User(start, start + span, span * share / len(starts)) for start, span, share in starts]
     end_s = done_at_s(0.1, work_s, users)
     assert end_s >= 0.1 + work_s - 1e-9

@@ -1,4 +1,5 @@
-"""Real ranks whose gloo exchanges its messages with one process for all others; skipped where torch is missing."""
+"""Real ranks whose gloo exchanges its messages with one process for all others; skipped where torch
+is missing."""
 
 import os
 import sys
@@ -50,7 +51,9 @@ def test_every_collective_is_answered_on_the_wire(run) -> None:
 def test_messages_take_their_hops_and_operations_their_delay(run) -> None:
     calls = run.collectives()
     times_s = calls.end_s - calls.issued_s
-    reductions = calls[(calls.kind == "all_reduce") & (calls.bytes > 100)]  # of one number there are fewer segments
+    reductions = calls[
+        (calls.kind == "all_reduce") & (calls.bytes > 100)
+    ]  # of one number there are fewer segments
     # segments go two at a time, there and back, ten times around
     assert times_s[reductions.index].min() > DELAY_S + 10 * LATENCY_S
     assert reductions.delay_s.to_numpy() == pytest.approx(DELAY_S)
@@ -63,7 +66,8 @@ def test_messages_take_their_hops_and_operations_their_delay(run) -> None:
 
 @pytest.mark.slow
 def test_several_real_ranks_talk_to_each_other_themselves() -> None:
-    """And each with the emulated ones: rank 2 in the middle of a pipeline, before an emulated stage."""
+    """And each with the emulated ones: rank 2 in the middle of a pipeline, before an emulated
+    stage."""
     run = emulate(emulation("stages.py", real_ranks=(0, 2), wire=Network()))
     calls = run.collectives()
     assert {*calls[calls["rank"] == 0].kind} == {"all_gather", "all_reduce", "broadcast"}
@@ -73,15 +77,19 @@ def test_several_real_ranks_talk_to_each_other_themselves() -> None:
 
 @pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_real_ranks_beside_each_other_find_sizes_that_fit(compiled: bool) -> None:
-    """In a ring the first of two real neighbours sends nothing to emulated ranks, which answer it all the same."""
+    """In a ring the first of two real neighbours sends nothing to emulated ranks, which answer it
+    all the same."""
     place = PeerPlace(compiled=compiled)
-    run = emulate(emulation("neighbours.py", world_size=4, real_ranks=(0, 1), wire=Network(), peer=place))
+    run = emulate(
+        emulation("neighbours.py", world_size=4, real_ranks=(0, 1), wire=Network(), peer=place)
+    )
     assert (run.collectives().kind == "all_gather").sum() >= 2 * 2 * 2
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 def test_the_emulated_ranks_may_be_behind_a_link_of_their_own() -> None:
-    """Twenty megabytes a second: what a rank sends takes its bytes over the bandwidth, whatever the machine."""
+    """Twenty megabytes a second: what a rank sends takes its bytes over the bandwidth, whatever the
+    machine."""
     bandwidth_bytes_per_s = 20e6
     with EmulatedHosts(2, bandwidth_bytes_per_s) as emulated:
         peer_host, real_host = emulated.hosts
@@ -106,8 +114,13 @@ LINGERS = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.slee
 def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> None:
     begin_s = time.monotonic()
     place = PeerPlace(command=(*wrapper, *PeerPlace().command))
-    with pytest.raises(EmulationError, match=r"call #\d+ of group 0,1,2,3 is (broadcast|all_reduce) on rank \d, but"):
-        emulate(emulation("disagree.py", world_size=4, real_ranks=(0, 2), wire=Network(), peer=place))
+    with pytest.raises(
+        EmulationError,
+        match=r"call #\d+ of group 0,1,2,3 is (broadcast|all_reduce) on rank \d, but",
+    ):
+        emulate(
+            emulation("disagree.py", world_size=4, real_ranks=(0, 2), wire=Network(), peer=place)
+        )
     assert time.monotonic() - begin_s < 100.0
 
 
@@ -121,7 +134,8 @@ def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> 
     ],
 )
 def test_real_ranks_by_themselves_that_disagree_are_told_too(more: dict, source: int) -> None:
-    """Nobody sees the messages of a group whose members are all real; the source of a broadcast waits for nobody."""
+    """Nobody sees the messages of a group whose members are all real; the source of a broadcast
+    waits for nobody."""
     begin_s = time.monotonic()
     kinds = r"is (broadcast|all_reduce) on rank [01], but (broadcast|all_reduce) on rank [01]"
     with pytest.raises(EmulationError, match=rf"call #\d+ of group \w+ {kinds}"):
@@ -140,10 +154,16 @@ def test_a_host_that_is_not_known_is_named() -> None:
         PeerPlace.named("nobody@no.such.host.invalid")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets anybody take any loopback address")
-def test_another_host_is_reached_by_ssh_and_its_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lets anybody take any loopback address"
+)
+def test_another_host_is_reached_by_ssh_and_its_clock_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\nexec {sys.executable} "$@"\n')
+    ssh.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\nexec {sys.executable} "$@"\n'
+    )
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     place = replace(PeerPlace.named("127.0.0.2"), command=_SSH, other_clock=True)
@@ -165,11 +185,17 @@ def test_nobody_without_the_key_is_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_no_real_rank_begins_before_all_of_its_group_have_connected(compiled: bool, tmp_path: Path) -> None:
-    """Else one could finish with the emulated ranks alone, and end while another is still connecting to it."""
+def test_no_real_rank_begins_before_all_of_its_group_have_connected(
+    compiled: bool, tmp_path: Path
+) -> None:
+    """Else one could finish with the emulated ranks alone, and end while another is still
+    connecting to it."""
     real_ranks, members = (0, 2, 3), (0, 1, 2, 3)
     orders = Orders(address="", rank=0, world_size=4, real_ranks=real_ranks, out=str(tmp_path))
-    with peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated, ThreadPoolExecutor() as ranks:
+    with (
+        peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated,
+        ThreadPoolExecutor() as ranks,
+    ):
 
         def connected(rank: int, group: tuple[int, ...] = members) -> Future[None]:
             return ranks.submit(wait_for_real_ranks, replace(emulated.orders, rank=rank), group)
@@ -192,11 +218,17 @@ def test_ddp_goes_by_a_rank_that_has_a_model() -> None:
 
 
 def test_an_emulated_rank_that_dies_is_named() -> None:
-    with pytest.raises(EmulationError, match=r"emulated ranks: .*group 0,1,2: emulated rank 2 failed"):
-        emulate(emulation("steps.py", "9", world_size=3, conditions={"fail_rank": 2, "fail_call": 3}))
+    with pytest.raises(
+        EmulationError, match=r"emulated ranks: .*group 0,1,2: emulated rank 2 failed"
+    ):
+        emulate(
+            emulation("steps.py", "9", world_size=3, conditions={"fail_rank": 2, "fail_call": 3})
+        )
 
 
-@pytest.mark.parametrize("conditions", [{"apart": True}, {"swept": "all_reduce", "sweep_s": (0.0,)}])
+@pytest.mark.parametrize(
+    "conditions", [{"apart": True}, {"swept": "all_reduce", "sweep_s": (0.0,)}]
+)
 def test_what_the_wire_cannot_do_is_refused(conditions: dict) -> None:
     with pytest.raises(PerfModelError, match="cannot be combined with --sweep or --apart"):
         emulation("steps.py", conditions=conditions)

@@ -1,4 +1,5 @@
-"""The emulated ranks' part in a collective, against all ranks' messages one by one; and gloo's messages themselves."""
+"""The emulated ranks' part in a collective, against all ranks' messages one by one; and gloo's
+messages themselves."""
 
 import socket
 from collections.abc import Sequence
@@ -61,8 +62,8 @@ def tree(n: int, rank: int, root: int) -> list[Round]:
 def all_ranks(programs: Sequence[list[Round]], window: int) -> list[float]:
     """When each rank is done: every message of every rank, until nothing changes.
 
-    A rank posts round k when rounds up to k - window are done. Data leave when the sender has posted and has heard that
-    the receiver has.
+    A rank posts round k when rounds up to k - window are done. Data leave when the sender has
+    posted and has heard that the receiver has.
     """
     posted = [[0.0] * len(program) for program in programs]
 
@@ -85,10 +86,16 @@ def all_ranks(programs: Sequence[list[Round]], window: int) -> list[float]:
         for rank, program in enumerate(programs):
             for k in range(len(program)):
                 # a receive is waited for; a tree's sends are not
-                ready_s = max((done_s(rank, j) for j in range(k - window + 1) if waits(program, j)), default=0.0)
+                ready_s = max(
+                    (done_s(rank, j) for j in range(k - window + 1) if waits(program, j)),
+                    default=0.0,
+                )
                 if ready_s > posted[rank][k]:
                     posted[rank][k], changed = ready_s, True
-    return [max((done_s(r, k) for k in range(len(p)) if waits(p, k)), default=0.0) for r, p in enumerate(programs)]
+    return [
+        max((done_s(r, k) for k in range(len(p)) if waits(p, k)), default=0.0)
+        for r, p in enumerate(programs)
+    ]
 
 
 def waits(program: list[Round], k: int) -> bool:
@@ -105,12 +112,17 @@ class Wire:
         self.sent.append((what, nbytes))
 
 
-def one_rank(program: list[Round], window: int, kind: str, size: int, place: int, network: Network) -> float:
+def one_rank(
+    program: list[Round], window: int, kind: str, size: int, place: int, network: Network
+) -> float:
     """When the real rank is done whose messages an operation answers."""
     operation = Operation(KINDS.index(kind) << 56, size, place, 0.0, network, Links())
     done_s: list[float] = []
     for k, (to, source) in enumerate(program):
-        posted_s = max((d for d, j in zip(done_s, range(k - window + 1), strict=False) if waits(program, j)), default=0)
+        posted_s = max(
+            (d for d, j in zip(done_s, range(k - window + 1), strict=False) if waits(program, j)),
+            default=0,
+        )
         times_s = [posted_s]
         if source is not None:
             pair = operation.pair(source, Wire())  # pyright: ignore[reportArgumentType]
@@ -148,7 +160,8 @@ def test_one_real_rank_is_done_when_it_would_be_among_real_ones(
 
 
 def test_a_tree_reaches_a_rank_with_the_last_of_its_step() -> None:
-    """From which rank a message comes tells the step; not whether others of it were reached earlier."""
+    """From which rank a message comes tells the step; not whether others of it were reached
+    earlier."""
     n, root = 8, 3
     expected_s = all_ranks([tree(n, rank, root) for rank in range(n)], 1)
     for place in range(n):
@@ -160,7 +173,9 @@ def test_a_tree_reaches_a_rank_with_the_last_of_its_step() -> None:
 
 def test_messages_share_the_real_ranks_links() -> None:
     """A scatter's root serves others first; what one link carries comes one after another."""
-    operation = Operation(KINDS.index("scatter") << 56, 4, 2, 0.0, Network(0.0, 10.0), links := Links())
+    operation = Operation(
+        KINDS.index("scatter") << 56, 4, 2, 0.0, Network(0.0, 10.0), links := Links()
+    )
     pair = operation.pair(0, Wire())  # pyright: ignore[reportArgumentType]
     pair.asked += [Message(10, 0.0), Message(10, 0.0)]
     zeros = lambda n: memoryview(bytes(n))  # noqa: E731
@@ -196,7 +211,9 @@ def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
     operation = Operation(KINDS.index("all_gather") << 56, 3, 0, 0.0, Network(), Links())
     left, right = (operation.pair(peer, Wire()) for peer in (2, 1))  # pyright: ignore[reportArgumentType]
     left.asked.append(Message(4, 0.0))
-    assert operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == NEVER_S  # sizes must be its own
+    assert (
+        operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == NEVER_S
+    )  # sizes must be its own
     right.offered.append(Message(4, 0.0))
     operation.try_receive(1, right, 0.0)
     sent: list[Any] = []
@@ -211,7 +228,8 @@ def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
 
 
 def test_real_ranks_beside_each_other_get_the_data_of_the_last_of_them() -> None:
-    """Ranks 0 and 1 of four: what 0 sends in a ring goes to 1, so that emulated ranks have the data of 1 alone."""
+    """Ranks 0 and 1 of four: what 0 sends in a ring goes to 1, so that emulated ranks have the data
+    of 1 alone."""
     assert [ring_source((0, 1, 2, 3), (0, 1), place) for place in (0, 1)] == [1, 1]
     assert [ring_source((4, 5, 6, 7), (7, 4), place) for place in (0, 3)] == [4, 4]
     assert ring_source((0, 2, 4), (0, 4), 2) == 0
@@ -240,15 +258,20 @@ def test_real_ranks_beside_each_other_get_the_data_of_the_last_of_them() -> None
     sent_bytes=st.none() | st.integers(0, 40),
     order=st.randoms(use_true_random=False),
 )
-def test_an_all_to_all_returns_own_data_however_late_they_come(size, place, nbytes, sent_bytes, order) -> None:
-    """Announcements and data come in any order that gloo allows; sizes may differ in the two directions."""
+def test_an_all_to_all_returns_own_data_however_late_they_come(
+    size, place, nbytes, sent_bytes, order
+) -> None:
+    """Announcements and data come in any order that gloo allows; sizes may differ in the two
+    directions."""
     place %= size
     sent_bytes = nbytes if sent_bytes is None else sent_bytes
     operation = Operation(KINDS.index("all_to_all") << 56, size, place, 0.0, Network(), Links())
     peers_of_rank = [peer for peer in range(size) if peer != place]
     answers: dict[int, list[Any]] = {peer: [] for peer in peers_of_rank}
     # per peer: what the real rank has yet to do, in two independent chains
-    pending = [(peer, ["ask"]) for peer in peers_of_rank] + [(peer, ["offer", "data"]) for peer in peers_of_rank]
+    pending = [(peer, ["ask"]) for peer in peers_of_rank] + [
+        (peer, ["offer", "data"]) for peer in peers_of_rank
+    ]
     while pending:
         peer, steps = chain = order.choice(pending)
         wire = Wire()
@@ -278,7 +301,9 @@ def test_an_all_to_all_returns_own_data_however_late_they_come(size, place, nbyt
     sizes=st.lists(st.integers(0, 50_000), min_size=1, max_size=4),
     share=st.floats(0.0, 1.0),
 )
-def test_data_are_passed_on_as_they_come_and_nothing_overtakes_them(sizes: list[int], share: float) -> None:
+def test_data_are_passed_on_as_they_come_and_nothing_overtakes_them(
+    sizes: list[int], share: float
+) -> None:
     """What follows a message that is still coming waits; what has come of it leaves at once."""
     one, other = socket.socketpair()
     with one, other:
@@ -315,7 +340,9 @@ def test_data_are_passed_on_as_they_come_and_nothing_overtakes_them(sizes: list[
         assert len(came) == 2 * len(sizes)
         assert not sender.sending
         assert not sender.stalled
-        assert [bytes(there.data) for there in places] == [content for content in contents if content]
+        assert [bytes(there.data) for there in places] == [
+            content for content in contents if content
+        ]
 
 
 def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
@@ -345,11 +372,15 @@ def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
 
 @settings(max_examples=40)
 @given(
-    kinds=st.lists(st.sampled_from(["all_reduce", "broadcast", "barrier"]), min_size=1, max_size=20),
+    kinds=st.lists(
+        st.sampled_from(["all_reduce", "broadcast", "barrier"]), min_size=1, max_size=20
+    ),
     wrong=st.integers(0, 19),
     order=st.randoms(use_true_random=False),
 )
-def test_ranks_that_disagree_are_told_at_the_first_call_that_differs(kinds, wrong: int, order) -> None:
+def test_ranks_that_disagree_are_told_at_the_first_call_that_differs(
+    kinds, wrong: int, order
+) -> None:
     calls = Calls()
     others = ["gather" if number == wrong else kind for number, kind in enumerate(kinds)]
     pending = {0: list(enumerate(kinds)), 1: list(enumerate(others))}
@@ -359,7 +390,9 @@ def test_ranks_that_disagree_are_told_at_the_first_call_that_differs(kinds, wron
         number, kind = pending[rank].pop(0)
         if text := calls.disagreement("0,1,2", rank, number, kind):
             said.append(text)
-    assert [f"call #{wrong} of group 0,1,2" in text for text in said] == [True] * (wrong < len(kinds))
+    assert [f"call #{wrong} of group 0,1,2" in text for text in said] == [True] * (
+        wrong < len(kinds)
+    )
 
 
 def test_tags_of_messages_are_no_numbers_of_calls() -> None:

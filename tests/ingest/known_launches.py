@@ -1,7 +1,7 @@
 """What is read from each of the launch files of the tests, kept in `known_launches.csv`.
 
-Every file is read as it is, and with devices and a batch of the caller. A change that is meant to move what is read, or
-a new file, is followed by
+Every file is read as it is, and with devices and a batch of the caller. A change that is meant to
+move what is read, or a new file, is followed by
 
     PYTHONPATH=tests python tests/ingest/known_launches.py
 """
@@ -30,12 +30,19 @@ def figures(launch: Launch) -> dict[str, float]:
         words += [f"layout.{pair}" for pair in str(launch.layout).split(",")]
     words += [f"job.{name}.{value}" for name, value in launch.job_fields.items()]
     found = dict.fromkeys(("".join(word.replace("=", ".").split()) for word in words), 1.0)
-    sizes = {"devices": launch.devices, "global_batch": launch.global_batch, "seq_len": launch.seq_len}
+    sizes = {
+        "devices": launch.devices,
+        "global_batch": launch.global_batch,
+        "seq_len": launch.seq_len,
+    }
     found |= {name: float(value) for name, value in sizes.items() if value is not None}
     for name in ("assumed", "may_be_wrong", "ignored", "missing"):
         found[name] = float(len(getattr(launch, name)))
     if launch.model is not None:
-        for group in (parameters(launch.model), step_flops(launch.model, Job(global_batch=8, seq_len=1024))):
+        for group in (
+            parameters(launch.model),
+            step_flops(launch.model, Job(global_batch=8, seq_len=1024)),
+        ):
             found |= {f"model.{name}": float(value) for name, value in vars(group).items()}
     return {name: value for name, value in found.items() if value}
 
@@ -43,7 +50,9 @@ def figures(launch: Launch) -> dict[str, float]:
 def cases() -> Iterator[StoredCase]:
     """What is read from every file."""
     here = Path(__file__).parent
-    files = [file for folder in FOLDERS for file in sorted((here / folder).rglob("*")) if file.is_file()]
+    files = [
+        file for folder in FOLDERS for file in sorted((here / folder).rglob("*")) if file.is_file()
+    ]
     for file in files:
         base = str(file.relative_to(here))
         for name, given in {base: {}, **GIVEN}.items():

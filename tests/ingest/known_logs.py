@@ -1,7 +1,8 @@
 """What is read from the logs of every format, kept in `known_logs.csv`.
 
-Each format's log of a plain run is the base; its variants log checkpoints, evaluations, timers, stragglers, overflows,
-growing batches or settings too. A change that is meant to move what is read is followed by
+Each format's log of a plain run is the base; its variants log checkpoints, evaluations, timers,
+stragglers, overflows, growing batches or settings too. A change that is meant to move what is read
+is followed by
 
     PYTHONPATH=tests:tests/ingest python tests/ingest/known_logs.py
 """
@@ -34,7 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "optimizer": (80.0, 95.0),
         }
     },
-    "stragglers": {"stragglers": {"Rtt": (512.0, 640.0), "Clk": (1400.0, 1755.0), "DRtt": (60.0, 90.0)}},
+    "stragglers": {
+        "stragglers": {"Rtt": (512.0, 640.0), "Clk": (1400.0, 1755.0), "DRtt": (60.0, 90.0)}
+    },
     "loader": {"loader_s": 0.75},
     "growing batch": {"batches": (128, 128, 256, 256, 256, 384, 384, 384, 512, 512, 512, 512)},
     "settings": {
@@ -60,7 +63,8 @@ SPANS: dict[str, dict[str, Any]] = {
     "many spans": {"step_s": [2.3] * 90 + [9.1] + [2.3] * 30},
     "spans of one step": {"step_s": [25.0] * 9},
 }
-"""Runs that progress bars are timed by their clock in, over spans of at least 20 s, if there are at least six."""
+"""Runs that progress bars are timed by their clock in, over spans of at least 20 s, if there are at
+least six."""
 TIMED_BY_SPANS = ("hf-trainer", "levanter")
 LINES = {
     "seconds of BLOOM": "iteration 10/ 50 | elapsed time per iteration (s): 4.15 |",
@@ -153,7 +157,8 @@ LINES = {
         "global_step=7, SamplesPerSec=16.0\n"
         "time (ms) | fwd: 3865.5 | bwd: 11249.5 | bwd_inner: 10520.5 | bwd_allreduce: 729.5 | step: 888.5\n"
     ),
-    "steps of Megatron-Bridge alone": "Step Time : 6.5s GPU utilization: 512.1MODEL_TFLOP/s/GPU\n" * 3,
+    "steps of Megatron-Bridge alone": "Step Time : 6.5s GPU utilization: 512.1MODEL_TFLOP/s/GPU\n"
+    * 3,
     "peak in bytes": "step: 7  loss: 7.1  tps: 123\npeak_memory_usage: 66000000000\n",
     "a dictionary of single steps": (
         "{'global_step/max_steps': '1/99', 'elapsed_time': '5s'}\n"
@@ -174,7 +179,15 @@ LINES = {
     ),
     "two ranks": "".join(
         f"[rank{rank}]: step: {step}  loss: 7.1  tps: {rate}\n"
-        for rank, step, rate in ((0, 1, 11), (0, 2, 12), (1, 1, 13), (0, 3, 14), (1, 2, 15), (1, 3, 16), (1, 4, 17))
+        for rank, step, rate in (
+            (0, 1, 11),
+            (0, 2, 12),
+            (1, 1, 13),
+            (0, 3, 14),
+            (1, 2, 15),
+            (1, 3, 16),
+            (1, 4, 17),
+        )
     ),
 }
 LINES |= {
@@ -187,8 +200,12 @@ LINES |= {
 
 
 def figures(log: TrainingLog, run: WrittenRun) -> dict[str, float]:
-    """Figures of a log: each field of its first and last step and their sum, its events, settings, timers and peaks."""
-    found: dict[str, float] = {"steps": float(len(log.steps)), "restarts": float(log.count("restart"))}
+    """Figures of a log: each field of its first and last step and their sum, its events, settings,
+    timers and peaks."""
+    found: dict[str, float] = {
+        "steps": float(len(log.steps)),
+        "restarts": float(log.count("restart")),
+    }
     for field in fields(LoggedStep):
         values = [getattr(step, field.name) for step in log.steps]
         known = [float(value) for value in values if value is not None]
@@ -196,12 +213,18 @@ def figures(log: TrainingLog, run: WrittenRun) -> dict[str, float]:
             found |= {f"{field.name}.known": float(len(known)), f"{field.name}.sum": sum(known)}
             found |= {f"{field.name}.first": known[0], f"{field.name}.last": known[-1]}
     # Beside the seconds since an origin, fractions of one would not show.
-    found["clock.of_day"] = sum(step.clock_s % 86400 for step in log.steps if step.clock_s is not None)
+    found["clock.of_day"] = sum(
+        step.clock_s % 86400 for step in log.steps if step.clock_s is not None
+    )
     tokens = run.global_batch * run.seq_len
     seconds = [step.seconds_of(tokens, run.devices, run.global_batch) for step in log.steps]
     found["seconds_of"] = sum(value for value in seconds if value is not None)
     for event in log.events:
-        for name, value in (("number", 1.0), ("after", event.after_step), ("seconds", event.seconds or 0.0)):
+        for name, value in (
+            ("number", 1.0),
+            ("after", event.after_step),
+            ("seconds", event.seconds or 0.0),
+        ):
             found[f"{event.kind}.{name}"] = found.get(f"{event.kind}.{name}", 0.0) + value
     for name, value in log.settings.items():
         found[f"setting.{name}={value}".replace(" ", "")] = 1.0

@@ -1,12 +1,15 @@
-"""Every setting that readers of launch files know, each with the values that mean something else, alone and in pairs.
+"""Every setting that readers of launch files know, each with the values that mean something else,
+alone and in pairs.
 
-`known_settings.csv` keeps what is read of each: model, layout, job and what is assumed. A rule of a format may read
-several keys at once, so pairs of its keys whose meaning together does not follow from each alone are there too. After a
-change that is meant to move what is read, or a new key, the values are looked for again (some minutes) by
+`known_settings.csv` keeps what is read of each: model, layout, job and what is assumed. A rule of a
+format may read several keys at once, so pairs of its keys whose meaning together does not follow
+from each alone are there too. After a change that is meant to move what is read, or a new key, the
+values are looked for again (some minutes) by
 
     PYTHONPATH=tests:tests/ingest python tests/ingest/known_settings.py
 
-The table that is kept was thinned after such a run, to keep its test short: a new run finds about a third more pairs.
+The table that is kept was thinned after such a run, to keep its test short: a new run finds about a
+third more pairs.
 """
 
 import json
@@ -38,14 +41,24 @@ SIZES: Settings = {
     "nproc-per-node": 8,
     "nnodes": 2,
 }
-ROPE: Settings = {"position-embedding-type": "rope", "normalization": "RMSNorm", "swiglu": True, "bf16": True}
+ROPE: Settings = {
+    "position-embedding-type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "bf16": True,
+}
 EXPERTS: Settings = {
     "num-experts": 8,
     "moe-router-topk": 2,
     "expert-model-parallel-size": 4,
     "moe-ffn-hidden-size": 1024,
 }
-LATENT: Settings = {"multi-latent-attention": True, "q-lora-rank": 512, "kv-lora-rank": 256, "qk-head-dim": 64}
+LATENT: Settings = {
+    "multi-latent-attention": True,
+    "q-lora-rank": 512,
+    "kv-lora-rank": 256,
+    "qk-head-dim": 64,
+}
 STAGES: Settings = {
     "pipeline-model-parallel-size": 4,
     "tensor-model-parallel-size": 2,
@@ -199,8 +212,14 @@ BASES: Mapping[str, tuple[str, Settings]] = {
     "accelerate, deepspeed": ("run.yaml", {"distributed_type": "DEEPSPEED", "num_processes": 16}),
     "accelerate, megatron": ("run.yaml", {"distributed_type": "MEGATRON_LM", "num_processes": 16}),
     "deepspeed": ("run.json", {"train_micro_batch_size_per_gpu": 4, "zero_optimization.stage": 3}),
-    "deepspeed, batch": ("run.json", {"train_batch_size": 64, "zero_optimization.stage": 2, "bf16.enabled": True}),
-    "torchtitan": ("run.toml", {"model.name": "llama3", "model.flavor": "8B", "training.local_batch_size": 4}),
+    "deepspeed, batch": (
+        "run.json",
+        {"train_batch_size": 64, "zero_optimization.stage": 2, "bf16.enabled": True},
+    ),
+    "torchtitan": (
+        "run.toml",
+        {"model.name": "llama3", "model.flavor": "8B", "training.local_batch_size": 4},
+    ),
     "torchtitan, stages": (
         "run.toml",
         {
@@ -224,8 +243,14 @@ DEVICES = 16
 def written(name: str, settings: Settings) -> str:
     """A file with these settings, as the format of this name has them."""
     if name.endswith(".sh"):
-        words = [f"--{key}" if value is True else f"--{key} {value}" for key, value in settings.items()]
-        launcher = [word for word in words if word.startswith(("--nproc", "--nnodes", "--num-nodes", "--num-gpus"))]
+        words = [
+            f"--{key}" if value is True else f"--{key} {value}" for key, value in settings.items()
+        ]
+        launcher = [
+            word
+            for word in words
+            if word.startswith(("--nproc", "--nnodes", "--num-nodes", "--num-gpus"))
+        ]
         flags = [word for word in words if word not in launcher]
         return f"torchrun {' '.join(launcher)} pretrain_gpt.py {' '.join(flags)}\n"
     if name.endswith(".toml"):
@@ -242,8 +267,13 @@ def written(name: str, settings: Settings) -> str:
 
 
 def facts(launch: Launch) -> dict[str, float]:
-    """All that a file says: numbers but 0 by their names, and each word as a name that counts one."""
-    values: dict[str, Any] = {"format": launch.format, "framework": launch.framework, "devices": launch.devices}
+    """All that a file says: numbers but 0 by their names, and each word as a name that counts
+    one."""
+    values: dict[str, Any] = {
+        "format": launch.format,
+        "framework": launch.framework,
+        "devices": launch.devices,
+    }
     values |= {"global_batch": launch.global_batch, "seq_len": launch.seq_len}
     if launch.layout is not None:
         values |= {f"layout.{key}": value for key, value in vars(launch.layout).items()}
@@ -252,7 +282,12 @@ def facts(launch: Launch) -> dict[str, float]:
         values |= {f"model.{key}": value for key, value in launch.model.values().items()}
     for name in ("assumed", "may_be_wrong", "ignored", "missing"):
         values[name] = len(getattr(launch, name))
-    return {name: number for key, value in values.items() for name, number in _numbers(key, value) if number}
+    return {
+        name: number
+        for key, value in values.items()
+        for name, number in _numbers(key, value)
+        if number
+    }
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -269,7 +304,11 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 def read(name: str, settings: Settings) -> Figures:
     """What is read of a file with these settings."""
     try:
-        return facts(parse_launch(written(name, settings), name, devices=None if name.endswith(".sh") else DEVICES))
+        return facts(
+            parse_launch(
+                written(name, settings), name, devices=None if name.endswith(".sh") else DEVICES
+            )
+        )
     except PerfModelError as error:
         return {f"refused.{type(error).__name__}": 1.0}
 
@@ -282,7 +321,8 @@ def cases() -> Iterator[StoredCase]:
         yield StoredCase(case.base, case.name, read(name, {**settings, **change}))
 
 
-# --- looking for values -------------------------------------------------------------------------------
+# --- looking for values
+# -------------------------------------------------------------------------------
 
 NUMBERS = (0, 1, 2, 12, -1, 0.5)
 MOST_NUMBERS = 3
@@ -293,7 +333,8 @@ REFUSED = "refused: "
 
 
 def looked_for() -> Iterator[StoredCase]:
-    """Every base with each value of each key that reads otherwise than others, and such pairs of keys of one rule."""
+    """Every base with each value of each key that reads otherwise than others, and such pairs of
+    keys of one rule."""
     told: set[str] = set()
     values_of: dict[tuple[str, str], list[Any]] = {}
     for base, (name, settings) in BASES.items():
@@ -310,7 +351,9 @@ def looked_for() -> Iterator[StoredCase]:
                 values = values_of.get((form.name, key))
                 values = [*ON_OFF, *NUMBERS, *sorted(_texts(rule))] if values is None else values
                 telling[key] = list(_telling_values(name, settings, plain, key, values))
-                values_of.setdefault((form.name, key), [True, 2, *(value for value, _ in telling[key])])
+                values_of.setdefault(
+                    (form.name, key), [True, 2, *(value for value, _ in telling[key])]
+                )
                 for value, figures in telling[key] if key not in known else ():
                     yield from _new_case(base, {key: value}, plain, figures, told)
             known |= set(rule.keys)
@@ -321,16 +364,24 @@ def looked_for() -> Iterator[StoredCase]:
                     figures = read(name, {**settings, **change})
                     follows = _sum_of_changes(plain, figures_a, figures_b)
                     text = str(_changes(plain, figures))
-                    if figures != follows and text not in seen and _differs(figures, figures_a, figures_b):
+                    if (
+                        figures != follows
+                        and text not in seen
+                        and _differs(figures, figures_a, figures_b)
+                    ):
                         seen.add(text)
                         yield from _new_case(base, change, plain, figures, told)
 
 
-def _new_case(base: str, change: Settings, plain: Figures, figures: Figures, told: set[str]) -> Iterator[StoredCase]:
+def _new_case(
+    base: str, change: Settings, plain: Figures, figures: Figures, told: set[str]
+) -> Iterator[StoredCase]:
     """A case that changes something else than the same settings did in the bases before."""
     is_refused = any(name.startswith("refused") for name in figures)
     text = json.dumps(change)
-    what = f"{base.partition(',')[0]} {text} {'refused' if is_refused else _changes(plain, figures)}"
+    what = (
+        f"{base.partition(',')[0]} {text} {'refused' if is_refused else _changes(plain, figures)}"
+    )
     if what not in told:
         told.add(what)
         yield StoredCase(f"{REFUSED}{base}" if is_refused else base, text, figures)
@@ -342,7 +393,9 @@ def _differs(figures: Figures, *others: Figures) -> bool:
 
 def _changes(plain: Figures, figures: Figures) -> list[tuple[str, float | None]]:
     names = plain.keys() | figures.keys()
-    return sorted((name, figures.get(name)) for name in names if plain.get(name) != figures.get(name))
+    return sorted(
+        (name, figures.get(name)) for name in names if plain.get(name) != figures.get(name)
+    )
 
 
 def _sum_of_changes(plain: Figures, a: Figures, b: Figures) -> Figures:
@@ -359,7 +412,8 @@ def _sum_of_changes(plain: Figures, a: Figures, b: Figures) -> Figures:
 def _telling_values(
     name: str, settings: Settings, plain: Figures, key: str, values: Sequence[Any]
 ) -> Iterator[tuple[Any, Figures]]:
-    """Values of a key, each of which reads otherwise than the file without it and than those before."""
+    """Values of a key, each of which reads otherwise than the file without it and than those
+    before."""
     seen = [plain]
     numbers = 0
     for value in values:
@@ -374,7 +428,8 @@ def _telling_values(
 
 
 def _texts(rule: Rule) -> set[str]:
-    """Words that a rule compares its values with: constants of its functions and of the tables that these use."""
+    """Words that a rule compares its values with: constants of its functions and of the tables that
+    these use."""
     texts: set[str] = set()
     seen: set[int] = set()
 
@@ -384,7 +439,12 @@ def _texts(rule: Rule) -> set[str]:
         seen.add(id(thing))
         match thing:
             case str():
-                if 0 < len(thing) <= 40 and " " not in thing and "$" not in thing and thing not in rule.keys:
+                if (
+                    0 < len(thing) <= 40
+                    and " " not in thing
+                    and "$" not in thing
+                    and thing not in rule.keys
+                ):
                     texts.add(thing)
             case FunctionType():
                 if thing.__module__.startswith("perfmodel.ingest"):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 
 def lines_of(name: str) -> dict[str, list[str]]:
-    """Lines by the heading that they stand under: one by one, or paragraphs that go on over several lines."""
+    """Lines by the heading that they stand under: one by one, or paragraphs that go on over several
+    lines."""
     text = Path(__file__).with_name(name).read_text()
     lines: dict[str, list[str]] = {}
     heading = ""

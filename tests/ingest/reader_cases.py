@@ -23,7 +23,8 @@ def nccl_text(
     dtype: str = "float", units: str = "(us)", wrong: int = 0, footer: bool = True,
     named: bool = True,
 ) -> str:  # fmt: skip
-    """The printed table (util.cu and common.cu of nccl-tests); `layout` new, per-iteration or old (2019)."""
+    """The printed table (util.cu and common.cu of nccl-tests); `layout` new, per-iteration or old
+    (2019)."""
     per_node = ranks // nodes
     root = "0" if test == "broadcast" else "-1"
     group = "" if layout == "old" else " Group  0"
@@ -53,11 +54,16 @@ def nccl_text(
     lines += [
         "#" + " " * 40 + "out-of-place" + " " * 20 + "in-place",
         "# " + "  ".join(f"{name:>10}" for name in names + 2 * block[0]),
-        "# " + "  ".join(f"{name:>10}" for name in ["(B)", "(elements)"] + [""] * (len(names) - 2) + 2 * block[1]),
+        "# "
+        + "  ".join(
+            f"{name:>10}" for name in ["(B)", "(elements)"] + [""] * (len(names) - 2) + 2 * block[1]
+        ),
     ]
     for size, times in rows.items():
         # old versions leave the column empty where nothing is reduced
-        redop = "sum" if test in ("all_reduce", "reduce_scatter") else "" if layout == "old" else "none"
+        redop = (
+            "sum" if test in ("all_reduce", "reduce_scatter") else "" if layout == "old" else "none"
+        )
         cells = [str(size), str(size // 4), dtype, redop] + ([] if layout == "old" else [root])
         for time_us in times:
             algorithm = size / time_us / 1e3
@@ -74,11 +80,18 @@ def nccl_text(
     return "\n".join(lines) + "\n"
 
 
-def nccl_json(rows: dict[int, Timing], test: str = "all_reduce", processes: int = 4, gpus: int = 2) -> dict[str, Any]:
+def nccl_json(
+    rows: dict[int, Timing], test: str = "all_reduce", processes: int = 4, gpus: int = 2
+) -> dict[str, Any]:
     """What `-J FILE` writes (file version 2): the first rank of every process is listed."""
 
     def timing(size: int, time_us: float) -> dict[str, Any]:
-        return {"time": time_us, "alg_bw": size / time_us / 1e3, "bus_bw": size / time_us / 1e3, "nwrong": 0.0}
+        return {
+            "time": time_us,
+            "alg_bw": size / time_us / 1e3,
+            "bus_bw": size / time_us / 1e3,
+            "nwrong": 0.0,
+        }
 
     return {
         "version": 2,
@@ -108,31 +121,54 @@ def nccl_json(rows: dict[int, Timing], test: str = "all_reduce", processes: int 
 
 
 def osu_text(
-    rows: dict[int, float], title: str = "Allreduce Latency Test", *, full: bool = True, unit: str = "us"
+    rows: dict[int, float],
+    title: str = "Allreduce Latency Test",
+    *,
+    full: bool = True,
+    unit: str = "us",
 ) -> str:
     """A table of version 7; `full` as with option -f."""
     lines = [f"# OSU MPI-CUDA {title} v7.4", "# Datatype: MPI_FLOAT."]
     if "Bandwidth" in title:
-        lines += [f"# Size      Bandwidth ({unit})", *(f"{size:<10d}{value:>20.4f}" for size, value in rows.items())]
+        lines += [
+            f"# Size      Bandwidth ({unit})",
+            *(f"{size:<10d}{value:>20.4f}" for size, value in rows.items()),
+        ]
     elif not full:
-        lines += [f"# Size       Avg Latency({unit})", *(f"{size:<10d}{value:>20.4f}" for size, value in rows.items())]
+        lines += [
+            f"# Size       Avg Latency({unit})",
+            *(f"{size:<10d}{value:>20.4f}" for size, value in rows.items()),
+        ]
     else:
-        lines += [f"# Size       Avg Latency({unit})   Min Latency({unit})   Max Latency({unit})  Iterations"]
-        lines += [f"{s:<10d}{v:>20.4f}{0.5 * v:>18.4f}{2 * v:>18.4f}{1000:>12d}" for s, v in rows.items()]
+        lines += [
+            f"# Size       Avg Latency({unit})   Min Latency({unit})   Max Latency({unit})  Iterations"
+        ]
+        lines += [
+            f"{s:<10d}{v:>20.4f}{0.5 * v:>18.4f}{2 * v:>18.4f}{1000:>12d}" for s, v in rows.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
-def kineto_json(rank: int = 0, ranks: int = 2, steps: int = 2, late_us: float = 0.0) -> dict[str, Any]:
-    """A rank's GPU trace: per step a forward product, a backward product and an all-reduce in annotated passes."""
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}}]
+def kineto_json(
+    rank: int = 0, ranks: int = 2, steps: int = 2, late_us: float = 0.0
+) -> dict[str, Any]:
+    """A rank's GPU trace: per step a forward product, a backward product and an all-reduce in
+    annotated passes."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}}
+    ]
     number = 0
 
-    def event(category: str, name: str, start: float, duration: float, thread: int, **args: Any) -> None:
+    def event(
+        category: str, name: str, start: float, duration: float, thread: int, **args: Any
+    ) -> None:
         pid = 0 if category in ("kernel", "gpu_memcpy") else 100
         events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": thread, "ts": start + late_us,
                        "dur": duration, "args": args})  # fmt: skip
 
-    def launch(op: str, kernels: list[tuple[str, float]], at: float, start: float, **args: Any) -> None:
+    def launch(
+        op: str, kernels: list[tuple[str, float]], at: float, start: float, **args: Any
+    ) -> None:
         nonlocal number
         number += 1
         event("cpu_op", op, at, 10.0, 1, **{"External id": number}, **args)
@@ -157,10 +193,23 @@ def kineto_json(rank: int = 0, ranks: int = 2, steps: int = 2, late_us: float = 
         event("user_annotation", f"ProfilerStep#{step + 5}", at, 900.0, 1)
         event("user_annotation", "forward stage=0 micro_batch=0", at + 10, 50.0, 1)
         shapes = {"Input Dims": [[32], [64, 16], [16, 32]], "Input type": ["c10::BFloat16"] * 3}
-        launch("aten::addmm", [("sm90_gemm", 100.0 + step), ("splitK_reduce", 20.0)], at + 20, at + 100, **shapes)
+        launch(
+            "aten::addmm",
+            [("sm90_gemm", 100.0 + step), ("splitK_reduce", 20.0)],
+            at + 20,
+            at + 100,
+            **shapes,
+        )
         launch("aten::unknown", [("odd_kernel", 5.0)], at + 40, at + 240)
         event("user_annotation", "backward stage=0 micro_batch=0", at + 70, 60.0, 1)
-        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 75, 40.0, 1, **{"External id": 900})
+        event(
+            "cpu_op",
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            at + 75,
+            40.0,
+            1,
+            **{"External id": 900},
+        )
         strides = {"Input Strides": [[1, 32], [16, 1]]}
         launch("aten::mm", [("sm90_gemm", 150.0)], at + 80, at + 300,
                **{"Input Dims": [[32, 64], [64, 16]], "Input type": ["c10::BFloat16"] * 2}, **strides)  # fmt: skip
@@ -180,8 +229,11 @@ def kineto_json(rank: int = 0, ranks: int = 2, steps: int = 2, late_us: float = 
     }
 
 
-def nsys_file(path: Path, *, old: bool = False, epoch_ns: int | None = 10**18, shift_ns: int = 0) -> Path:
-    """An exported report: an `aten::mm` under emit_nvtx's range, a copy and an NCCL kernel in annotated passes."""
+def nsys_file(
+    path: Path, *, old: bool = False, epoch_ns: int | None = 10**18, shift_ns: int = 0
+) -> Path:
+    """An exported report: an `aten::mm` under emit_nvtx's range, a copy and an NCCL kernel in
+    annotated passes."""
     path.unlink(missing_ok=True)
     db = sqlite3.connect(path)
     name = "name INTEGER" if old else "demangledName INTEGER, shortName INTEGER"
@@ -209,18 +261,40 @@ def nsys_file(path: Path, *, old: bool = False, epoch_ns: int | None = 10**18, s
             db.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
             db.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (epoch_ns,))
     thread = (77 << 24) + 5
-    label = "aten::mm, seq = 3, op_id = 9, sizes = [[64, 16], [16, 32]], input_op_ids = [(1,0), (2,0)]"
+    label = (
+        "aten::mm, seq = 3, op_id = 9, sizes = [[64, 16], [16, 32]], input_op_ids = [(1,0), (2,0)]"
+    )
     for start, end, written, number in ((0, 900, None, 3), (100, 400, label, None)):
         shown = written or "forward stage=1 micro_batch=2"
-        values = (start, end, 59, shown, thread) if old else (start, end, 59, written, number, thread)
+        values = (
+            (start, end, 59, shown, thread) if old else (start, end, 59, written, number, thread)
+        )
         db.execute(f"INSERT INTO NVTX_EVENTS VALUES ({', '.join('?' * len(values))})", values)
     for correlation, at in ((1, 200), (2, 500), (3, 600)):
-        db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, 0)", (at, at + 50, thread, correlation))
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, 0)",
+            (at, at + 50, thread, correlation),
+        )
     names = lambda number: (number,) if old else (number, number)  # noqa: E731
     for start, end, stream, correlation, number in ((1000, 6000, 7, 1, 1), (7000, 9000, 20, 2, 2)):
-        values = (start + shift_ns, end + shift_ns, 0, 1, stream, correlation, 77 << 24, *names(number))
-        db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * len(values))})", values)
-    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (9500, 9600, 0, 1, 7, 3, ?, 64, 1)", (77 << 24,))
+        values = (
+            start + shift_ns,
+            end + shift_ns,
+            0,
+            1,
+            stream,
+            correlation,
+            77 << 24,
+            *names(number),
+        )
+        db.execute(
+            f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * len(values))})",
+            values,
+        )
+    db.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (9500, 9600, 0, 1, 7, 3, ?, 64, 1)",
+        (77 << 24,),
+    )
     db.commit()
     db.close()
     return path
@@ -248,7 +322,8 @@ def message(*fields: tuple[int, int | str | bytes]) -> bytes:
 
 
 def gpu_xspace(start_ps: int = 5_000_000, duration_ps: int = 7_000_000) -> bytes:
-    """A GPU's profile: a product and an all-reduce of a module that the profile carries, in an annotated pass."""
+    """A GPU's profile: a product and an all-reduce of a module that the profile carries, in an
+    annotated pass."""
 
     def shape(kind: int, *dims: int) -> bytes:
         return message((2, kind), (3, b"".join(map(varint, dims))))
@@ -264,23 +339,44 @@ def gpu_xspace(start_ps: int = 5_000_000, duration_ps: int = 7_000_000) -> bytes
     reduce = message((1, "all-reduce.4"), (2, "all-reduce"), (3, shape(16, 4, 64, 32)), (35, 4), (36, 3),
                      *((49, group) for group in groups))  # fmt: skip
     computation = message(
-        (1, "main"), (2, operand(1, "a", 4, 64, 16)), (2, operand(2, "b", 4, 16, 32)), (2, dot), (2, reduce), (5, 1)
+        (1, "main"),
+        (2, operand(1, "a", 4, 64, 16)),
+        (2, operand(2, "b", 4, 16, 32)),
+        (2, dot),
+        (2, reduce),
+        (5, 1),
     )
     hlo = message((1, message((1, "jit_f"), (3, computation))))
     stat = lambda number, value: message((1, number), (5, value))  # noqa: E731
     kinds = [
-        (4, message((1, n), (2, message((1, n), (2, name), (5, stat(1, "jit_f")), (5, stat(2, op))))))
-        for n, name, op in ((1, "cublas_gemm", "dot.3"), (2, "ncclDevKernel_AllReduce", "all-reduce.4"))
+        (
+            4,
+            message(
+                (1, n), (2, message((1, n), (2, name), (5, stat(1, "jit_f")), (5, stat(2, op))))
+            ),
+        )
+        for n, name, op in (
+            (1, "cublas_gemm", "dot.3"),
+            (2, "ncclDevKernel_AllReduce", "all-reduce.4"),
+        )
     ]
-    stats = [(5, message((1, n), (2, message((1, n), (2, s))))) for n, s in ((1, "hlo_module"), (2, "hlo_op"))]
+    stats = [
+        (5, message((1, n), (2, message((1, n), (2, s)))))
+        for n, s in ((1, "hlo_module"), (2, "hlo_op"))
+    ]
     events = [
         message((1, 1), (2, start_ps), (3, duration_ps)),
         message((1, 2), (2, start_ps + duration_ps), (3, 3_000_000)),
     ]
     line = message((1, 13), (2, "Stream #13(Compute)"), (3, 2), *((4, event) for event in events))
     device = message((1, 1), (2, "/device:GPU:0"), (3, line), *kinds, *stats)
-    facts = (4, message((1, 9), (2, message((1, 9), (2, "jit_f(9)"), (5, message((1, 3), (6, hlo)))))))
-    metadata = message((2, "/host:metadata"), facts, (5, message((1, 3), (2, message((1, 3), (2, "Hlo Proto"))))))
+    facts = (
+        4,
+        message((1, 9), (2, message((1, 9), (2, "jit_f(9)"), (5, message((1, 3), (6, hlo)))))),
+    )
+    metadata = message(
+        (2, "/host:metadata"), facts, (5, message((1, 3), (2, message((1, 3), (2, "Hlo Proto")))))
+    )
     mark = message((1, 1), (2, 0), (3, 10**9))
     names = [(4, message((1, 1), (2, message((1, 1), (2, "backward stage=2 micro_batch=1")))))]
     host = message((2, "/host:CPU"), (3, message((2, "python"), (3, 1), (4, mark))), *names)

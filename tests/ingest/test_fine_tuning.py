@@ -1,4 +1,5 @@
-"""Files and commands of fine-tuning front ends: what each says, with the files that it names, and what it refuses."""
+"""Files and commands of fine-tuning front ends: what each says, with the files that it names, and
+what it refuses."""
 
 import json
 from dataclasses import replace
@@ -140,9 +141,15 @@ FILES = {
 LORA = {"frozen": True, "adapter_rank": 32}
 FACTS = {
     "factory.yaml": Facts(
-        "llama-factory", "pytorch", "llama3-8b", {"recompute": "full"}, {"dtype": "bf16", "flash_attention": True}
+        "llama-factory",
+        "pytorch",
+        "llama3-8b",
+        {"recompute": "full"},
+        {"dtype": "bf16", "flash_attention": True},
     ),
-    "axolotl.yml": Facts("axolotl", "fsdp", "llama3-8b", {"zero": 3, "recompute": "full"}, {"dtype": "bf16"} | LORA),
+    "axolotl.yml": Facts(
+        "axolotl", "fsdp", "llama3-8b", {"zero": 3, "recompute": "full"}, {"dtype": "bf16"} | LORA
+    ),
     "torchtune.yaml": Facts(
         "torchtune",
         "fsdp",
@@ -151,12 +158,22 @@ FACTS = {
         {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"},
     ),
     "trainer.json": Facts(
-        "hf-trainer", "fsdp", "llama3-8b", {"zero": 3, "recompute": "full"}, {"dtype": "bf16", "optimizer": "adam"}
+        "hf-trainer",
+        "fsdp",
+        "llama3-8b",
+        {"zero": 3, "recompute": "full"},
+        {"dtype": "bf16", "optimizer": "adam"},
     ),
     "swift.yaml": Facts(
-        "ms-swift", "deepspeed", "qwen2-7b", {"zero": 3, "recompute": "full"}, {"dtype": "bf16"} | LORA
+        "ms-swift",
+        "deepspeed",
+        "qwen2-7b",
+        {"zero": 3, "recompute": "full"},
+        {"dtype": "bf16"} | LORA,
     ),
-    "xtuner.py": Facts("xtuner", "pytorch", "llama3-8b", {"zero": 0, "recompute": "full"}, {"dtype": "bf16"} | LORA),
+    "xtuner.py": Facts(
+        "xtuner", "pytorch", "llama3-8b", {"zero": 0, "recompute": "full"}, {"dtype": "bf16"} | LORA
+    ),
 }
 
 
@@ -215,7 +232,11 @@ def test_a_file_of_deepspeed_beside_the_file_is_read_with_it(name: str, tmp_path
     launch = read_launch(path, devices=8)
     assert launch.framework == "deepspeed"
     assert launch.layout is not None
-    assert (launch.layout.zero, launch.layout.offload_states, launch.layout.overlap_grad_reduce) == (
+    assert (
+        launch.layout.zero,
+        launch.layout.offload_states,
+        launch.layout.overlap_grad_reduce,
+    ) == (
         2,
         "optimizer",
         True,
@@ -229,7 +250,11 @@ def test_a_file_of_deepspeed_beside_the_file_is_read_with_it(name: str, tmp_path
 @pytest.mark.parametrize(
     ("file", "zero", "offload"),
     [
-        ("examples/deepspeed/ds_z0_config.json", 1, "none"),  # DeepSpeed's optimizer for bf16 shards its states
+        (
+            "examples/deepspeed/ds_z0_config.json",
+            1,
+            "none",
+        ),  # DeepSpeed's optimizer for bf16 shards its states
         ("examples/deepspeed/ds_z2_config.json", 2, "none"),
         ("examples/deepspeed/ds_z2_offload_config.json", 2, "optimizer"),
         ("deepspeed_configs/zero1.json", 1, "none"),
@@ -245,35 +270,56 @@ def test_the_name_of_a_file_of_deepspeed_that_is_not_there_tells_its_stage(
     before, after = WITH_DEEPSPEED[name]
     launch = read(name, (before, after.replace("configs/ds.json", file)))
     assert launch.layout is not None
-    assert (launch.framework, launch.layout.zero, launch.layout.offload_states) == ("deepspeed", zero, offload)
+    assert (launch.framework, launch.layout.zero, launch.layout.offload_states) == (
+        "deepspeed",
+        zero,
+        offload,
+    )
     assert any(f"is taken from the name of {file}" in sentence for sentence in launch.assumed)
 
 
 @pytest.mark.parametrize("name", WITH_DEEPSPEED)
 def test_a_name_that_speaks_of_a_part_in_host_memory_leaves_memory_open(name: str) -> None:
     before, after = WITH_DEEPSPEED[name]
-    launch = read(name, (before, after.replace("configs/ds.json", "ds_z3_partial_offload_config.json")))
+    launch = read(
+        name, (before, after.replace("configs/ds.json", "ds_z3_partial_offload_config.json"))
+    )
     assert launch.layout is not None
     assert (launch.layout.zero, launch.layout.offload_states) == (3, "none")
-    assert any("which part of the states lies in host memory" in sentence for sentence in launch.may_be_wrong)
+    assert any(
+        "which part of the states lies in host memory" in sentence
+        for sentence in launch.may_be_wrong
+    )
 
 
 @pytest.mark.parametrize("name", WITH_DEEPSPEED)
 def test_a_file_of_deepspeed_whose_name_tells_nothing_is_a_doubt(name: str) -> None:
     launch = read(name, WITH_DEEPSPEED[name])
     assert launch.framework == "deepspeed"
-    assert any("configs/ds.json was not found beside the file" in sentence for sentence in launch.may_be_wrong)
+    assert any(
+        "configs/ds.json was not found beside the file" in sentence
+        for sentence in launch.may_be_wrong
+    )
 
 
 def test_settings_of_deepspeed_inside_a_file() -> None:
     settings = json.dumps(DEEPSPEED_FILE)
     launch = read("trainer.json", ('"fsdp": "full_shard auto_wrap"', f'"deepspeed": {settings}'))
     assert launch.layout is not None
-    assert (launch.framework, launch.layout.zero, launch.job_fields["dtype"]) == ("deepspeed", 2, "bf16")
+    assert (launch.framework, launch.layout.zero, launch.job_fields["dtype"]) == (
+        "deepspeed",
+        2,
+        "bf16",
+    )
 
 
 ADAPTERS = [
-    ("factory.yaml", "finetuning_type: full", "finetuning_type: lora\nlora_rank: 16\nlora_target: all", 16),
+    (
+        "factory.yaml",
+        "finetuning_type: full",
+        "finetuning_type: lora\nlora_rank: 16\nlora_target: all",
+        16,
+    ),
     ("factory.yaml", "finetuning_type: full", "lora_target: q_proj,k_proj,v_proj,o_proj", 8),
     ("axolotl.yml", "lora_r: 32", "lora_r: 8", 8),
     ("swift.yaml", "lora_rank: 32", "lora_rank: 64", 64),
@@ -292,8 +338,15 @@ def test_adapters(name: str, before: str, after: str, rank: int) -> None:
 
 
 DROPOUT = [
-    # a file, what is replaced, and what stands there with a dropout; whether there is one where a file says nothing
-    ("factory.yaml", "finetuning_type: full", "finetuning_type: lora\nlora_rank: 16", "\nlora_dropout: {}", False),
+    # a file, what is replaced, and what stands there with a dropout; whether there is one where a
+    # file says nothing
+    (
+        "factory.yaml",
+        "finetuning_type: full",
+        "finetuning_type: lora\nlora_rank: 16",
+        "\nlora_dropout: {}",
+        False,
+    ),
     ("axolotl.yml", "lora_r: 32", "lora_r: 32", "\nlora_dropout: {}", False),
     ("swift.yaml", "lora_rank: 32", "lora_rank: 32", "\nlora_dropout: {}", True),
     (
@@ -303,7 +356,13 @@ DROPOUT = [
         "\n  lora_dropout: {}",
         False,
     ),
-    ("trainer.json", '"bf16": true', '"bf16": true, "use_peft": true, "lora_r": 16', ', "lora_dropout": {}', None),
+    (
+        "trainer.json",
+        '"bf16": true',
+        '"bf16": true, "use_peft": true, "lora_r": 16',
+        ', "lora_dropout": {}',
+        None,
+    ),
     ("xtuner.py", "r=4 * 8", "r=32", ", lora_dropout={}", False),
 ]
 
@@ -341,7 +400,12 @@ QUANTIZED = [
     ("swift.yaml", "train_type: lora", "train_type: lora\nquant_bits: 4", 4),
     ("torchtune.yaml", "llama3_1.llama3_1_8b", "llama3_1.qlora_llama3_1_8b", 4),
     ("trainer.json", '"bf16": true', '"bf16": true, "lora_r": 16, "load_in_4bit": true', 4),
-    ("xtuner.py", "torch_dtype=torch.bfloat16", "quantization_config=dict(type=Bits, load_in_4bit=True)", 4),
+    (
+        "xtuner.py",
+        "torch_dtype=torch.bfloat16",
+        "quantization_config=dict(type=Bits, load_in_4bit=True)",
+        4,
+    ),
 ]
 
 
@@ -359,7 +423,9 @@ def test_frozen_weights_in_few_bits(name: str, before: str, after: str, bits: in
 
 
 def test_frozen_weights_in_bits_that_are_not_counted_are_a_doubt() -> None:
-    launch = read("factory.yaml", ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 3"))
+    launch = read(
+        "factory.yaml", ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 3")
+    )
     assert launch.may_be_wrong == (
         "memory may be wrong: the file keeps frozen weights in 3 bits, but the prediction counts 16",
     )
@@ -369,7 +435,12 @@ def test_frozen_weights_in_bits_that_are_not_counted_are_a_doubt() -> None:
 
 MODULES = [
     ("axolotl.yml", "[q_proj, k_proj, v_proj, o_proj]", "[q_proj, v_proj]", ("q_proj", "v_proj")),
-    ("axolotl.yml", "lora_target_modules: [q_proj, k_proj, v_proj, o_proj]", "lora_target_linear: true", ALL),
+    (
+        "axolotl.yml",
+        "lora_target_modules: [q_proj, k_proj, v_proj, o_proj]",
+        "lora_target_linear: true",
+        ALL,
+    ),
     (
         "factory.yaml",
         "finetuning_type: full",
@@ -381,7 +452,10 @@ MODULES = [
     *(
         ("axolotl.yml", "[q_proj, k_proj, v_proj, o_proj]", f"'{pattern}'", modules)
         for pattern, modules in (
-            (r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj", ALL),
+            (
+                r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj",
+                ALL,
+            ),
             (r"model\.layers\.\d+\.self_attn\.(q|v)_proj", ("q_proj", "v_proj")),
             (r".*\.(up|down)_proj", ("up_proj", "linear_fc2")),
             (r"^(?!.*visual).*(o_proj)$", ("linear_proj",)),
@@ -398,7 +472,9 @@ MODULES = [
 
 
 @pytest.mark.parametrize(("name", "before", "after", "modules"), MODULES)
-def test_products_that_have_adapters(name: str, before: str, after: str, modules: tuple[str, ...]) -> None:
+def test_products_that_have_adapters(
+    name: str, before: str, after: str, modules: tuple[str, ...]
+) -> None:
     launch = read(name, (before, after))
     assert launch.job_fields["adapter_modules"] == modules
     assert launch.may_be_wrong == ()
@@ -430,7 +506,9 @@ def test_adapters_on_other_products_are_a_doubt(targets: str) -> None:
         ("Meta-Llama-3-8B-Instruct-int8", "int8"),
     ],
 )
-def test_checkpoints_that_are_quantized_by_their_name(checkpoint: str, base_weights: str | None) -> None:
+def test_checkpoints_that_are_quantized_by_their_name(
+    checkpoint: str, base_weights: str | None
+) -> None:
     named = ("meta-llama/Meta-Llama-3-8B-Instruct", f"someone/{checkpoint}")
     launch = read("factory.yaml", ("finetuning_type: full", "finetuning_type: lora"), named)
     assert launch.job_fields.get("base_weights") == base_weights
@@ -501,7 +579,11 @@ def test_an_optimizer_that_nobody_knows_is_a_doubt() -> None:
     ],
 )
 def test_builders_of_torchtune_name_models_of_the_catalog(builder: str, model: str) -> None:
-    launch = parse_launch(TORCHTUNE.replace("torchtune.models.llama3_1.llama3_1_8b", builder), "recipe.yaml", devices=8)
+    launch = parse_launch(
+        TORCHTUNE.replace("torchtune.models.llama3_1.llama3_1_8b", builder),
+        "recipe.yaml",
+        devices=8,
+    )
     assert launch.model == pm.model(model)
 
 
@@ -517,8 +599,16 @@ COMMANDS = [
     (f"accelerate launch --num_processes 16 train.py {FLAGS}", 16),
     (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch train.py {FLAGS}", 4),
     (f"N=4\nARGS=(\n  {FLAGS}\n)\ntorchrun --nproc_per_node $N train.py ${{ARGS[@]}}", 4),
-    (f"NPROC_PER_NODE=4 swift sft --train_type full {FLAGS.replace('_name_or_path', '').replace('seq_', '')}", 4),
-    (f"export NPROC_PER_NODE=4\nswift sft --train_type full --model Qwen/Qwen2.5-7B {FLAGS}".replace("seq_", ""), 4),
+    (
+        f"NPROC_PER_NODE=4 swift sft --train_type full {FLAGS.replace('_name_or_path', '').replace('seq_', '')}",
+        4,
+    ),
+    (
+        f"export NPROC_PER_NODE=4\nswift sft --train_type full --model Qwen/Qwen2.5-7B {FLAGS}".replace(
+            "seq_", ""
+        ),
+        4,
+    ),
     (
         f"FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train {FLAGS}".replace(
             "max_seq_length", "finetuning_type full --cutoff_len"
@@ -562,12 +652,17 @@ def test_a_command_is_read_with_the_file_that_it_names(name: str, tmp_path: Path
     (tmp_path / "run.sh").write_text(NAMING[name].format(""))
     launch, alone = read_launch(tmp_path / "run.sh"), read(name)
     assert (launch.devices, launch.format, launch.framework) == (8, alone.format, alone.framework)
-    assert (launch.layout, launch.model, launch.global_batch) == (alone.layout, alone.model, alone.global_batch)
+    assert (launch.layout, launch.model, launch.global_batch) == (
+        alone.layout,
+        alone.model,
+        alone.global_batch,
+    )
     assert launch.job_fields == alone.job_fields
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [("factory.yaml", "per_device_train_batch_size=1"), ("torchtune.yaml", "batch_size=1")]
+    ("name", "setting"),
+    [("factory.yaml", "per_device_train_batch_size=1"), ("torchtune.yaml", "batch_size=1")],
 )
 def test_settings_behind_the_file_win(name: str, setting: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(FILES[name])
@@ -582,7 +677,9 @@ def test_the_file_of_accelerate_that_a_command_names(tmp_path: Path) -> None:
         "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nmixed_precision: 'no'\n"
         "fsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n"
     )
-    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file conf/fsdp.yaml train.py {FLAGS}")
+    (tmp_path / "run.sh").write_text(
+        f"accelerate launch --config_file conf/fsdp.yaml train.py {FLAGS}"
+    )
     launch = read_launch(tmp_path / "run.sh")
     assert launch.layout is not None
     assert (launch.framework, launch.devices, launch.layout.zero) == ("fsdp", 16, 2)
@@ -591,7 +688,9 @@ def test_the_file_of_accelerate_that_a_command_names(tmp_path: Path) -> None:
 
 def test_files_of_other_programs_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text("[1, 2]")
-    (tmp_path / "run.sh").write_text(f"python prepare.py data.json\ntorchrun --nproc_per_node 8 train.py {FLAGS}\n")
+    (tmp_path / "run.sh").write_text(
+        f"python prepare.py data.json\ntorchrun --nproc_per_node 8 train.py {FLAGS}\n"
+    )
     assert read_launch(tmp_path / "run.sh").global_batch == 64
 
 
@@ -603,7 +702,9 @@ def test_processes_that_a_launcher_counts_itself_are_asked_for(number: str) -> N
 
 
 def test_swift_accumulates_to_16_sequences() -> None:
-    script = "NPROC_PER_NODE={} swift sft --model Qwen/Qwen2.5-7B --train_type full --max_length 2048\n"
+    script = (
+        "NPROC_PER_NODE={} swift sft --model Qwen/Qwen2.5-7B --train_type full --max_length 2048\n"
+    )
     batches = [parse_launch(script.format(n), "run.sh").global_batch for n in (1, 2, 4, 16, 32)]
     assert batches == [16, 16, 16, 16, 32]
 
@@ -627,7 +728,12 @@ BROKEN = [
     ("axolotl.yml", "micro_batch_size: 2", "micro_batch_size: 0", "micro_batch_size"),
     ("axolotl.yml", "lora_r: 32", "lora_r: many", "lora_r"),
     ("torchtune.yaml", "dtype: bf16", "dtype: bf17", "dtype must be one of"),
-    ("trainer.json", '"optim": "adamw_torch_fused"', '"optim": 3', "optim must be the name of an optimizer"),
+    (
+        "trainer.json",
+        '"optim": "adamw_torch_fused"',
+        '"optim": 3',
+        "optim must be the name of an optimizer",
+    ),
     ("trainer.json", '"full_shard auto_wrap"', '"full_shard auto_wrap", "fsdp_version": "x"', ""),
     ("swift.yaml", "lora_rank: 32", "lora_rank: -1", "lora_rank"),
     ("xtuner.py", "batch_size = 2", "batch_size = len(files)", "which the file does not define"),
@@ -637,7 +743,12 @@ BROKEN = [
 
 @pytest.mark.parametrize(("name", "before", "after", "message"), BROKEN)
 def test_bad_values_are_refused_in_one_line(
-    name: str, before: str, after: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    before: str,
+    after: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not message:
         read(name, (before, after))
@@ -716,7 +827,9 @@ CHAT = (
         ("--lora_dim 64 --lora_module_name decoder.layers. --offload", "fp16", 64),
     ],
 )
-def test_deepspeed_chat_runs_in_16_bits_and_may_have_adapters(more: str, dtype: str, rank: int | None) -> None:
+def test_deepspeed_chat_runs_in_16_bits_and_may_have_adapters(
+    more: str, dtype: str, rank: int | None
+) -> None:
     launch = parse_launch(CHAT.replace("MORE", more), "run.sh")
     assert launch.layout is not None
     assert (launch.devices, launch.global_batch, launch.layout.zero) == (8, 32, 3)
@@ -729,12 +842,21 @@ def test_deepspeed_chat_runs_in_16_bits_and_may_have_adapters(more: str, dtype: 
 
 
 FURTHER_MODELS = {
-    "a loss of torchtune": (TORCHTUNE + "loss:\n  _component_: torchtune.rlhf.loss.DPOLoss\n", "x.yaml"),
-    "a teacher": (TORCHTUNE + "teacher_model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "x.yaml"),
+    "a loss of torchtune": (
+        TORCHTUNE + "loss:\n  _component_: torchtune.rlhf.loss.DPOLoss\n",
+        "x.yaml",
+    ),
+    "a teacher": (
+        TORCHTUNE + "teacher_model:\n  _component_: torchtune.models.llama3.llama3_8b\n",
+        "x.yaml",
+    ),
     "a stage of LLaMA-Factory": (FACTORY.replace("stage: sft", "stage: dpo"), "x.yaml"),
     "a reward model of LLaMA-Factory": (FACTORY.replace("stage: sft", "stage: rm"), "x.yaml"),
     "axolotl": (AXOLOTL + "rl: grpo\n", "x.yaml"),
-    "trl's own argument": ("model_name_or_path: gpt2\nper_device_train_batch_size: 2\nbeta: 0.1\n", "x.yaml"),
+    "trl's own argument": (
+        "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nbeta: 0.1\n",
+        "x.yaml",
+    ),
     "the name of a program": (
         "accelerate launch --num_processes 8 dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 2\n",
         "x.sh",
@@ -751,13 +873,17 @@ FURTHER_MODELS = {
 def test_training_of_further_models_or_passes_is_an_open_fact(case: str) -> None:
     text, name = FURTHER_MODELS[case]
     launch = parse_launch(text, name, devices=8)
-    doubts = [doubt for doubt in launch.may_be_wrong if doubt.startswith("what is trained may be wrong")]
+    doubts = [
+        doubt for doubt in launch.may_be_wrong if doubt.startswith("what is trained may be wrong")
+    ]
     assert any("further model" in doubt for doubt in doubts), launch.may_be_wrong
 
 
 @pytest.mark.parametrize("text", [TORCHTUNE, FACTORY, AXOLOTL])
 def test_training_on_plain_text_is_not(text: str) -> None:
-    assert not any("further model" in doubt for doubt in parse_launch(text, "x.yaml", devices=8).may_be_wrong)
+    assert not any(
+        "further model" in doubt for doubt in parse_launch(text, "x.yaml", devices=8).may_be_wrong
+    )
 
 
 def test_torchtune_does_not_take_reinforcement_for_fine_tuning() -> None:
@@ -775,12 +901,16 @@ def test_torchtune_does_not_take_reinforcement_for_fine_tuning() -> None:
         ("base_model: Qwen/Qwen3-30B-A3B\ndp_shard_size: 2\nexpert_parallel_size: 2\n", 4, 1, 2),
     ],
 )
-def test_degrees_of_a_mesh_say_how_many_devices_there_are(more: str, devices: int, replicate: int, ep: int) -> None:
+def test_degrees_of_a_mesh_say_how_many_devices_there_are(
+    more: str, devices: int, replicate: int, ep: int
+) -> None:
     text = AXOLOTL
     for line in more.splitlines():
         # A key that stands in the file already is replaced.
         name = line.partition(":")[0]
-        text = "".join(old for old in text.splitlines(keepends=True) if not old.startswith(f"{name}:"))
+        text = "".join(
+            old for old in text.splitlines(keepends=True) if not old.startswith(f"{name}:")
+        )
     launch = parse_launch(text + more, "x.yaml")
     assert launch.layout is not None
     assert (launch.devices, launch.layout.replicate, launch.layout.ep) == (devices, replicate, ep)
@@ -799,7 +929,10 @@ def test_a_tower_and_its_language_model_in_one_folder() -> None:
 
 
 ACCELERATE_SETTINGS: list[tuple[str, dict[str, Any]]] = [
-    ("--multi_gpu --mixed_precision bf16", {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"}),
+    (
+        "--multi_gpu --mixed_precision bf16",
+        {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"},
+    ),
     ("--mixed_precision=fp16", {"mixed_precision": "fp16"}),
     (
         "--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --mixed_precision bf16",
@@ -814,7 +947,10 @@ ACCELERATE_SETTINGS: list[tuple[str, dict[str, Any]]] = [
         {
             "distributed_type": "FSDP",
             "mixed_precision": "bf16",
-            "fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_activation_checkpointing": True},
+            "fsdp_config": {
+                "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+                "fsdp_activation_checkpointing": True,
+            },
         },
     ),
     (
@@ -837,33 +973,43 @@ WITHOUT_PRECISION = "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_
 def test_flags_of_accelerate_mean_what_its_file_says(
     flags: str, file: dict[str, Any], program: str, tmp_path: Path
 ) -> None:
-    """Also behind a file that says otherwise, and never those behind the program, which are the program's own."""
+    """Also behind a file that says otherwise, and never those behind the program, which are the
+    program's own."""
     (tmp_path / "acc.yaml").write_text(yaml.safe_dump({"num_processes": 8, **file}))
-    (tmp_path / "other.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: fp8\n")
+    (tmp_path / "other.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: fp8\n"
+    )
     scripts = [
         f"accelerate launch --config_file acc.yaml {program} {WITHOUT_PRECISION}",
         f"accelerate launch --num_processes 8 {flags} {program} {WITHOUT_PRECISION}",
     ]
     if "distributed_type" in file:
-        scripts.append(f"accelerate launch --config_file other.yaml {flags} {program} {WITHOUT_PRECISION}")
+        scripts.append(
+            f"accelerate launch --config_file other.yaml {flags} {program} {WITHOUT_PRECISION}"
+        )
     launches = [parse_launch(script, str(tmp_path / "run.sh")) for script in scripts]
-    told = [(launch.framework, launch.devices, launch.layout, launch.job_fields) for launch in launches]
+    told = [
+        (launch.framework, launch.devices, launch.layout, launch.job_fields) for launch in launches
+    ]
     assert told[1:] == told[:1] * (len(scripts) - 1)
     assert not any(launch.may_be_wrong or launch.ignored for launch in launches)
     assert launches[0].job_fields["dtype"] == file["mixed_precision"]
 
 
 @pytest.mark.parametrize(
-    ("flag", "dtype"), [("", "bf16"), ("--bf16", "bf16"), ("--fp16", "fp16"), ("--torch_dtype float16", "fp16")]
+    ("flag", "dtype"),
+    [("", "bf16"), ("--bf16", "bf16"), ("--fp16", "fp16"), ("--torch_dtype float16", "fp16")],
 )
-@pytest.mark.parametrize("launcher", ["--mixed_precision bf16", "--use_deepspeed --deepspeed_config_file zero2.json"])
+@pytest.mark.parametrize(
+    "launcher", ["--mixed_precision bf16", "--use_deepspeed --deepspeed_config_file zero2.json"]
+)
 def test_the_precision_of_accelerate_is_that_of_a_program_that_says_none(
     flag: str, dtype: str, launcher: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "zero2.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
-    script = (
-        f"accelerate launch --num_processes 8 --mixed_precision bf16 {launcher} train.py {WITHOUT_PRECISION} {flag}"
+    (tmp_path / "zero2.json").write_text(
+        '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}'
     )
+    script = f"accelerate launch --num_processes 8 --mixed_precision bf16 {launcher} train.py {WITHOUT_PRECISION} {flag}"
     launch = parse_launch(script, str(tmp_path / "run.sh"))
     assert launch.job_fields["dtype"] == dtype
     assert launch.layout is not None
@@ -879,14 +1025,20 @@ def test_the_precision_of_accelerate_is_that_of_a_program_that_says_none(
         ("default.yaml", "pytorch", 0),
     ],
 )
-def test_a_file_of_accelerate_that_is_not_there_is_doubted(name: str, framework: str, zero: int) -> None:
-    launch = parse_launch(f"accelerate launch --config_file {name} --num_processes 8 train.py {FLAGS}", "run.sh")
+def test_a_file_of_accelerate_that_is_not_there_is_doubted(
+    name: str, framework: str, zero: int
+) -> None:
+    launch = parse_launch(
+        f"accelerate launch --config_file {name} --num_processes 8 train.py {FLAGS}", "run.sh"
+    )
     assert launch.layout is not None
     assert (launch.framework, launch.layout.zero) == (framework, zero)
     assert any(name in sentence and "was not found" in sentence for sentence in launch.may_be_wrong)
 
 
-@pytest.mark.parametrize("name", ["stage3_no_offloading.conf", "zero3_nooffload.json", "ds_z3_without-offload.json"])
+@pytest.mark.parametrize(
+    "name", ["stage3_no_offloading.conf", "zero3_nooffload.json", "ds_z3_without-offload.json"]
+)
 def test_names_of_files_that_offload_nothing(name: str) -> None:
     launch = parse_launch(f"deepspeed --num_gpus 8 train.py --deepspeed {name} {FLAGS}", "run.sh")
     assert launch.layout is not None
@@ -897,7 +1049,9 @@ def test_names_of_files_that_offload_nothing(name: str) -> None:
     "launcher", ["accelerate launch --num_processes 8", "deepspeed", "torchrun --nproc_per_node 8"]
 )
 def test_settings_in_a_file_that_is_not_there_are_asked_for(launcher: str) -> None:
-    with pytest.raises(LaunchFileError, match=r"settings of recipes/sft.yaml, which is not beside it; put it there"):
+    with pytest.raises(
+        LaunchFileError, match=r"settings of recipes/sft.yaml, which is not beside it; put it there"
+    ):
         parse_launch(f"{launcher} src/sft.py --config recipes/sft.yaml\n", "run.sh")
 
 

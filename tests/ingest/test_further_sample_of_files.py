@@ -18,13 +18,17 @@ def read(name: str, text: str, **given: Any) -> Launch:
     return parse_launch(dedent(text), name, **given)
 
 
-# --- DeepSpeed beside flags of Hugging Face's Trainer ----------------------------------------------------
+# --- DeepSpeed beside flags of Hugging Face's Trainer
+# ----------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["deepspeed_config", "ds_config", "ds_file"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_file_of_deepspeed_under_a_programs_own_name(flag: str, stage: int) -> None:
-    launch = read("run.sh", f"deepspeed --num_gpus 4 tune.py {TRAINER} --block_size 512 --{flag} conf/zero{stage}.json")
+    launch = read(
+        "run.sh",
+        f"deepspeed --num_gpus 4 tune.py {TRAINER} --block_size 512 --{flag} conf/zero{stage}.json",
+    )
     assert launch.layout is not None
     assert (launch.framework, launch.layout.zero) == ("deepspeed", stage)
     assert (launch.devices, launch.global_batch) == (4, 24)
@@ -32,30 +36,50 @@ def test_a_file_of_deepspeed_under_a_programs_own_name(flag: str, stage: int) ->
 
 
 def test_a_nameless_file_of_deepspeed_that_is_absent_is_doubted() -> None:
-    launch = read("run.sh", f"deepspeed --num_gpus 4 tune.py {TRAINER} --block_size 512 --deepspeed_config a/b.json")
+    launch = read(
+        "run.sh",
+        f"deepspeed --num_gpus 4 tune.py {TRAINER} --block_size 512 --deepspeed_config a/b.json",
+    )
     assert any("b.json was not found" in doubt for doubt in launch.may_be_wrong)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_stage_that_a_program_makes_settings_of(stage: int) -> None:
     launch = read(
-        "run.sh", f"deepspeed --num_gpus 2 tune.py {TRAINER} --max_length 512 --bf16 --zero_stage ${{STAGE:-{stage}}}"
+        "run.sh",
+        f"deepspeed --num_gpus 2 tune.py {TRAINER} --max_length 512 --bf16 --zero_stage ${{STAGE:-{stage}}}",
     )
     assert launch.layout is not None
-    assert (launch.framework, launch.layout.zero, launch.job_fields["dtype"]) == ("deepspeed", stage, "bf16")
+    assert (launch.framework, launch.layout.zero, launch.job_fields["dtype"]) == (
+        "deepspeed",
+        stage,
+        "bf16",
+    )
     assert not any("zero_stage" in doubt for doubt in launch.may_be_wrong)
 
 
-# --- switches and types of the Trainer -------------------------------------------------------------------
+# --- switches and types of the Trainer
+# -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("word", "recompute"),
-    [("no", "none"), ("False", "none"), ("0", "none"), ("n", "none"), ("yes", "full"), ("true", "full"), ("", "full")],
+    [
+        ("no", "none"),
+        ("False", "none"),
+        ("0", "none"),
+        ("n", "none"),
+        ("yes", "full"),
+        ("true", "full"),
+        ("", "full"),
+    ],
 )
 def test_words_that_turn_a_switch_off(word: str, recompute: str) -> None:
     """All words that transformers' `string_to_bool` takes."""
-    launch = read("run.sh", f"torchrun --nproc_per_node 2 sft.py {TRAINER} --gradient_checkpointing {word} --bf16 yes")
+    launch = read(
+        "run.sh",
+        f"torchrun --nproc_per_node 2 sft.py {TRAINER} --gradient_checkpointing {word} --bf16 yes",
+    )
     assert launch.layout is not None
     assert launch.layout.recompute == recompute
 
@@ -64,18 +88,27 @@ def test_words_that_turn_a_switch_off(word: str, recompute: str) -> None:
 def test_weights_that_are_loaded_in_16_bits_are_trained_in_them(flag: str) -> None:
     """The Trainer makes no copy in 32 bits: AdamW's states have the type of the weights."""
     launch = read("run.sh", f"torchrun --nproc_per_node 2 sft.py {TRAINER} --max_length 512 {flag}")
-    assert (launch.job_fields.get("optimizer"), launch.job_fields.get("grad_dtype")) == ("adam16bit", "bf16")
+    assert (launch.job_fields.get("optimizer"), launch.job_fields.get("grad_dtype")) == (
+        "adam16bit",
+        "bf16",
+    )
 
 
 @pytest.mark.parametrize(
-    "flag", ["--bf16 true", "--torch_dtype float32 --bf16 true", "--torch_dtype bfloat16 --bf16 true --use_peft"]
+    "flag",
+    [
+        "--bf16 true",
+        "--torch_dtype float32 --bf16 true",
+        "--torch_dtype bfloat16 --bf16 true --use_peft",
+    ],
 )
 def test_other_weights_keep_states_in_32_bits(flag: str) -> None:
     launch = read("run.sh", f"torchrun --nproc_per_node 2 sft.py {TRAINER} --max_length 512 {flag}")
     assert launch.job_fields.get("optimizer") != "adam16bit"
 
 
-# --- MaxText ---------------------------------------------------------------------------------------------
+# --- MaxText
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["export M_MAX_TARGET_LENGTH={}\n", "M_MAX_TARGET_LENGTH={} "])
@@ -99,7 +132,8 @@ def test_feed_forwards_of_old_maxtext_are_doubted(sizes: str, is_doubted: bool) 
     assert any("base_num_heads" in doubt for doubt in launch.may_be_wrong) == is_doubted
 
 
-# --- torchtitan and LLaMA-Factory ------------------------------------------------------------------------
+# --- torchtitan and LLaMA-Factory
+# ------------------------------------------------------------------------
 
 TITAN = """
     [model]
@@ -146,7 +180,8 @@ def test_depths_that_are_mixed_change_the_model() -> None:
     assert any("model" in doubt and "mixture_of_depths" in doubt for doubt in launch.may_be_wrong)
 
 
-# --- references ------------------------------------------------------------------------------------------
+# --- references
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", ["others", "tasks_of.others"])

@@ -1,4 +1,5 @@
-"""Damaged files of every format: one clear line that names the file, or a sensible result; never another error."""
+"""Damaged files of every format: one clear line that names the file, or a sensible result; never
+another error."""
 
 import gzip
 import json
@@ -54,16 +55,46 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def jax_trace() -> dict[str, Any]:
     names = {1: "/host:CPU", 3: "/device:GPU:0"}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in names.items()
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        for pid, name in names.items()
     ]
-    events.append({"ph": "M", "pid": 3, "tid": 13, "name": "thread_name", "args": {"name": "Stream #13(Compute)"}})
-    events.append({"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 90.0, "name": "train", "args": {"step_num": "2"}})
-    events.append({"ph": "X", "pid": 3, "tid": 13, "ts": 5.0, "dur": 7.5, "name": "k", "args": {"hlo_op": "dot.3"}})
+    events.append(
+        {
+            "ph": "M",
+            "pid": 3,
+            "tid": 13,
+            "name": "thread_name",
+            "args": {"name": "Stream #13(Compute)"},
+        }
+    )
+    events.append(
+        {
+            "ph": "X",
+            "pid": 1,
+            "tid": 1,
+            "ts": 0,
+            "dur": 90.0,
+            "name": "train",
+            "args": {"step_num": "2"},
+        }
+    )
+    events.append(
+        {
+            "ph": "X",
+            "pid": 3,
+            "tid": 13,
+            "ts": 5.0,
+            "dur": 7.5,
+            "name": "k",
+            "args": {"hlo_op": "dot.3"},
+        }
+    )
     return {"displayTimeUnit": "ns", "traceEvents": events}
 
 
 def read_everything(format: str, path: Path) -> None:
-    """Read a file all ways; only errors of the package may come, in one line that names the file."""
+    """Read a file all ways; only errors of the package may come, in one line that names the
+    file."""
     format = format.removesuffix("-gz").replace("nccl-json", "nccl-tests")
     calls: list[Callable[[], object]] = [lambda: detect_format(path)]
     if format in TABLE_FORMATS:
@@ -95,11 +126,24 @@ def test_sound_files_are_read(sound: dict[str, bytes], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "format", ["nccl-tests", "nccl-json", "osu", "kineto", "kineto-gz", "nsys", "xplane", "jax-trace", "perfmodel"]
+    "format",
+    [
+        "nccl-tests",
+        "nccl-json",
+        "osu",
+        "kineto",
+        "kineto-gz",
+        "nsys",
+        "xplane",
+        "jax-trace",
+        "perfmodel",
+    ],
 )
 @FUZZ
 @given(data=st.data())
-def test_damaged_bytes(format: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_bytes(
+    format: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
     """Truncated, and with bytes flipped, removed and inserted."""
     content = bytearray(sound[format])
     for _ in range(data.draw(st.integers(0, 6), label="changes")):
@@ -144,14 +188,22 @@ ODD_VALUES = st.one_of(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for key, inner in items for place in places(inner, (*path, key)))]
 
 
 @pytest.mark.parametrize("format", ["nccl-json", "kineto", "jax-trace", "perfmodel"])
 @FUZZ
 @given(data=st.data())
-def test_odd_json_values(format: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
+def test_odd_json_values(
+    format: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
     """Negative, infinite and missing numbers, texts for numbers, lists for objects, anywhere."""
     value = deepcopy(json.loads(sound[format]))
     for _ in range(data.draw(st.integers(1, 3), label="changes")):
@@ -164,11 +216,14 @@ def test_odd_json_values(format: str, sound: dict[str, bytes], tmp_path: Path, d
 
 
 @pytest.mark.parametrize(
-    "table", ["CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"]
+    "table",
+    ["CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"],
 )
 @FUZZ
 @given(data=st.data())
-def test_odd_database_values(table: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
+def test_odd_database_values(
+    table: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
     import sqlite3
 
     values = st.one_of(
@@ -194,7 +249,9 @@ def test_odd_database_values(table: str, sound: dict[str, bytes], tmp_path: Path
 
 @FUZZ
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(-(2**63), 2**64 - 1))
-def test_odd_times_of_xplane(tmp_path_factory: pytest.TempPathFactory, start_ps: int, duration_ps: int) -> None:
+def test_odd_times_of_xplane(
+    tmp_path_factory: pytest.TempPathFactory, start_ps: int, duration_ps: int
+) -> None:
     path = tmp_path_factory.mktemp("odd") / "odd.xplane.pb"
     path.write_bytes(cases.gpu_xspace(start_ps, duration_ps))
     read_everything("xplane", path)

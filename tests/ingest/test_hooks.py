@@ -1,7 +1,8 @@
-"""`perfmodel hook`: the printed lines run beside a stand-in of each framework's interface, and what they write is read
-as the same job's launch file is.
+"""`perfmodel hook`: the printed lines run beside a stand-in of each framework's interface, and what
+they write is read as the same job's launch file is.
 
-The stand-ins have the names, the classes and the defaults of the frameworks, as far as the lines touch them.
+The stand-ins have the names, the classes and the defaults of the frameworks, as far as the lines
+touch them.
 """
 
 import json
@@ -377,7 +378,11 @@ class Hooked(NamedTuple):
 
 JOBS = {
     "megatron": Hooked(
-        "run.sh", "torchrun --nproc_per_node 8 pretrain_gpt.py " + MEGATRON, "", MEGATRON_MODULES, MEGATRON.split()
+        "run.sh",
+        "torchrun --nproc_per_node 8 pretrain_gpt.py " + MEGATRON,
+        "",
+        MEGATRON_MODULES,
+        MEGATRON.split(),
     ),
     "megatron-bridge": Hooked("run.yaml", BRIDGE_YAML, BRIDGE_SCRIPT),
     "nemo": Hooked("run.yaml", BRIDGE_YAML, NEMO_SCRIPT, {"fiddle.py": FIDDLE}),
@@ -388,7 +393,11 @@ JOBS = {
         "run.yml",
         MAXTEXT_YAML,
         MAXTEXT_SCRIPT,
-        {"MaxText/__init__.py": "", "MaxText/pyconfig.py": MAXTEXT_PYCONFIG, "MaxText/configs/base.yml": MAXTEXT_BASE},
+        {
+            "MaxText/__init__.py": "",
+            "MaxText/pyconfig.py": MAXTEXT_PYCONFIG,
+            "MaxText/configs/base.yml": MAXTEXT_BASE,
+        },
     ),
     "nanotron": Hooked("run.yaml", NANOTRON_YAML, NANOTRON_SCRIPT),
 }
@@ -405,7 +414,13 @@ def written_by_hook(name: str, folder: Path) -> Path:
     script = folder / "pretrain_gpt.py"
     script.write_text(textwrap.dedent(job.script) + "\n" + hook_lines(name))
     environment = {**os.environ, "WORLD_SIZE": "8", "RANK": "0", "PYTHONPATH": str(folder)}
-    subprocess.run([sys.executable, str(script), *job.arguments], cwd=folder, env=environment, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, str(script), *job.arguments],
+        cwd=folder,
+        env=environment,
+        check=True,
+        timeout=60,
+    )
     return folder / "args.json"
 
 
@@ -426,11 +441,18 @@ def test_every_framework_has_a_job() -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_what_a_hook_writes_is_read_as_the_launch_file_is(name: str, tmp_path: Path) -> None:
     path = written_by_hook(name, tmp_path)
-    hooked, launch = read_launch(path, seq_len=2048 if name == "deepspeed" else None), read_file(name, tmp_path)
+    hooked, launch = (
+        read_launch(path, seq_len=2048 if name == "deepspeed" else None),
+        read_file(name, tmp_path),
+    )
     assert hooked.missing == ()
     assert hooked.may_be_wrong == ()
     assert hooked.ignored == ()
-    assert (hooked.layout, hooked.global_batch, hooked.seq_len) == (launch.layout, launch.global_batch, launch.seq_len)
+    assert (hooked.layout, hooked.global_batch, hooked.seq_len) == (
+        launch.layout,
+        launch.global_batch,
+        launch.seq_len,
+    )
     assert hooked.devices == 8
     assert hooked.job_fields.get("dtype") == launch.job_fields.get("dtype")
     if name == "nemo":  # of NeMo 2 there is no launch file; Megatron-Bridge's has the same settings
@@ -446,18 +468,24 @@ def test_what_a_hook_writes_is_read_as_the_launch_file_is(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["megatron-bridge", "torchtitan", "hf-trainer"])
-def test_a_setting_that_nobody_reads_is_a_doubt_unless_it_is_at_its_default(name: str, tmp_path: Path) -> None:
+def test_a_setting_that_nobody_reads_is_a_doubt_unless_it_is_at_its_default(
+    name: str, tmp_path: Path
+) -> None:
     path = written_by_hook(name, tmp_path)
     content = path.read_text()
     assert content.count('"unheard_of_offload": ') == 2
-    launch = parse_launch(content.replace('"unheard_of_offload": ', '"unheard_of_offload": 1', 1), str(path))
+    launch = parse_launch(
+        content.replace('"unheard_of_offload": ', '"unheard_of_offload": 1', 1), str(path)
+    )
     assert any("unheard_of_offload" in sentence for sentence in launch.may_be_wrong)
 
 
 def test_only_one_process_writes(tmp_path: Path) -> None:
     script = textwrap.dedent(TITAN_SCRIPT) + "\n" + hook_lines("torchtitan")
     environment = {**os.environ, "WORLD_SIZE": "8", "RANK": "3"}
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60
+    )
     assert not (tmp_path / "args.json").exists()
 
 
@@ -481,11 +509,17 @@ def test_a_framework_without_a_hook(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"perfmodel_hook": "fairseq", "settings": {"a": 1}}, "perfmodel_hook must be one of megatron"),
+        (
+            {"perfmodel_hook": "fairseq", "settings": {"a": 1}},
+            "perfmodel_hook must be one of megatron",
+        ),
         ({"perfmodel_hook": 3, "settings": {"a": 1}}, "perfmodel_hook must be one of megatron"),
         ({"perfmodel_hook": "megatron"}, "holds no settings"),
         ({"perfmodel_hook": "torchtitan", "devices": 8, "settings": 3}, "holds no settings"),
-        ({"perfmodel_hook": "torchtitan", "devices": 0, "settings": {"a": 1}}, "devices must be a whole number"),
+        (
+            {"perfmodel_hook": "torchtitan", "devices": 0, "settings": {"a": 1}},
+            "devices must be a whole number",
+        ),
         ({"perfmodel_hook": "megatron", "devices": 8, "settings": {"a": 1}}, "too few arguments"),
         (
             {

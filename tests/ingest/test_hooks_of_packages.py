@@ -59,7 +59,12 @@ def hooked(name: str, script: str, packages: tuple[str, ...], folder: Path) -> L
     path.write_text(textwrap.dedent(script) + "\n" + hook_lines(name))
     environment = {**os.environ, "WORLD_SIZE": "1", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        [sys.executable, str(path)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, str(path)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if "ModuleNotFoundError" in run.stderr or "ImportError" in run.stderr:
         pytest.skip(f"{packages[0]} cannot be imported here: {run.stderr.strip().splitlines()[-1]}")
@@ -79,10 +84,17 @@ def test_arguments_of_the_trainer_itself(recompute: str, tmp_path: Path) -> None
     launch = hooked("hf-trainer", script, ("transformers", "accelerate"), tmp_path)
     assert launch.may_be_wrong == ()
     assert launch.layout is not None
-    assert (launch.layout.micro_batch, launch.layout.recompute, launch.global_batch) == (2, "full", 64)
+    assert (launch.layout.micro_batch, launch.layout.recompute, launch.global_batch) == (
+        2,
+        "full",
+        64,
+    )
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.model is not None
-    assert parameter_count(launch.model) == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64 + 2 * 256 * 64
+    assert (
+        parameter_count(launch.model)
+        == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64 + 2 * 256 * 64
+    )
 
 
 def test_the_configuration_of_deepspeed_itself(tmp_path: Path) -> None:
@@ -102,6 +114,12 @@ def test_the_arguments_of_torchtitan_itself(recipe: str, recompute: str, tmp_pat
     assert (launch.layout.tp, launch.layout.micro_batch, launch.seq_len) == (2, 2, 8192)
     assert launch.layout.recompute == recompute
     command = f"torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config {recipe} "
-    (tmp_path / "run.sh").write_text(command + "--training.local_batch_size 2 --parallelism.tensor_parallel_degree 2\n")
+    (tmp_path / "run.sh").write_text(
+        command + "--training.local_batch_size 2 --parallelism.tensor_parallel_degree 2\n"
+    )
     by_name = read_launch(tmp_path / "run.sh")
-    assert (by_name.layout, by_name.global_batch, by_name.model) == (launch.layout, launch.global_batch, launch.model)
+    assert (by_name.layout, by_name.global_batch, by_name.model) == (
+        launch.layout,
+        launch.global_batch,
+        launch.model,
+    )

@@ -42,10 +42,26 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "table": ("t.csv", TABLE + b"h100,gemm,bf16,1,8,8,8\n" * 200_000, pm.read_table),
     "runs": ("t.csv", b"case_id,source\n" + b"a,b\n" * 1_000_000, read_rows),
-    "prices": ("t.csv", b"collective,ranks,bytes,time_s\n" + b"all_reduce,2,8,1\n" * 200_000, PriceTable.read),
-    "trace": ("t.json", b'{"traceEvents": [' + b" " * 4_000_000 + b"]}", lambda path: read_trace("kineto", [path])),
-    "profile": ("t.json", b'{"traceEvents": [' + b" " * 4_000_000 + b"]}", lambda path: read_profile("kineto", [path])),
-    "nccl-tests": ("t.txt", b"# out-of-place\n" * 300_000, lambda path: read_measurements("nccl-tests", [path])),
+    "prices": (
+        "t.csv",
+        b"collective,ranks,bytes,time_s\n" + b"all_reduce,2,8,1\n" * 200_000,
+        PriceTable.read,
+    ),
+    "trace": (
+        "t.json",
+        b'{"traceEvents": [' + b" " * 4_000_000 + b"]}",
+        lambda path: read_trace("kineto", [path]),
+    ),
+    "profile": (
+        "t.json",
+        b'{"traceEvents": [' + b" " * 4_000_000 + b"]}",
+        lambda path: read_profile("kineto", [path]),
+    ),
+    "nccl-tests": (
+        "t.txt",
+        b"# out-of-place\n" * 300_000,
+        lambda path: read_measurements("nccl-tests", [path]),
+    ),
     "osu": ("t.txt", b"# OSU MPI\n" * 400_000, lambda path: read_measurements("osu", [path])),
     "any format": ("t.txt", b"\n" * 4_000_000, detect_format),
     "xplane": ("t.xplane.pb", b"\0" * 4_000_000, lambda path: read_trace("xplane", [path])),
@@ -56,7 +72,9 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("ending", ["", *COMPRESSORS])
 @pytest.mark.parametrize("kind", READERS)
-def test_content_beyond_the_limit_is_refused_before_it_is_held(kind: str, ending: str, tmp_path: Path) -> None:
+def test_content_beyond_the_limit_is_refused_before_it_is_held(
+    kind: str, ending: str, tmp_path: Path
+) -> None:
     name, content, read = READERS[kind]
     path = tmp_path / f"{name}{ending}"
     path.write_bytes(COMPRESSORS.get(ending, bytes)(content))
@@ -119,7 +137,9 @@ def test_archives_are_refused_by_their_table_of_contents(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "nan", "inf"])
-def test_a_limit_that_is_none_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_none_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(LIMIT_VARIABLE, text)
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(TABLE))
@@ -173,13 +193,21 @@ def doubled(first: str, again: Callable[[int], str], levels: int = 60) -> str:
 
 BOMBS = {
     "lists of aliases": doubled("a0: &a0 [1, 1]", lambda i: f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]"),
-    "tables of aliases": doubled("a0: &a0 {x: 1}", lambda i: f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}"),
-    "merged tables": doubled("a0: &a0 {x: 1}", lambda i: f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}"),
+    "tables of aliases": doubled(
+        "a0: &a0 {x: 1}", lambda i: f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}"
+    ),
+    "merged tables": doubled(
+        "a0: &a0 {x: 1}", lambda i: f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}"
+    ),
     "keys": doubled("a0: &a0 [1, 1]", lambda i: f"a{i}: &a{i} {{? [*a{i - 1}, *a{i - 1}] : 1}}"),
     "an alias in itself": "a: &a [*a, *a]\n",
     "references in text": doubled("a0: xx", lambda i: f"a{i}: '${{a{i - 1}}}${{a{i - 1}}}'"),
-    "references in lists": doubled("a0: [1]", lambda i: f"a{i}: ['${{a{i - 1}}}', '${{a{i - 1}}}']"),
-    "products": doubled("a0: 9", lambda i: f"a{i}: '${{multiply:{','.join(['9' * 18] * 300)}}}'", 3),
+    "references in lists": doubled(
+        "a0: [1]", lambda i: f"a{i}: ['${{a{i - 1}}}', '${{a{i - 1}}}']"
+    ),
+    "products": doubled(
+        "a0: 9", lambda i: f"a{i}: '${{multiply:{','.join(['9' * 18] * 300)}}}'", 3
+    ),
     "many keys": "".join(f"k{i}: 1\n" for i in range(30_000)),
 }
 
@@ -225,7 +253,9 @@ def test_a_device_that_never_ends_is_no_file(capsys: pytest.CaptureFixture[str])
 
 def test_arrays_whose_header_promises_more_than_there_is(tmp_path: Path) -> None:
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"shape": (10**13,), "fortran_order": False, "descr": "<f8"})
+    np.lib.format.write_array_header_1_0(
+        head, {"shape": (10**13,), "fortran_order": False, "descr": "<f8"}
+    )
     path = tmp_path / "x.npy"
     path.write_bytes(head.getvalue() + bytes(64))
     with pytest.raises(PerfModelError, match="--input-value"):
@@ -236,7 +266,10 @@ def test_nesting_inside_what_weights_say_of_themselves(tmp_path: Path) -> None:
     path = tmp_path / "gemm.safetensors"
     nested = "[" * 100_000 + "]" * 100_000
     path.write_bytes(
-        save({"a": np.zeros(1)}, {"format": "perfmodel-kernels", "schema_version": "3", "description": nested})
+        save(
+            {"a": np.zeros(1)},
+            {"format": "perfmodel-kernels", "schema_version": "3", "description": nested},
+        )
     )
     with pytest.raises(PerfModelError, match="lacks"):
         load_regressor(path)

@@ -82,7 +82,12 @@ spec:
 def test_kinds_of_jobs_run_the_command_of_their_containers(manifest: str) -> None:
     launch = read(manifest)
     assert launch.layout is not None
-    assert (launch.devices, launch.layout.tp, launch.layout.dp, launch.global_batch) == (32, 4, 8, 128)
+    assert (launch.devices, launch.layout.tp, launch.layout.dp, launch.global_batch) == (
+        32,
+        4,
+        8,
+        128,
+    )
     assert launch.framework.partition("@")[0] == "megatron-core"
     assert launch.may_be_wrong == ()
 
@@ -129,9 +134,12 @@ spec:
 """
 
 
-@pytest.mark.parametrize(("more", "copies"), [("", 2), ("dcn_fsdp_parallelism=2 dcn_data_parallelism=1", 1)])
+@pytest.mark.parametrize(
+    ("more", "copies"), [("", 2), ("dcn_fsdp_parallelism=2 dcn_data_parallelism=1", 1)]
+)
 def test_slices_of_tpus_with_a_mounted_script(more: str, copies: int) -> None:
-    """Each slice is a copy of one group of pods, and holds a copy of the model unless an axis spans them."""
+    """Each slice is a copy of one group of pods, and holds a copy of the model unless an axis spans
+    them."""
     launch = read(SLICES.replace("MORE", more), seq_len=2048)
     assert launch.layout is not None
     assert (launch.devices, launch.layout.dp, launch.layout.replicate) == (32, 32, copies)

@@ -1,4 +1,5 @@
-"""Broken launch files are refused in one line that names the file, the line and the remedy; nothing else comes out."""
+"""Broken launch files are refused in one line that names the file, the line and the remedy; nothing
+else comes out."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,8 @@ FILES = Path(__file__).parent / "launch_files"
 NAMES = sorted(path.name for path in FILES.iterdir())
 
 BROKEN = {
-    # file, the text that is changed, what becomes of it, how many lines later it shows, words of the message
+    # file, the text that is changed, what becomes of it, how many lines later it shows, words of
+    # the message
     "quote": ("megatron_gpt3.sh", "NODE_RANK=0", "NODE_RANK='0", 0, "a quote is opened here and never closed"),
     "array": ("megatron_gpt3.sh", "    ${PARALLEL[@]} ", "    A=( ", 0, "the array A is never closed; add its `.`"),
     "number": ("megatron_gpt3.sh", "--num-layers 96", "--num-layers many", 0,
@@ -70,7 +72,9 @@ def test_of_a_key_that_is_given_twice_the_last_counts(
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_refused_in_one_line_that_names_the_line(case: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_refused_in_one_line_that_names_the_line(
+    case: str, tmp_path: Path
+) -> None:
     name, was, becomes, later, message = BROKEN[case]
     text = (FILES / name).read_text()
     line = text.count("\n", 0, text.index(was)) + 1 + later
@@ -88,7 +92,8 @@ def test_files_that_are_none() -> None:
     with pytest.raises(LaunchFileError, match=r"nothing.yaml: cannot be read \(No such file"):
         read_launch("nothing.yaml")
     with pytest.raises(
-        LaunchFileError, match=r"notes.yaml: not a launch file that perfmodel can read .one of nemo has .*--model"
+        LaunchFileError,
+        match=r"notes.yaml: not a launch file that perfmodel can read .one of nemo has .*--model",
     ):
         parse_launch("a: 1\n", "notes.yaml")
     with pytest.raises(LaunchFileError, match="must hold keys and values"):
@@ -99,10 +104,14 @@ def test_files_that_are_none() -> None:
         parse_launch("echo hello\n", "hello.sh")
 
 
-@pytest.mark.parametrize("head", [(), ("apiVersion: v1", "kind: Job")], ids=["settings", "manifest"])
+@pytest.mark.parametrize(
+    "head", [(), ("apiVersion: v1", "kind: Job")], ids=["settings", "manifest"]
+)
 def test_aliases_that_multiply_are_refused(head: tuple[str, ...]) -> None:
     lines = [*head, "a0: &a0 {x: 1, y: 2}"]
-    lines += [f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
+    lines += [
+        f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)
+    ]
     with pytest.raises(PerfModelError, match="once its aliases are written out"):
         parse_launch("\n".join(lines) + "\n", "laughs.yaml")
 
@@ -110,25 +119,36 @@ def test_aliases_that_multiply_are_refused(head: tuple[str, ...]) -> None:
 def test_numbers_that_contradict_one_another() -> None:
     launch = read_launch(FILES / "nemo_llama.yaml", devices=12)
     assert launch.layout is None  # a search needs none
-    assert launch.missing == ("12 devices are not a multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",)
-    text = (FILES / "deepspeed_zero3.json").read_text().replace('"train_micro_batch_size_per_gpu": 4,', "")
+    assert launch.missing == (
+        "12 devices are not a multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",
+    )
+    text = (
+        (FILES / "deepspeed_zero3.json")
+        .read_text()
+        .replace('"train_micro_batch_size_per_gpu": 4,', "")
+    )
     with pytest.raises(LaunchFileError, match=r"is .* which is not a whole number"):
         parse_launch(text, "ds.json", devices=48)
     text = (FILES / "megatron_strings.sh").read_text().replace("VPP_LAYERS=4", "VPP_LAYERS=5")
-    with pytest.raises(LaunchFileError, match="32 layers cannot be divided into chunks of 5 on 2 pipeline stages"):
+    with pytest.raises(
+        LaunchFileError, match="32 layers cannot be divided into chunks of 5 on 2 pipeline stages"
+    ):
         parse_launch(text, "train.sh")
 
 
 @settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None:
-    """Characters cut out of, or put into, real-shaped files: no other exception leaves the readers."""
+    """Characters cut out of, or put into, real-shaped files: no other exception leaves the
+    readers."""
     name = data.draw(st.sampled_from(NAMES))
     text = (FILES / name).read_text()
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
         length = data.draw(st.integers(0, 30))
-        put = data.draw(st.one_of(st.text(max_size=4), st.sampled_from("${}()[]\"'\\`=:-#&*!|<>\n\t")))
+        put = data.draw(
+            st.one_of(st.text(max_size=4), st.sampled_from("${}()[]\"'\\`=:-#&*!|<>\n\t"))
+        )
         text = text[:start] + put + text[start + length :]
     said = ""
     try:
@@ -140,7 +160,9 @@ def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None
 
 @pytest.mark.parametrize("name", ["best.xyz", "best.txt", "best.py"])
 def test_no_launch_file_is_written_under_an_ending_that_none_has(name: str) -> None:
-    with pytest.raises(LaunchFileError, match=r"no launch file can be written with this ending; use \.sh"):
+    with pytest.raises(
+        LaunchFileError, match=r"no launch file can be written with this ending; use \.sh"
+    ):
         format_of_path(Path(name))
 
 

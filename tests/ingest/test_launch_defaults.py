@@ -1,4 +1,5 @@
-"""What frameworks do where a launch file says nothing: smallest files, and each default by itself."""
+"""What frameworks do where a launch file says nothing: smallest files, and each default by
+itself."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -47,9 +48,26 @@ def read(name: str, text: str) -> tuple[pm.Layout, Any]:
 @pytest.mark.parametrize(
     ("name", "text", "framework", "layout", "global_batch", "seq_len", "job"),
     [
-        ("a.sh", MEGATRON % "", "megatron-core", f"dp=16,micro_batch=2,{SERIAL}", 64, 2048, {"dtype": "fp32"}),
-        ("a.json", DEEPSPEED % (STAGE_3 % ""), "deepspeed", "dp=16,micro_batch=4,zero=3", 64, None, {"dtype": "fp32"}),
-        # a local batch of 8, sequences of 2048 tokens, every second layer recomputed, FSDP that gathers again
+        (
+            "a.sh",
+            MEGATRON % "",
+            "megatron-core",
+            f"dp=16,micro_batch=2,{SERIAL}",
+            64,
+            2048,
+            {"dtype": "fp32"},
+        ),
+        (
+            "a.json",
+            DEEPSPEED % (STAGE_3 % ""),
+            "deepspeed",
+            "dp=16,micro_batch=4,zero=3",
+            64,
+            None,
+            {"dtype": "fp32"},
+        ),
+        # a local batch of 8, sequences of 2048 tokens, every second layer recomputed, FSDP that
+        # gathers again
         (
             "a.toml",
             TORCHTITAN % ("", ""),
@@ -78,8 +96,24 @@ def read(name: str, text: str) -> tuple[pm.Layout, Any]:
             4096,
             {"dtype": "bf16"},
         ),
-        ("a.yaml", ACCELERATE % ("FSDP", ""), "fsdp", "dp=16,zero=3", None, None, {"dtype": "fp32"}),
-        ("a.yaml", ACCELERATE % ("MULTI_GPU", ""), "pytorch", "dp=16,zero=0", None, None, {"dtype": "fp32"}),
+        (
+            "a.yaml",
+            ACCELERATE % ("FSDP", ""),
+            "fsdp",
+            "dp=16,zero=3",
+            None,
+            None,
+            {"dtype": "fp32"},
+        ),
+        (
+            "a.yaml",
+            ACCELERATE % ("MULTI_GPU", ""),
+            "pytorch",
+            "dp=16,zero=0",
+            None,
+            None,
+            {"dtype": "fp32"},
+        ),
         (
             "a.yaml",
             ACCELERATE % ("DEEPSPEED", "mixed_precision: bf16"),
@@ -98,7 +132,15 @@ def read(name: str, text: str) -> tuple[pm.Layout, Any]:
             2048,
             {"dtype": "bf16", "grad_dtype": "fp32"},
         ),
-        ("a.yml", MAXTEXT, "maxtext", "dp=16,micro_batch=2,zero=3,recompute=full", 32, 2048, {"dtype": "bf16"}),
+        (
+            "a.yml",
+            MAXTEXT,
+            "maxtext",
+            "dp=16,micro_batch=2,zero=3,recompute=full",
+            32,
+            2048,
+            {"dtype": "bf16"},
+        ),
         ("a.yaml", NEMO, "nemo@2023", "dp=16,zero=1", 32, 2048, {}),
     ],
 )
@@ -129,9 +171,15 @@ def test_the_smallest_file_is_filled_in_as_its_framework_does(
         (1, ', "overlap_comm": true', True, True),
     ],
 )
-def test_deepspeed_overlaps_by_default_under_stage_3_alone(stage: int, said: str, reduces: bool, gathers: bool) -> None:
+def test_deepspeed_overlaps_by_default_under_stage_3_alone(
+    stage: int, said: str, reduces: bool, gathers: bool
+) -> None:
     layout, _ = read("a.json", DEEPSPEED % f'"zero_optimization": {{"stage": {stage}{said}}}')
-    assert (layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather) == (stage, reduces, gathers)
+    assert (layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather) == (
+        stage,
+        reduces,
+        gathers,
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +228,9 @@ def test_torchtitan_shards_weights_and_gathers_them_again_outside_pipelines(
         ("DualPipeV", "dualpipe-v", 1),
     ],
 )
-def test_looped_schedules_of_torch_have_two_virtual_stages(schedule: str, name: str, vpp: int) -> None:
+def test_looped_schedules_of_torch_have_two_virtual_stages(
+    schedule: str, name: str, vpp: int
+) -> None:
     said = f'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "{schedule}"'
     layout, _ = read("a.toml", TORCHTITAN % (said, ""))
     assert (layout.schedule, layout.vpp) == (name, vpp)
@@ -193,10 +243,19 @@ def test_looped_schedules_of_torch_have_two_virtual_stages(schedule: str, name: 
         ("--use-distributed-optimizer", {"zero": 1}),
         ("--use-torch-fsdp2", {"zero": 3}),
         ("--recompute-activations", {"recompute": "selective"}),
-        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", {"recompute": "full"}),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            {"recompute": "full"},
+        ),
         ("--overlap-grad-reduce", {"overlap_grad_reduce": True, "overlap_param_gather": False}),
-        ("--tensor-model-parallel-size 2 --sequence-parallel", {"tp": 2, "dp": 8, "sequence_parallel": True}),
-        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6", {"pp": 2, "vpp": 2}),
+        (
+            "--tensor-model-parallel-size 2 --sequence-parallel",
+            {"tp": 2, "dp": 8, "sequence_parallel": True},
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6",
+            {"pp": 2, "vpp": 2},
+        ),
         ("--context-parallel-size 4", {"cp": 4, "dp": 4}),
     ],
 )
@@ -212,14 +271,22 @@ def test_megatron_computes_in_fp32_unless_told(said: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("passes", "global_batch"), [(1, 16 * 4), (3, 3 * 16 * 4)])
-def test_batches_are_sequences_a_device_times_replicas_times_passes(passes: int, global_batch: int) -> None:
+def test_batches_are_sequences_a_device_times_replicas_times_passes(
+    passes: int, global_batch: int
+) -> None:
     _, launch = read("a.json", DEEPSPEED % f'"gradient_accumulation_steps": {passes}')
     assert launch.global_batch == global_batch
 
 
 def test_accelerate_gathers_weights_again_unless_told() -> None:
-    for said, zero in (("", 3), ("  fsdp_reshard_after_forward: false", 2), ("  fsdp_sharding_strategy: 2", 2)):
-        layout, _ = read("a.yaml", ACCELERATE % ("FSDP", f"fsdp_config:\n  fsdp_version: 2\n{said}"))
+    for said, zero in (
+        ("", 3),
+        ("  fsdp_reshard_after_forward: false", 2),
+        ("  fsdp_sharding_strategy: 2", 2),
+    ):
+        layout, _ = read(
+            "a.yaml", ACCELERATE % ("FSDP", f"fsdp_config:\n  fsdp_version: 2\n{said}")
+        )
         assert layout.zero == zero
 
 
@@ -248,14 +315,22 @@ def test_references_of_omegaconf_count_from_the_root_or_by_dots_from_their_own_p
     [
         ("--decoder-first-pipeline-num-layers 3", (3, 7, 7, 7)),
         ("--decoder-last-pipeline-num-layers 6", (6, 6, 6, 6)),
-        ("--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3", (5, 8, 8, 3)),
+        (
+            "--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3",
+            (5, 8, 8, 3),
+        ),
     ],
 )
-def test_stages_of_megatron_whose_number_is_unsaid_share_what_is_left(said: str, partition: tuple[int, ...]) -> None:
+def test_stages_of_megatron_whose_number_is_unsaid_share_what_is_left(
+    said: str, partition: tuple[int, ...]
+) -> None:
     layout, _ = read("a.sh", MEGATRON % f"--pipeline-model-parallel-size 4 {said}")
     assert layout.partition in (partition, None if len(set(partition)) == 1 else partition)
     with pytest.raises(LaunchFileError, match="is not a multiple of"):
-        read("a.sh", MEGATRON % "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2")
+        read(
+            "a.sh",
+            MEGATRON % "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2",
+        )
 
 
 class AskedSettings(dict[str, Any]):
@@ -285,7 +360,8 @@ SETTINGS: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.frameworks[0])
 def test_a_rule_asks_for_no_setting_that_it_does_not_know(form: Any) -> None:
-    """A rule is given those of its keys that a file has: whatever else it asks for would never be there."""
+    """A rule is given those of its keys that a file has: whatever else it asks for would never be
+    there."""
     for rule in form.table:
         files: list[dict[str, Any]] = [{}]
         for value in SETTINGS:
@@ -300,7 +376,13 @@ def test_a_rule_asks_for_no_setting_that_it_does_not_know(form: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--deepspeed", "--moe-expert-parallel-size 2", "--expert-interval 2", "--ds-sequence-parallel-size 2"]
+    "flag",
+    [
+        "--deepspeed",
+        "--moe-expert-parallel-size 2",
+        "--expert-interval 2",
+        "--ds-sequence-parallel-size 2",
+    ],
 )
 def test_experts_of_megatron_deepspeed_are_known_by_any_of_its_flags(flag: str) -> None:
     """One expert a token in every second layer, where Megatron-Core has two in all."""
@@ -311,12 +393,16 @@ def test_experts_of_megatron_deepspeed_are_known_by_any_of_its_flags(flag: str) 
 
 
 @pytest.mark.parametrize(("kind", "devices"), [('"NO"', 1), ("NO", 1), ("MULTI_GPU", 16)])
-def test_accelerate_starts_one_process_without_a_kind_of_distribution(kind: str, devices: int) -> None:
+def test_accelerate_starts_one_process_without_a_kind_of_distribution(
+    kind: str, devices: int
+) -> None:
     launch = parse_launch(ACCELERATE % (kind, ""), "a.yaml")
     assert launch.devices == devices
 
 
-def test_folders_with_names_of_models_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_with_names_of_models_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model by its sizes is compared with those of the catalog, and not with what lies beside."""
     (tmp_path / "gpt2-xl").mkdir()
     (tmp_path / "llama2-7b").mkdir()

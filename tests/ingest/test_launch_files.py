@@ -19,7 +19,8 @@ NO_OVERLAP = "overlap_grad_reduce=false,overlap_param_gather=false"
 
 
 class Said(NamedTuple):
-    """What a file says; the model by its name in the catalog, or by figures where the catalog has none."""
+    """What a file says; the model by its name in the catalog, or by figures where the catalog has
+    none."""
 
     framework: str
     model: str | dict[str, Any] | None
@@ -161,8 +162,13 @@ def test_devices_that_a_file_leaves_open_are_asked_for(name: str) -> None:
 def test_what_is_unsaid_is_said() -> None:
     launch = read_launch(FILES / "torchtitan_2024.toml")
     assumed, batch = launch.assumed
-    assert batch == "global_batch=128 (the file states no accumulation; --global-batch sets another)"
-    assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan-compile@2024's defaults)"
+    assert (
+        batch == "global_batch=128 (the file states no accumulation; --global-batch sets another)"
+    )
+    assert (
+        assumed
+        == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan-compile@2024's defaults)"
+    )
     (assumed,) = read_launch(FILES / "accelerate_fsdp.yaml").assumed[-1:]
     assert assumed.startswith("micro_batch=1")
 
@@ -185,16 +191,27 @@ def test_what_is_read_only_nearly_is_said(name: str, was: str, becomes: str, sai
 
 @pytest.mark.parametrize(
     ("schedule", "pieces", "micro_batch"),
-    [("1F1B", "", 8), ("Interleaved1F1B", "", 4), ("1F1B", "pipeline_parallel_microbatches = 32", 1)],
+    [
+        ("1F1B", "", 8),
+        ("Interleaved1F1B", "", 4),
+        ("1F1B", "pipeline_parallel_microbatches = 32", 1),
+    ],
 )
-def test_pipelines_of_2024_cut_a_local_batch_into_as_many_as_stages(schedule, pieces, micro_batch) -> None:
-    """The default of `pipeline_parallel_microbatches` in torchtitan's config_manager.py of December 2024."""
+def test_pipelines_of_2024_cut_a_local_batch_into_as_many_as_stages(
+    schedule, pieces, micro_batch
+) -> None:
+    """The default of `pipeline_parallel_microbatches` in torchtitan's config_manager.py of December
+    2024."""
     text = (FILES / "torchtitan_2024.toml").read_text().replace("batch_size = 8", "batch_size = 32")
     said = f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{schedule}"\n{pieces}'
-    layout = parse_launch(text.replace("pipeline_parallel_degree = 1", said), "torchtitan_2024.toml").layout
+    layout = parse_launch(
+        text.replace("pipeline_parallel_degree = 1", said), "torchtitan_2024.toml"
+    ).layout
     assert layout is not None
     assert (layout.pp, layout.micro_batch) == (4, micro_batch)
-    uneven = text.replace("pipeline_parallel_degree = 1", said).replace("batch_size = 32", "batch_size = 31")
+    uneven = text.replace("pipeline_parallel_degree = 1", said).replace(
+        "batch_size = 32", "batch_size = 31"
+    )
     if micro_batch > 1:
         with pytest.raises(LaunchFileError, match="equal micro-batches"):
             parse_launch(uneven, "torchtitan_2024.toml")
@@ -203,7 +220,10 @@ def test_pipelines_of_2024_cut_a_local_batch_into_as_many_as_stages(schedule, pi
 def test_what_is_compiled_is_a_framework_that_writes_so() -> None:
     text = (FILES / "torchtitan_2024.toml").read_text()
     assert parse_launch(text, "a.toml").framework.startswith("torchtitan-compile")
-    assert parse_launch(text.replace("compile = true", "compile = false"), "a.toml").framework == "torchtitan@2024"
+    assert (
+        parse_launch(text.replace("compile = true", "compile = false"), "a.toml").framework
+        == "torchtitan@2024"
+    )
     layout = parse_launch(text, "a.toml").layout
     assert layout is not None
     for name in ("torchtitan", "torchtitan-compile"):
@@ -226,10 +246,14 @@ def test_what_is_compiled_is_a_framework_that_writes_so() -> None:
          {"replicate": 4, "offload_states": "optimizer"}),
     ],
 )  # fmt: skip
-def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, becomes: str, says: dict) -> None:
+def test_groups_that_shard_and_states_on_the_host_are_read(
+    name: str, was: str, becomes: str, says: dict
+) -> None:
     text = (FILES / name).read_text()
     assert was in text
-    layout = parse_launch(text.replace(was, becomes), name, devices=None if "accel" in name else 64).layout
+    layout = parse_launch(
+        text.replace(was, becomes), name, devices=None if "accel" in name else 64
+    ).layout
     assert layout is not None
     assert {field: getattr(layout, field) for field in says} == says
 
@@ -248,7 +272,9 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
         ("llm_foundry_7b.yaml", ()),
         (
             "maxtext_tpu.yml",
-            ("base.yml (line 1), which the file builds on, was not found beside it; its settings are missing here",),
+            (
+                "base.yml (line 1), which the file builds on, was not found beside it; its settings are missing here",
+            ),
         ),
         ("accelerate_fsdp.yaml", ()),
         ("levanter_8b.yaml", ()),
@@ -262,9 +288,15 @@ def test_what_is_not_understood_is_named_with_its_line(name: str, ignored: tuple
 
 def test_a_batch_that_the_caller_gives_is_not_assumed() -> None:
     file = FILES / "torchtitan_2024.toml"
-    for given, is_assumed in (({}, True), ({"seq_len": 2048}, True), ({"global_batch": 512}, False)):
+    for given, is_assumed in (
+        ({}, True),
+        ({"seq_len": 2048}, True),
+        ({"global_batch": 512}, False),
+    ):
         assumed = read_launch(file, **given).assumed
-        assert any(sentence.startswith("global_batch=") for sentence in assumed) == is_assumed, given
+        assert any(sentence.startswith("global_batch=") for sentence in assumed) == is_assumed, (
+            given
+        )
 
 
 MAXTEXT = "base_config: base.yml\nmodel_name: llama2-7b\nper_device_batch_size: 2\n"
@@ -280,7 +312,9 @@ MAXTEXT = "base_config: base.yml\nmodel_name: llama2-7b\nper_device_batch_size: 
         ({"layout": "recompute=none"}, "recompute"),
     ],
 )
-def test_a_default_is_said_unless_the_caller_states_the_field(given: dict[str, Any], key: str) -> None:
+def test_a_default_is_said_unless_the_caller_states_the_field(
+    given: dict[str, Any], key: str
+) -> None:
     """And what the caller states hides no other."""
 
     def said(**given: Any) -> set[str]:
@@ -308,9 +342,12 @@ def test_a_group_of_a_given_layout_is_of_tensor_context_and_pipeline_ranks() -> 
         read_launch(file, layout="tp=4,cp=3,pp=8", devices=128)
 
 
-@pytest.mark.parametrize(("replicas", "cp", "ep"), [(2, 1, 2), (8, 1, 8), (16, 1, 8), (2, 2, 4), (4, 4, 8)])
+@pytest.mark.parametrize(
+    ("replicas", "cp", "ep"), [(2, 1, 2), (8, 1, 8), (16, 1, 8), (2, 2, 4), (4, 4, 8)]
+)
 def test_experts_lie_on_no_more_replicas_than_there_are(replicas: int, cp: int, ep: int) -> None:
-    """DeepSpeed's experts for as many ranks at most; replicas and the ranks of a sequence hold them."""
+    """DeepSpeed's experts for as many ranks at most; replicas and the ranks of a sequence hold
+    them."""
     text = (
         f"deepspeed --num_gpus {replicas * cp} pretrain_gpt.py --num-layers 24 --hidden-size 2048 --seq-length 2048 "
         "--num-attention-heads 16 --vocab-size 51200 --micro-batch-size 2 --global-batch-size 512 --bf16 "
@@ -336,7 +373,11 @@ def test_what_surely_runs_counts_before_what_a_branch_may_run() -> None:
 
 def test_a_model_of_another_library_without_its_name_is_asked_for() -> None:
     text = (FILES / "llm_foundry_hf.yaml").read_text()
-    unnamed = "".join(line for line in text.splitlines(keepends=True) if "pretrained_model_name_or_path" not in line)
+    unnamed = "".join(
+        line
+        for line in text.splitlines(keepends=True)
+        if "pretrained_model_name_or_path" not in line
+    )
     launch = parse_launch(unnamed, "foundry.yaml")
     assert launch.model is None
     assert any("--model" in sentence for sentence in launch.missing)
@@ -352,20 +393,26 @@ def test_flags_win_over_the_file() -> None:
     more = read_launch(file, devices=1024)
     assert more.layout is not None
     assert (more.layout.dp, more.devices) == (8, 1024)
-    with pytest.raises(LaunchFileError, match=r"megatron_gpt3.sh: 128 devices are not a multiple of .* = 48"):
+    with pytest.raises(
+        LaunchFileError, match=r"megatron_gpt3.sh: 128 devices are not a multiple of .* = 48"
+    ):
         read_launch(file, layout="tp=3")
 
 
 def test_steps_of_accumulation_are_no_micro_batch(tmp_path: Path) -> None:
     text = (FILES / "llm_foundry_hf.yaml").read_text()
     file = tmp_path / "accumulated.yaml"
-    file.write_text(text.replace("device_train_microbatch_size: auto", "device_train_grad_accum: 2"))
+    file.write_text(
+        text.replace("device_train_microbatch_size: auto", "device_train_grad_accum: 2")
+    )
     layout = read_launch(file).layout
     assert layout is not None
     assert (layout.dp, layout.micro_batch) == (16, 2)  # of 64 sequences
 
 
-def test_variables_of_a_script_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_script_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SIZE", "13b")
     model = read_launch(FILES / "megatron_strings.sh").model
     assert model is not None
@@ -374,7 +421,10 @@ def test_variables_of_a_script_may_come_from_the_environment(monkeypatch: pytest
     launch = read_launch(FILES / "megatron_mixtral.slurm")
     assert launch.layout is not None
     assert launch.layout.micro_batch == 2
-    assert "MICRO=2 was taken from your shell's environment, which may differ from the cluster's" in launch.ignored
+    assert (
+        "MICRO=2 was taken from your shell's environment, which may differ from the cluster's"
+        in launch.ignored
+    )
 
 
 def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:
@@ -382,7 +432,9 @@ def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:
     (tmp_path / "model" / "small.yaml").write_text(
         "num_layers: 12\nhidden_size: 768\nnum_attention_heads: 12\ntensor_model_parallel_size: 2\n"
     )
-    (tmp_path / "base.yaml").write_text("trainer: {devices: 8, num_nodes: 1}\nmodel: {encoder_seq_length: 512}\n")
+    (tmp_path / "base.yaml").write_text(
+        "trainer: {devices: 8, num_nodes: 1}\nmodel: {encoder_seq_length: 512}\n"
+    )
     path = tmp_path / "run.yaml"
     path.write_text(
         "defaults:\n  - base\n  - model: small\n  - override hydra/launcher: local\n"
@@ -392,7 +444,12 @@ def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:
     assert launch.layout is not None
     assert launch.model is not None
     # what the file itself says replaces what it is composed of
-    assert (launch.layout.tp, launch.layout.dp, launch.model.layers, launch.seq_len) == (4, 2, 12, 512)
+    assert (launch.layout.tp, launch.layout.dp, launch.model.layers, launch.seq_len) == (
+        4,
+        2,
+        12,
+        512,
+    )
     assert not launch.ignored
 
 
@@ -403,7 +460,11 @@ def test_a_launch_file_is_a_problem() -> None:
     problem = launch.problem("dgx-h100")
     job = problem.job
     assert (job.global_batch, job.seq_len, job.dtype) == (128, 4096, "bf16")
-    assert (problem.model, problem.devices, problem.framework.name) == (launch.model, 32, "nanotron")
+    assert (problem.model, problem.devices, problem.framework.name) == (
+        launch.model,
+        32,
+        "nanotron",
+    )
     assert pm.predict(problem, layout=launch.layout).devices == 32
     with pytest.raises(LaunchFileError, match=r"accelerate_fsdp.yaml: .*--model"):
         read_launch(FILES / "accelerate_fsdp.yaml").problem("dgx-h100")
@@ -414,12 +475,18 @@ def test_a_launch_file_is_a_problem() -> None:
     [
         ("--moe-token-dispatcher-type alltoall", "alltoall", None),
         ("--moe-token-dispatcher-type flex --moe-enable-deepep", "deepep", None),
-        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "hybridep", None),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+            "hybridep",
+            None,
+        ),
         ("--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity", None, 1.25),
         ("--moe-expert-capacity-factor 1.25", None, None),
     ],
 )
-def test_dispatch_of_tokens_is_read(arguments: str, dispatcher: str | None, capacity: float | None) -> None:
+def test_dispatch_of_tokens_is_read(
+    arguments: str, dispatcher: str | None, capacity: float | None
+) -> None:
     text = f"pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 --num-experts 8 {arguments}\n"
     launch = parse_launch(text, "run.sh", devices=8)
     assert launch.job_fields.get("expert_dispatcher") == dispatcher
@@ -478,7 +545,9 @@ def test_optimizers_and_recomputed_modules_are_read(
 
 
 def test_a_module_that_megatron_does_not_have_is_refused() -> None:
-    with pytest.raises(LaunchFileError, match="recompute-modules has no modules attn; there are core_attn"):
+    with pytest.raises(
+        LaunchFileError, match="recompute-modules has no modules attn; there are core_attn"
+    ):
         parse_launch(f"{_MEGATRON} --recompute-modules attn mlp", "a.sh")
 
 
@@ -491,7 +560,9 @@ def test_element_types_of_megatron_s_gradients_are_read(arguments: str, grad_dty
     said = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --micro-batch-size 1"
     text = f"{said} --max-position-embeddings 512 --global-batch-size 8 {arguments}"
     launch = parse_launch(text, "arguments.txt", devices=8)
-    found = pm.framework(launch.framework).job_defaults(launch.job_fields["dtype"]) | launch.job_fields
+    found = (
+        pm.framework(launch.framework).job_defaults(launch.job_fields["dtype"]) | launch.job_fields
+    )
     assert found["grad_dtype"] == grad_dtype
 
 
@@ -520,7 +591,9 @@ def test_layers_on_the_host_are_read_where_they_are_turned_on(name, text, layers
 
 
 def test_weights_on_the_host_layer_by_layer_are_refused():
-    text = "train: {micro_batch_size: 2}\nmodel: {cpu_offloading: true, cpu_offloading_weights: true}"
+    text = (
+        "train: {micro_batch_size: 2}\nmodel: {cpu_offloading: true, cpu_offloading_weights: true}"
+    )
     with pytest.raises(LaunchFileError, match="weights"):
         parse_launch(text, "bridge.yaml", devices=8)
 
@@ -548,10 +621,15 @@ ON, OFF, LEFT_OPEN = True, False, "auto"
 def test_deepspeed_leaves_the_element_type_to_a_trainer_that_is_meant_to_set_it(
     tmp_path: Path, settings: dict[str, Any], dtype: str
 ) -> None:
-    """Hugging Face's Trainer replaces `auto` by its own flags: a file that has it for a type is meant for that type."""
+    """Hugging Face's Trainer replaces `auto` by its own flags: a file that has it for a type is
+    meant for that type."""
     path = tmp_path / "ds_config.json"
     batch = {"train_micro_batch_size_per_gpu": LEFT_OPEN, "gradient_accumulation_steps": LEFT_OPEN}
-    path.write_text(json.dumps({"zero_optimization": {"stage": 2, "overlap_comm": LEFT_OPEN}} | batch | settings))
+    path.write_text(
+        json.dumps(
+            {"zero_optimization": {"stage": 2, "overlap_comm": LEFT_OPEN}} | batch | settings
+        )
+    )
     launch = read_launch(path, devices=8)
     fields = dict(launch.job_fields)
     assert fields["dtype"] == dtype
@@ -573,7 +651,9 @@ DEEPSPEED_FILES = {
 
 
 @pytest.mark.parametrize("name", DEEPSPEED_FILES)
-@pytest.mark.parametrize(("dtype", "stage", "runs"), [("bf16", 0, 1), ("bf16", 1, 1), ("bf16", 3, 3), ("fp16", 0, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "stage", "runs"), [("bf16", 0, 1), ("bf16", 1, 1), ("bf16", 3, 3), ("fp16", 0, 0)]
+)
 def test_bf16_without_zero_is_sharded_by_deepspeed_s_optimizer(
     tmp_path: Path, name: str, dtype: str, stage: int, runs: int
 ) -> None:
@@ -589,7 +669,9 @@ def test_bf16_without_zero_is_sharded_by_deepspeed_s_optimizer(
 
 def test_plain_megatron_keeps_the_stage_that_it_does_not_name(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
-    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --num-attention-heads 8 --bf16\n")
+    path.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --num-attention-heads 8 --bf16\n"
+    )
     launch = read_launch(path, devices=8)
     assert launch.layout is not None
     assert launch.layout.zero == 0

@@ -70,7 +70,9 @@ def as_it_runs(layout: Layout, framework: str, model: Model | str | None) -> Lay
 
 def job_of(layout: Layout, micro_batches: int, framework: str = "") -> pm.Job:
     """A job that the layout divides, in a type in which the framework runs it."""
-    unsharded = framework == "deepspeed" and layout.zero == 0  # its optimizer for bf16 shards states without ZeRO too
+    unsharded = (
+        framework == "deepspeed" and layout.zero == 0
+    )  # its optimizer for bf16 shards states without ZeRO too
     return pm.Job(
         global_batch=layout.dp * layout.micro_batch * micro_batches,
         seq_len=2048,
@@ -81,11 +83,15 @@ def job_of(layout: Layout, micro_batches: int, framework: str = "") -> pm.Job:
 @st.composite
 def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
     """A layout that the framework can run, and a model."""
-    can = {"tp": (1, 2, 4), "pp": (1, 2, 4), "dp": (1, 2, 4, 8), "micro_batch": (1, 2, 3)} | CAN[framework]
+    can = {"tp": (1, 2, 4), "pp": (1, 2, 4), "dp": (1, 2, 4, 8), "micro_batch": (1, 2, 3)} | CAN[
+        framework
+    ]
     values = {name: draw(st.sampled_from(choices), label=name) for name, choices in can.items()}
     if framework == "torchtitan":
         values |= ALWAYS
-    if framework == "nanotron" and values["zero"]:  # it reduces after the last backward, and gathers after the step
+    if (
+        framework == "nanotron" and values["zero"]
+    ):  # it reduces after the last backward, and gathers after the step
         values |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     if framework.startswith(("megatron", "nemo")) and values["zero"] > 1:
         values["pp"] = 1
@@ -95,12 +101,17 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
             values["overlap_param_gather"] = True
     if framework == "torchtitan" and values["zero"] == 0:  # DDP goes with no other parallelism
         values |= {"tp": 1, "pp": 1, "cp": 1}
-    if framework == "fsdp" and 0 in (values["zero"], values["dp"] - 1):  # one device has nothing to shard
+    if framework == "fsdp" and 0 in (
+        values["zero"],
+        values["dp"] - 1,
+    ):  # one device has nothing to shard
         values["recompute"] = "none"
     if values.get("replicate") == values["dp"]:  # groups of one rank shard nothing
         values["replicate"] = 1
     if framework in ("torchtitan", "fsdp"):  # what FSDP shards it offloads, all of it
-        fitting = {0: "none", 2: "optimizer", 3: "weights"}[values["zero"] if values["dp"] > 1 else 0]
+        fitting = {0: "none", 2: "optimizer", 3: "weights"}[
+            values["zero"] if values["dp"] > 1 else 0
+        ]
         values["offload_states"] = fitting if values["offload_states"] != "none" else "none"
     if values["pp"] == 1:
         values |= {"schedule": "1f1b", "vpp": 1}
@@ -118,7 +129,8 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
     # MaxText's experts spread over replicas, and their axis shards all weights
     shards_weights = layout.zero == 3 if layout.ep > 1 else layout.zero < 3 or layout.dp > 1
     assume(framework != "maxtext" or (layout.dp % layout.ep == 0 and shards_weights))
-    # nanotron's experts spread over replicas, and beside tensor parallelism tokens must be shared out
+    # nanotron's experts spread over replicas, and beside tensor parallelism tokens must be shared
+    # out
     shared_out = layout.ep == 1 or layout.tp == 1 or layout.sequence_parallel
     assume(framework != "nanotron" or (layout.dp % layout.ep == 0 and shared_out))
     return layout, draw(st.sampled_from(MODELS), label="model")
@@ -129,8 +141,12 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
 @given(data=st.data())
 def test_what_a_framework_can_run_comes_back_as_it_was(framework: str, data: st.DataObject) -> None:
     layout, model = data.draw(possible(framework))
-    text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4 * layout.pp, framework))
-    assert comparable(back(text, framework, layout, model)) == comparable(as_it_runs(layout, framework, model))
+    text = pm.export_launch(
+        layout, framework, model=model, job=job_of(layout, 4 * layout.pp, framework)
+    )
+    assert comparable(back(text, framework, layout, model)) == comparable(
+        as_it_runs(layout, framework, model)
+    )
 
 
 @st.composite
@@ -157,13 +173,17 @@ def any_layout(draw: st.DrawFn) -> Layout:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @settings(max_examples=60)
 @given(layout=any_layout(), model=st.sampled_from((None, *MODELS)))
-def test_any_layout_comes_back_or_is_refused_with_a_reason(framework: str, layout: Layout, model: str | None) -> None:
+def test_any_layout_comes_back_or_is_refused_with_a_reason(
+    framework: str, layout: Layout, model: str | None
+) -> None:
     try:
         text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4))
     except LaunchFileError as error:
         said = str(error)
     else:
-        assert comparable(back(text, framework, layout, model)) == comparable(as_it_runs(layout, framework, model))
+        assert comparable(back(text, framework, layout, model)) == comparable(
+            as_it_runs(layout, framework, model)
+        )
         return
     assert "cannot run" in said
     assert "\n" not in said
@@ -183,7 +203,8 @@ def test_layouts_that_compare_equal_run_alike(layout: Layout) -> None:
     """What comparisons leave out changes neither time nor memory."""
     assume(layout.pp > 1 or layout.recompute_full_layers != (2, 2))
     first, second = (
-        pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8 * layout.dp) for one in (layout, comparable(layout))
+        pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8 * layout.dp)
+        for one in (layout, comparable(layout))
     )
     assert first.step_time_s == pytest.approx(second.step_time_s, rel=1e-9)
     assert first.memory.peak == pytest.approx(second.memory.peak, rel=1e-9)
@@ -192,11 +213,22 @@ def test_layouts_that_compare_equal_run_alike(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("framework", "model"),
     [
-        *((name, model) for name in ("megatron-core",) for model in (*MODELS, "deepseek-v3", "gpt3-175b", "qwen3-8b")),
+        *(
+            (name, model)
+            for name in ("megatron-core",)
+            for model in (*MODELS, "deepseek-v3", "gpt3-175b", "qwen3-8b")
+        ),
         *((name, model) for name in ("nemo", "megatron-bridge") for model in MODELS),
         ("megatron-bridge", "qwen3-8b"),
-        *((name, model) for name in ("nanotron", "maxtext") for model in ("llama3-8b", "llama3-70b", "mixtral-8x7b")),
-        *(("torchtitan", model) for model in ("llama3-8b", "llama3-70b", "llama3.1-405b", "deepseek-v3")),
+        *(
+            (name, model)
+            for name in ("nanotron", "maxtext")
+            for model in ("llama3-8b", "llama3-70b", "mixtral-8x7b")
+        ),
+        *(
+            ("torchtitan", model)
+            for model in ("llama3-8b", "llama3-70b", "llama3.1-405b", "deepseek-v3")
+        ),
         *(("llm-foundry", model) for model in ("mpt-7b", "mpt-30b")),
     ],
 )
@@ -221,28 +253,58 @@ def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -
 @pytest.mark.parametrize(
     ("framework", "layout", "job", "reason"),
     [
-        ("megatron-core", "tp=2,pp=2,dp=2,zero=2", {}, "only without a pipeline; use zero=1 or pp=1"),
+        (
+            "megatron-core",
+            "tp=2,pp=2,dp=2,zero=2",
+            {},
+            "only without a pipeline; use zero=1 or pp=1",
+        ),
         ("megatron-core", "pp=4,schedule=zb-h1", {}, r"schedule=zb-h1 \(Megatron runs 1f1b"),
         ("megatron-core", "dp=2,offload=true", {}, "offload=true"),
         ("torchtitan", "dp=8,zero=1", {}, "use zero=0, 2 or 3"),
-        ("torchtitan", "tp=2,dp=2,zero=0,sequence_parallel=true", {}, "DDP cannot be combined with other parallelism"),
+        (
+            "torchtitan",
+            "tp=2,dp=2,zero=0,sequence_parallel=true",
+            {},
+            "DDP cannot be combined with other parallelism",
+        ),
         ("torchtitan", "cp=2,zero=0", {}, "DDP cannot be combined with other parallelism"),
-        ("torchtitan", "tp=2,dp=4,zero=3", {}, r"sequence_parallel=false \(its tensor parallelism always.*use seq"),
+        (
+            "torchtitan",
+            "tp=2,dp=4,zero=3",
+            {},
+            r"sequence_parallel=false \(its tensor parallelism always.*use seq",
+        ),
         ("torchtitan", "dp=8,zero=3", {"dtype": "fp16"}, "dtype=fp16"),
         ("nanotron", "dp=8,zero=3", {}, "optimizer states only; use zero=0 or 1"),
         ("nanotron", "pp=4,vpp=2", {}, r"vpp=2 \(it has no virtual stages\)"),
         ("deepspeed", "dp=8,zero=0", {}, r"zero=0 \(its BF16 optimizer always shards.*use zero=1"),
-        ("deepspeed", "pp=2,dp=4", {}, r"pp=2 \(a DeepSpeed pipeline is built in the training script"),
+        (
+            "deepspeed",
+            "pp=2,dp=4",
+            {},
+            r"pp=2 \(a DeepSpeed pipeline is built in the training script",
+        ),
         ("llm-foundry", "dp=8,zero=1", {}, "use zero=0, 2 or 3"),
         ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText has only"),
-        ("maxtext", "dp=8,ep=4,zero=1", {}, "zero=1: MaxText's expert axis also shards weights; use zero=3"),
+        (
+            "maxtext",
+            "dp=8,ep=4,zero=1",
+            {},
+            "zero=1: MaxText's expert axis also shards weights; use zero=3",
+        ),
         ("fsdp", "tp=2,dp=4,zero=3", {}, "use tp=1,pp=1"),
     ],
 )
-def test_what_a_framework_cannot_run_is_refused(framework: str, layout: str, job: dict[str, str], reason: str) -> None:
+def test_what_a_framework_cannot_run_is_refused(
+    framework: str, layout: str, job: dict[str, str], reason: str
+) -> None:
     with pytest.raises(LaunchFileError, match=reason):
         pm.export_launch(
-            Layout.parse(layout), framework, model="llama3-8b", job=pm.Job(global_batch=64, seq_len=2048, **job)
+            Layout.parse(layout),
+            framework,
+            model="llama3-8b",
+            job=pm.Job(global_batch=64, seq_len=2048, **job),
         )
 
 
@@ -261,7 +323,9 @@ def test_stages_that_nanotron_cuts_so_by_itself_are_not_said(tp: int, pp: int) -
     assert "partition" not in pm.export_launch(layout, "nanotron", job=job_of(layout, 8))
     other = (cut[0] - 1, *cut[1:-1], cut[-1] + 1)
     with pytest.raises(LaunchFileError, match="it balances the stages itself"):
-        pm.export_launch(layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8))
+        pm.export_launch(
+            layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8)
+        )
 
 
 def test_uneven_stages_of_megatron() -> None:
@@ -269,10 +333,14 @@ def test_uneven_stages_of_megatron() -> None:
     text = pm.export_launch(layout, "megatron-core", model="llama3-8b", job=job_of(layout, 8))
     assert "--decoder-first-pipeline-num-layers 7 " in text
     assert back(text, "megatron-core", layout, None).partition == (7, 9, 9, 7)
-    even = pm.export_launch(layout.replace(partition=None), "megatron-core", model="llama3-8b", job=job_of(layout, 8))
+    even = pm.export_launch(
+        layout.replace(partition=None), "megatron-core", model="llama3-8b", job=job_of(layout, 8)
+    )
     assert "partition" not in even
     with pytest.raises(LaunchFileError, match="partition=6-10-9-7"):
-        pm.export_launch(layout.replace(partition=(6, 10, 9, 7)), "megatron-core", model="llama3-8b")
+        pm.export_launch(
+            layout.replace(partition=(6, 10, 9, 7)), "megatron-core", model="llama3-8b"
+        )
 
 
 def test_every_nth_layer_of_torchtitan() -> None:
@@ -282,7 +350,9 @@ def test_every_nth_layer_of_torchtitan() -> None:
     assert back(text, "torchtitan", layout, None).recompute_full_layers == (8,)
     # selective without a number is its checkpoint of operators
     by_operator = layout.replace(recompute_full_layers=None, recompute="selective")
-    text = pm.export_launch(by_operator, "torchtitan", model="llama3-8b", job=job_of(by_operator, 2))
+    text = pm.export_launch(
+        by_operator, "torchtitan", model="llama3-8b", job=job_of(by_operator, 2)
+    )
     assert 'selective_ac_option = "op"' in text
     assert back(text, "torchtitan", by_operator, None).recompute == "selective"
 
@@ -322,7 +392,9 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", LIKE)
-def test_a_file_with_another_layout_in_it_keeps_its_other_settings(name: str, tmp_path: Path) -> None:
+def test_a_file_with_another_layout_in_it_keeps_its_other_settings(
+    name: str, tmp_path: Path
+) -> None:
     model, text = LIKE[name]
     before = read_launch(FILES / name, devices=64)
     layout = Layout.parse(text)
@@ -340,11 +412,18 @@ def test_a_file_with_another_layout_in_it_keeps_its_other_settings(name: str, tm
     assert comparable(after.layout) == comparable(as_it_runs(layout, after.framework, after.model))
     assert (after.model, after.framework) == (before.model, before.framework)
     # nothing of the old layout is left beside the new one
-    assert {one.partition(" (")[0] for one in after.ignored} <= {one.partition(" (")[0] for one in before.ignored}
+    assert {one.partition(" (")[0] for one in after.ignored} <= {
+        one.partition(" (")[0] for one in before.ignored
+    }
 
 
 def test_a_file_of_another_framework_is_no_model_for_one() -> None:
-    with pytest.raises(LaunchFileError, match=r"nemo_llama.yaml: this is a launch file of nemo, not of nanotron"):
+    with pytest.raises(
+        LaunchFileError, match=r"nemo_llama.yaml: this is a launch file of nemo, not of nanotron"
+    ):
         pm.export_launch(
-            Layout(dp=8), "nanotron", like=FILES / "nemo_llama.yaml", job=pm.Job(global_batch=8, seq_len=2048)
+            Layout(dp=8),
+            "nanotron",
+            like=FILES / "nemo_llama.yaml",
+            job=pm.Job(global_batch=8, seq_len=2048),
         )

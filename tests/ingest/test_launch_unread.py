@@ -1,4 +1,5 @@
-"""Settings that nobody reads: what may be wrong stands at the head, the worst first, and noise is left out."""
+"""Settings that nobody reads: what may be wrong stands at the head, the worst first, and noise is
+left out."""
 
 import json
 from pathlib import Path
@@ -35,7 +36,9 @@ SUBJECT_OF = {
 def test_an_unread_argument_names_what_may_be_wrong(argument: str) -> None:
     launch = parse_launch(f"{SIZES} {argument}\n", "run.sh", devices=8)
     name = argument.split()[0].removeprefix("--")
-    assert launch.may_be_wrong == (f"{SUBJECT_OF[argument]} may be wrong: 1 unread flag: {name} (line 1)",)
+    assert launch.may_be_wrong == (
+        f"{SUBJECT_OF[argument]} may be wrong: 1 unread flag: {name} (line 1)",
+    )
     assert launch.ignored == (f"{name} (line 1)",)
 
 
@@ -68,7 +71,9 @@ def test_a_program_that_does_not_train_is_refused_unless_another_trains(program:
     assert launch.layout.tp == 1
 
 
-@pytest.mark.parametrize("program", ["pretrain_gpt.py", "finetune_eval_gpt.py", "run_evaluate_and_train.py", "main.py"])
+@pytest.mark.parametrize(
+    "program", ["pretrain_gpt.py", "finetune_eval_gpt.py", "run_evaluate_and_train.py", "main.py"]
+)
 def test_a_program_that_trains_is_read(program: str) -> None:
     text = SIZES.replace("pretrain_gpt.py", f"torchrun --nproc_per_node 8 {program}")
     assert parse_launch(text, "run.sh").devices == 8
@@ -89,14 +94,28 @@ def test_noise_is_left_out() -> None:
 
 
 def test_the_worst_comes_first_whatever_the_order_of_the_file() -> None:
-    arguments = ["--some-overlap", "--new-offload", "--fp4-head", "--zero-level 2", "--dora-rank 4", "--extra-layers 2"]
+    arguments = [
+        "--some-overlap",
+        "--new-offload",
+        "--fp4-head",
+        "--zero-level 2",
+        "--dora-rank 4",
+        "--extra-layers 2",
+    ]
     launches = [
         parse_launch(f"{SIZES} {' '.join(some_order)}\n", "run.sh", devices=8)
         for some_order in (arguments, arguments[::-1])
     ]
     assert launches[0].ignored == launches[1].ignored
     names = [name.split()[0] for name in launches[0].ignored]
-    assert names == ["extra-layers", "dora-rank", "zero-level", "fp4-head", "new-offload", "some-overlap"]
+    assert names == [
+        "extra-layers",
+        "dora-rank",
+        "zero-level",
+        "fp4-head",
+        "new-offload",
+        "some-overlap",
+    ]
     subjects = [line.partition(" may")[0] for line in launches[0].may_be_wrong]
     assert subjects == ["the model", "what is trained", "the layout", "the precision", "memory"]
 
@@ -107,7 +126,9 @@ def test_a_model_that_is_given_cannot_be_wrong() -> None:
     assert not parse_launch(text, "run.sh", devices=8, model="gpt2-345m").may_be_wrong
 
 
-def test_what_may_be_wrong_is_at_the_head_of_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_may_be_wrong_is_at_the_head_of_text_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"{SIZES} --extra-layers 2\n")
     command = ["predict", "--from", str(path), "--devices", "8", "--cluster", "dgx-a100"]
@@ -158,7 +179,11 @@ def test_a_search_needs_no_layout_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"train_batch_size": 64, "zero_optimization": {"stage": 1}}', '{"train_micro_batch_size_per_gpu": 2}']
+    "text",
+    [
+        '{"train_batch_size": 64, "zero_optimization": {"stage": 1}}',
+        '{"train_micro_batch_size_per_gpu": 2}',
+    ],
 )
 def test_a_length_that_is_given_is_not_assumed(text: str) -> None:
     launch = parse_launch(text, "ds.json", model="llama3-8b", devices=8, seq_len=2048)

@@ -31,7 +31,12 @@ PLUGINS = [
     ("", {"zero": 3, "recompute": "full", "micro_batch": 2}, {"dtype": "bf16"}, False),
     ("enable_activation_checkpointing: false", {"recompute": "none"}, {}, False),
     ("bf16: false", {}, {"dtype": "fp32"}, False),
-    ("peft_config: {name: lora, r: 16, target_modules: all}", {}, {"adapter_rank": 16, "frozen": True}, False),
+    (
+        "peft_config: {name: lora, r: 16, target_modules: all}",
+        {},
+        {"adapter_rank": 16, "frozen": True},
+        False,
+    ),
     (
         "peft_config: {name: lora, r: 16}\nquant_config: {name: bnb, quantization_bit: 4}",
         {},
@@ -46,7 +51,12 @@ PLUGINS = [
 def test_plugins(more: str, layout: dict, job: dict, is_open: bool) -> None:
     launch = parse_launch(FILE + more, "v1.yaml", devices=8)
     assert launch.model == pm.model("qwen3-4b")
-    assert (launch.global_batch, launch.seq_len, launch.missing, launch.ignored) == (64, 4096, (), ())
+    assert (launch.global_batch, launch.seq_len, launch.missing, launch.ignored) == (
+        64,
+        4096,
+        (),
+        (),
+    )
     assert {name: getattr(launch.layout, name) for name in layout} == layout
     assert job.items() <= dict(launch.job_fields).items()
     assert bool(launch.may_be_wrong) == is_open
@@ -62,10 +72,16 @@ def test_context_parallelism() -> None:
 
 
 def test_the_file_of_deepspeed_that_it_names(tmp_path: Path) -> None:
-    settings = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "train_batch_size": "auto"}
+    settings = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": "auto"},
+        "train_batch_size": "auto",
+    }
     (tmp_path / "ds.json").write_text(json.dumps(settings))
     file = tmp_path / "v1.yaml"
-    file.write_text(FILE.replace("name: fsdp2\n  dcp_path: null", "name: deepspeed\n  config_file: ds.json"))
+    file.write_text(
+        FILE.replace("name: fsdp2\n  dcp_path: null", "name: deepspeed\n  config_file: ds.json")
+    )
     launch = read_launch(file, devices=8)
     assert launch.framework.startswith("deepspeed")
     assert launch.layout is not None

@@ -35,8 +35,18 @@ def test_text_layouts(layout: str, tmp_path: Path) -> None:
     assert times(table, "out_of_place") == {size: pair[0] for size, pair in ROWS.items()}
     assert times(table, "in_place") == {size: pair[1] for size, pair in ROWS.items()}
     row = table.iloc[0]
-    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == ("all_reduce", 16, 2, 8)
-    assert (row["device"], row["dtype"], row["n_repeats"], row["algorithm"]) == ("A100-SXM4-80GB", "fp32", 20, "ring")
+    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == (
+        "all_reduce",
+        16,
+        2,
+        8,
+    )
+    assert (row["device"], row["dtype"], row["n_repeats"], row["algorithm"]) == (
+        "A100-SXM4-80GB",
+        "fp32",
+        20,
+        "ring",
+    )
     assert row["variant"] == "out_of_place;NCCL_ALGO=Ring"
     assert row["software"] == ("nccl-tests" if layout == "old" else "nccl-2.28.9")
 
@@ -66,29 +76,42 @@ LABELS = {
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("layout", ["new", "old"])
-def test_what_launchers_put_before_lines_is_no_part_of_them(label: str, layout: str, tmp_path: Path) -> None:
+def test_what_launchers_put_before_lines_is_no_part_of_them(
+    label: str, layout: str, tmp_path: Path
+) -> None:
     text = cases.nccl_text(ROWS, ranks=16, nodes=2, layout=layout)
     plain = read_measurements("nccl-tests", [text_file(tmp_path, text)])
     labelled = "\n".join(map(LABELS[label], text.splitlines())) + "\n"
-    pd.testing.assert_frame_equal(read_measurements("nccl-tests", [text_file(tmp_path, labelled, "other.txt")]), plain)
+    pd.testing.assert_frame_equal(
+        read_measurements("nccl-tests", [text_file(tmp_path, labelled, "other.txt")]), plain
+    )
 
 
 @given(
-    test=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]),
+    test=st.sampled_from(
+        ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]
+    ),
     nodes=st.sampled_from([1, 2, 4, 8]),
     layout=st.sampled_from(["new", "old"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_bandwidths_say_what_a_log_has_lost(test: str, nodes: int, layout: str, tmp_path_factory) -> None:
-    """Without the test's name: it, or those that nothing tells apart. Without all ranks but the last: their number."""
+def test_bandwidths_say_what_a_log_has_lost(
+    test: str, nodes: int, layout: str, tmp_path_factory
+) -> None:
+    """Without the test's name: it, or those that nothing tells apart. Without all ranks but the
+    last: their number."""
     tmp_path = tmp_path_factory.mktemp("logs")
     ranks = 2 if test == "sendrecv" else 8 * nodes
     whole = cases.nccl_text(ROWS, test, ranks, 1 if test == "sendrecv" else nodes, layout=layout)
     expected = read_measurements("nccl-tests", [text_file(tmp_path, whole)])
-    unnamed = cases.nccl_text(ROWS, test, ranks, 1 if test == "sendrecv" else nodes, layout=layout, named=False)
+    unnamed = cases.nccl_text(
+        ROWS, test, ranks, 1 if test == "sendrecv" else nodes, layout=layout, named=False
+    )
     path = text_file(tmp_path, unnamed, "unnamed.txt")
     # nothing tells these apart from one another; old versions print no root, which tells broadcasts
-    if test in ("all_gather", "alltoall") or (test in ("broadcast", "sendrecv") and layout == "old"):
+    if test in ("all_gather", "alltoall") or (
+        test in ("broadcast", "sendrecv") and layout == "old"
+    ):
         with pytest.raises(TableError, match="--collective NAME"):
             read_measurements("nccl-tests", [path])
     else:
@@ -97,9 +120,13 @@ def test_bandwidths_say_what_a_log_has_lost(test: str, nodes: int, layout: str, 
     if test in ("broadcast", "sendrecv"):
         return
     excerpt = [
-        line for line in whole.splitlines() if "# " not in line or f"Rank {ranks - 1:2d}" in line or "Rank" not in line
+        line
+        for line in whole.splitlines()
+        if "# " not in line or f"Rank {ranks - 1:2d}" in line or "Rank" not in line
     ]
-    found = read_measurements("nccl-tests", [text_file(tmp_path, "\n".join(excerpt) + "\n", "excerpt.txt")])
+    found = read_measurements(
+        "nccl-tests", [text_file(tmp_path, "\n".join(excerpt) + "\n", "excerpt.txt")]
+    )
     columns = ["collective", "num_ranks", "num_nodes", "ranks_per_node", "bytes", "time_us"]
     pd.testing.assert_frame_equal(found[columns], expected[columns])
 
@@ -109,14 +136,23 @@ def test_json(tmp_path: Path) -> None:
     table = read_measurements("auto", [path])
     assert times(table, "out_of_place") == {size: pair[0] for size, pair in ROWS.items()}
     row = table.iloc[0]
-    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == ("all_to_all", 8, 2, 4)
+    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == (
+        "all_to_all",
+        8,
+        2,
+        4,
+    )
     assert (row["device"], row["software"]) == ("H100-SXM5-80GB", "nccl-2.28.9")
     assert row["variant"] == "out_of_place;NCCL_PROTO=Simple"
 
 
 def test_json_with_every_iteration(tmp_path: Path) -> None:
     data = cases.nccl_json({1024: (20.0, 21.0)})
-    data["results"][0]["out_of_place_per_iter"] = {"p50_us": 19.0, "stdev_us": 1.5, "times_us": [18.0, 19.0, 23.0]}
+    data["results"][0]["out_of_place_per_iter"] = {
+        "p50_us": 19.0,
+        "stdev_us": 1.5,
+        "times_us": [18.0, 19.0, 23.0],
+    }
     table = read_measurements("nccl-tests", [cases.write_json(tmp_path / "out.json", data)])
     assert table.iloc[0][["time_us", "time_us_std", "n_repeats"]].tolist() == [19.0, 1.5, 3]
 
@@ -132,13 +168,17 @@ def test_nothing_of_the_environment_leaks(tmp_path: Path) -> None:
 
 def test_tests_of_one_log_and_repeats(tmp_path: Path) -> None:
     """Tests follow one another in a log; files of one setting become medians."""
-    both = cases.nccl_text({1024: (20.0, 21.0)}) + cases.nccl_text({4096: (9.0, 9.5)}, "sendrecv", ranks=2)
+    both = cases.nccl_text({1024: (20.0, 21.0)}) + cases.nccl_text(
+        {4096: (9.0, 9.5)}, "sendrecv", ranks=2
+    )
     table = read_measurements("nccl-tests", [text_file(tmp_path, both)])
     assert table[["collective", "num_ranks"]].drop_duplicates().to_numpy().tolist() == [
         ["all_reduce", 8],
         ["send_recv", 2],
     ]
-    paths = [text_file(tmp_path, cases.nccl_text({1024: (t, t)}), f"{t}.txt") for t in (10.0, 14.0, 30.0)]
+    paths = [
+        text_file(tmp_path, cases.nccl_text({1024: (t, t)}), f"{t}.txt") for t in (10.0, 14.0, 30.0)
+    ]
     row = read_measurements("nccl-tests", paths).iloc[0]
     assert (row["time_us"], row["n_repeats"]) == (14.0, 60)
     assert row["time_us_std"] == pytest.approx(pd.Series([10.0, 14.0, 30.0]).std())
@@ -190,7 +230,10 @@ def test_refused_texts(text: str, message: str, tmp_path: Path) -> None:
         ({"out_of_bounds": {"count": 2}}, "computed 2 wrong values"),
         ({"results": []}, "the file has no results"),
         ({"config": None}, "config must be an object"),
-        ({"results": [{"size": -1, "type": "float", "out_of_place": {"time": 1, "alg_bw": 1}}]}, "size must be"),
+        (
+            {"results": [{"size": -1, "type": "float", "out_of_place": {"time": 1, "alg_bw": 1}}]},
+            "size must be",
+        ),
     ],
 )
 def test_refused_json(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -209,11 +252,15 @@ SIZES = st.dictionaries(
 
 
 @settings(max_examples=40)
-@given(SIZES, st.sampled_from(["new", "old", "per-iteration"]), st.integers(1, 4), st.integers(1, 8))
+@given(
+    SIZES, st.sampled_from(["new", "old", "per-iteration"]), st.integers(1, 4), st.integers(1, 8)
+)
 def test_round_trip(tmp_path_factory, rows, layout, nodes, per_node) -> None:  # type: ignore[no-untyped-def]
     """What is printed is what is read, through a table file and back."""
     folder = tmp_path_factory.mktemp("nccl")
-    path = text_file(folder, cases.nccl_text(rows, ranks=nodes * per_node, nodes=nodes, layout=layout))
+    path = text_file(
+        folder, cases.nccl_text(rows, ranks=nodes * per_node, nodes=nodes, layout=layout)
+    )
     write_table(folder / "table.csv", read_measurements("nccl-tests", [path]))
     table = read_table(folder / "table.csv")
     assert times(table, "out_of_place") == {size: pair[0] for size, pair in rows.items()}
@@ -234,9 +281,13 @@ def test_round_trip(tmp_path_factory, rows, layout, nodes, per_node) -> None:  #
     ],
 )
 @pytest.mark.parametrize("full", [True, False])
-def test_osu_latencies(title: str, collective: str, factor: int, full: bool, tmp_path: Path) -> None:
+def test_osu_latencies(
+    title: str, collective: str, factor: int, full: bool, tmp_path: Path
+) -> None:
     path = text_file(tmp_path, cases.osu_text({4: 2.5, 1024: 8.0}, title, full=full))
-    table = read_measurements("auto", [path], ReadOptions(device="A100-SXM4-80GB", ranks=4, ranks_per_node=2))
+    table = read_measurements(
+        "auto", [path], ReadOptions(device="A100-SXM4-80GB", ranks=4, ranks_per_node=2)
+    )
     assert table["collective"].tolist() == [collective] * 2
     assert table["bytes"].tolist() == [4 * factor, 1024 * factor]
     assert table["time_us"].tolist() == [2.5, 8.0]
@@ -255,8 +306,14 @@ def test_osu_bandwidth(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (cases.osu_text({4: 2.5}), "give --ranks N"),
-        (cases.osu_text({4: 2.5}, "Latency Test", unit="ms"), r"must be in \(us\), but the header says \(ms\)"),
-        (cases.osu_text({4: 2.5}, "Latency Test").replace("2.5000", "-2.5"), "finite number of at least 0"),
+        (
+            cases.osu_text({4: 2.5}, "Latency Test", unit="ms"),
+            r"must be in \(us\), but the header says \(ms\)",
+        ),
+        (
+            cases.osu_text({4: 2.5}, "Latency Test").replace("2.5000", "-2.5"),
+            "finite number of at least 0",
+        ),
         (cases.osu_text({4: 2.5}, "Latency Test").replace("2.5000", "9999"), "must be between"),
         (cases.osu_text({4: 2.5}, "Latency Test").replace("1000", ""), "columns, the header"),
         ("# OSU MPI Latency Test v7.4\n", "no table of an OSU benchmark"),

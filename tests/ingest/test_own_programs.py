@@ -1,5 +1,5 @@
-"""Programs that people write around DeepSpeed and Accelerate, files that scripts write themselves, and training of
-several models at once."""
+"""Programs that people write around DeepSpeed and Accelerate, files that scripts write themselves,
+and training of several models at once."""
 
 import json
 from pathlib import Path
@@ -80,11 +80,18 @@ OPENRLHF = (
 
 def test_a_batch_of_the_step_beside_one_of_a_device() -> None:
     launch = parse_launch(
-        OPENRLHF.replace("PROGRAM", "train_sft").replace("LAUNCH", "--num_gpus 8 ").replace("MORE", ""), "run.sh"
+        OPENRLHF.replace("PROGRAM", "train_sft")
+        .replace("LAUNCH", "--num_gpus 8 ")
+        .replace("MORE", ""),
+        "run.sh",
     )
     assert launch.layout is not None
     assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 128, 4096)
-    assert (launch.layout.micro_batch, launch.layout.zero, launch.layout.recompute) == (2, 2, "full")
+    assert (launch.layout.micro_batch, launch.layout.zero, launch.layout.recompute) == (
+        2,
+        2,
+        "full",
+    )
     assert launch.job_fields["dtype"] == "bf16"
     assert not any("grad_accum" in note for note in launch.assumed)
 
@@ -109,7 +116,9 @@ def test_ranks_of_ring_attention_share_a_sequence() -> None:
 
 @pytest.mark.parametrize("program", ["train_dpo", "train_rm", "train_kto", "train_kd", "train_prm"])
 def test_programs_of_further_models_or_passes_say_so(program: str) -> None:
-    text = OPENRLHF.replace("PROGRAM", program).replace("LAUNCH", "--num_gpus 8 ").replace("MORE", "")
+    text = (
+        OPENRLHF.replace("PROGRAM", program).replace("LAUNCH", "--num_gpus 8 ").replace("MORE", "")
+    )
     launch = parse_launch(text, "run.sh")
     assert any("further models or passes" in doubt for doubt in launch.may_be_wrong)
 
@@ -134,7 +143,9 @@ NOT_OF_LANGUAGE = (
 
 @pytest.mark.parametrize("command", NOT_OF_LANGUAGE)
 def test_programs_that_say_too_little_are_refused(command: str) -> None:
-    with pytest.raises(LaunchFileError, match=r"it runs \w+\.py, whose arguments perfmodel does not know"):
+    with pytest.raises(
+        LaunchFileError, match=r"it runs \w+\.py, whose arguments perfmodel does not know"
+    ):
         parse_launch(command, "run.sh")
 
 
@@ -175,7 +186,9 @@ def test_reinforcement_is_refused_with_what_to_ask_instead(tool: str) -> None:
         ("-N ${N} --ntasks=32", 32),
     ],
 )
-def test_a_number_of_nodes_that_nobody_knows_leaves_the_devices_open(options: str, devices: int | None) -> None:
+def test_a_number_of_nodes_that_nobody_knows_leaves_the_devices_open(
+    options: str, devices: int | None
+) -> None:
     text = (
         f"#!/bin/bash\n#SBATCH {options}\nsrun python pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
         "--num-attention-heads 16 --seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 "
@@ -194,7 +207,9 @@ OFFLOADED: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize("case", OFFLOADED)
 def test_a_share_of_the_optimizer_on_the_device_is_an_open_fact(case: str) -> None:
     offload, is_open = OFFLOADED[case]
-    text = json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}})
+    text = json.dumps(
+        {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}}
+    )
     launch = parse_launch(text, "ds.json", model="llama3-8b", devices=8)
     assert any("offload_optimizer.ratio" in doubt for doubt in launch.may_be_wrong) == is_open
 
@@ -238,10 +253,14 @@ def test_rows_beyond_the_tokens_of_a_tokenizer(tokenizer: str, extra: int, vocab
     more = f"--patch-tokenizer-type {tokenizer} --extra-vocab-size {extra}"
     launch = parse_launch(MEGATRON.replace("MORE", more), "run.sh")
     assert getattr(launch.model, "vocab", None) == vocabulary
-    assert not any("vocabulary" in note for note in (*launch.assumed, *launch.may_be_wrong, *launch.ignored))
+    assert not any(
+        "vocabulary" in note for note in (*launch.assumed, *launch.may_be_wrong, *launch.ignored)
+    )
 
 
-def test_variables_before_the_name_of_a_script_are_not_called_the_environments(tmp_path: Path) -> None:
+def test_variables_before_the_name_of_a_script_are_not_called_the_environments(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.sh"
     path.write_text(MEGATRON.replace("MORE", "--tensor-model-parallel-size $TP"))
     launch = read_launch(f"TP=4 {path}")
@@ -260,10 +279,19 @@ torchrun --standalone --nnodes=2 --nproc_per_node=4 $ENTRYPOINT data.train_batch
 @pytest.mark.parametrize(
     ("more", "layout"),
     [
-        ("data.micro_batch_size_per_gpu=2", {"dp": 8, "zero": 3, "micro_batch": 2, "recompute": "none"}),
-        ("ulysses_sequence_parallel_size=4 use_remove_padding=true", {"dp": 2, "cp": 4, "cp_kind": "ulysses"}),
+        (
+            "data.micro_batch_size_per_gpu=2",
+            {"dp": 8, "zero": 3, "micro_batch": 2, "recompute": "none"},
+        ),
+        (
+            "ulysses_sequence_parallel_size=4 use_remove_padding=true",
+            {"dp": 2, "cp": 4, "cp_kind": "ulysses"},
+        ),
         ("model.enable_gradient_checkpointing=True", {"recompute": "full", "micro_batch": 4}),
-        ("model.fsdp_config.cpu_offload=true model.fsdp_config.offload_params=true", {"offload_states": "weights"}),
+        (
+            "model.fsdp_config.cpu_offload=true model.fsdp_config.offload_params=true",
+            {"offload_states": "weights"},
+        ),
         ("model.fsdp_config.cpu_offload=true", {"offload_states": "none"}),
     ],
 )
@@ -271,7 +299,12 @@ def test_supervised_fine_tuning_of_verl_on_fsdp(more: str, layout: dict[str, Any
     script = VERL.format(trainer="fsdp_sft_trainer", model="model.partial_pretrain", more=more)
     launch = parse_launch(script, "run.sh")
     assert launch.layout is not None
-    assert (launch.framework, launch.devices, launch.global_batch, launch.seq_len) == ("fsdp", 8, 32, 2048)
+    assert (launch.framework, launch.devices, launch.global_batch, launch.seq_len) == (
+        "fsdp",
+        8,
+        32,
+        2048,
+    )
     assert launch.model == pm.model("qwen3-8b")
     assert {key: getattr(launch.layout, key) for key in layout} == layout
     assert launch.job_fields["dtype"] == "bf16"
@@ -282,7 +315,17 @@ def test_supervised_fine_tuning_of_verl_on_fsdp(more: str, layout: dict[str, Any
 @pytest.mark.parametrize(
     ("more", "layout"),
     [
-        ("", {"tp": 1, "dp": 8, "sequence_parallel": False, "zero": 1, "micro_batch": 4, "recompute": "full"}),
+        (
+            "",
+            {
+                "tp": 1,
+                "dp": 8,
+                "sequence_parallel": False,
+                "zero": 1,
+                "micro_batch": 4,
+                "recompute": "full",
+            },
+        ),
         (
             "engine.tensor_model_parallel_size=2 engine.pipeline_model_parallel_size=2 "
             "engine.virtual_pipeline_model_parallel_size=null engine.context_parallel_size=1",
@@ -299,7 +342,9 @@ def test_supervised_fine_tuning_of_verl_on_fsdp(more: str, layout: dict[str, Any
     ],
 )
 def test_supervised_fine_tuning_of_verl_on_megatron(more: str, layout: dict[str, Any]) -> None:
-    script = VERL.format(trainer="sft_trainer", model="model.path", more=f"engine=megatron optim=megatron {more}")
+    script = VERL.format(
+        trainer="sft_trainer", model="model.path", more=f"engine=megatron optim=megatron {more}"
+    )
     launch = parse_launch(script, "run.sh")
     assert launch.layout is not None
     assert (launch.framework, launch.devices, launch.global_batch) == ("megatron-core", 8, 32)
@@ -378,7 +423,8 @@ OPEN_INSTRUCT = (
 )
 ACCELERATED = (
     "accelerate launch --mixed_precision bf16 --num_processes 8 --use_deepspeed --deepspeed_config_file "
-    "configs/ds_configs/stage3_no_offloading_accelerate.conf " + OPEN_INSTRUCT.replace("PROGRAM", "finetune")
+    "configs/ds_configs/stage3_no_offloading_accelerate.conf "
+    + OPEN_INSTRUCT.replace("PROGRAM", "finetune")
 )
 
 
@@ -388,7 +434,11 @@ def test_processes_behind_a_launcher_of_jobs_are_those_of_a_node(submitter: str)
     nodes = 4 if submitter else 1
     assert (launch.devices, launch.global_batch) == (8 * nodes, 16 * nodes)
     assert launch.layout is not None
-    assert (launch.layout.zero, launch.framework, launch.job_fields["dtype"]) == (3, "deepspeed", "bf16")
+    assert (launch.layout.zero, launch.framework, launch.job_fields["dtype"]) == (
+        3,
+        "deepspeed",
+        "bf16",
+    )
     assert launch.may_be_wrong == ()
 
 
@@ -405,7 +455,10 @@ def test_programs_on_olmo_core_shard_within_a_node_in_bf16(program: str, nodes: 
 
 
 def test_ranks_that_share_a_sequence_are_of_one_node() -> None:
-    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune") + " --cp_degree 4 --attn_implementation flash_3"
+    text = (
+        OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune")
+        + " --cp_degree 4 --attn_implementation flash_3"
+    )
     launch = parse_launch(f"torchrun --nnodes 2 --nproc_per_node 8 {text}\n", "run.sh")
     assert launch.layout is not None
     layout = launch.layout
@@ -415,20 +468,31 @@ def test_ranks_that_share_a_sequence_are_of_one_node() -> None:
 
 def test_a_budget_of_memory_is_a_doubt() -> None:
     text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune")
-    whole = parse_launch(f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 1.0\n", "run.sh")
-    part = parse_launch(f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 0.5\n", "run.sh")
+    whole = parse_launch(
+        f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 1.0\n", "run.sh"
+    )
+    part = parse_launch(
+        f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 0.5\n", "run.sh"
+    )
     assert whole.may_be_wrong == ()
     assert any("activation_memory_budget=0.5" in doubt for doubt in part.may_be_wrong)
 
 
 def test_the_configuration_says_the_model_where_weights_lie_in_a_folder() -> None:
-    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune").replace("allenai/OLMo-2-1124-7B", "/weka/ckpt")
-    launch = parse_launch(f"torchrun --nproc_per_node 8 {text} --config_name Qwen/Qwen3-8B\n", "run.sh")
+    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune").replace(
+        "allenai/OLMo-2-1124-7B", "/weka/ckpt"
+    )
+    launch = parse_launch(
+        f"torchrun --nproc_per_node 8 {text} --config_name Qwen/Qwen3-8B\n", "run.sh"
+    )
     assert launch.model == pm.model("qwen3-8b")
 
 
 def test_adapters_on_weights_in_4_bits_compute_in_bf16() -> None:
-    text = OPEN_INSTRUCT.replace("PROGRAM", "finetune") + " --use_lora --use_qlora --lora_rank 64 --use_flash_attn"
+    text = (
+        OPEN_INSTRUCT.replace("PROGRAM", "finetune")
+        + " --use_lora --use_qlora --lora_rank 64 --use_flash_attn"
+    )
     launch = parse_launch(f"accelerate launch --num_processes 8 {text}\n", "run.sh")
     assert (launch.job_fields["dtype"], launch.job_fields["base_weights"]) == ("bf16", "nf4")
     assert launch.may_be_wrong == ()
@@ -484,20 +548,29 @@ def test_hosts_that_a_launcher_lists_are_counted(launcher: str) -> None:
     assert parse_launch(f"{launcher} {PRETRAINING}\n", "run.sh").devices == HOSTS[launcher]
 
 
-@pytest.mark.parametrize("program", ["pretrain_llama.py", "pretrain_baichuan.py", "finetune_qwen.py"])
+@pytest.mark.parametrize(
+    "program", ["pretrain_llama.py", "pretrain_baichuan.py", "finetune_qwen.py"]
+)
 def test_programs_that_build_layers_of_their_own_say_so(program: str) -> None:
-    """AscendSpeed's programs of 2023 know a family's layers, and their scripts state sizes alone."""
+    """AscendSpeed's programs of 2023 know a family's layers, and their scripts state sizes
+    alone."""
     command = f"torchrun --nproc_per_node 8 {PRETRAINING}".replace("pretrain_gpt.py", program)
     plain = parse_launch(f"{command}\n", "run.sh")
-    described = parse_launch(f"{command} --swiglu --normalization RMSNorm --position-embedding-type rope\n", "run.sh")
-    assert any(doubt.startswith(f"the model may be wrong: {program}") for doubt in plain.may_be_wrong)
+    described = parse_launch(
+        f"{command} --swiglu --normalization RMSNorm --position-embedding-type rope\n", "run.sh"
+    )
+    assert any(
+        doubt.startswith(f"the model may be wrong: {program}") for doubt in plain.may_be_wrong
+    )
     assert described.may_be_wrong == ()
 
 
 def test_the_precision_in_a_file_of_deepspeed_that_is_not_there_is_an_open_fact() -> None:
     command = COMMAND.replace("$FILE", "ds_zero2.json").replace("$((BATCH / 8))", "4")
     launch = parse_launch(command, "run.sh")
-    doubt = "the precision may be wrong: ds_zero2.json was not found beside the file; bf16 is assumed"
+    doubt = (
+        "the precision may be wrong: ds_zero2.json was not found beside the file; bf16 is assumed"
+    )
     assert launch.may_be_wrong == (doubt,)
     assert launch.job_fields["dtype"] == "bf16"
     stated = parse_launch(command.replace("tune.py", "tune.py --fp16"), "run.sh")

@@ -53,12 +53,24 @@ def test_the_training_half_of_nemo_rl(objective: str, is_megatron: bool) -> None
     assert (launch.global_batch, layout.micro_batch) == (128 * each, 2 * each)
     if is_megatron:
         assert launch.framework == "megatron-core"
-        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (4, 2, 2, 1, "none")
+        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (
+            4,
+            2,
+            2,
+            1,
+            "none",
+        )
         assert (layout.sequence_parallel, layout.overlap_grad_reduce) == (True, True)
         assert launch.job_fields["grad_dtype"] == "bf16"
     else:
         assert launch.framework == "fsdp"
-        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (2, 1, 8, 3, "full")
+        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (
+            2,
+            1,
+            8,
+            3,
+            "full",
+        )
     assert bool(launch.may_be_wrong) == (objective != "sft")
     assert not launch.ignored
 
@@ -86,7 +98,9 @@ ROLL_STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("devices", ["list(range(0,16))", "list(range(8)) + list(range(16,24))", str(list(range(16)))])
+@pytest.mark.parametrize(
+    "devices", ["list(range(0,16))", "list(range(8)) + list(range(16,24))", str(list(range(16)))]
+)
 @pytest.mark.parametrize("strategy", ROLL_STRATEGIES)
 @pytest.mark.parametrize("block", ["sft_train", "actor_train", "student"])
 def test_the_training_half_of_roll(block: str, strategy: str, devices: str) -> None:

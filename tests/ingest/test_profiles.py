@@ -1,4 +1,5 @@
-"""Traces of profilers: hand-written ones of devices, and real ones that torch and JAX record here."""
+"""Traces of profilers: hand-written ones of devices, and real ones that torch and JAX record
+here."""
 
 import gzip
 import json
@@ -20,20 +21,32 @@ from perfmodel.ingest import (
     read_measurements,
     read_trace,
 )
-from perfmodel.ingest.profiles import AUTOGRAD, PHASES, Tags, TorchOp, merged_intervals, op_row, parse_tags, read_xspace
+from perfmodel.ingest.profiles import (
+    AUTOGRAD,
+    PHASES,
+    Tags,
+    TorchOp,
+    merged_intervals,
+    op_row,
+    parse_tags,
+    read_xspace,
+)
 from perfmodel.ingest.profiles.chrome import write_measured_trace
 from perfmodel.program import Kind
 
 
 def kineto_files(folder: Path, ranks: int = 2) -> list[Path]:
     return [
-        cases.write_json(folder / f"rank{r}.json", cases.kineto_json(r, ranks, late_us=40.0 * r)) for r in range(ranks)
+        cases.write_json(folder / f"rank{r}.json", cases.kineto_json(r, ranks, late_us=40.0 * r))
+        for r in range(ranks)
     ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=8))
 def test_merged_intervals_cover_the_same_time_and_never_meet(spans: list[tuple[int, int]]) -> None:
-    start_s, end_s = np.array([(start, start + length) for start, length in spans], float).reshape(-1, 2).T
+    start_s, end_s = (
+        np.array([(start, start + length) for start, length in spans], float).reshape(-1, 2).T
+    )
     found = np.array(merged_intervals(start_s, end_s)).T
     assert (found[1:, 0] > found[:-1, 1]).all()
     halves = np.arange(0, 40, 0.5)
@@ -71,7 +84,13 @@ def test_kineto_timeline_of_two_ranks(tmp_path: Path) -> None:
     frame = read_trace("kineto", files).to_frame()
     assert len(frame) == 2 * 2 * 5
     one = frame[(frame["device"] == 1) & (frame["step"] == 6)]
-    assert one["name"].tolist() == ["sm90_gemm", "splitK_reduce", "odd_kernel", "sm90_gemm", one["name"].iloc[-1]]
+    assert one["name"].tolist() == [
+        "sm90_gemm",
+        "splitK_reduce",
+        "odd_kernel",
+        "sm90_gemm",
+        one["name"].iloc[-1],
+    ]
     assert one["phase"].tolist()[:4] == ["forward", "forward", "forward", "backward"]
     assert one["kind"].tolist() == ["compute"] * 4 + ["communication"]
     assert one["stage"].tolist()[:4] == one["micro_batch"].tolist()[:4] == [0] * 4
@@ -84,7 +103,10 @@ def test_kineto_timeline_of_two_ranks(tmp_path: Path) -> None:
 def test_kineto_rows(tmp_path: Path) -> None:
     found = import_measurements("kineto", kineto_files(tmp_path), ReadOptions(ranks_per_node=8))
     kernels = found.kernels
-    assert kernels[["pass", "m", "n", "k"]].to_numpy().tolist() == [["fwd", 64, 32, 16], ["wgrad", 32, 16, 64]]
+    assert kernels[["pass", "m", "n", "k"]].to_numpy().tolist() == [
+        ["fwd", 64, 32, 16],
+        ["wgrad", 32, 16, 64],
+    ]
     # all kernels of a call count: 100 + 20 in the first step, 101 + 20 in the second
     assert kernels["time_us"].tolist() == pytest.approx([120.5, 150.0])
     assert kernels["n_repeats"].tolist() == [4, 4]
@@ -93,7 +115,12 @@ def test_kineto_rows(tmp_path: Path) -> None:
     assert found.skipped == {"no row for operator aten::unknown": 4}
     (row,) = found.collectives.to_dict(orient="records")
     # rank 0 arrives last: its kernel does not wait
-    assert (row["collective"], row["bytes"], row["num_ranks"], row["time_us"]) == ("all_reduce", 2048, 2, 100.0)
+    assert (row["collective"], row["bytes"], row["num_ranks"], row["time_us"]) == (
+        "all_reduce",
+        2048,
+        2,
+        100.0,
+    )
     assert (row["num_nodes"], row["ranks_per_node"], row["n_repeats"]) == (1, 2, 2)
     assert row["variant"] == "kernel of the last rank to arrive"
     alone = read_measurements("kineto", kineto_files(tmp_path)[1:], kind="collective").iloc[0]
@@ -110,8 +137,11 @@ def test_kineto_without_shapes_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late_us", [0.0, 1.0, 2.5])
-def test_launches_that_overlap_by_rounding_belong_to_their_operators(late_us: float, tmp_path: Path) -> None:
-    """Times of a trace are rounded: a launch may begin before the one before it ends, and is still no part of it."""
+def test_launches_that_overlap_by_rounding_belong_to_their_operators(
+    late_us: float, tmp_path: Path
+) -> None:
+    """Times of a trace are rounded: a launch may begin before the one before it ends, and is still
+    no part of it."""
     shapes = {"Input Dims": [[256, 256], [256, 256]], "Input type": ["float", "float"]}
     events = [
         {"cat": "cpu_op", "name": "aten::mm", "ts": 10, "dur": 60, "tid": 100, "args": shapes},
@@ -119,10 +149,27 @@ def test_launches_that_overlap_by_rounding_belong_to_their_operators(late_us: fl
     ]
     for number, (start_us, kernel_us) in enumerate(((30, 200), (42 - late_us, 260), (90, 300))):
         tie = {"correlation": number, "External id": 9000 + number}
-        launch = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start_us, "dur": 12, "tid": 100, "args": tie}
-        kernel = {"cat": "kernel", "name": f"k{number}", "ts": kernel_us, "dur": 30, "tid": 7, "args": tie}
+        launch = {
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "ts": start_us,
+            "dur": 12,
+            "tid": 100,
+            "args": tie,
+        }
+        kernel = {
+            "cat": "kernel",
+            "name": f"k{number}",
+            "ts": kernel_us,
+            "dur": 30,
+            "tid": 7,
+            "args": tie,
+        }
         events += [launch, kernel]
-    trace = {"schemaVersion": 1, "traceEvents": [{"ph": "X", "pid": 1, **event} for event in events]}
+    trace = {
+        "schemaVersion": 1,
+        "traceEvents": [{"ph": "X", "pid": 1, **event} for event in events],
+    }
     table = read_measurements("kineto", [cases.write_json(tmp_path / "trace.json", trace)])
     assert table[["op_family", "time_us"]].to_numpy().tolist() == [["gemm", 60.0], ["memory", 30.0]]
 
@@ -142,7 +189,9 @@ def test_real_kineto_trace(tmp_path: Path) -> None:
                 optimizer.step()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     table = read_measurements("auto", [tmp_path / "trace.json"], ReadOptions(device="cpu-test"))
-    products = table[table["op_family"] == "gemm"][["pass", "m", "n", "k", "dtype"]].to_numpy().tolist()
+    products = (
+        table[table["op_family"] == "gemm"][["pass", "m", "n", "k", "dtype"]].to_numpy().tolist()
+    )
     assert ["fwd", 16, 40, 24, "fp32"] in products
     assert ["dgrad", 16, 24, 40, "fp32"] in products
     assert ["wgrad", 40, 24, 16, "fp32"] in products
@@ -174,7 +223,10 @@ def test_nsys(old: bool, tmp_path: Path) -> None:
 
 
 def test_nsys_reports_share_a_clock(tmp_path: Path) -> None:
-    paths = [cases.nsys_file(tmp_path / f"{n}.sqlite", epoch_ns=10**18 + 3000 * n, shift_ns=0) for n in range(2)]
+    paths = [
+        cases.nsys_file(tmp_path / f"{n}.sqlite", epoch_ns=10**18 + 3000 * n, shift_ns=0)
+        for n in range(2)
+    ]
     frame = read_trace("nsys", paths).to_frame()
     first = frame.groupby("device")["start_s"].min().tolist()
     assert first == pytest.approx([0, 3e-6])
@@ -205,8 +257,13 @@ def test_nsys_with_a_blob_of_digits_for_a_number(column: str, tmp_path: Path) ->
     with sqlite3.connect(path) as db:
         db.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"{column}\" = x'30'")
     options = ReadOptions(device="A100-SXM4-80GB")
-    for read in (lambda: read_trace("nsys", [path]), lambda: import_measurements("nsys", [path], options)):
-        with pytest.raises(TableError, match=r"row 0: (start|end|\w+Id) must be a finite number.*got b'0'"):
+    for read in (
+        lambda: read_trace("nsys", [path]),
+        lambda: import_measurements("nsys", [path], options),
+    ):
+        with pytest.raises(
+            TableError, match=r"row 0: (start|end|\w+Id) must be a finite number.*got b'0'"
+        ):
             read()
 
 
@@ -220,7 +277,9 @@ def test_xplane_of_a_gpu(tmp_path: Path) -> None:
     assert set(frame["phase"]) == {"backward"}
     assert (set(frame["stage"]), set(frame["micro_batch"])) == ({2}, {1})
     found = import_measurements("xplane", [path], ReadOptions(device="H100-SXM5-80GB"))
-    (product,), (collective,) = (t.to_dict(orient="records") for t in (found.kernels, found.collectives))
+    (product,), (collective,) = (
+        t.to_dict(orient="records") for t in (found.kernels, found.collectives)
+    )
     assert {name: product[name] for name in ("op", "dtype", "batch", "m", "n", "k")} == {
         "op": "bmm", "dtype": "bf16", "batch": 4, "m": 64, "n": 32, "k": 16,
     }  # fmt: skip
@@ -289,7 +348,10 @@ def test_own_traces_round_trip(tmp_path: Path) -> None:
         for field in ("device", "stream", "name", "kind", "phase", "stage", "micro_batch", "step"):
             np.testing.assert_array_equal(getattr(again, field), getattr(trace, field))
         np.testing.assert_allclose(again.start_s, trace.start_s, rtol=1e-12, atol=1e-15)
-    assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["displayTimeUnit"] == "ms"
+    assert (
+        json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["displayTimeUnit"]
+        == "ms"
+    )
 
 
 def test_unknown_formats_and_files(tmp_path: Path) -> None:
@@ -308,18 +370,37 @@ def test_unknown_formats_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("strides", "gradient"),
-    [(((1, 32), (16, 1)), "wgrad"), (((64, 1), (16, 1)), "dgrad"), (((0, 0), (16, 1)), ""), ((), "")],
+    [
+        (((1, 32), (16, 1)), "wgrad"),
+        (((64, 1), (16, 1)), "dgrad"),
+        (((0, 0), (16, 1)), ""),
+        ((), ""),
+    ],
 )
 def test_which_gradient_a_product_is(strides: tuple[tuple[int, int], ...], gradient: str) -> None:
     """A sum's incoming gradient is expanded (strides 0): it does not tell."""
-    call = TorchOp("aten::mm", ((32, 64), (64, 16)), ("float", "float"), (), strides, (f"{AUTOGRAD}: AddmmBackward0",))
+    call = TorchOp(
+        "aten::mm",
+        ((32, 64), (64, 16)),
+        ("float", "float"),
+        (),
+        strides,
+        (f"{AUTOGRAD}: AddmmBackward0",),
+    )
     row = op_row(call)
     assert row is not None
     assert (row["pass"], row["m"], row["n"], row["k"]) == (gradient, 32, 16, 64)
 
 
 @pytest.mark.parametrize(
-    "shapes", [((32, 64), (63, 16)), ((32, "a"), (64, 16)), ((32, -1), (64, 16)), ((32,), ()), ((0, 64), (64, 16))]
+    "shapes",
+    [
+        ((32, 64), (63, 16)),
+        ((32, "a"), (64, 16)),
+        ((32, -1), (64, 16)),
+        ((32,), ()),
+        ((0, 64), (64, 16)),
+    ],
 )
 def test_products_of_impossible_shapes_have_no_row(shapes: tuple[Any, ...]) -> None:
     assert op_row(TorchOp("aten::mm", shapes, ("float", "float"))) is None

@@ -1,5 +1,5 @@
-"""Every operator, function, method and statement that Python scripts are followed through, with the value that Python
-itself gives it."""
+"""Every operator, function, method and statement that Python scripts are followed through, with the
+value that Python itself gives it."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,25 @@ from lines_of_files import lines_of
 from perfmodel.ingest.launch.python_script import ScriptObject, Unknown, follow
 
 NUMBERS = ("0", "1", "-3", "7", "2.5", "n", "True")
-OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or", "is", "is not")
+OPERATORS = (
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "%",
+    "**",
+    "<",
+    "<=",
+    ">",
+    ">=",
+    "==",
+    "!=",
+    "and",
+    "or",
+    "is",
+    "is not",
+)
 SEQUENCES = ("'ab'", "''", "[1, 2]", "[]", "(3, 4)", "words", "range(3)")
 FORMATS = (
     "",
@@ -39,7 +57,9 @@ SET = "import math\nn = 8\nwords = ['a', 'b', 'cc']\n"
 
 def expressions() -> Iterator[str]:
     for a, b, sign in product(NUMBERS, ("1", "2", "-2", "0.5", "n"), OPERATORS):
-        if not (sign == "**" and b == "-2") and not (sign in ("is", "is not", "**") and a.startswith("-")):
+        if not (sign == "**" and b == "-2") and not (
+            sign in ("is", "is not", "**") and a.startswith("-")
+        ):
             yield f"{a} {sign} {b}"
     for a, sign in product(SEQUENCES, ("and 1", "or 1", "== 'ab'", "!= [1, 2]")):
         yield f"{a} {sign}"
@@ -85,9 +105,13 @@ def is_like(found: Any, value: Any) -> bool:
 def test_expressions_have_the_values_of_python() -> None:
     texts = [f"x = {expression}" for expression in expressions()]
     different = [
-        (text, executed(text), followed(text)) for text in texts if not is_like(followed(text), executed(text))
+        (text, executed(text), followed(text))
+        for text in texts
+        if not is_like(followed(text), executed(text))
     ]
-    assert not different, f"{len(different)} of {len(texts)} (text, Python, reader): {different[:5]}"
+    assert not different, (
+        f"{len(different)} of {len(texts)} (text, Python, reader): {different[:5]}"
+    )
 
 
 @pytest.mark.parametrize("text", LINES["statements"])

@@ -1,4 +1,5 @@
-"""Python scripts are followed to the values that executing them would give, and nothing is executed."""
+"""Python scripts are followed to the values that executing them would give, and nothing is
+executed."""
 
 import time
 from contextlib import suppress
@@ -23,7 +24,8 @@ def value_of(text: str, *arguments: str, **variables: str) -> Any:
     return followed(text, *arguments, **variables).names["x"]
 
 
-# --- the interpreter is the oracle ---------------------------------------------------------------------
+# --- the interpreter is the oracle
+# ---------------------------------------------------------------------
 
 NUMBERS = st.integers(1, 64)
 NAMES = ("tp", "pp", "cp", "gbs")
@@ -36,7 +38,11 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
     for _ in range(draw(st.integers(1, 3))):
         name, other = draw(st.sampled_from(NAMES)), draw(st.sampled_from(NAMES))
         number = draw(NUMBERS)
-        kind = draw(st.sampled_from(("set", "sum", "field", "if", "for", "call", "dict", "while", "pick", "text")))
+        kind = draw(
+            st.sampled_from(
+                ("set", "sum", "field", "if", "for", "call", "dict", "while", "pick", "text")
+            )
+        )
         if kind == "set":
             lines.append(f"{name} = {number}")
         elif kind == "sum":
@@ -50,10 +56,17 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
             lines.append(f"recipe.name_{name} = f'{{{other}}}-{{{name}:04d}}'.replace('-', '_')")
         elif kind == "dict":
             lines.append(f"settings = {{'tp': {number}, 'pp': {other}}}")
-            lines += ["for key, value in settings.items():", "    setattr(recipe.trainer, key, value)"]
+            lines += [
+                "for key, value in settings.items():",
+                "    setattr(recipe.trainer, key, value)",
+            ]
         elif kind == "call":
             default = draw(NUMBERS)
-            lines += [f"def change(target, size, extra={default}):", f"    if size > {number}:", "        return extra"]
+            lines += [
+                f"def change(target, size, extra={default}):",
+                f"    if size > {number}:",
+                "        return extra",
+            ]
             lines += ["    target.size = size", f"    return size + {number}"]
             lines.append(f"{name} = change(recipe.data, {other})")
         elif depth == 0:
@@ -91,7 +104,8 @@ def test_a_script_is_followed_to_the_values_that_executing_it_gives(lines: list[
     assert plain_fields(script.names["recipe"]) == plain_fields(recipe)
 
 
-# --- what Python means ---------------------------------------------------------------------------------
+# --- what Python means
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,9 +114,15 @@ def test_a_script_is_followed_to_the_values_that_executing_it_gives(lines: list[
         ("x = 2 ** 10 // 3", 341),
         ("x = [i * j for i in range(3) for j in (1, 2) if i != j]", [0, 0, 2, 2]),
         ("x = {k: len(v) for k, v in {'a': 'bc', 'd': ''}.items()}", {"a": 2, "d": 0}),
-        ("def f(a, *rest, k=3, **more):\n    return a + sum(rest) + k + len(more)\nx = f(1, 2, 3, k=4, z=0)", 11),
+        (
+            "def f(a, *rest, k=3, **more):\n    return a + sum(rest) + k + len(more)\nx = f(1, 2, 3, k=4, z=0)",
+            11,
+        ),
         ("f = lambda a, b=2: a * b\nx = f(4)", 8),
-        ("def outer():\n    n = 3\n    def inner():\n        return n\n    return inner()\nx = outer()", 3),
+        (
+            "def outer():\n    n = 3\n    def inner():\n        return n\n    return inner()\nx = outer()",
+            3,
+        ),
         ("x = 1\ndef f():\n    global x\n    x = 5\nf()", 5),
         ("class C:\n    tp: int = 2\n    pp = 4\nx = C(tp=8).tp * C.pp", 32),
         (
@@ -110,8 +130,14 @@ def test_a_script_is_followed_to_the_values_that_executing_it_gives(lines: list[
             "    def twice(self):\n        return 2 * self.n\nx = C(4).twice()",
             8,
         ),
-        ("from functools import partial\ndef f(a, b):\n    return a - b\nx = partial(f, b=1)(5)", 4),
-        ("import copy\na = make()\na.b.c = 1\nd = copy.deepcopy(a)\nd.b.c = 2\nx = (a.b.c, d.b.c)", (1, 2)),
+        (
+            "from functools import partial\ndef f(a, b):\n    return a - b\nx = partial(f, b=1)(5)",
+            4,
+        ),
+        (
+            "import copy\na = make()\na.b.c = 1\nd = copy.deepcopy(a)\nd.b.c = 2\nx = (a.b.c, d.b.c)",
+            (1, 2),
+        ),
         ("try:\n    raise ValueError('no')\nexcept ValueError:\n    x = 3", 3),
         ("match 'b':\n    case 'a' | 'b':\n        x = 1\n    case _:\n        x = 2", 1),
         ("x = None or 'y'", "y"),
@@ -143,7 +169,12 @@ ARGUMENTS = """
 
 
 def test_arguments_are_those_that_the_parser_makes_of_them() -> None:
-    assert value_of(ARGUMENTS, "-t", "8", "--fp8", "--devices", "16", "--names", "b", "c") == (8, ["b", "c"], True, 16)
+    assert value_of(ARGUMENTS, "-t", "8", "--fp8", "--devices", "16", "--names", "b", "c") == (
+        8,
+        ["b", "c"],
+        True,
+        16,
+    )
     assert value_of(ARGUMENTS)[:3] == (2, ["a"], False)
     assert isinstance(value_of(ARGUMENTS)[3], Unknown)
 
@@ -163,7 +194,9 @@ def test_words_that_must_be_given_may_be_missing(capsys: pytest.CaptureFixture[s
 
 
 def test_arguments_that_the_script_would_refuse() -> None:
-    with pytest.raises(LaunchFileError, match=r"run.py, line \d+: the script refuses its arguments: .*--tp-size"):
+    with pytest.raises(
+        LaunchFileError, match=r"run.py, line \d+: the script refuses its arguments: .*--tp-size"
+    ):
         value_of(ARGUMENTS, "--tp-size")
 
 
@@ -234,7 +267,9 @@ def test_an_error_ends_a_script() -> None:
         "import os\nx = os.system('touch executed')",
     ],
 )
-def test_hostile_scripts_end_soon(text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_scripts_end_soon(
+    text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     start_s = time.perf_counter()
     with suppress(LaunchFileError):

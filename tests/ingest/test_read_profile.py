@@ -1,4 +1,5 @@
-"""Profiles that torch (two ranks over gloo) and JAX record here, and other people's traces where they are."""
+"""Profiles that torch (two ranks over gloo) and JAX record here, and other people's traces where
+they are."""
 
 import os
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_torch_ranks_tell_products_and_collectives_of_known_size(two_ranks: Prof
         assert sorted((p.m, p.n, p.k) for p in products) == sorted(3 * [(64, 16, 32), (32, 16, 64)])
         moved = [call.op for call in own if call.kind == ActivityKind.COMMUNICATION]
         assert moved == 3 * [
-            Collective(collective="all_reduce", bytes=2048, num_ranks=2, ranks_per_node=2, dtype="fp32")
+            Collective(
+                collective="all_reduce", bytes=2048, num_ranks=2, ranks_per_node=2, dtype="fp32"
+            )
         ]
 
 
@@ -86,7 +89,8 @@ def test_jax_tells_products(tmp_path: Path) -> None:
 def test_public_traces_are_read_as_far_as_they_go(
     name: str, family: str, kernels_ms: float, collective: str, steps: int
 ) -> None:
-    """Without shapes, without operators, of one rank of many, of AMD: kernels by family, collectives by their names."""
+    """Without shapes, without operators, of one rank of many, of AMD: kernels by family,
+    collectives by their names."""
     path = DATA / f"{name}.json.gz"
     if not path.is_file():
         pytest.skip(f"{path.name} is not in PERFMODEL_DATA/traces")
@@ -99,7 +103,9 @@ def test_public_traces_are_read_as_far_as_they_go(
     assert 1e3 * seconds / steps == pytest.approx(kernels_ms, rel=0.05)
     unnamed = sum(c.time_s for c in calls if c.kind != ActivityKind.COPY and not c.family)
     assert unnamed < 0.02 * sum(call.time_s for call in calls)
-    assert not collective or collective in {c.family for c in calls if c.kind == ActivityKind.COMMUNICATION}
+    assert not collective or collective in {
+        c.family for c in calls if c.kind == ActivityKind.COMMUNICATION
+    }
 
 
 def test_timelines_of_this_package_are_no_profiles(tmp_path: Path) -> None:

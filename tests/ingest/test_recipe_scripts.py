@@ -24,10 +24,18 @@ def degrees(launch: Launch) -> tuple[int, ...]:
 
 
 def facts(launch: Launch) -> tuple[Any, ...]:
-    return (launch.layout, launch.model, launch.devices, launch.global_batch, launch.seq_len, dict(launch.job_fields))
+    return (
+        launch.layout,
+        launch.model,
+        launch.devices,
+        launch.global_batch,
+        launch.seq_len,
+        dict(launch.job_fields),
+    )
 
 
-# --- however a script is written, it is read as its statements unrolled by hand -----------------------------
+# --- however a script is written, it is read as its statements unrolled by hand
+# -----------------------------
 
 PLAIN = """
     import nemo_run as run
@@ -47,17 +55,29 @@ def sizes(draw: st.DrawFn) -> dict[str, int]:
     # Enough nodes for the degrees, of which the recipe has cp=2 too.
     nodes = draw(st.sampled_from((4, 8)))
     gbs = mbs * nodes * 8 * draw(st.integers(1, 4))
-    return {"NODES": nodes, "TP": tp, "PP": pp, "MBS": mbs, "GBS": gbs, "SEQ": draw(st.sampled_from((2048, 8192)))}
+    return {
+        "NODES": nodes,
+        "TP": tp,
+        "PP": pp,
+        "MBS": mbs,
+        "GBS": gbs,
+        "SEQ": draw(st.sampled_from((2048, 8192))),
+    }
 
 
 @st.composite
 def written_otherwise(draw: st.DrawFn, numbers: dict[str, int]) -> tuple[str, list[str]]:
-    """The same script with helper functions, loops, conditions and arguments, and its command line."""
+    """The same script with helper functions, loops, conditions and arguments, and its command
+    line."""
     lines = ["import argparse, os", "import nemo_run as run", "from nemo.collections import llm"]
     options, given, names = [], [], {}
     for name, number in numbers.items():
-        kind = draw(st.sampled_from(("literal", "constant", "default", "given", "sum", "environment")))
-        names[name] = {"literal": str(number), "constant": name, "sum": f"({number - 1} + 1)"}.get(kind, "")
+        kind = draw(
+            st.sampled_from(("literal", "constant", "default", "given", "sum", "environment"))
+        )
+        names[name] = {"literal": str(number), "constant": name, "sum": f"({number - 1} + 1)"}.get(
+            kind, ""
+        )
         if kind == "constant":
             lines.append(f"{name} = {number}")
         elif kind == "environment":
@@ -69,14 +89,26 @@ def written_otherwise(draw: st.DrawFn, numbers: dict[str, int]) -> tuple[str, li
             if kind == "given":
                 given += [f"--{name.lower()}", str(number)]
     strategy = draw(st.sampled_from(("direct", "alias", "loop", "function")))
-    degrees_of = {"tensor_model_parallel_size": names["TP"], "pipeline_model_parallel_size": names["PP"]}
+    degrees_of = {
+        "tensor_model_parallel_size": names["TP"],
+        "pipeline_model_parallel_size": names["PP"],
+    }
     if strategy == "loop":
         pairs = ", ".join(f"'{key}': {value}" for key, value in degrees_of.items())
-        change = [f"for key, value in {{{pairs}}}.items():", "    setattr(recipe.trainer.strategy, key, value)"]
+        change = [
+            f"for key, value in {{{pairs}}}.items():",
+            "    setattr(recipe.trainer.strategy, key, value)",
+        ]
     elif strategy == "alias":
-        change = ["strategy = recipe.trainer.strategy", *(f"strategy.{k} = {v}" for k, v in degrees_of.items())]
+        change = [
+            "strategy = recipe.trainer.strategy",
+            *(f"strategy.{k} = {v}" for k, v in degrees_of.items()),
+        ]
     elif strategy == "function":
-        change = ["def set_degrees(r, tp, pp=1):", "    r.trainer.strategy.tensor_model_parallel_size = tp"]
+        change = [
+            "def set_degrees(r, tp, pp=1):",
+            "    r.trainer.strategy.tensor_model_parallel_size = tp",
+        ]
         change += ["    r.trainer.strategy.pipeline_model_parallel_size = pp"]
         change += [f"set_degrees(recipe, {names['TP']}, pp={names['PP']})"]
     else:
@@ -95,10 +127,17 @@ def written_otherwise(draw: st.DrawFn, numbers: dict[str, int]) -> tuple[str, li
         made = f"make_data({data})"
     change.append(f"recipe.data = {made}")
     body = ["parser = argparse.ArgumentParser()", *options, "args = parser.parse_args()"]
-    body.append(f"recipe = llm.llama3_8b.pretrain_recipe(num_nodes={names['NODES']}, num_gpus_per_node=8)")
+    body.append(
+        f"recipe = llm.llama3_8b.pretrain_recipe(num_nodes={names['NODES']}, num_gpus_per_node=8)"
+    )
     body += [*change, "run.run(recipe)"]
     if draw(st.booleans()):
-        body = ["def main():", *indent("\n".join(body), "    ").split("\n"), "if __name__ == '__main__':", "    main()"]
+        body = [
+            "def main():",
+            *indent("\n".join(body), "    ").split("\n"),
+            "if __name__ == '__main__':",
+            "    main()",
+        ]
     return "\n".join([*lines, *body]) + "\n", given
 
 
@@ -113,11 +152,16 @@ def test_a_script_reads_as_its_statements_unrolled_by_hand(data: st.DataObject) 
     plain = read(text)
     other, given_arguments = data.draw(written_otherwise(numbers))
     assert facts(read(other, *given_arguments)) == facts(plain)
-    assert (plain.global_batch, plain.seq_len, plain.devices) == (numbers["GBS"], numbers["SEQ"], numbers["NODES"] * 8)
+    assert (plain.global_batch, plain.seq_len, plain.devices) == (
+        numbers["GBS"],
+        numbers["SEQ"],
+        numbers["NODES"] * 8,
+    )
     assert degrees(plain)[:2] == (numbers["TP"], numbers["PP"])
 
 
-# --- parts that a script replaces ----------------------------------------------------------------------
+# --- parts that a script replaces
+# ----------------------------------------------------------------------
 
 START = "import nemo_run as run\nfrom nemo.collections import llm\nr = llm.llama3_8b.pretrain_recipe(num_nodes=1)\n"
 
@@ -135,9 +179,15 @@ def test_data_that_are_replaced_have_their_own_batch() -> None:
 @pytest.mark.parametrize(
     ("change", "layers"),
     [
-        ("r.model = run.Config(llm.LlamaModel, config=run.Config(llm.Llama3Config8B, num_layers=4))", 4),
+        (
+            "r.model = run.Config(llm.LlamaModel, config=run.Config(llm.Llama3Config8B, num_layers=4))",
+            4,
+        ),
         ("r.model = llm.LlamaModel(llm.Llama3Config8B())\nr.model.config.num_layers = 4", 4),
-        ("class Small(llm.Llama3Config8B):\n    num_layers: int = 4\nr.model = run.Config(llm.LlamaModel, Small())", 4),
+        (
+            "class Small(llm.Llama3Config8B):\n    num_layers: int = 4\nr.model = run.Config(llm.LlamaModel, Small())",
+            4,
+        ),
         ("r.model.config.num_layers = 32 // 8", 4),
     ],
 )
@@ -158,7 +208,10 @@ def test_a_model_that_is_not_known_is_asked_for() -> None:
     ("change", "dtype"),
     [
         ("r.trainer.plugins = bf16_with_fp8_mixed()", "fp8"),
-        ("r.trainer.plugins = [run.Config(nl.MegatronMixedPrecision, precision='16-mixed')]", "fp16"),
+        (
+            "r.trainer.plugins = [run.Config(nl.MegatronMixedPrecision, precision='16-mixed')]",
+            "fp16",
+        ),
         ("r.trainer.plugins.fp8 = 'hybrid'", "fp8"),
     ],
 )
@@ -203,7 +256,8 @@ def test_fine_tuning_recipes_of_nemo() -> None:
     assert facts(command) == facts(adapted)
 
 
-# --- which recipe runs ---------------------------------------------------------------------------------
+# --- which recipe runs
+# ---------------------------------------------------------------------------------
 
 FACTORIES = """
     def small(nodes=1):
@@ -232,7 +286,8 @@ def test_functions_that_nothing_calls_are_recipes_by_name() -> None:
 
 def test_the_recipe_that_is_run_is_read() -> None:
     text = (
-        START + "other = llm.gemma2_9b.pretrain_recipe()\nwith run.Experiment('x') as exp:\n    exp.add(r, name='a')\n"
+        START
+        + "other = llm.gemma2_9b.pretrain_recipe()\nwith run.Experiment('x') as exp:\n    exp.add(r, name='a')\n"
     )
     assert read(text).model == catalog.model("llama3-8b")
 
@@ -250,7 +305,9 @@ def test_a_script_that_a_launcher_starts_gets_its_arguments(tmp_path: Path) -> N
         process_config_with_overrides(cfg, overrides)
     """
     (tmp_path / "train.py").write_text(dedent(script))
-    (tmp_path / "shared.py").write_text("def change(cfg, tp):\n    cfg.model.tensor_model_parallel_size = tp\n")
+    (tmp_path / "shared.py").write_text(
+        "def change(cfg, tp):\n    cfg.model.tensor_model_parallel_size = tp\n"
+    )
     (tmp_path / "run.sh").write_text(
         "TP=4\ntorchrun --nnodes 2 --nproc-per-node 8 train.py --tp $TP train.global_batch_size=64\n"
     )
@@ -259,15 +316,21 @@ def test_a_script_that_a_launcher_starts_gets_its_arguments(tmp_path: Path) -> N
     assert launch.may_be_wrong == ()
 
 
-# --- what stays open is said -----------------------------------------------------------------------------
+# --- what stays open is said
+# -----------------------------------------------------------------------------
 
 
 def test_a_setting_that_an_undecided_condition_changes_is_a_doubt() -> None:
-    text = START + "if torch.cuda.device_count() > 4:\n    r.trainer.strategy.tensor_model_parallel_size = 4\n"
+    text = (
+        START
+        + "if torch.cuda.device_count() > 4:\n    r.trainer.strategy.tensor_model_parallel_size = 4\n"
+    )
     launch = read(text)
     assert degrees(launch)[0] == 1
     (doubt,) = launch.may_be_wrong
-    assert doubt.startswith("the layout may be wrong: trainer.strategy.tensor_model_parallel_size is 4 if torch.cuda")
+    assert doubt.startswith(
+        "the layout may be wrong: trainer.strategy.tensor_model_parallel_size is 4 if torch.cuda"
+    )
     assert "line 4" in doubt
     assert doubt.endswith("perfmodel reads 1")
     assert read(text.replace("torch.cuda.device_count()", "2")).may_be_wrong == ()
@@ -290,13 +353,17 @@ def test_a_setting_that_nobody_states_is_refused_by_name() -> None:
         cfg = llama3_8b_pretrain_config()
         cfg.model.tensor_model_parallel_size = args.tp
     """
-    with pytest.raises(LaunchFileError, match=r"line 6: model.tensor_model_parallel_size .*--tp.*--layout tp="):
+    with pytest.raises(
+        LaunchFileError, match=r"line 6: model.tensor_model_parallel_size .*--tp.*--layout tp="
+    ):
         read(text, devices=8)
     assert degrees(read(text, "--tp", "4", devices=8))[0] == 4
     assert degrees(read(text, devices=8, layout="tp=2,cp=1"))[0] == 2
 
 
-@pytest.mark.parametrize("value", ["load('x.yaml').tp", "degree()", "config['tp']", "config.tp or 2"])
+@pytest.mark.parametrize(
+    "value", ["load('x.yaml').tp", "degree()", "config['tp']", "config.tp or 2"]
+)
 def test_a_setting_from_code_that_is_not_there_is_undefined(value: str) -> None:
     """And not the recipe's own, which it replaces."""
     text = START + f"config = load()\nr.trainer.strategy.tensor_model_parallel_size = {value}\n"
@@ -306,7 +373,9 @@ def test_a_setting_from_code_that_is_not_there_is_undefined(value: str) -> None:
 
 
 def test_devices_that_the_scheduler_sets() -> None:
-    text = "import os\nr = llm.llama3_8b.pretrain_recipe(num_nodes=int(os.environ['SLURM_NNODES']))\n"
+    text = (
+        "import os\nr = llm.llama3_8b.pretrain_recipe(num_nodes=int(os.environ['SLURM_NNODES']))\n"
+    )
     assert "--devices" in read(text).missing[0]
     assert read(text, variables={"SLURM_NNODES": "4"}).devices == 32
     assert read(text, devices=16).devices == 16
@@ -328,6 +397,9 @@ def test_names_of_precisions_say_how_they_scale(name: str, dtype: str, recipe: s
     for text in (f"c.mixed_precision = {name!r}", f"c.mixed_precision = {name}()"):
         fields = read(f"c = llama3_8b_pretrain_config()\n{text}\n", devices=8).job_fields
         assert (fields["dtype"], fields.get("fp8_recipe")) == (dtype, recipe)
-    for text in (f"r.trainer.plugins = {name}()", f"r.trainer.plugins = run.Partial(recipes.{name})"):
+    for text in (
+        f"r.trainer.plugins = {name}()",
+        f"r.trainer.plugins = run.Partial(recipes.{name})",
+    ):
         fields = read(START + text + "\n").job_fields
         assert (fields["dtype"], fields.get("fp8_recipe")) == (dtype, recipe)

@@ -1,4 +1,5 @@
-"""Recipes by name: commands and scripts of torchtitan, Megatron-Bridge and NeMo 2, and files of Primus."""
+"""Recipes by name: commands and scripts of torchtitan, Megatron-Bridge and NeMo 2, and files of
+Primus."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,10 @@ def read(name: str, text: str, **given: Any) -> Launch:
 
 def degrees(launch: Launch) -> tuple[int, ...]:
     assert launch.layout is not None
-    return tuple(getattr(launch.layout, name) for name in ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch"))
+    return tuple(
+        getattr(launch.layout, name)
+        for name in ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch")
+    )
 
 
 TITAN_RUN = """
@@ -57,7 +61,9 @@ def test_a_command_of_torchtitan(text: str) -> None:
 
 
 def test_a_command_of_torchtitan_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 4096\n')
+    (tmp_path / "mine.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 4096\n'
+    )
     script = tmp_path / "run.sh"
     script.write_text(
         "CONFIG_FILE=./train_configs/mine.toml NGPU=8 ./run_train.sh --parallelism.tensor_parallel_degree 8\n"
@@ -68,7 +74,11 @@ def test_a_command_of_torchtitan_with_its_file(tmp_path: Path) -> None:
         "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file=./train_configs/llama3_70b.toml\n"
     )
     launch = read_launch(script)
-    assert (degrees(launch)[0], launch.seq_len, launch.model and launch.model.name) == (8, 8192, "llama3-70b")
+    assert (degrees(launch)[0], launch.seq_len, launch.model and launch.model.name) == (
+        8,
+        8192,
+        "llama3-70b",
+    )
     assert any("was not found beside the script" in sentence for sentence in launch.ignored)
 
 
@@ -97,7 +107,11 @@ NEMO_COMMAND = """
 def test_a_recipe_of_nemo(name: str, text: str) -> None:
     launch = read(name, text)
     assert launch.framework.partition("@")[0] == "nemo"
-    assert (degrees(launch), launch.devices, launch.global_batch) == ((2, 1, 1, 1, 8, 1, 2), 16, 512)
+    assert (degrees(launch), launch.devices, launch.global_batch) == (
+        (2, 1, 1, 1, 8, 1, 2),
+        16,
+        512,
+    )
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.may_be_wrong == ()
 
@@ -119,17 +133,27 @@ BRIDGE_COMMAND = """
 def test_a_recipe_of_megatron_bridge(name: str, text: str) -> None:
     launch = read(name, text, devices=8)
     assert launch.framework.partition("@")[0] == "megatron-bridge"
-    assert (degrees(launch), launch.global_batch, launch.seq_len) == ((4, 1, 2, 1, 1, 1, 1), 128, 8192)
+    assert (degrees(launch), launch.global_batch, launch.seq_len) == (
+        (4, 1, 2, 1, 1, 1, 1),
+        128,
+        8192,
+    )
     assert launch.model is not None
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
     assert launch.may_be_wrong == ()
 
 
 CHANGED_SIZES = [
-    ("run.sh", "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_pretrain_config model.num_layers=2\n"),
+    (
+        "run.sh",
+        "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_pretrain_config model.num_layers=2\n",
+    ),
     ("run.sh", "nemo llm pretrain --factory llama3_8b model.config.num_layers=2\n"),
     ("run.py", "cfg = llama3_8b_pretrain_config()\nlayers = 2\ncfg.model.num_layers = layers\n"),
-    ("run.py", "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1)\nrecipe.model.config.num_layers = 2\n"),
+    (
+        "run.py",
+        "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1)\nrecipe.model.config.num_layers = 2\n",
+    ),
 ]
 
 
@@ -145,7 +169,9 @@ def test_sizes_of_a_recipe_are_changed(name: str, text: str) -> None:
 
 
 def test_experts_and_embeddings_of_a_recipe_are_changed() -> None:
-    command = "torchrun --nproc-per-node=8 run_recipe.py --recipe qwen3_30b_a3b_pretrain_config CHANGE\n"
+    command = (
+        "torchrun --nproc-per-node=8 run_recipe.py --recipe qwen3_30b_a3b_pretrain_config CHANGE\n"
+    )
     plain = catalog.model("qwen3-30b-a3b")
     assert isinstance(plain, Transformer)
     assert plain.experts is not None
@@ -153,9 +179,14 @@ def test_experts_and_embeddings_of_a_recipe_are_changed() -> None:
     changes = "model.num_moe_experts=64 model.moe_router_topk=2 model.share_embeddings_and_output_weights=true"
     net = read("run.sh", command.replace("CHANGE", changes), devices=8).model
     assert net is not None
-    assert parameter_count(net) == parameter_count(replace(plain, experts=experts, tied_embeddings=True))
+    assert parameter_count(net) == parameter_count(
+        replace(plain, experts=experts, tied_embeddings=True)
+    )
     # The tokenizer of the data is no change of the model, nor is a size that is stated again.
-    for change in ("model.num_layers=48", "tokenizer.tokenizer_type=NullTokenizer tokenizer.vocab_size=1024"):
+    for change in (
+        "model.num_layers=48",
+        "tokenizer.tokenizer_type=NullTokenizer tokenizer.vocab_size=1024",
+    ):
         assert read("run.sh", command.replace("CHANGE", change), devices=8).model == plain
 
 
@@ -189,9 +220,15 @@ def test_recipes_of_nemo(
 
 
 def test_fine_tuning_recipes_of_megatron_bridge() -> None:
-    command = "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_KIND_config peft.dim=16\n"
+    command = (
+        "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_KIND_config peft.dim=16\n"
+    )
     adapted = read("run.sh", command.replace("KIND", "peft"))
-    assert (degrees(adapted), adapted.global_batch, adapted.seq_len) == ((1, 1, 1, 1, 8, 0, 1), 8, 4096)
+    assert (degrees(adapted), adapted.global_batch, adapted.seq_len) == (
+        (1, 1, 1, 1, 8, 0, 1),
+        8,
+        4096,
+    )
     assert (adapted.job_fields["frozen"], adapted.job_fields["adapter_rank"]) == (True, 16)
     whole = read("run.sh", command.replace("KIND", "sft").replace(" peft.dim=16", ""))
     assert degrees(whole)[:2] == (2, 1)
@@ -207,19 +244,26 @@ def test_every_recipe_names_a_model_and_is_read() -> None:
     commands = [f"run_recipe.py --recipe {name}" for name in table["megatron-bridge"]]
     commands += [f"nemo llm pretrain --factory {name}" for name in table["nemo"]]
     for module, named in table["torchtitan"].items():
-        commands += [f"torchrun -m torchtitan.train --module {module} --config {name}" for name in named]
+        commands += [
+            f"torchrun -m torchtitan.train --module {module} --config {name}" for name in named
+        ]
     for command in commands:
         launch = parse_launch(command + "\n", "run.sh", devices=1024)
         assert launch.model is not None, command
         assert launch.may_be_wrong == (), command
         assert launch.ignored == (), command
-        assert launch.layout is not None or "devices are not a multiple" in "".join(launch.missing), command
+        assert launch.layout is not None or "devices are not a multiple" in "".join(
+            launch.missing
+        ), command
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("run.sh", "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_9b\n"),
+        (
+            "run.sh",
+            "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_9b\n",
+        ),
         ("run.sh", "nemo llm pretrain --factory llama9_8b\n"),
         ("run.py", "recipe = llm.llama9_8b.pretrain_recipe()\n"),
         ("run.sh", "torchrun run_recipe.py --recipe llama9_8b_pretrain_config\n"),
@@ -227,7 +271,8 @@ def test_every_recipe_names_a_model_and_is_read() -> None:
 )
 def test_a_recipe_that_is_not_known_is_refused_with_the_way_in(name: str, text: str) -> None:
     with pytest.raises(
-        LaunchFileError, match=r"line 1: perfmodel knows no .* recipe named .*; known: .*llama3_8b.*perfmodel hook"
+        LaunchFileError,
+        match=r"line 1: perfmodel knows no .* recipe named .*; known: .*llama3_8b.*perfmodel hook",
     ):
         parse_launch(text, name)
 
@@ -239,7 +284,9 @@ def test_a_tool_that_is_not_read_is_named() -> None:
 
 def test_a_file_of_primus_begins_with_others(tmp_path: Path) -> None:
     base = "modules:\n  pre_trainer:\n    framework: megatron\n    model: llama3.1_8B.yaml\n    overrides:\n"
-    (tmp_path / "base.yaml").write_text(base + "      micro_batch_size: 4\n      global_batch_size: 128\n")
+    (tmp_path / "base.yaml").write_text(
+        base + "      micro_batch_size: 4\n      global_batch_size: 128\n"
+    )
     (tmp_path / "mine.yaml").write_text(
         "extends:\n  - base.yaml\nmodules:\n  pre_trainer:\n    overrides:\n      micro_batch_size: 2\n"
     )
@@ -266,7 +313,9 @@ def test_primus_over_torchtitan() -> None:
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
 
 
-RUNNER = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"
+RUNNER = (
+    "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"
+)
 OPTIONS = "-tp 2 -cp 1 -mb 1 -gb 32 -sl 2048"
 LONG_OPTIONS = (
     "--tensor_model_parallel_size=2 --context_parallel_size 1 --micro_batch_size 1 --global_batch_size=32 "
@@ -302,7 +351,9 @@ def test_the_first_of_several_layouts_in_a_loop_is_read() -> None:
 
 def test_benchmarks_of_megatron_bridge_are_refused_with_what_to_give() -> None:
     text = "python scripts/performance/setup_experiment.py --gpu h100 -m llama3 -s 70b -ng 32 -gn 8 --task pretrain\n"
-    with pytest.raises(LaunchFileError, match=r"scripts/performance/configs.*--devices 32.*perfmodel hook"):
+    with pytest.raises(
+        LaunchFileError, match=r"scripts/performance/configs.*--devices 32.*perfmodel hook"
+    ):
         read("run.sh", text)
 
 
@@ -326,8 +377,8 @@ PRIMUS_STARTS = (
 @pytest.mark.parametrize("start", PRIMUS_STARTS)
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_commands_of_primus_change_its_file(tmp_path: Path, start: str, is_beside: bool) -> None:
-    """Its own defaults are bf16, the distributed optimizer and sequence parallelism (`pre_trainer.yaml`,
-    `language_model.yaml`)."""
+    """Its own defaults are bf16, the distributed optimizer and sequence parallelism
+    (`pre_trainer.yaml`, `language_model.yaml`)."""
     script = tmp_path / "run.sh"
     flags = '--micro_batch_size 4 --tensor_model_parallel_size "4" --num_layers 80 --mock_data True'
     script.write_text(start.replace("FLAGS", flags))
@@ -335,11 +386,18 @@ def test_commands_of_primus_change_its_file(tmp_path: Path, start: str, is_besid
         (tmp_path / "llama3.1_70B-BF16-pretrain.yaml").write_text(PRIMUS_FILE)
     launch = read_launch(script, global_batch=256)
     assert launch.layout is not None
-    assert (launch.layout.tp, launch.layout.dp, launch.layout.micro_batch, launch.layout.zero) == (4, 4, 4, 1)
+    assert (launch.layout.tp, launch.layout.dp, launch.layout.micro_batch, launch.layout.zero) == (
+        4,
+        4,
+        4,
+        1,
+    )
     assert (launch.layout.sequence_parallel, launch.devices, launch.global_batch) == (True, 16, 256)
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.model == catalog.model("llama3-70b")
-    assert [("not found" in doubt) for doubt in launch.may_be_wrong] == ([] if is_beside else [True])
+    assert [("not found" in doubt) for doubt in launch.may_be_wrong] == (
+        [] if is_beside else [True]
+    )
 
 
 def test_flags_of_primus_that_change_the_named_model_are_a_doubt() -> None:
@@ -358,7 +416,9 @@ def test_flags_of_primus_that_change_the_named_model_are_a_doubt() -> None:
         ("bf16_with_mxfp8_mixed", "fp8", "mxfp8"),
     ],
 )
-def test_precision_and_adapters_of_primus_on_megatron_bridge(precision: str, dtype: str, recipe: str | None) -> None:
+def test_precision_and_adapters_of_primus_on_megatron_bridge(
+    precision: str, dtype: str, recipe: str | None
+) -> None:
     text = f"""
         modules:
           post_trainer:
@@ -398,7 +458,8 @@ NEMO_1 = """
 
 @pytest.mark.parametrize("name", ["qkv_bias", "add_qkv_bias"])
 def test_biases_of_queries_in_nemo_1(name: str) -> None:
-    """Its Qwen2 has biases in the projections of attention alone, under a name that Megatron-Core does not have."""
+    """Its Qwen2 has biases in the projections of attention alone, under a name that Megatron-Core
+    does not have."""
     launch = read("train.yaml", NEMO_1.replace("NAME", name))
     assert isinstance(launch.model, Transformer)
     assert launch.model.attention.qkv_bias

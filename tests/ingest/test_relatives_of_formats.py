@@ -1,4 +1,5 @@
-"""Files of llm-foundry, GPT-NeoX, levanter and NeMo 1 as people have them: facts that were read wrong or not at all."""
+"""Files of llm-foundry, GPT-NeoX, levanter and NeMo 1 as people have them: facts that were read
+wrong or not at all."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -45,11 +46,18 @@ def foundry(more: str) -> str:
 @pytest.mark.parametrize(
     ("more", "parameters"),
     [
-        # Weights, biases and norms of a layer; embeddings and learned positions; the last norm (`MPTConfig`).
+        # Weights, biases and norms of a layer; embeddings and learned positions; the last norm
+        # (`MPTConfig`).
         ("", 2 * (12 * 256**2 + 13 * 256) + 1512 * 256 + 2 * 256),
         ("no_bias: true", 2 * (12 * 256**2 + 2 * 256) + 1512 * 256 + 256),
-        ("no_bias: true|tie_word_embeddings: false", 2 * (12 * 256**2 + 2 * 256) + 2512 * 256 + 256),
-        ("no_bias: true|norm_type: low_precision_rmsnorm", 2 * (12 * 256**2 + 2 * 256) + 1512 * 256 + 256),
+        (
+            "no_bias: true|tie_word_embeddings: false",
+            2 * (12 * 256**2 + 2 * 256) + 2512 * 256 + 256,
+        ),
+        (
+            "no_bias: true|norm_type: low_precision_rmsnorm",
+            2 * (12 * 256**2 + 2 * 256) + 1512 * 256 + 256,
+        ),
         (
             "no_bias: true|ffn_config: {ffn_type: mptglu, ffn_hidden_size: 512, ffn_act_fn: {name: silu}}",
             2 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256) + 1512 * 256 + 256,
@@ -78,7 +86,9 @@ NEOX = """
 """
 
 
-@pytest.mark.parametrize(("more", "every"), [("", 2), ('"expert_interval": 4,', 4), ('"moe_expert_interval": 1,', 1)])
+@pytest.mark.parametrize(
+    ("more", "every"), [("", 2), ('"expert_interval": 4,', 4), ('"moe_expert_interval": 1,', 1)]
+)
 def test_layers_with_experts_of_gpt_neox(more: str, every: int) -> None:
     experts = model_of(read("run.yml", NEOX.replace("MORE", more))).experts
     assert experts is not None
@@ -97,7 +107,9 @@ LEVANTER = """
 """
 
 
-@pytest.mark.parametrize("size", ["[[0, 64], [1000, 128]]", "[{start: 0, value: 64}, {start: 1000, value: 128}]"])
+@pytest.mark.parametrize(
+    "size", ["[[0, 64], [1000, 128]]", "[{start: 0, value: 64}, {start: 1000, value: 128}]"]
+)
 def test_batches_of_levanter_that_grow(size: str) -> None:
     launch = read("run.yaml", LEVANTER.replace("SIZE", size))
     assert (launch.global_batch, launch.seq_len) == (128, 1024)
@@ -125,16 +137,17 @@ def test_fine_tuning_of_nemo_1() -> None:
     assert launch.job_fields["adapter_modules"] == ("linear_qkv", "linear_fc1", "linear_fc2")
     whole = read("run.yaml", NEMO_SETTINGS.replace("SCHEME", '"none"'), model="llama3-8b")
     assert "adapter_rank" not in whole.job_fields
-    (doubt,) = read("run.yaml", NEMO_SETTINGS.replace("SCHEME", "ptuning"), model="llama3-8b").may_be_wrong
+    (doubt,) = read(
+        "run.yaml", NEMO_SETTINGS.replace("SCHEME", "ptuning"), model="llama3-8b"
+    ).may_be_wrong
     assert "ptuning" in doubt
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_commands_of_nemo_1(tmp_path: Path, is_beside: bool) -> None:
-    """On Hydra: a file by name, and settings behind it; a `+` adds one that the file does not have."""
-    settings = (
-        "trainer: {devices: 8, num_nodes: 1, precision: 16}\nmodel: {micro_batch_size: 4, global_batch_size: 8}\n"
-    )
+    """On Hydra: a file by name, and settings behind it; a `+` adds one that the file does not
+    have."""
+    settings = "trainer: {devices: 8, num_nodes: 1, precision: 16}\nmodel: {micro_batch_size: 4, global_batch_size: 8}\n"
     if is_beside:
         (tmp_path / "conf").mkdir()
         (tmp_path / "conf" / "mine.yaml").write_text(settings)

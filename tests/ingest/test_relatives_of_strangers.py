@@ -1,4 +1,5 @@
-"""Relatives of the files in `strangers/`: the same kinds of thing said in other ways, each in a few lines of text."""
+"""Relatives of the files in `strangers/`: the same kinds of thing said in other ways, each in a few
+lines of text."""
 
 import json
 from pathlib import Path
@@ -9,7 +10,14 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import BadValue, Launch, parse_launch, pipeline_segments, read_launch, shape
+from perfmodel.ingest.launch import (
+    BadValue,
+    Launch,
+    parse_launch,
+    pipeline_segments,
+    read_launch,
+    shape,
+)
 from perfmodel.prediction import predict
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
@@ -36,13 +44,21 @@ NEMO_T5 = """
 def test_an_encoder_and_a_decoder_of_nemo() -> None:
     launch = read("t5.yaml", NEMO_T5)
     net: Any = launch.model
-    assert (net.layers, net.decoder_layers, net.block.gated_ffn, net.ffn_hidden) == (12, 6, True, 2048)
+    assert (net.layers, net.decoder_layers, net.block.gated_ffn, net.ffn_hidden) == (
+        12,
+        6,
+        True,
+        2048,
+    )
     assert (launch.seq_len, net.decoder_seq_len, launch.devices) == (512, 128, 8)
     assert launch.may_be_wrong == ()
 
 
 def test_a_decoder_of_other_sizes_than_its_encoder_is_doubted() -> None:
-    launch = read("t5.yaml", NEMO_T5.replace("decoder: {num_layers: 6, hidden_size: 768", "decoder: {hidden_size: 512"))
+    launch = read(
+        "t5.yaml",
+        NEMO_T5.replace("decoder: {num_layers: 6, hidden_size: 768", "decoder: {hidden_size: 512"),
+    )
     (doubt,) = launch.may_be_wrong
     assert "the decoder's hidden_size differ" in doubt
 
@@ -109,7 +125,9 @@ def test_a_table_that_others_take_over_says_nothing_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"mixed_precision": "fp16"}])
-def test_a_file_of_deepspeed_that_is_not_there_does_not_mean_fp32(more: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_of_deepspeed_that_is_not_there_does_not_mean_fp32(
+    more: dict[str, str], tmp_path: Path
+) -> None:
     text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: gone.json}\nnum_processes: 8\n"
     text += "".join(f"{key}: {value}\n" for key, value in more.items())
     launch = parse_launch(text, str(tmp_path / "run.yaml"), model="llama3-8b", global_batch=64)
@@ -120,7 +138,9 @@ def test_a_file_of_deepspeed_that_is_not_there_does_not_mean_fp32(more: dict[str
 def test_deepspeed_shares_sequences_by_heads() -> None:
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 4,
               "train_batch_size": 16, "train_micro_batch_size_per_gpu": 1}  # fmt: skip
-    launch = parse_launch(json.dumps(config), "ds.json", devices=16, model="llama3-8b", seq_len=32768)
+    launch = parse_launch(
+        json.dumps(config), "ds.json", devices=16, model="llama3-8b", seq_len=32768
+    )
     assert launch.layout is not None
     assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.dp) == (4, "ulysses", 4)
     assert launch.may_be_wrong == ()
@@ -138,7 +158,10 @@ MAXTEXT_EXPERTS = """
 @pytest.mark.parametrize(
     ("more", "job"),
     [
-        ("capacity_factor: 1.25\n    sparse_matmul: false", {"expert_capacity_factor": 1.25, "einsum_dispatch": True}),
+        (
+            "capacity_factor: 1.25\n    sparse_matmul: false",
+            {"expert_capacity_factor": 1.25, "einsum_dispatch": True},
+        ),
         ("capacity_factor: 1.25\n    sparse_matmul: true", {}),
         ("capacity_factor: -1\n    sparse_matmul: false", {}),
         ("weight_dtype: bfloat16", {"optimizer": "adam16bit"}),
@@ -156,7 +179,9 @@ def test_capacity_and_narrow_weights_of_maxtext(more: str, job: dict[str, Any]) 
 def test_an_unknown_size_makes_the_model_doubtful(flag: str) -> None:
     arguments = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --vocab-size 32000"
     batches = "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8"
-    launch = parse_launch(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} {batches} {flag}\n", "run.sh")
+    launch = parse_launch(
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} {batches} {flag}\n", "run.sh"
+    )
     (doubt,) = launch.may_be_wrong
     assert doubt.startswith("the model may be wrong: 1 unread flag")
 
@@ -170,7 +195,9 @@ PRIMUS = """
 """
 
 
-@pytest.mark.parametrize("override", ["multi_latent_attention: false", "num_layers: 4", "num_experts: 16"])
+@pytest.mark.parametrize(
+    "override", ["multi_latent_attention: false", "num_layers: 4", "num_experts: 16"]
+)
 def test_what_a_file_of_primus_changes_of_a_named_model_is_a_doubt(override: str) -> None:
     launch = read("run.yaml", PRIMUS.replace("OVERRIDE", override), devices=8)
     (doubt,) = launch.may_be_wrong
@@ -181,9 +208,16 @@ def test_what_a_file_of_primus_changes_of_a_named_model_is_a_doubt(override: str
 def test_weights_in_eight_bits_alone_have_no_copies() -> None:
     arguments = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 32000"
     batches = "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 8 --bf16 --fp8-format hybrid"
-    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models {arguments} {batches}"
-    launches = [parse_launch(f"{command} {more}\n", "run.sh") for more in ("", "--fp8-param-gather")]
-    copied, alone = (predict(launch.problem("dgx-h100"), layout=launch.layout).memory.weights for launch in launches)
+    command = (
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models {arguments} {batches}"
+    )
+    launches = [
+        parse_launch(f"{command} {more}\n", "run.sh") for more in ("", "--fp8-param-gather")
+    ]
+    copied, alone = (
+        predict(launch.problem("dgx-h100"), layout=launch.layout).memory.weights
+        for launch in launches
+    )
     assert copied > 1.9 * alone
     assert launches[1].may_be_wrong == ()
 
@@ -217,7 +251,11 @@ def test_a_script_of_mindspeed_on_mindspore() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["casperhansen/llama-3-70b-fp16", "meta-llama/Meta-Llama-3-70B-Instruct", "unsloth/llama-3-70b-bnb-4bit"],
+    [
+        "casperhansen/llama-3-70b-fp16",
+        "meta-llama/Meta-Llama-3-70B-Instruct",
+        "unsloth/llama-3-70b-bnb-4bit",
+    ],
 )
 def test_copies_of_models_on_hubs_are_the_models(name: str) -> None:
     assert catalog.model(name).name == "llama3-70b"
@@ -245,20 +283,33 @@ def test_a_neox_file_without_positions_has_no_table_of_them() -> None:
 def test_norms_of_neox_may_have_no_parameters() -> None:
     text = NEOX.replace('"rmsnorm"', '"non_parametric_layernorm", "use_bias_in_attn_linear": false')
     net: Any = read("run.yml", text, devices=8).model
-    assert (net.norms.norm, net.norms.norm_parameters, net.block.bias) == ("layer_norm", False, False)
+    assert (net.norms.norm, net.norms.norm_parameters, net.block.bias) == (
+        "layer_norm",
+        False,
+        False,
+    )
 
 
 def test_weights_that_neox_offloads_are_on_the_host() -> None:
     stated = '"cpu_offload": true, "cpu_offload_params": true'
-    launches = [read("run.yml", NEOX.replace('"cpu_offload": true', text), devices=8) for text in ('"x": 1', stated)]
-    assert [launch.layout.offload_states for launch in launches if launch.layout] == ["none", "weights"]
+    launches = [
+        read("run.yml", NEOX.replace('"cpu_offload": true', text), devices=8)
+        for text in ('"x": 1', stated)
+    ]
+    assert [launch.layout.offload_states for launch in launches if launch.layout] == [
+        "none",
+        "weights",
+    ]
     assert read("run.yml", NEOX, devices=8).layout.offload_states == "optimizer"
 
 
 def test_layers_of_transformer_engine_in_neox_multiply_in_8_bits() -> None:
-    text = NEOX.replace('"fp16"', '"te_fp8_format": "hybrid", "te_mha": SWITCH, "te_fp8_margin": 0, "fp16"')
+    text = NEOX.replace(
+        '"fp16"', '"te_fp8_format": "hybrid", "te_mha": SWITCH, "te_fp8_margin": 0, "fp16"'
+    )
     dtypes = [
-        read("run.yml", text.replace("SWITCH", switch), devices=8).job_fields["dtype"] for switch in ("true", "false")
+        read("run.yml", text.replace("SWITCH", switch), devices=8).job_fields["dtype"]
+        for switch in ("true", "false")
     ]
     assert dtypes == ["fp8", "fp16"]
 
@@ -269,7 +320,12 @@ def test_a_stated_size_of_a_gated_feed_forward_of_neox_is_a_doubt() -> None:
     (doubt,) = launch.may_be_wrong
     assert "intermediate_size 2048" in doubt
     assert launch.model.ffn_hidden == 2048
-    assert read("run.yml", text.replace('"norm"', '"mlp_type": "llama", "norm"', 1), devices=8).may_be_wrong == ()
+    assert (
+        read(
+            "run.yml", text.replace('"norm"', '"mlp_type": "llama", "norm"', 1), devices=8
+        ).may_be_wrong
+        == ()
+    )
 
 
 MEGATRON_TABLE = """
@@ -315,15 +371,31 @@ PRIMUS_MAXTEXT = """
 
 
 def test_primus_over_maxtext_spreads_experts_over_a_node() -> None:
-    """An open axis within slices takes the devices of a slice, and JAX calls every node of GPUs a slice."""
+    """An open axis within slices takes the devices of a slice, and JAX calls every node of GPUs a
+    slice."""
     launch = read("run.yaml", PRIMUS_MAXTEXT, devices=16)
     layout: Any = launch.layout
-    assert (layout.dp, layout.ep, layout.replicate, layout.zero, layout.micro_batch) == (16, 8, 2, 3, 8)
-    assert (launch.model.name, launch.seq_len, launch.job_fields["dtype"]) == ("deepseek-v2-lite", 4096, "fp8")
+    assert (layout.dp, layout.ep, layout.replicate, layout.zero, layout.micro_batch) == (
+        16,
+        8,
+        2,
+        3,
+        8,
+    )
+    assert (launch.model.name, launch.seq_len, launch.job_fields["dtype"]) == (
+        "deepseek-v2-lite",
+        4096,
+        "fp8",
+    )
     with pytest.raises(
-        LaunchFileError, match=("Primus runs this file with hybrid_models, which perfmodel does not read")
+        LaunchFileError,
+        match=("Primus runs this file with hybrid_models, which perfmodel does not read"),
     ):
-        read("run.yaml", PRIMUS_MAXTEXT.replace("framework: maxtext", "framework: hybrid_models"), devices=16)
+        read(
+            "run.yaml",
+            PRIMUS_MAXTEXT.replace("framework: maxtext", "framework: hybrid_models"),
+            devices=16,
+        )
 
 
 def test_adapters_of_primus() -> None:
@@ -343,9 +415,16 @@ def test_adapters_of_primus() -> None:
     """
     launch = read("run.yaml", text, devices=8)
     job = launch.job_fields
-    assert (job["frozen"], job["adapter_rank"], job["adapter_modules"]) == (True, 32, ("q_proj", "v_proj"))
+    assert (job["frozen"], job["adapter_rank"], job["adapter_modules"]) == (
+        True,
+        32,
+        ("q_proj", "v_proj"),
+    )
     assert launch.may_be_wrong == ()
-    assert "adapter_rank" not in read("run.yaml", text.replace("use_lora: true", ""), devices=8).job_fields
+    assert (
+        "adapter_rank"
+        not in read("run.yaml", text.replace("use_lora: true", ""), devices=8).job_fields
+    )
 
 
 def test_llama_factory_on_megatron() -> None:
@@ -370,8 +449,12 @@ def test_llama_factory_on_megatron() -> None:
     assert (layout.pp, layout.dp, layout.ep, layout.zero, layout.recompute) == (4, 2, 2, 1, "full")
     assert (launch.model.name, launch.global_batch, launch.seq_len) == ("qwen3-30b-a3b", 16, 4096)
     assert launch.may_be_wrong == ()
-    adapted = read("run.yaml", text.replace("finetuning_type: full", "finetuning_type: lora"), devices=8)
-    assert any("finetuning-type" in doubt or "finetuning_type" in doubt for doubt in adapted.may_be_wrong)
+    adapted = read(
+        "run.yaml", text.replace("finetuning_type: full", "finetuning_type: lora"), devices=8
+    )
+    assert any(
+        "finetuning-type" in doubt or "finetuning_type" in doubt for doubt in adapted.may_be_wrong
+    )
 
 
 TRAINING = """
@@ -390,7 +473,9 @@ TRAINING = """
 )
 def test_a_wrapper_runs_the_script_beside_it_or_names_it(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(text)
-    with pytest.raises(LaunchFileError, match=r"it has no training command; it runs train\.sh \(line 2\)"):
+    with pytest.raises(
+        LaunchFileError, match=r"it has no training command; it runs train\.sh \(line 2\)"
+    ):
         read_launch(tmp_path / "run.sh")
     (tmp_path / "train.sh").write_text(dedent(TRAINING))
     launch = read_launch(tmp_path / "run.sh")
@@ -448,7 +533,10 @@ def test_adapters_of_levanter_beside_a_model_of_the_hub() -> None:
     """
     launch = read("run.yaml", text, devices=8)
     assert launch.model.name == "mpt-7b"
-    assert (launch.job_fields["adapter_rank"], launch.job_fields["adapter_modules"]) == (32, ("linear_qkv",))
+    assert (launch.job_fields["adapter_rank"], launch.job_fields["adapter_modules"]) == (
+        32,
+        ("linear_qkv",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -462,10 +550,18 @@ def test_adapters_of_levanter_beside_a_model_of_the_hub() -> None:
         ("activation_offloading: true", ""),
     ],
 )
-def test_settings_of_axolotl_are_read_or_doubted_by_what_they_are_about(line: str, doubted: str) -> None:
-    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n" + line + "\n"
+def test_settings_of_axolotl_are_read_or_doubted_by_what_they_are_about(
+    line: str, doubted: str
+) -> None:
+    text = (
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+        + line
+        + "\n"
+    )
     doubts = parse_launch(text, "run.yaml", devices=8).may_be_wrong
-    assert [doubt.partition(" may be wrong")[0] for doubt in doubts] == ([doubted] if doubted else [])
+    assert [doubt.partition(" may be wrong")[0] for doubt in doubts] == (
+        [doubted] if doubted else []
+    )
 
 
 def test_a_plugin_of_axolotl_cuts_the_loss_into_pieces() -> None:
@@ -485,7 +581,9 @@ def test_a_plugin_of_axolotl_cuts_the_loss_into_pieces() -> None:
         ("liger_glu_activation: false", False),
     ],
 )
-def test_liger_s_activation_of_axolotl_overwrites_its_inputs(switches: str, overwrites: bool) -> None:
+def test_liger_s_activation_of_axolotl_overwrites_its_inputs(
+    switches: str, overwrites: bool
+) -> None:
     text = "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
     plugin = "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
     launch = parse_launch(f"{text}{plugin}{switches}\n", "run.yaml", devices=8)
@@ -548,7 +646,9 @@ def test_powers_of_strangers_do_not_fill_the_memory() -> None:
         (r"Et*3\\\\|\\\\(tt\\\\|\\\\)*6mL", [3, 2, 2, 2, 2, 2, 2, 0]),
     ],
 )
-def test_a_layout_of_a_pipeline_names_the_layers_of_every_virtual_stage(text: str, segments: list[int]) -> None:
+def test_a_layout_of_a_pipeline_names_the_layers_of_every_virtual_stage(
+    text: str, segments: list[int]
+) -> None:
     assert pipeline_segments(text) == segments
 
 
@@ -558,8 +658,12 @@ def test_a_layout_of_a_pipeline_that_is_none_is_refused(text: str) -> None:
         pipeline_segments(text)
 
 
-@pytest.mark.parametrize(("layout", "partition", "vpp"), [("Et*5|(tt|)*2tttL", (7, 5), 2), ("Et*5|t*7L", (5, 7), 1)])
-def test_stages_take_turns_on_the_virtual_stages_of_a_layout(layout: str, partition: tuple[int, ...], vpp: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "partition", "vpp"), [("Et*5|(tt|)*2tttL", (7, 5), 2), ("Et*5|t*7L", (5, 7), 1)]
+)
+def test_stages_take_turns_on_the_virtual_stages_of_a_layout(
+    layout: str, partition: tuple[int, ...], vpp: int
+) -> None:
     text = MEGATRON_TABLE.replace("--num-layers: 4", "--num-layers: 12").rstrip(" ")
     more = f"      --pipeline-model-parallel-size: 2\n      --pipeline-model-parallel-layout: '{layout}'\n"
     stages: Any = read("run.yaml", text + more, devices=4).layout
@@ -568,12 +672,16 @@ def test_stages_take_turns_on_the_virtual_stages_of_a_layout(layout: str, partit
 
 def test_virtual_stages_that_stages_cannot_share_are_refused() -> None:
     more = "      --pipeline-model-parallel-size: 2\n      --pipeline-model-parallel-layout: 'Et|tt|tL'\n"
-    with pytest.raises(LaunchFileError, match="3 virtual stages, which is not a multiple of 2 stages"):
+    with pytest.raises(
+        LaunchFileError, match="3 virtual stages, which is not a multiple of 2 stages"
+    ):
         read("run.yaml", MEGATRON_TABLE.rstrip(" ") + more, devices=4)
 
 
 def test_modules_of_recompute_stand_in_brackets_too() -> None:
-    more = "      --recompute-granularity: selective\n      --recompute-modules: '[layernorm mlp]'\n"
+    more = (
+        "      --recompute-granularity: selective\n      --recompute-modules: '[layernorm mlp]'\n"
+    )
     launch = read("run.yaml", MEGATRON_TABLE.rstrip(" ") + more, devices=4)
     assert launch.job_fields["recompute_modules"] == ("layernorm", "mlp")
 
@@ -593,7 +701,11 @@ MAXTEXT_COMMAND = """
 
 def test_a_command_of_maxtext_with_its_settings_before_it() -> None:
     launch = read("run.sh", MAXTEXT_COMMAND.replace("MORE", "num_vocab_tiling=8"), devices=8)
-    assert (launch.model.name, launch.seq_len, launch.job_fields["chunked_loss"]) == ("llama3-8b", 4096, True)
+    assert (launch.model.name, launch.seq_len, launch.job_fields["chunked_loss"]) == (
+        "llama3-8b",
+        4096,
+        True,
+    )
     assert launch.may_be_wrong == launch.ignored == ()
 
 
@@ -610,7 +722,9 @@ def test_a_command_of_maxtext_with_its_settings_before_it() -> None:
 def test_programs_of_maxtext_that_do_not_train_are_refused(program: str) -> None:
     """They take the same settings, so that only the program's name tells them from a training."""
     settings = "base.yml model_name=llama2-7b per_device_batch_size=4 max_target_length=2048 ici_tensor_parallelism=4"
-    with pytest.raises(LaunchFileError, match=r"run.sh, line 1: \w+(.py)? of MaxText does not train"):
+    with pytest.raises(
+        LaunchFileError, match=r"run.sh, line 1: \w+(.py)? of MaxText does not train"
+    ):
         read("run.sh", f"{program} {settings}\n", devices=4)
     train = "python3 -m MaxText.train base.yml model_name=llama3.1-8b per_device_batch_size=2\n"
     launch = read("run.sh", f"{program} {settings}\n{train}", devices=4)
@@ -640,7 +754,12 @@ CHAT = """
 def test_programs_that_build_the_configuration_of_deepspeed(stage: int, offloaded: str) -> None:
     launch = read("run.sh", CHAT.replace("STAGE", str(stage)))
     layout: Any = launch.layout
-    assert (layout.zero, layout.offload_states, layout.recompute, layout.dp) == (stage, offloaded, "full", 2)
+    assert (layout.zero, layout.offload_states, layout.recompute, layout.dp) == (
+        stage,
+        offloaded,
+        "full",
+        2,
+    )
     assert (launch.global_batch, launch.seq_len, launch.may_be_wrong) == (8, 512, ())
 
 
@@ -653,17 +772,25 @@ SWIFT = """
 def test_switches_of_megatron_swift() -> None:
     plain = read("run.sh", SWIFT)
     assert (plain.may_be_wrong, dict(plain.job_fields)["dtype"]) == ((), "bf16")
-    narrow = read("run.sh", SWIFT.rstrip() + " --fp8_recipe blockwise --fp8_format e4m3 --mtp_num_layers 1\n")
+    narrow = read(
+        "run.sh", SWIFT.rstrip() + " --fp8_recipe blockwise --fp8_format e4m3 --mtp_num_layers 1\n"
+    )
     assert dict(narrow.job_fields)["dtype"] == "fp8"
     assert "--mtp-num-layers adds modules for further tokens" in narrow.may_be_wrong[0]
 
 
 @pytest.mark.parametrize(("share", "is_doubt"), [("1", False), ("1.0", False), ("0.4", True)])
 def test_a_part_of_optimizer_states_in_host_memory_is_a_doubt(share: str, is_doubt: bool) -> None:
-    launch = read("run.sh", SWIFT.rstrip() + f" --optimizer_cpu_offload true --optimizer_offload_fraction {share}\n")
+    launch = read(
+        "run.sh",
+        SWIFT.rstrip() + f" --optimizer_cpu_offload true --optimizer_offload_fraction {share}\n",
+    )
     assert launch.layout is not None
     assert launch.layout.offload_states == "optimizer"
-    assert any("offloads a part of the optimizer states" in doubt for doubt in launch.may_be_wrong) == is_doubt
+    assert (
+        any("offloads a part of the optimizer states" in doubt for doubt in launch.may_be_wrong)
+        == is_doubt
+    )
 
 
 TITAN = """
@@ -683,7 +810,10 @@ TITAN = """
 
 def test_weights_of_torchtitan_in_16_bits_have_such_states() -> None:
     wide, narrow = read("run.toml", TITAN), read("run.toml", TITAN.replace("float32", "bfloat16"))
-    assert [dict(launch.job_fields).get("optimizer") for launch in (wide, narrow)] == ["adam", "adam16bit"]
+    assert [dict(launch.job_fields).get("optimizer") for launch in (wide, narrow)] == [
+        "adam",
+        "adam16bit",
+    ]
 
 
 MAXTEXT_SLICES = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 4096\n"
@@ -699,14 +829,20 @@ MAXTEXT_SLICES = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_le
         ("hardware: gpu_multiprocess\ndcn_data_parallelism: -1\nici_fsdp_parallelism: -1\n", 8, 1),
         ("hardware: gpu\ndcn_data_parallelism: 4\n", 4, 1),
         ("hardware: gpu\ndcn_data_parallelism: 1\ndcn_fsdp_parallelism: -1\n", 1, 1),
-        ("hardware: gpu\nici_fsdp_parallelism: 1\nici_expert_parallelism: -1\nmodel_name: mixtral-8x7b\n", 8, 8),
+        (
+            "hardware: gpu\nici_fsdp_parallelism: 1\nici_expert_parallelism: -1\nmodel_name: mixtral-8x7b\n",
+            8,
+            8,
+        ),
         # Degrees within a slice that are all stated: more devices are copies of it.
         ("ici_fsdp_parallelism: 16\n", 4, 1),
         ("ici_fsdp_parallelism: 16\nici_data_parallelism: 2\n", 4, 1),
     ],
 )
 def test_slices_of_maxtext_are_copies_of_one_another(more: str, replicate: int, ep: int) -> None:
-    kept = [line for line in MAXTEXT_SLICES.splitlines() if line.partition(":")[0] + ":" not in more]
+    kept = [
+        line for line in MAXTEXT_SLICES.splitlines() if line.partition(":")[0] + ":" not in more
+    ]
     launch = parse_launch("\n".join(kept) + "\n" + more, "x.yml", devices=64)
     assert launch.layout is not None
     layout = launch.layout
@@ -727,7 +863,9 @@ def test_slices_of_maxtext_are_copies_of_one_another(more: str, replicate: int, 
         ("--tpu-type=tpu7x-4x4x8", 256, 1),
     ],
 )
-def test_kinds_of_tpus_say_how_many_chips_there_are(options: str, devices: int | None, replicate: int) -> None:
+def test_kinds_of_tpus_say_how_many_chips_there_are(
+    options: str, devices: int | None, replicate: int
+) -> None:
     text = (
         f'xpk workload create {options} --command "python3 -m MaxText.train configs/base.yml model_name=llama2-7b '
         'per_device_batch_size=4 max_target_length=4096 ici_fsdp_parallelism=-1"\n'
@@ -764,18 +902,26 @@ def test_sizes_of_heads_and_norms_of_nanotron() -> None:
     before = parse_launch(text, "x.yaml").model
     sizes = "    hidden_size:"
     assert sizes in text
-    wider = text.replace(sizes, f"    head_dim: 128\n    use_qk_norm: true\n    attention_dropout: 0.1\n{sizes}", 1)
+    wider = text.replace(
+        sizes, f"    head_dim: 128\n    use_qk_norm: true\n    attention_dropout: 0.1\n{sizes}", 1
+    )
     launch = parse_launch(wider, "x.yaml")
     assert isinstance(before, Transformer)
     assert isinstance(launch.model, Transformer)
-    assert (before.head_dim, launch.model.head_dim, launch.model.attention.qk_norm) == (64, 128, True)
+    assert (before.head_dim, launch.model.head_dim, launch.model.attention.qk_norm) == (
+        64,
+        128,
+        True,
+    )
     assert launch.may_be_wrong == ()
 
 
 def test_settings_of_llm_foundry_that_change_nothing() -> None:
     text = (FILES / "llm_foundry_hf.yaml").read_text()
     more = "    convert_to: mpt\n    trust_remote_code: true\n    use_train_metrics: true\n"
-    launch = parse_launch(text.replace("  model:\n", f"  model:\n{more}", 1) + "metadata:\n  run_group: x\n", "x.yaml")
+    launch = parse_launch(
+        text.replace("  model:\n", f"  model:\n{more}", 1) + "metadata:\n  run_group: x\n", "x.yaml"
+    )
     assert launch.may_be_wrong == parse_launch(text, "x.yaml").may_be_wrong
 
 
@@ -809,7 +955,9 @@ def test_mamba_of_nemo_is_that_of_megatron(mixers: str) -> None:
         "--padded-vocab-size 256000 --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 16 "
         f"--mamba-num-groups 8 --hybrid-override-pattern {mixers}"
     )
-    megatron = parse_launch(f"torchrun --nproc_per_node 8 pretrain_mamba.py --bf16 {words}\n", "x.sh")
+    megatron = parse_launch(
+        f"torchrun --nproc_per_node 8 pretrain_mamba.py --bf16 {words}\n", "x.sh"
+    )
     assert isinstance(launch.model, Transformer)
     assert isinstance(megatron.model, Transformer)
     assert launch.model.hybrid is not None
@@ -820,16 +968,22 @@ def test_mamba_of_nemo_is_that_of_megatron(mixers: str) -> None:
 
 def test_a_teacher_of_nemo_is_a_doubt() -> None:
     plain = parse_launch(NEMO_MAMBA, "x.yaml")
-    taught = parse_launch(NEMO_MAMBA + "  kd_teacher_restore_from_path: /models/teacher.nemo\n", "x.yaml")
+    taught = parse_launch(
+        NEMO_MAMBA + "  kd_teacher_restore_from_path: /models/teacher.nemo\n", "x.yaml"
+    )
     assert taught.model == plain.model
     assert any("kd_teacher_restore_from_path" in doubt for doubt in taught.may_be_wrong)
     assert not any("kd_teacher" in doubt for doubt in plain.may_be_wrong)
 
 
-@pytest.mark.parametrize("words", ["--model_name=llama3_1_405b_8192 --steps=5", "--model_name llama3_1_405b_8192"])
+@pytest.mark.parametrize(
+    "words", ["--model_name=llama3_1_405b_8192 --steps=5", "--model_name llama3_1_405b_8192"]
+)
 def test_a_benchmark_of_maxtext_is_named_with_where_its_settings_are(words: str) -> None:
     text = f"MODEL=x\npython3 -m benchmarks.benchmark_runner xpk --device_type=v6e-256 --num_slices=2 {words}\n"
-    with pytest.raises(LaunchFileError, match=r"line 2: benchmark_runner looks llama3_1_405b_8192 up in MaxText's"):
+    with pytest.raises(
+        LaunchFileError, match=r"line 2: benchmark_runner looks llama3_1_405b_8192 up in MaxText's"
+    ):
         parse_launch(text, "run.sh")
 
 
@@ -865,7 +1019,10 @@ def test_gated_delta_nets_of_megatron_are_those_of_qwen3_next(layers: str, exper
 
 
 def test_delta_nets_stand_before_dense_feed_forwards_too() -> None:
-    launch = read("run.sh", f"{QWEN3_NEXT} --linear-attention-freq 4 {DELTA_NETS} --moe-layer-freq '([0]*2+[1]*46)'")
+    launch = read(
+        "run.sh",
+        f"{QWEN3_NEXT} --linear-attention-freq 4 {DELTA_NETS} --moe-layer-freq '([0]*2+[1]*46)'",
+    )
     assert isinstance(launch.model, Transformer)
     assert launch.model.stack[:5] == ("L-", "L-", "LE", "*E", "LE")
 
@@ -886,7 +1043,8 @@ SLIME = """
        --actor-num-nodes 2 --actor-num-gpus-per-node 8 ${MODEL_ARGS[@]} --tensor-model-parallel-size 2 \\
        --global-batch-size 128 --use-dynamic-batch-size --max-tokens-per-gpu 9216 LOSS ${EVAL_ARGS[@]}
 """
-"""In the shape of the scripts of slime, which have their own defaults and start no process by torchrun."""
+"""In the shape of the scripts of slime, which have their own defaults and start no process by
+torchrun."""
 
 
 @pytest.mark.parametrize(
@@ -911,7 +1069,11 @@ def test_the_training_half_of_slime(loss: str, seq_len: int, is_plain: bool) -> 
 
 @pytest.mark.parametrize(
     "argument",
-    ["--experimental-attention-variant dsa", "--linear-attention-freq 4", "--linear-key-head-dim 64"],
+    [
+        "--experimental-attention-variant dsa",
+        "--linear-attention-freq 4",
+        "--linear-key-head-dim 64",
+    ],
 )
 def test_other_layers_than_attention_are_doubted(argument: str) -> None:
     launch = read("run.sh", f"{QWEN3_NEXT} {argument}")
@@ -933,10 +1095,15 @@ MAXTEXT_SIZES = {
 def test_sizes_that_a_command_of_maxtext_leaves_out_are_those_of_its_base(left_out: str) -> None:
     stated = {key: sizes[2] for key, sizes in MAXTEXT_SIZES.items() if left_out not in (key, "all")}
     settings = " ".join(f"{key}={size}" for key, size in stated.items())
-    launch = read("run.sh", f"python3 MaxText/train.py MaxText/configs/base.yml per_device_batch_size=1 {settings}")
+    launch = read(
+        "run.sh",
+        f"python3 MaxText/train.py MaxText/configs/base.yml per_device_batch_size=1 {settings}",
+    )
     for key, (field, usual, _) in MAXTEXT_SIZES.items():
         assert getattr(launch.model, field) == stated.get(key, usual)
-        assert any(f" {field}={usual}" in sentence for sentence in launch.assumed) == (key not in stated)
+        assert any(f" {field}={usual}" in sentence for sentence in launch.assumed) == (
+            key not in stated
+        )
 
 
 @pytest.mark.parametrize(
@@ -950,8 +1117,13 @@ def test_sizes_that_a_command_of_maxtext_leaves_out_are_those_of_its_base(left_o
         (64, (64, 8192, 64, 28672)),
     ],
 )
-def test_a_scale_of_maxtext_doubles_heads_then_the_width_then_layers(scale: int, sizes: tuple[int, ...]) -> None:
-    launch = read("run.yml", f"base_config: base.yml\nper_device_batch_size: 1\nglobal_parameter_scale: {scale}\n")
+def test_a_scale_of_maxtext_doubles_heads_then_the_width_then_layers(
+    scale: int, sizes: tuple[int, ...]
+) -> None:
+    launch = read(
+        "run.yml",
+        f"base_config: base.yml\nper_device_batch_size: 1\nglobal_parameter_scale: {scale}\n",
+    )
     net: Any = launch.model
     assert (net.layers, net.hidden, net.heads, net.ffn_hidden) == sizes
     assert (net.kv_heads, net.head_dim) == (sizes[2], 128)
@@ -976,10 +1148,14 @@ def test_a_scale_of_maxtext_that_is_no_power_of_two_is_refused(scale: int) -> No
 )
 def test_devices_of_a_slice_by_its_name_or_topology(kind: str, devices: int) -> None:
     train = "python3 -m MaxText.train MaxText/configs/base.yml model_name=llama3.1-8b per_device_batch_size=2"
-    launch = read("run.sh", f'xpk workload create --tpu-type={kind} --num-slices=2 --command="{train}"')
+    launch = read(
+        "run.sh", f'xpk workload create --tpu-type={kind} --num-slices=2 --command="{train}"'
+    )
     assert (launch.devices, launch.global_batch) == (2 * devices, 4 * devices)
     # A chip of the newest generation is two devices of JAX, and one of the catalog's.
-    assert any("two devices of JAX" in sentence for sentence in launch.may_be_wrong) == kind.startswith("tpu7x")
+    assert any(
+        "two devices of JAX" in sentence for sentence in launch.may_be_wrong
+    ) == kind.startswith("tpu7x")
 
 
 NEOX_LAYERS = """
@@ -992,7 +1168,9 @@ NEOX_LAYERS = """
 """
 
 
-@pytest.mark.parametrize("kinds", ['[[["global"], 12]]', '[[["flash"], "all"]]', '[[["global", "flash"], 6]]'])
+@pytest.mark.parametrize(
+    "kinds", ['[[["global"], 12]]', '[[["flash"], "all"]]', '[[["global", "flash"], 6]]']
+)
 def test_layers_of_neox_with_full_attention_are_those_of_a_decoder(kinds: str) -> None:
     plain = read("run.yml", NEOX_LAYERS.replace('"attention_config": KINDS,', ""), devices=8)
     listed = read("run.yml", NEOX_LAYERS.replace("KINDS", kinds), devices=8)
@@ -1002,14 +1180,22 @@ def test_layers_of_neox_with_full_attention_are_those_of_a_decoder(kinds: str) -
 
 @pytest.mark.parametrize("kind", ["rwkv", "local", "sparse_fixed", "bigbird", "gmlp"])
 def test_layers_of_neox_of_other_kinds_are_a_doubt(kind: str) -> None:
-    launch = read("run.yml", NEOX_LAYERS.replace("KINDS", f'[[["global", "{kind}"], 6]]'), devices=8)
-    assert any(kind in doubt and doubt.startswith("the model may be wrong") for doubt in launch.may_be_wrong)
+    launch = read(
+        "run.yml", NEOX_LAYERS.replace("KINDS", f'[[["global", "{kind}"], 6]]'), devices=8
+    )
+    assert any(
+        kind in doubt and doubt.startswith("the model may be wrong")
+        for doubt in launch.may_be_wrong
+    )
 
 
 def test_layers_of_neox_may_be_the_first_mamba() -> None:
-    """A mixer stands alone in its layer: 2 x 768 channels, 16 states and steps of rank 48 (`mamba.py`)."""
+    """A mixer stands alone in its layer: 2 x 768 channels, 16 states and steps of rank 48
+    (`mamba.py`)."""
     whole = read("run.yml", NEOX_LAYERS.replace("KINDS", '[[["mamba"], 12]]'), devices=8).model
-    half = read("run.yml", NEOX_LAYERS.replace("KINDS", '[[["mamba", "flash"], 6]]'), devices=8).model
+    half = read(
+        "run.yml", NEOX_LAYERS.replace("KINDS", '[[["mamba", "flash"], 6]]'), devices=8
+    ).model
     assert isinstance(whole, Transformer)
     assert isinstance(half, Transformer)
     inner, state, rank, hidden = 1536, 16, 48, 768
@@ -1046,12 +1232,19 @@ NANOTRON_EXPERTS = "moe_config: {num_experts: 4, top_k: 1, moe_intermediate_size
         ("layers: [-1]", 4, 0),
         ("layers: [1, 3]", 2, 0),
         ("layers: [0, 1, 3]", 3, 0),
-        ("layers: [2, 3], enable_shared_expert: true, shared_expert_intermediate_size: 768", 2, 768),
+        (
+            "layers: [2, 3], enable_shared_expert: true, shared_expert_intermediate_size: 768",
+            2,
+            768,
+        ),
         ("enable_shared_expert: true", 4, 2048),
     ],
 )
-def test_experts_of_nanotron_by_the_sizes_of_its_own_layer(experts: str, layers: int, shared: int) -> None:
-    """`src/nanotron/nn/moe.py`: a router, gated experts, and one behind a gate that every token passes."""
+def test_experts_of_nanotron_by_the_sizes_of_its_own_layer(
+    experts: str, layers: int, shared: int
+) -> None:
+    """`src/nanotron/nn/moe.py`: a router, gated experts, and one behind a gate that every token
+    passes."""
     text = NANOTRON.replace("IS", "is_qwen2_config")
     text = text.replace("MORE", NANOTRON_EXPERTS.replace("EXPERTS", experts))
     launch = read("run.yaml", text)

@@ -1,4 +1,5 @@
-"""Kinds of thing that a sample of public files says and that were read wrongly, each in a few lines of text.
+"""Kinds of thing that a sample of public files says and that were read wrongly, each in a few lines
+of text.
 
 Names and numbers are others than in the files.
 """
@@ -28,7 +29,8 @@ def transformer(launch: Launch) -> Transformer:
     return launch.model
 
 
-# --- numbers that depend on a list which only the machine knows ------------------------------------------
+# --- numbers that depend on a list which only the machine knows
+# ------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,9 @@ def test_a_count_of_unknown_words_is_unknown(counting: str) -> None:
     unknown = read("run.sh", f"{counting}\ntorchrun --nproc_per_node=$N {TRAINER}\n")
     assert (unknown.devices, unknown.layout) == (None, None)
     assert any("--devices" in text for text in unknown.missing)
-    launch = read("run.sh", f"CARDS=3,4,5\n{counting}\ntorchrun --nproc_per_node=$N {TRAINER}\n", devices=6)
+    launch = read(
+        "run.sh", f"CARDS=3,4,5\n{counting}\ntorchrun --nproc_per_node=$N {TRAINER}\n", devices=6
+    )
     assert launch.devices == 6
 
 
@@ -66,33 +70,50 @@ def test_a_count_of_unknown_words_is_unknown(counting: str) -> None:
     ],
 )
 def test_a_count_of_known_words_is_a_number(counting: str, number: int) -> None:
-    assert read("run.sh", f"CARDS=3,4,5\n{counting}\ntorchrun --nproc_per_node=$N {TRAINER}\n").devices == number
+    assert (
+        read("run.sh", f"CARDS=3,4,5\n{counting}\ntorchrun --nproc_per_node=$N {TRAINER}\n").devices
+        == number
+    )
 
 
-# --- arguments of other programs -------------------------------------------------------------------------
+# --- arguments of other programs
+# -------------------------------------------------------------------------
 
 
 def test_an_argument_of_one_program_abbreviates_none_of_another() -> None:
-    # `--model_id` is no short form of MS-Swift's `--model_id_or_path`, which would make the program MS-Swift's.
+    # `--model_id` is no short form of MS-Swift's `--model_id_or_path`, which would make the program
+    # MS-Swift's.
     command = "deepspeed --num_gpus 2 tune.py --model_id meta-llama/Llama-3.1-8B --per_device_train_batch_size 3"
     launch = read("run.sh", f"{command} --deepspeed zero2.json --bf16 True --model_max_length 512")
-    assert (launch.format, transformer(launch).name, launch.devices) == ("hf-trainer", "llama3-8b", 2)
+    assert (launch.format, transformer(launch).name, launch.devices) == (
+        "hf-trainer",
+        "llama3-8b",
+        2,
+    )
 
 
-@pytest.mark.parametrize("starter", ["timeout --kill-after=9 60", "apptainer exec --nv --bind /a:/b image.sif", "env"])
+@pytest.mark.parametrize(
+    "starter", ["timeout --kill-after=9 60", "apptainer exec --nv --bind /a:/b image.sif", "env"]
+)
 def test_options_of_what_starts_a_front_end_are_none_of_its_own(starter: str) -> None:
     command = "swift sft --model Qwen/Qwen3-8B --train_type full --per_device_train_batch_size 1 --max_length 512"
-    launch = read("run.sh", f"{starter} torchrun --nproc_per_node 4 --standalone /opt/bin/{command}")
+    launch = read(
+        "run.sh", f"{starter} torchrun --nproc_per_node 4 --standalone /opt/bin/{command}"
+    )
     assert (launch.devices, launch.ignored, launch.may_be_wrong) == (4, (), ())
 
 
-@pytest.mark.parametrize("flags", ["--rank 32 --alpha 64", "--train_lora True", "--include_head_lora true", "--r 8"])
+@pytest.mark.parametrize(
+    "flags", ["--rank 32 --alpha 64", "--train_lora True", "--include_head_lora true", "--r 8"]
+)
 def test_adapters_by_other_names_are_doubted(flags: str) -> None:
     launch = read("run.sh", f"torchrun --nproc_per_node 8 {TRAINER} {flags}")
     assert any(doubt.startswith("what is trained may be wrong") for doubt in launch.may_be_wrong)
 
 
-@pytest.mark.parametrize("program", ["-m lora-gpt", "-m tools.qlora", "train_peft.py", "finetune-dora.py"])
+@pytest.mark.parametrize(
+    "program", ["-m lora-gpt", "-m tools.qlora", "train_peft.py", "finetune-dora.py"]
+)
 def test_a_program_named_after_adapters_is_doubted_without_any(program: str) -> None:
     arguments = TRAINER.removeprefix("train.py")
     plain = read("run.sh", f"torchrun --nproc_per_node 8 {program}{arguments}")
@@ -106,10 +127,14 @@ def test_lengths_of_prompt_and_answer_are_one_sequence() -> None:
     lengths = "--max_source_length 1024 --max_target_length 256"
     assert read("run.sh", f"torchrun --nproc_per_node 8 {TRAINER} {lengths}").seq_len == 1280
     # An encoder and a decoder share the first of them with many other programs.
-    assert read("run.sh", f"torchrun --nproc_per_node 8 {TRAINER} --max_source_length 1024").seq_len is None
+    assert (
+        read("run.sh", f"torchrun --nproc_per_node 8 {TRAINER} --max_source_length 1024").seq_len
+        is None
+    )
 
 
-# --- files that are named and absent ---------------------------------------------------------------------
+# --- files that are named and absent
+# ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +191,8 @@ def test_distillation_is_no_training_of_the_default_model() -> None:
         read("distill.yaml", text)
 
 
-# --- models --------------------------------------------------------------------------------------------
+# --- models
+# --------------------------------------------------------------------------------------------
 
 
 def test_heads_of_a_changed_recipe_divide_its_changed_width() -> None:
@@ -208,7 +234,11 @@ def test_layers_of_xglm_in_nanotron() -> None:
     launch = read("x.yaml", text)
     model = transformer(launch)
     gate = read("x.yaml", text.replace("moe_glu: false", "moe_glu: true"))
-    assert (model.block.gated_ffn, model.inputs.positions, model.norms.norm) == (False, "none", "layer_norm")
+    assert (model.block.gated_ffn, model.inputs.positions, model.norms.norm) == (
+        False,
+        "none",
+        "layer_norm",
+    )
     # A gate is one more matrix in each of four experts of three layers.
     assert parameter_count(transformer(gate)) - parameter_count(model) >= 3 * 4 * 256 * 1024
 
@@ -239,19 +269,25 @@ def test_a_file_named_after_layers_that_it_does_not_state(name: str) -> None:
      ("expert_bias_enabled: off", True), ("hidden_cache: false", False), ("my_logging: false", False)],
 )  # fmt: skip
 def test_a_false_that_takes_a_part_of_the_model_away_is_named(key: str, is_named: bool) -> None:
-    text = dedent(NEMO.format("megatron_gpt")).replace("vocab_size: 1000", f"vocab_size: 1000, {key}")
+    text = dedent(NEMO.format("megatron_gpt")).replace(
+        "vocab_size: 1000", f"vocab_size: 1000, {key}"
+    )
     name = f"model.{key.partition(':')[0]}"
     assert any(name in text for text in read("a.yaml", text).ignored) is is_named
 
 
-# --- layouts and precision ---------------------------------------------------------------------------------
+# --- layouts and precision
+# ---------------------------------------------------------------------------------
 
 MAXTEXT = "model_name: llama2-7b\nper_device_batch_size: 2\nici_fsdp_parallelism: 4\nici_tensor_parallelism: 2\n"
 
 
 def test_slices_that_maxtext_leaves_to_the_machine_are_assumed() -> None:
     open_slices = read("a.yml", MAXTEXT + "dcn_data_parallelism: -1\n")
-    assert (open_slices.devices, any("one slice" in text for text in open_slices.assumed)) == (8, True)
+    assert (open_slices.devices, any("one slice" in text for text in open_slices.assumed)) == (
+        8,
+        True,
+    )
     assert any("one slice" in text for text in read("a.yml", MAXTEXT).assumed)
     stated = read("a.yml", MAXTEXT + "dcn_data_parallelism: 3\n")
     assert (stated.devices, any("one slice" in text for text in stated.assumed)) == (24, False)
@@ -289,7 +325,10 @@ def test_composers_words_of_2022_for_precision() -> None:
 
 
 def test_offload_by_the_name_of_an_absent_file_is_said() -> None:
-    for name, said in (("zero2_offload.json", "optimizer states"), ("z3_offload.json", "optimizer states and weights")):
+    for name, said in (
+        ("zero2_offload.json", "optimizer states"),
+        ("z3_offload.json", "optimizer states and weights"),
+    ):
         launch = read("run.sh", f"deepspeed --num_gpus 8 {TRAINER} --deepspeed conf/{name}")
         assert any(f"with {said} on the host" in text for text in launch.assumed)
     plain = read("run.sh", f"deepspeed --num_gpus 8 {TRAINER} --deepspeed conf/zero2.json")
@@ -336,7 +375,8 @@ def test_a_strange_plugin_of_axolotl_is_doubted() -> None:
     assert read("a.yml", known, devices=2).may_be_wrong == ()
 
 
-# --- files that hold other files ----------------------------------------------------------------------------
+# --- files that hold other files
+# ----------------------------------------------------------------------------
 
 TASK = """
     resources: {{accelerators: {accelerators}}}
@@ -362,7 +402,8 @@ def test_a_task_without_training_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "head", ["%YAML 1.2\n---\n", "# mine\n%YAML 1.1\n\n# other\n---\n", "%TAG !x! tag:x:\r\n---\r\n"]
+    "head",
+    ["%YAML 1.2\n---\n", "# mine\n%YAML 1.1\n\n# other\n---\n", "%TAG !x! tag:x:\r\n---\r\n"],
 )
 def test_directives_before_a_manifest(head: str) -> None:
     manifest = """
@@ -380,16 +421,29 @@ def test_directives_before_a_manifest(head: str) -> None:
     assert read("job.yaml", head + dedent(manifest).lstrip()).devices == 16
 
 
-# --- refusals -------------------------------------------------------------------------------------------------
+# --- refusals
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("srun torchrun --nproc_per_node=8 ./mine.py --hidden_width 4096", "runs ./mine.py, whose arguments"),
-        ('ARGS="--num-layers 12 --hidden-size 768 --micro-batch-size 2"', "sets arguments of a training.*no program"),
-        ("MOE=(\n  --num-experts 8\n  --moe-router-topk 2\n)\nEP=1", "sets arguments of a training.*no program"),
-        ("llamafactory-cli train --stage sft --model_name_or_path $1 --cutoff_len 9 --finetuning_type full", "--model"),
+        (
+            "srun torchrun --nproc_per_node=8 ./mine.py --hidden_width 4096",
+            "runs ./mine.py, whose arguments",
+        ),
+        (
+            'ARGS="--num-layers 12 --hidden-size 768 --micro-batch-size 2"',
+            "sets arguments of a training.*no program",
+        ),
+        (
+            "MOE=(\n  --num-experts 8\n  --moe-router-topk 2\n)\nEP=1",
+            "sets arguments of a training.*no program",
+        ),
+        (
+            "llamafactory-cli train --stage sft --model_name_or_path $1 --cutoff_len 9 --finetuning_type full",
+            "--model",
+        ),
     ],
 )
 def test_refusals_say_what_the_script_lacks(text: str, reason: str) -> None:
@@ -413,7 +467,9 @@ def test_patterns_of_replaced_parts(change: str, value: str) -> None:
     assert read("run.sh", counted).devices == len(value) + 1
 
 
-@pytest.mark.parametrize("end", ["", "/", "/snapshots", "/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/"])
+@pytest.mark.parametrize(
+    "end", ["", "/", "/snapshots", "/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/"]
+)
 @pytest.mark.parametrize("start", ["", "/data/hub/", "~/.cache/huggingface/hub/"])
 def test_folders_of_the_hubs_cache_are_models(start: str, end: str) -> None:
     """Their names have two dashes for the slash of an id."""
@@ -441,25 +497,40 @@ def test_builders_of_torchtune_are_models(builder: str, name: str) -> None:
     assert read("run.yaml", recipe).model == pm.model(name)
 
 
-# --- commands and files that do not train ----------------------------------------------------------------
+# --- commands and files that do not train
+# ----------------------------------------------------------------
 
-EVALUATING = "run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_eval_batch_size 8"
+EVALUATING = (
+    "run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_eval_batch_size 8"
+)
 EVALUATES = "predicts or evaluates"
 
 
-@pytest.mark.parametrize("switch", ["--do_predict", "--do_eval", "--do_eval True", "--do_predict --do_train False"])
-@pytest.mark.parametrize("launcher", ["deepspeed --num_gpus=4", "accelerate launch --num_processes 4"])
+@pytest.mark.parametrize(
+    "switch", ["--do_predict", "--do_eval", "--do_eval True", "--do_predict --do_train False"]
+)
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed --num_gpus=4", "accelerate launch --num_processes 4"]
+)
 def test_a_command_that_only_evaluates_is_refused(launcher: str, switch: str) -> None:
     with pytest.raises(LaunchFileError, match=EVALUATES):
-        read("run.sh", f"{launcher} {EVALUATING} {switch} --max_length 512 --dataset_name a --output_dir b")
+        read(
+            "run.sh",
+            f"{launcher} {EVALUATING} {switch} --max_length 512 --dataset_name a --output_dir b",
+        )
 
 
-@pytest.mark.parametrize("switch", ["do_predict: true", "do_eval: true", "do_eval: true\ndo_train: false"])
+@pytest.mark.parametrize(
+    "switch", ["do_predict: true", "do_eval: true", "do_eval: true\ndo_train: false"]
+)
 def test_a_file_that_only_evaluates_is_refused(switch: str) -> None:
     text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\ncutoff_len: 512\ntemplate: llama3\n{switch}\n"
     with pytest.raises(LaunchFileError, match=EVALUATES):
         parse_launch(text, "run.yaml")
-    assert parse_launch(text + "per_device_train_batch_size: 3\n", "run.yaml", devices=2).global_batch == 6
+    assert (
+        parse_launch(text + "per_device_train_batch_size: 3\n", "run.yaml", devices=2).global_batch
+        == 6
+    )
 
 
 def test_the_command_that_trains_is_read_beside_one_that_evaluates() -> None:
@@ -474,14 +545,18 @@ def test_a_switch_beside_an_absent_file_of_settings_does_not_refuse() -> None:
     assert any("absent.yaml" in doubt for doubt in launch.may_be_wrong)
 
 
-# --- scripts that a command handles without running them -------------------------------------------------
+# --- scripts that a command handles without running them
+# -------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "handling", ["cp other.sh runs/", "chmod +x other.sh", "sudo mv other.sh b.sh", "git add other.sh"]
+    "handling",
+    ["cp other.sh runs/", "chmod +x other.sh", "sudo mv other.sh b.sh", "git add other.sh"],
 )
 def test_a_script_that_is_copied_is_not_run(handling: str, tmp_path: Path) -> None:
-    (tmp_path / "other.sh").write_text(f"torchrun --nproc_per_node 2 {TRAINER} --max_steps 3 --save_steps 1\n")
+    (tmp_path / "other.sh").write_text(
+        f"torchrun --nproc_per_node 2 {TRAINER} --max_steps 3 --save_steps 1\n"
+    )
     script = tmp_path / "run.sh"
     script.write_text(f"{handling}\ntorchrun --nproc_per_node 8 {TRAINER}\n")
     launch = read_launch(script)

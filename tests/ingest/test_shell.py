@@ -16,7 +16,9 @@ from perfmodel.ingest.launch.shell import Script, calculate, requested, run_scri
 
 def certain(script: Script) -> list[list[str]]:
     """Words of the commands `run` that a script runs for sure."""
-    commands = [[word.text for word in command.argv] for command in script.commands if command.certain]
+    commands = [
+        [word.text for word in command.argv] for command in script.commands if command.certain
+    ]
     return [command for command in commands if "run" in command]
 
 
@@ -133,7 +135,9 @@ SAME_AS_BASH = {
 def test_scripts_run_what_bash_runs(name: str, tmp_path: Path) -> None:
     """The same words reach the command `run`, which writes them down here."""
     recorder = tmp_path / "run"
-    recorder.write_text('#!/bin/bash\n{ printf "run"; printf "\\037%s" "$@"; printf "\\036"; } >> "$RECORD"\n')
+    recorder.write_text(
+        '#!/bin/bash\n{ printf "run"; printf "\\037%s" "$@"; printf "\\036"; } >> "$RECORD"\n'
+    )
     recorder.chmod(0o755)
     record = tmp_path / "record"
     record.touch()
@@ -147,7 +151,9 @@ def test_scripts_run_what_bash_runs(name: str, tmp_path: Path) -> None:
     )
     ran = [command.split("\037") for command in record.read_text().split("\036") if command]
     # Without arguments `printf` writes one that is empty.
-    ran = [["run"] if command == ["run", ""] and "run x" not in text else command for command in ran]
+    ran = [
+        ["run"] if command == ["run", ""] and "run x" not in text else command for command in ran
+    ]
     assert ran
     assert certain(run_script(text, "x.sh", {})) == ran
 
@@ -163,7 +169,10 @@ def test_scripts_run_what_bash_runs(name: str, tmp_path: Path) -> None:
         ("for i in $(ls); do run $i; done\nrun x", [["run", "x"]]),
         ("while true; do run a; done; run b", [["run", "b"]]),
         ("srun --nodes 4 bash -c 'run $1' x 5", [["srun", "--nodes", "4", "run", "5"]]),
-        ("ssh host 'cd there && run train.py --x 1'", [["ssh", "host", "run", "train.py", "--x", "1"]]),
+        (
+            "ssh host 'cd there && run train.py --x 1'",
+            [["ssh", "host", "run", "train.py", "--x", "1"]],
+        ),
         ("echo 'run a' | bash", [["run", "a"]]),
         ("bash <<EOF\nrun a\nEOF", [["run", "a"]]),
         ("cat > inner.sh <<'EOF'\nrun $1\nEOF\nbash inner.sh 3", [["run", "3"]]),
@@ -183,13 +192,22 @@ def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None
             "if nvidia-smi; then GPUS=8; fi",
             r"line 1: the condition cannot be evaluated, so what it sets \(GPUS\) is skipped",
         ),
-        ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop cannot be followed, so what it sets \(x, A\)|\(A\)"),
+        (
+            "\nfor x in $(ls); do A=$x; done",
+            r"line 2: the loop cannot be followed, so what it sets \(x, A\)|\(A\)",
+        ),
         (
             "\nfor ((i = 0; i < 99999; i++)); do A=$i; done",
             r"line 2: the loop cannot be followed, so what it sets \(A\)",
         ),
-        ("[ -f /data ] && A=1", r"line 1: the condition cannot be evaluated, so what it sets \(A\) is skipped"),
-        ("source sizes.sh", r"sizes.sh \(line 1\) was not found beside the script; its settings are missing here"),
+        (
+            "[ -f /data ] && A=1",
+            r"line 1: the condition cannot be evaluated, so what it sets \(A\) is skipped",
+        ),
+        (
+            "source sizes.sh",
+            r"sizes.sh \(line 1\) was not found beside the script; its settings are missing here",
+        ),
         ("case $1 in a) L=1;; esac", None),
     ],
 )
@@ -210,9 +228,7 @@ def test_a_condition_that_changes_nothing_is_not_named() -> None:
 def test_sourced_files_and_inner_scripts_are_followed(tmp_path: Path) -> None:
     (tmp_path / "sizes.sh").write_text("L=24\n")
     (tmp_path / "inner.sh").write_text("run $1 $L\n")
-    text = (
-        'source "$(dirname "$0")/sizes.sh"\nexport L\nbash inner.sh a\nsrun -n 2 ./inner.sh b\n. ./sizes.sh\nrun $L\n'
-    )
+    text = 'source "$(dirname "$0")/sizes.sh"\nexport L\nbash inner.sh a\nsrun -n 2 ./inner.sh b\n. ./sizes.sh\nrun $L\n'
     commands = certain(run_script(text, str(tmp_path / "x.sh"), {}))
     assert commands == [["run", "a", "24"], ["srun", "-n", "2", "run", "b", "24"], ["run", "24"]]
 
@@ -292,7 +308,9 @@ def test_elements_that_become_one_word_stand_with_the_first_separator_between(
     ifs = "unset IFS" if separators == "unset" else f"IFS='{separators.strip(chr(39))}'"
     between = {"unset": " ", "''": ""}.get(separators, separators[:1])
     (words,) = certain(run_script(script.format(array=array, ifs=ifs), "run.sh", {}))
-    assert [word for word in words[2:] if word] == ([joined] if (joined := between.join(array[1:-1].split())) else [])
+    assert [word for word in words[2:] if word] == (
+        [joined] if (joined := between.join(array[1:-1].split())) else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,10 +327,15 @@ def test_elements_that_become_one_word_stand_with_the_first_separator_between(
     ],
 )
 def test_printf_sets_a_variable_and_repeats_its_form(form: str, values: str, text: str) -> None:
-    for script in (f'printf -v X "{form}" {values}; run --x "=$X"', f'X=$(printf "{form}" {values}); run --x "=$X"'):
+    for script in (
+        f'printf -v X "{form}" {values}; run --x "=$X"',
+        f'X=$(printf "{form}" {values}); run --x "=$X"',
+    ):
         (words,) = certain(run_script(script, "run.sh", {}))
         assert words == ["run", "--x", f"={text}"]
-    (words,) = certain(run_script(f'A=(k k); printf -v "A[1]" "{form}" {values}; run "=${{A[1]}}"', "run.sh", {}))
+    (words,) = certain(
+        run_script(f'A=(k k); printf -v "A[1]" "{form}" {values}; run "=${{A[1]}}"', "run.sh", {})
+    )
     assert words == ["run", f"={text}"]
 
 
@@ -338,13 +361,21 @@ def test_what_an_unknown_command_writes_is_unknown(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("start", "nodes"),
-    [("srun -N 4", "4"), ("srun --nodes=2 --ntasks-per-node=1", "2"), ("srun --ntasks-per-node=1", "${SLURM_NNODES}")],
+    [
+        ("srun -N 4", "4"),
+        ("srun --nodes=2 --ntasks-per-node=1", "2"),
+        ("srun --ntasks-per-node=1", "${SLURM_NNODES}"),
+    ],
 )
-def test_variables_of_slurm_follow_from_the_command_that_starts_a_shell(start: str, nodes: str) -> None:
+def test_variables_of_slurm_follow_from_the_command_that_starts_a_shell(
+    start: str, nodes: str
+) -> None:
     (words,) = certain(run_script(f"{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {}))
     assert words[-3:] == ["run", "--nnodes", nodes]
     job = "SLURM_NNODES=8\n"
-    (words,) = certain(run_script(f"{job}{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {}))
+    (words,) = certain(
+        run_script(f"{job}{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {})
+    )
     assert words[-1] == "8"
 
 
@@ -359,12 +390,16 @@ def test_read_divides_a_line_as_bash_does(separators: str | None, text: str, nam
     prefix = "" if separators is None else f"IFS='{separators}' "
     line = f"{prefix}read -r {names} <<< '{text}'"
     shown = '"${A[*]}|${#A[@]}"' if names.startswith("-a") else '"$A|${B-}|${C-}"'
-    ran = subprocess.run(["bash", "-c", f"{line}\necho {shown}"], capture_output=True, text=True, check=False).stdout
+    ran = subprocess.run(
+        ["bash", "-c", f"{line}\necho {shown}"], capture_output=True, text=True, check=False
+    ).stdout
     (command,) = run_script(f"{line}\nrun --it {shown}\n", "run.sh", {}).commands
     assert command.argv[-1].text == ran.rstrip("\n")
 
 
-LINES = st.lists(st.lists(st.sampled_from(["1", "24", "a-b", "x,y", "#"]), max_size=3).map(" ".join), max_size=4)
+LINES = st.lists(
+    st.lists(st.sampled_from(["1", "24", "a-b", "x,y", "#"]), max_size=3).map(" ".join), max_size=4
+)
 READS = (
     "while read -r a b; do BODY; done <<'EOF'\nTEXT\nEOF\n",
     "while IFS=, read -r a b; do BODY; done <<< 'TEXT'",
@@ -382,9 +417,15 @@ BODIES = ('run "$a" "$b"', '[ "$a" = 1 ] && continue; run "$a" $b', 'c="$c$a"; r
 def test_a_loop_over_a_text_runs_what_bash_runs(lines: list[str], form: str, body: str) -> None:
     # The last line is no blank one: those at the end of an output are cut off.
     in_loop = body if "while" in form else body.replace("continue", ":")
-    text = "a=; b=; c=; " + form.replace("BODY", in_loop).replace("TEXT", "\n".join([*lines, "z"])) + '\nrun "$a$c" on'
+    text = (
+        "a=; b=; c=; "
+        + form.replace("BODY", in_loop).replace("TEXT", "\n".join([*lines, "z"]))
+        + '\nrun "$a$c" on'
+    )
     stub = 'run() { for word in run "$@"; do printf "%s\\036" "$word"; done; printf "\\n"; }\n'
-    ran = subprocess.run(["bash", "-c", stub + text], capture_output=True, text=True, check=False).stdout
+    ran = subprocess.run(
+        ["bash", "-c", stub + text], capture_output=True, text=True, check=False
+    ).stdout
     expected = [line.split("\036")[:-1] for line in ran.split("\n")[:-1]]
     assert certain(run_script(text, "run.sh", {})) == expected
 
@@ -399,7 +440,11 @@ def test_a_loop_over_what_nobody_knows_leaves_its_variables_unknown(source: str)
 @pytest.mark.parametrize("nodes", [1, 3, 16])
 @pytest.mark.parametrize(
     "count",
-    ["$(wc -l < $PBS_NODEFILE)", '$(cat "$PBS_NODEFILE" | uniq | wc -l)', "$(sort -u ${PBS_NODEFILE} | wc -l)"],
+    [
+        "$(wc -l < $PBS_NODEFILE)",
+        '$(cat "$PBS_NODEFILE" | uniq | wc -l)',
+        "$(sort -u ${PBS_NODEFILE} | wc -l)",
+    ],
 )
 def test_nodes_of_pbs_are_counted(count: str, nodes: int) -> None:
     variables = slurm_variables(requested(f"#PBS -l select={nodes}:ngpus=4\n"))
@@ -410,13 +455,17 @@ def test_nodes_of_pbs_are_counted(count: str, nodes: int) -> None:
 @pytest.mark.parametrize(
     "command", ["mpirun -np {} -npernode 8", "mpiexec -n {} --ppn 8", "mpirun --np {} -npernode 8"]
 )
-@pytest.mark.parametrize("job", ["", "#$ -l rt_AF=4\n", "#PBS -l select=4\n", "#SBATCH --nodes=4\n"])
+@pytest.mark.parametrize(
+    "job", ["", "#$ -l rt_AF=4\n", "#PBS -l select=4\n", "#SBATCH --nodes=4\n"]
+)
 def test_processes_of_a_node_do_not_tell_how_many_nodes_there_are(command: str, job: str) -> None:
     sizes = (
         "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 "
         "--max-position-embeddings 2048 --global-batch-size 64 --tensor-model-parallel-size 2"
     )
     for processes in ("$((8 * NHOSTS))", "$((8 * COUNTED))", "32"):
-        launch = parse_launch(f"{job}{command.format(processes)} python pretrain_gpt.py {sizes}\n", "run.sh")
+        launch = parse_launch(
+            f"{job}{command.format(processes)} python pretrain_gpt.py {sizes}\n", "run.sh"
+        )
         is_known = processes == "32" or bool(job)
         assert launch.devices == (32 if is_known else None)

@@ -1,6 +1,8 @@
-"""Every operator, expansion, condition and filter of the shell in its variants: the same words as bash has.
+"""Every operator, expansion, condition and filter of the shell in its variants: the same words as
+bash has.
 
-The lines of a group run in one shell, each behind a mark with its number, so that many cost little more than one.
+The lines of a group run in one shell, each behind a mark with its number, so that many cost little
+more than one.
 """
 
 import shutil
@@ -16,7 +18,9 @@ from perfmodel.ingest.launch.shell import run_script
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 
-STUB = 'run() { for word in run "$@"; do printf "%s\\036" "$word"; done >&9; printf "\\035" >&9; }\n'
+STUB = (
+    'run() { for word in run "$@"; do printf "%s\\036" "$word"; done >&9; printf "\\035" >&9; }\n'
+)
 """A command `run` of bash that writes its words down."""
 SET = (
     "A=llama-7b.sh; B='a  b c'; C=; N=8; M=3; Z=-5; declare -a L=(p 1 'two words' q); E=(); P=N; W=aXbXc; "
@@ -28,13 +32,36 @@ SET = (
 LINES = lines_of("shell_lines.txt")
 """What follows no pattern."""
 NUMBERS = ("0", "1", "2", "7", "-3", "N", "M", "Z", "$N", "${M}", "010", "0x1F", "2#101")
-OPERATORS = ["+", "-", "*", "/", "%", "**", "<<", ">>", "&", "|", "^", "&&", "||", "<", "<=", ">", ">=", "==", "!="]
+OPERATORS = [
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "**",
+    "<<",
+    ">>",
+    "&",
+    "|",
+    "^",
+    "&&",
+    "||",
+    "<",
+    "<=",
+    ">",
+    ">=",
+    "==",
+    "!=",
+]
 UNARY = ("-{}", "+{}", "!{}", "~{}", "({})", "{} ? 4 : 5", "- {}", "! {}")
 
 
 def expressions() -> Iterator[str]:
-    """Sums, products, shifts and comparisons of some numbers; those that bash refuses are left out."""
-    for a, b, sign in product(("0", "1", "7", "N", "$M", "Z"), ("1", "2", "3", "-2", "M"), OPERATORS):
+    """Sums, products, shifts and comparisons of some numbers; those that bash refuses are left
+    out."""
+    for a, b, sign in product(
+        ("0", "1", "7", "N", "$M", "Z"), ("1", "2", "3", "-2", "M"), OPERATORS
+    ):
         if not (sign in ("**", "<<", ">>") and b == "-2"):
             yield f"{a} {sign} {b}"
     for form, number in product(UNARY, NUMBERS):
@@ -53,7 +80,9 @@ def expansions() -> Iterator[str]:
     """Every change of every kind of variable, and every list with text around it."""
     for name, change in product(STRINGS, CHANGES):
         yield f'run "${{{name}{change}}}"'
-    for name, change in product(UNSET, (change for change in CHANGES if change.startswith((":-", "-", ":+", "+")))):
+    for name, change in product(
+        UNSET, (change for change in CHANGES if change.startswith((":-", "-", ":+", "+")))
+    ):
         yield f'run "${{{name}{change}}}" ${{{name}{change}}}'
     for name, change in product(("A", "B", "L[2]"), CHANGES):
         yield f"run ${{{name}{change}}}"
@@ -79,7 +108,19 @@ def conditions() -> Iterator[str]:
     for condition in (*TESTS, *DOUBLE):
         yield f"if [[ {condition} ]]; then run yes; else run no; fi"
         yield f"[[ {condition} ]] || run no; ! [[ {condition} ]] || run yes"
-    for expression in ("N", "C", "N - 8", "N > M", "N < M", "N == 8 && M == 3", "0", "-1", "!N", "N = 0", "N++"):
+    for expression in (
+        "N",
+        "C",
+        "N - 8",
+        "N > M",
+        "N < M",
+        "N == 8 && M == 3",
+        "0",
+        "-1",
+        "!N",
+        "N = 0",
+        "N++",
+    ):
         yield f"if (({expression})); then run yes $N; else run no $N; fi"
         yield f"let '{expression}' && run yes $N || run no $N"
     patterns = (
@@ -102,7 +143,19 @@ def conditions() -> Iterator[str]:
     yield from LINES["conditions"]
 
 
-TEXTS = ("one,two,three", "a b  c", "a-b", "x", "", "1\\n2\\n2\\n1", "b 2\\na 1", "k=v:w", "tp4 pp2", "aab", " p q ")
+TEXTS = (
+    "one,two,three",
+    "a b  c",
+    "a-b",
+    "x",
+    "",
+    "1\\n2\\n2\\n1",
+    "b 2\\na 1",
+    "k=v:w",
+    "tp4 pp2",
+    "aab",
+    " p q ",
+)
 FILTERS = (*LINES["filters"],)
 OUTPUTS = (*LINES["commands"],)
 
@@ -129,8 +182,10 @@ GROUPS = {
 
 
 def commands_of_bash(lines: Sequence[str], folder: Path) -> list[list[str]]:
-    """Words of all `run` of a script; each line in a subshell, in which an error stops nothing else."""
-    # A program and a function: `env run` starts the one, and most lines the other, which costs nothing.
+    """Words of all `run` of a script; each line in a subshell, in which an error stops nothing
+    else."""
+    # A program and a function: `env run` starts the one, and most lines the other, which costs
+    # nothing.
     program = folder / "run"
     program.write_text(f'#!/bin/bash\n{STUB}run "$@"\n')
     program.chmod(0o755)
@@ -153,7 +208,9 @@ def commands_of_reader(lines: Sequence[str], folder: Path) -> list[list[str]]:
     commands: list[list[str]] = []
     for line in isolated(lines):
         script = run_script(SET + line, str(folder / "x.sh"), {})
-        commands += [[word.text for word in command.argv] for command in script.commands if command.certain]
+        commands += [
+            [word.text for word in command.argv] for command in script.commands if command.certain
+        ]
     return [command for command in commands if command[0] == "run"]
 
 
@@ -181,4 +238,6 @@ def test_lines_run_what_bash_runs(group: str, tmp_path: Path) -> None:
     read = by_line(commands_of_reader(lines, tmp_path))
     assert len(ran) == len(read) == len(lines)
     different = [(line, a, b) for line, a, b in zip(lines, ran, read, strict=True) if a != b]
-    assert not different, f"{len(different)} of {len(lines)} lines (text, bash, reader): {different[:5]}"
+    assert not different, (
+        f"{len(different)} of {len(lines)} lines (text, bash, reader): {different[:5]}"
+    )

@@ -1,7 +1,9 @@
-"""The same script in other words is read the same: quoting, arrays, variables, order, continued lines, comments, flags.
+"""The same script in other words is read the same: quoting, arrays, variables, order, continued
+lines, comments, flags.
 
-Two generators. One rewrites the text of real-shaped scripts by steps that a shell does not see. The other takes the
-command that a script runs, and writes a new script around it in the ways that people write launch scripts.
+Two generators. One rewrites the text of real-shaped scripts by steps that a shell does not see. The
+other takes the command that a script runs, and writes a new script around it in the ways that
+people write launch scripts.
 """
 
 import itertools
@@ -26,9 +28,11 @@ SCRIPTS = sorted(
     for folder in ("launch_files", "strangers")
     for path in (FOLDER / folder).rglob("*")
     if path.suffix in (".sh", ".slurm")
-    and path.name not in ("sizes.sh", "k11c_positional_parameters.sh", "k22h_maxtext_command_line.sh")
+    and path.name
+    not in ("sizes.sh", "k11c_positional_parameters.sh", "k22h_maxtext_command_line.sh")
 )
-"""Scripts that say all that a prediction needs, and start a file of Python (MaxText is started as a module)."""
+"""Scripts that say all that a prediction needs, and start a file of Python (MaxText is started as a
+module)."""
 
 
 def facts(launch: Launch) -> tuple[object, ...]:
@@ -37,7 +41,12 @@ def facts(launch: Launch) -> tuple[object, ...]:
     shape = None if model is None else {**model.values(), "name": "", "source": "", "aliases": ()}
     sentences = [re.sub(r"line \d+", "", line) for line in (*launch.may_be_wrong, *launch.ignored)]
     return (
-        shape and {key: value for key, value in shape.items() if key not in ("stack", "longest_seq_len", "seq_len")},
+        shape
+        and {
+            key: value
+            for key, value in shape.items()
+            if key not in ("stack", "longest_seq_len", "seq_len")
+        },
         launch.layout,
         launch.devices,
         launch.global_batch,
@@ -57,7 +66,8 @@ def read(text: str, path: Path) -> tuple[object, ...]:
 
 
 def statement_starts(text: str) -> list[int]:
-    """Positions at which a line begins that is no part of a command, a quote, an array or a here-document."""
+    """Positions at which a line begins that is no part of a command, a quote, an array or a
+    here-document."""
     starts, at = [], 0
     quote, depth, is_continued, delimiter = "", 0, False, ""
     for line in text.splitlines(keepends=True):
@@ -89,7 +99,9 @@ def statement_starts(text: str) -> list[int]:
 def with_comments(text: str, data: st.DataObject) -> str:
     """Comments before statements, but not before the first line, which names the shell."""
     for start in reversed(statement_starts(text)[1:]):
-        comment = data.draw(st.sampled_from(("", "", "# --num-layers 1 'and \"so on\n", "   \n", "\t# $X ${Y\n")))
+        comment = data.draw(
+            st.sampled_from(("", "", "# --num-layers 1 'and \"so on\n", "   \n", "\t# $X ${Y\n"))
+        )
         text = text[:start] + comment + text[start:]
     return text
 
@@ -97,7 +109,9 @@ def with_comments(text: str, data: st.DataObject) -> str:
 def with_braces(text: str, data: st.DataObject) -> str:
     """`$NAME` as `${NAME}`, outside single quotes."""
     pieces = re.split(r"('[^'\n]*')", text)
-    return "".join(p if p.startswith("'") else re.sub(r"\$([A-Z_]\w*)", r"${\1}", p) for p in pieces)
+    return "".join(
+        p if p.startswith("'") else re.sub(r"\$([A-Z_]\w*)", r"${\1}", p) for p in pieces
+    )
 
 
 def with_equals(text: str, data: st.DataObject) -> str:
@@ -250,7 +264,8 @@ STRINGS = {
     "condition": '{name}=""\nif [ -z "$UNSET" ]; then\n  {name}="${{{name}}} {bare}"\nfi',
     "function": 'arguments_of_{name}() {{ echo "{bare}"; }}\n{name}=$(arguments_of_{name})',
 }
-"""Lines that put arguments into a string; it is divided at its blanks, and its quotes are not read again."""
+"""Lines that put arguments into a string; it is divided at its blanks, and its quotes are not read
+again."""
 WAYS_TO_RUN = {
     "plain": "{command}",
     "function": "launch() {{\n  {command}\n}}\nlaunch",
@@ -309,7 +324,11 @@ class Writer:
     def quoted(self, word: str) -> str:
         """A word in some quotes, or in none where it needs none."""
         plain = shlex.quote(word) == word
-        quotes = self.choose("single", "double", "none", "none") if plain else self.choose("single", "double")
+        quotes = (
+            self.choose("single", "double", "none", "none")
+            if plain
+            else self.choose("single", "double")
+        )
         if quotes == "none":
             return word
         if quotes == "single":
@@ -349,7 +368,9 @@ class Writer:
         way = self.choose("plain", *ARRAYS, *STRINGS)
         # Blanks and quotes within an argument do not outlive a string.
         for word in itertools.chain.from_iterable(arguments):
-            if not re.fullmatch(r"[\w.,=/:-]+", word) and (way in STRINGS or way == "words read from a line"):
+            if not re.fullmatch(r"[\w.,=/:-]+", word) and (
+                way in STRINGS or way == "words read from a line"
+            ):
                 way = "array"
         words = [word for argument in arguments for word in self.argument(argument)]
         if way == "plain":
@@ -409,7 +430,9 @@ def from_program(words: list[str]) -> int:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
-def test_a_new_script_around_the_same_command_says_the_same(path: Path, data: st.DataObject) -> None:
+def test_a_new_script_around_the_same_command_says_the_same(
+    path: Path, data: st.DataObject
+) -> None:
     text = path.read_text()
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     words = launched_words(text, path)
@@ -421,7 +444,9 @@ def test_a_new_script_around_the_same_command_says_the_same(path: Path, data: st
     writer = Writer(data)
     shuffled = data.draw(st.permutations(arguments))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(shuffled)), max_size=3)))
-    parts = [shuffled[a:b] for a, b in zip([0, *cuts], [*cuts, len(shuffled)], strict=True) if a < b]
+    parts = [
+        shuffled[a:b] for a, b in zip([0, *cuts], [*cuts, len(shuffled)], strict=True) if a < b
+    ]
     groups = [writer.group(part) for part in parts]
     writer.command(before, groups)
     text = head + "\n".join(writer.lines) + "\n"
@@ -430,7 +455,9 @@ def test_a_new_script_around_the_same_command_says_the_same(path: Path, data: st
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @settings(
-    max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
 )
 @given(data=st.data())
 def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> None:
@@ -454,7 +481,9 @@ def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> 
     record = tmp_path / "record"
     record.unlink(missing_ok=True)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)}
-    subprocess.run(["bash", "-c", text], env=environment, capture_output=True, timeout=20, cwd=tmp_path)
+    subprocess.run(
+        ["bash", "-c", text], env=environment, capture_output=True, timeout=20, cwd=tmp_path
+    )
     ran = record.read_text().split("\037")[:-1]
     assert launched_words(text, tmp_path / "x.sh")[1:] == ran, text
 
@@ -462,7 +491,9 @@ def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
-def test_a_script_with_a_line_less_is_read_or_refused_in_one_line(path: Path, data: st.DataObject) -> None:
+def test_a_script_with_a_line_less_is_read_or_refused_in_one_line(
+    path: Path, data: st.DataObject
+) -> None:
     lines = path.read_text().splitlines(keepends=True)
     del lines[data.draw(st.integers(0, len(lines) - 1))]
     refused = ""

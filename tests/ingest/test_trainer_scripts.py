@@ -13,7 +13,9 @@ from perfmodel.workload import parameter_count
 
 
 def read(text: str, *arguments: str, devices: int | None = 8, **given: Any) -> Launch:
-    return parse_launch(dedent(text).lstrip("\n"), "train.py", arguments=arguments, devices=devices, **given)
+    return parse_launch(
+        dedent(text).lstrip("\n"), "train.py", arguments=arguments, devices=devices, **given
+    )
 
 
 SCRIPT = """
@@ -58,8 +60,16 @@ SCRIPT = """
 def test_arguments_of_a_script() -> None:
     launch = read(SCRIPT)
     assert launch.layout is not None
-    assert (launch.layout.micro_batch, launch.layout.zero, launch.layout.recompute) == (4, 3, "full")
-    assert (launch.global_batch, launch.seq_len, launch.job_fields["dtype"]) == (4 * 8 * 8, 1024, "bf16")
+    assert (launch.layout.micro_batch, launch.layout.zero, launch.layout.recompute) == (
+        4,
+        3,
+        "full",
+    )
+    assert (launch.global_batch, launch.seq_len, launch.job_fields["dtype"]) == (
+        4 * 8 * 8,
+        1024,
+        "bf16",
+    )
     assert launch.model == catalog.model("llama3-8b")
     assert "adapter_rank" not in launch.job_fields
     assert launch.may_be_wrong == ()
@@ -69,9 +79,15 @@ def test_arguments_of_a_script() -> None:
 
 def test_a_launcher_states_devices_and_arguments(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(dedent(SCRIPT))
-    (tmp_path / "run.sh").write_text("torchrun --nnodes=2 --nproc_per_node=8 train.py --batch 1 --name Qwen/Qwen3-8B\n")
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nnodes=2 --nproc_per_node=8 train.py --batch 1 --name Qwen/Qwen3-8B\n"
+    )
     launch = read_launch(tmp_path / "run.sh")
-    assert (launch.devices, launch.global_batch, launch.model) == (16, 8 * 16, catalog.model("qwen3-8b"))
+    assert (launch.devices, launch.global_batch, launch.model) == (
+        16,
+        8 * 16,
+        catalog.model("qwen3-8b"),
+    )
 
 
 def test_arguments_that_the_trainer_gets_are_read() -> None:
@@ -82,7 +98,11 @@ def test_arguments_that_the_trainer_gets_are_read() -> None:
         trainer = SFTTrainer(model="Qwen/Qwen3-8B", args=own)
     """
     launch = read(text)
-    assert (launch.global_batch, launch.seq_len, launch.model) == (16, 4096, catalog.model("qwen3-8b"))
+    assert (launch.global_batch, launch.seq_len, launch.model) == (
+        16,
+        4096,
+        catalog.model("qwen3-8b"),
+    )
     # trl cuts sequences at 1,024 tokens if nothing is said.
     assert read(text.replace(", max_length=4096", "")).seq_len == 1024
 
@@ -143,6 +163,8 @@ def test_what_the_script_does_not_decide_is_said() -> None:
 
 
 def test_a_batch_that_nobody_states_is_refused_by_name() -> None:
-    text = "Trainer(args=TrainingArguments(per_device_train_batch_size=sizes().batch), model=None)\n"
+    text = (
+        "Trainer(args=TrainingArguments(per_device_train_batch_size=sizes().batch), model=None)\n"
+    )
     with pytest.raises(LaunchFileError, match=r"line 1: per_device_train_batch_size is .*sizes\("):
         read(text)

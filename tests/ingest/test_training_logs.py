@@ -1,4 +1,5 @@
-"""Logs of training runs: every format gives the step times, the memory and the events that were written into it."""
+"""Logs of training runs: every format gives the step times, the memory and the events that were
+written into it."""
 
 import re
 from dataclasses import replace
@@ -37,7 +38,8 @@ def test_every_format_has_a_name_in_the_public_list() -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["0: ", "[default7]:", "node3 | ", "2025-03-04T10:00:00.123456789Z ", "[1,0]<stdout>:"]
+    "prefix",
+    ["0: ", "[default7]:", "node3 | ", "2025-03-04T10:00:00.123456789Z ", "[1,0]<stdout>:"],
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_launchers_and_containers_write_before_every_line(form: str, prefix: str) -> None:
@@ -55,7 +57,9 @@ def test_what_launchers_and_containers_write_before_every_line(form: str, prefix
     assert ("compute" in log.timers) == form.startswith("megatron")
 
 
-@pytest.mark.parametrize("form", ["megatron", "megatron-bridge", "torchtitan", "nanotron", "composer"])
+@pytest.mark.parametrize(
+    "form", ["megatron", "megatron-bridge", "torchtitan", "nanotron", "composer"]
+)
 def test_peak_memory_is_in_bytes(form: str) -> None:
     log = parse_log(write_log(form, WrittenRun(step_s=STEP_S, reserved_gib=61.5)))
     assert log.reserved_bytes == pytest.approx(61.5 * GIB, rel=2e-3)
@@ -68,16 +72,28 @@ def test_deepspeed_reports_allocated_memory() -> None:
 
 # Bytes of tensors and of what the allocator holds, as libraries print them.
 MEMORY_LINES = {
-    "Megatron-LM": ("memory (MB) | allocated: 1.0 | max allocated: 1024.0 | max reserved: 2048.0", (GIB, 2 * GIB)),
-    "nanotron": ("Memory usage: 1.00MiB. Peak allocated 512.00MiB. Peak reserved: 1536.00MiB", (GIB / 2, 1.5 * GIB)),
+    "Megatron-LM": (
+        "memory (MB) | allocated: 1.0 | max allocated: 1024.0 | max reserved: 2048.0",
+        (GIB, 2 * GIB),
+    ),
+    "nanotron": (
+        "Memory usage: 1.00MiB. Peak allocated 512.00MiB. Peak reserved: 1536.00MiB",
+        (GIB / 2, 1.5 * GIB),
+    ),
     "DeepSpeed": ("MemAllocated=6.01GB, MaxMemAllocated=19.5GB", (19.5 * GIB, None)),
     "Composer": ("Train memory/peak_allocated_mem: 41.5", (41.5e9, None)),
     "Composer, reserved": ("Train memory/peak_reserved_mem: 45.5", (None, 45.5e9)),
     "MaxText": ("Using (GB) 61.5 / 95.74 (64.2%) on TPU_0", (61.5e9, None)),
     "peak in bytes": ("peak_memory_usage: 66000000000", (66e9, None)),
-    "torchtune": ("peak_memory_active:40 peak_memory_alloc:41.5 peak_memory_reserved:60.25", (41.5 * GIB, 60.25 * GIB)),
+    "torchtune": (
+        "peak_memory_active:40 peak_memory_alloc:41.5 peak_memory_reserved:60.25",
+        (41.5 * GIB, 60.25 * GIB),
+    ),
     "NeMo AutoModel": ("| mem 61.5 GiB | tps", (61.5 * GIB, None)),
-    "xtuner": ("Iter(train) [ 10/1000]  lr: 2e-05  time: 6.19  memory: 61440  loss: 1.2", (60 * GIB, None)),
+    "xtuner": (
+        "Iter(train) [ 10/1000]  lr: 2e-05  time: 6.19  memory: 61440  loss: 1.2",
+        (60 * GIB, None),
+    ),
     "axolotl": (
         "{'memory/max_allocated (GiB)': 41.5, 'memory/device_reserved (GiB)': 60.25}",
         (41.5 * GIB, 60.25 * GIB),
@@ -103,12 +119,19 @@ RESOLUTION_S = {"torchtitan": 2e-3, "deepspeed": 2e-3, "composer": 0.4}
 
 
 @pytest.mark.parametrize(
-    "form", [form for form in FORMATS if form not in ("megatron-bridge", "nemo", "maxtext", "torchtune", "xtuner")]
+    "form",
+    [
+        form
+        for form in FORMATS
+        if form not in ("megatron-bridge", "nemo", "maxtext", "torchtune", "xtuner")
+    ],
 )
 def test_clocks_of_lines_are_as_far_apart_as_their_steps(form: str) -> None:
     step_s = [40.0, 6.51, 7200.25, 100_000.5, 6.52, 6.48]
     clocks = [step.clock_s for step in parse_log(write_log(form, WrittenRun(step_s=step_s))).steps]
-    passed_s = [after - before for before, after in pairwise(clock for clock in clocks if clock is not None)]
+    passed_s = [
+        after - before for before, after in pairwise(clock for clock in clocks if clock is not None)
+    ]
     assert passed_s == pytest.approx(step_s[1:], abs=RESOLUTION_S.get(form, 1.0))
 
 
@@ -116,12 +139,22 @@ def test_clocks_of_lines_are_as_far_apart_as_their_steps(form: str) -> None:
 def test_evaluations_are_seen_between_steps(form: str) -> None:
     log = parse_log(write_log(form, WrittenRun(step_s=STEP_S, evaluations=[2, 5])))
     first = log.steps[0].step
-    assert [(event.kind, event.after_step - first) for event in log.events] == [("evaluation", 1), ("evaluation", 4)]
+    assert [(event.kind, event.after_step - first) for event in log.events] == [
+        ("evaluation", 1),
+        ("evaluation", 4),
+    ]
 
 
 def test_loss_scales_are_those_of_each_step() -> None:
     log = parse_log(write_log("megatron", WrittenRun(step_s=STEP_S, skipped=[3])))
-    assert [step.loss_scale for step in log.steps] == [65536.0, 65536.0, 32768.0, 65536.0, 65536.0, 65536.0]
+    assert [step.loss_scale for step in log.steps] == [
+        65536.0,
+        65536.0,
+        32768.0,
+        65536.0,
+        65536.0,
+        65536.0,
+    ]
     assert [step.skipped_steps for step in log.steps] == [0, 0, 1, 0, 0, 0]
 
 
@@ -180,7 +213,9 @@ def test_megatron_timers_by_phase() -> None:
         "optimizer": (30.0, 31.0),
     }
     log = parse_log(write_log("megatron", WrittenRun(step_s=STEP_S, timers_ms=timers_ms)))
-    assert (log.timers["compute"].least_s, log.timers["compute"].most_s) == pytest.approx((6.0, 6.4))
+    assert (log.timers["compute"].least_s, log.timers["compute"].most_s) == pytest.approx(
+        (6.0, 6.4)
+    )
     assert (log.timers["data"].least_s, log.timers["data"].most_s) == pytest.approx((0.005, 0.09))
     assert log.timers["gradient_sync"].most_s == pytest.approx(0.31)
 
@@ -188,10 +223,18 @@ def test_megatron_timers_by_phase() -> None:
 def test_timers_of_a_phase_add_up_and_a_single_number_is_that_of_the_slowest_rank() -> None:
     """Each is the median over the steps, which leaves out one that is long."""
     steps = [
-        {"all-grads-sync": 100.0 * factor, "grads-reduce-scatter": 20.0 * factor, "params-all-gather": 7.0 * factor}
+        {
+            "all-grads-sync": 100.0 * factor,
+            "grads-reduce-scatter": 20.0 * factor,
+            "params-all-gather": 7.0 * factor,
+        }
         for factor in (50, 1, 1)
     ]
-    lines = [f"    {name} ......: {value:.2f}" for timers_ms in steps for name, value in timers_ms.items()]
+    lines = [
+        f"    {name} ......: {value:.2f}"
+        for timers_ms in steps
+        for name, value in timers_ms.items()
+    ]
     timers = parse_log(write_log("megatron", WrittenRun(step_s=STEP_S)) + "\n".join(lines)).timers
     assert timers["gradient_sync"].least_s == timers["gradient_sync"].most_s == pytest.approx(0.12)
     assert timers["weight_gather"].least_s == timers["weight_gather"].most_s == pytest.approx(0.007)
@@ -264,9 +307,7 @@ def test_variants_of_lines() -> None:
     (step,) = parse_log(bar).steps
     assert (step.step, step.seconds) == (99, 3.13)
 
-    old = (
-        "2024-04-15 12:00:00,123 - root - INFO - step: 1  loss: 10.84  memory:  5.25GiB(5.52%)  wps: 2,345  mfu: 1.23%"
-    )
+    old = "2024-04-15 12:00:00,123 - root - INFO - step: 1  loss: 10.84  memory:  5.25GiB(5.52%)  wps: 2,345  mfu: 1.23%"
     assert parse_log(old).steps[0].tokens_per_s_per_device == 2345
 
     pipeline = "steps: 10 loss: 6.5123 iter time (s): 1.234 samples/sec: 51.8"
@@ -275,7 +316,9 @@ def test_variants_of_lines() -> None:
 
 def test_bars_of_evaluations_are_not_steps() -> None:
     text = write_log("hf-trainer", WrittenRun(step_s=STEP_S))
-    assert len(parse_log(text + "\r 50%|█████     | 3/6 [00:01<00:01,  2.00it/s]\n").steps) == len(STEP_S)
+    assert len(parse_log(text + "\r 50%|█████     | 3/6 [00:01<00:01,  2.00it/s]\n").steps) == len(
+        STEP_S
+    )
 
 
 def test_megatron_deepspeed_is_read_by_the_lines_of_megatron() -> None:
@@ -402,9 +445,12 @@ def test_what_terminals_and_libraries_do_to_a_log(form: str, spoil: str) -> None
     assert seconds(parse_log(text), run) == pytest.approx(STEP_S, rel=3e-3)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("composer", "megatron-bridge", "olmo-core")])
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form not in ("composer", "megatron-bridge", "olmo-core")]
+)
 def test_ranks_that_write_the_same_steps_at_other_times_are_one_run(form: str) -> None:
-    """The second rank is ahead in one half of the run and behind in the other; then both are restarted."""
+    """The second rank is ahead in one half of the run and behind in the other; then both are
+    restarted."""
     run = WrittenRun(step_s=STEP_S)
     plain = [line for line in write_log(form, run).replace("\r", "").splitlines() if line]
     per_step = len(plain) // len(STEP_S)
@@ -425,7 +471,9 @@ def test_ranks_that_write_the_same_steps_at_other_times_are_one_run(form: str) -
 def test_a_run_that_goes_on_elsewhere_is_read_on() -> None:
     run = WrittenRun(step_s=STEP_S)
     lines = write_log("maxtext", run).splitlines()
-    text = "\n".join([*(f"node3 | {line}" for line in lines), *(f"node5 | {line}" for line in lines[2:])])
+    text = "\n".join(
+        [*(f"node3 | {line}" for line in lines), *(f"node5 | {line}" for line in lines[2:])]
+    )
     log = parse_log(text)
     assert seconds(log, run) == pytest.approx(STEP_S + STEP_S[2:])
     assert log.count("restart") == 1
@@ -437,7 +485,9 @@ def test_the_trainer_without_its_bar_is_told_how_to_log_times() -> None:
         parse_log(text)
 
 
-@pytest.mark.parametrize("text", ["hello\nworld\n", "iteration 3 of the plan\n", "step: 1 loss: 3\n"])
+@pytest.mark.parametrize(
+    "text", ["hello\nworld\n", "iteration 3 of the plan\n", "step: 1 loss: 3\n"]
+)
 def test_a_file_without_steps_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(text)
     with pytest.raises(TableError, match="no line about a training step"):
@@ -476,6 +526,9 @@ def test_logs_of_olmo_before_its_core() -> None:
             throughput/device/tokens_per_second=45,368
     """
     steps = parse_log(text).steps
-    assert [(step.step, step.tokens_per_s_per_device) for step in steps] == [(2, 45538.0), (3, 45368.0)]
+    assert [(step.step, step.tokens_per_s_per_device) for step in steps] == [
+        (2, 45538.0),
+        (3, 45368.0),
+    ]
     assert steps[0].clock_s is not None
     assert steps[1].clock_s == steps[0].clock_s + 12.0

@@ -1,4 +1,5 @@
-"""The same YAML in other words is read the same: order, styles, quotes, anchors, merges, comments."""
+"""The same YAML in other words is read the same: order, styles, quotes, anchors, merges,
+comments."""
 
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch
 
 FOLDER = Path(__file__).parent
-FILES = sorted(path for path in FOLDER.rglob("*.y*ml") if path.parent.name in ("launch_files", "strangers"))
+FILES = sorted(
+    path for path in FOLDER.rglob("*.y*ml") if path.parent.name in ("launch_files", "strangers")
+)
 
 
 def facts(launch: Launch) -> tuple[object, ...]:
@@ -49,7 +52,9 @@ class Writer:
         text = yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")
         if isinstance(value, str) and not any(letter in value for letter in "'\"\\\n"):
             quoted = [f'"{value}"', f"'{value}'"]
-            text = self.data.draw(st.sampled_from(quoted if set(value) & set("{}[],?") else [text, *quoted]))
+            text = self.data.draw(
+                st.sampled_from(quoted if set(value) & set("{}[],?") else [text, *quoted])
+            )
         if is_key or value is None:
             return text
         known = repr((type(value).__name__, value))
@@ -62,7 +67,10 @@ class Writer:
 
     def flow(self, node: Any) -> str:
         if isinstance(node, dict):
-            inner = ", ".join(f"{self.scalar(key, is_key=True)}: {self.flow(value)}" for key, value in self.items(node))
+            inner = ", ".join(
+                f"{self.scalar(key, is_key=True)}: {self.flow(value)}"
+                for key, value in self.items(node)
+            )
             return f"{{{inner}}}"
         if isinstance(node, list):
             return "[" + ", ".join(self.flow(item) for item in node) + "]"
@@ -77,7 +85,9 @@ class Writer:
         if isinstance(node, dict | list) and (not node or self.often(6)):
             return " " + self.flow(node) + self.end()
         if isinstance(node, list):
-            return self.end() + "".join(f"{indent}-{self.block(item, indent + '  ')}" for item in node)
+            return self.end() + "".join(
+                f"{indent}-{self.block(item, indent + '  ')}" for item in node
+            )
         if not isinstance(node, dict):
             return " " + self.scalar(node) + self.end()
         entries = self.items(node)
@@ -95,7 +105,9 @@ class Writer:
         return self.data.draw(st.sampled_from(["\n", "\n", "\n", "  # so it is\n", "\n\n", " \n"]))
 
     def text(self) -> str:
-        start = self.data.draw(st.sampled_from(["", "---\n", "# A run\n", "\n\n", "%YAML 1.1\n---\n"]))
+        start = self.data.draw(
+            st.sampled_from(["", "---\n", "# A run\n", "\n\n", "%YAML 1.1\n---\n"])
+        )
         return start + self.block(self.top, "").lstrip()
 
 

@@ -43,14 +43,17 @@ class WrittenRun:
     settings: dict[str, object] = field(default_factory=dict)
     """By the names of Megatron-LM's arguments; what `megatron` writes at its head."""
     timers_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of every step, fastest and slowest rank; what `megatron` writes below a step, and `deepspeed` of the slowest."""
+    """Of every step, fastest and slowest rank; what `megatron` writes below a step, and `deepspeed`
+    of the slowest."""
     loader_s: float = 0.0
-    """Seconds of each step that pass before its first kernel: DeepSpeed's rate leaves them out, and XTuner writes them
-    as `data_time`."""
+    """Seconds of each step that pass before its first kernel: DeepSpeed's rate leaves them out, and
+    XTuner writes them as `data_time`."""
     stragglers: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Least and most of the figures of Megatron-Core's straggler detector (`Rtt` and `DRtt` in ms, `Clk` in MHz)."""
+    """Least and most of the figures of Megatron-Core's straggler detector (`Rtt` and `DRtt` in ms,
+    `Clk` in MHz)."""
     batches: Sequence[int] = ()
-    """Sequences of each step where the batch grows over the run; empty where it is `global_batch` throughout."""
+    """Sequences of each step where the batch grows over the run; empty where it is `global_batch`
+    throughout."""
 
     def at(self, step: int) -> "WrittenRun":
         """Return the run with the batch of one step."""
@@ -65,7 +68,9 @@ class WrittenRun:
 
 def write_log(form: str, run: WrittenRun) -> str:
     """The text of the log of a run by one of `FORMATS`."""
-    lines = [f"  {name} {'.' * max(2, 40 - len(name))} {value}" for name, value in run.settings.items()]
+    lines = [
+        f"  {name} {'.' * max(2, 40 - len(name))} {value}" for name, value in run.settings.items()
+    ]
     now = _START
     for step, seconds in enumerate(run.step_s, start=1):
         now += timedelta(seconds=seconds)
@@ -73,7 +78,8 @@ def write_log(form: str, run: WrittenRun) -> str:
         if form.startswith("megatron") and run.timers_ms:
             lines.append("(min, max) time across ranks (ms):")
             lines += [
-                f"    {name} {'.' * (47 - len(name))}: ({a:.2f}, {b:.2f})" for name, (a, b) in run.timers_ms.items()
+                f"    {name} {'.' * (47 - len(name))}: ({a:.2f}, {b:.2f})"
+                for name, (a, b) in run.timers_ms.items()
             ]
         if run.stragglers and step % 10 == 0:
             lines.append(_straggler_report(run, now))
@@ -88,7 +94,11 @@ def write_log(form: str, run: WrittenRun) -> str:
 
 
 def _straggler_report(run: WrittenRun, now: datetime) -> str:
-    figures = {"Pwr": (601796.0, 683801.0), "Tmp": (52.0, 65.0), "Utl": (97.0, 100.0)} | run.stragglers
+    figures = {
+        "Pwr": (601796.0, 683801.0),
+        "Tmp": (52.0, 65.0),
+        "Utl": (97.0, 100.0),
+    } | run.stragglers
     units = {"Rtt": "ms", "Pwr": "W", "Tmp": "C", "Utl": "%", "Clk": "MHz", "DRtt": "ms"}
     columns = []
     for name, unit in units.items():
@@ -116,7 +126,9 @@ def _evaluation(form: str, step: int) -> str:
         "hf-trainer": "{'eval_loss': 2.1, 'eval_runtime': 12.3, 'epoch': 0.12}",
         "torchtitan": f"[titan] INFO - validate step: {step}  loss:  2.1000",
         "maxtext": f"eval metrics after step: {step}, loss=2.100, total_weights=65536",
-    }.get(form, f" validation loss at iteration {step} on validation set | lm loss value: 2.1E+00 | ")
+    }.get(
+        form, f" validation loss at iteration {step} on validation set | lm loss value: 2.1E+00 | "
+    )
 
 
 def _megatron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
@@ -187,7 +199,9 @@ def _nanotron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
 def _deepspeed(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
     stamp = f"[{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03d}]"
     rate = run.global_batch / (seconds - run.loader_s)
-    lines = [f"{stamp} [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]"]
+    lines = [
+        f"{stamp} [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]"
+    ]
     if step in run.skipped:
         lines.append(
             f"{stamp} [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted "
@@ -203,12 +217,18 @@ def _deepspeed(run: WrittenRun, step: int, seconds: float, now: datetime) -> lis
 
 def _deepspeed_timers(run: WrittenRun) -> str:
     timers = " | ".join(f"{name}: {most:.2f}" for name, (_, most) in run.timers_ms.items())
-    return f"[2025-03-04 10:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | {timers}"
+    return (
+        f"[2025-03-04 10:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | {timers}"
+    )
 
 
 def _clock(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60:02d}:{rest % 60:02d}"
+    return (
+        f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+        if hours
+        else f"{rest // 60:02d}:{rest % 60:02d}"
+    )
 
 
 def _rate(seconds: float) -> str:
@@ -245,7 +265,10 @@ def _composer(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
         "throughput/device/mfu": "0.4567",
         "wall_clock/total": f"{(now - _START).total_seconds() / 3600:.4f}",
     }
-    return [f"[batch={step}/1000]:", *(f"\t Train {name}: {value}" for name, value in metrics.items())]
+    return [
+        f"[batch={step}/1000]:",
+        *(f"\t Train {name}: {value}" for name, value in metrics.items()),
+    ]
 
 
 def _olmo(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:

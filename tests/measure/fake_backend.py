@@ -1,4 +1,5 @@
-"""A backend on a made-up clock: every op takes a time of its own, some are disturbed; each measurement is logged."""
+"""A backend on a made-up clock: every op takes a time of its own, some are disturbed; each
+measurement is logged."""
 
 import json
 import os
@@ -31,7 +32,8 @@ def call_s(op: KernelOp) -> float:
 
 
 class FakeBackend:
-    """Steps of 5 parameters are disturbed the first time, those of 7 until the log has a `quiet` beside it."""
+    """Steps of 5 parameters are disturbed the first time, those of 7 until the log has a `quiet`
+    beside it."""
 
     accelerator = None
     software = "fake1.0-cpu"
@@ -71,11 +73,16 @@ def measured(log: Path) -> list[str]:
     """Keys of all measurements begun so far, in order."""
     if not log.exists():
         return []
-    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in log.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def install(fake: FakeBackend) -> None:
-    """Make it the backend of `perfmodel calibrate` in this process, and guess no times, which would import JAX."""
+    """Make it the backend of `perfmodel calibrate` in this process, and guess no times, which would
+    import JAX."""
     import perfmodel.cli._calibrate
     import perfmodel.measure._run
 

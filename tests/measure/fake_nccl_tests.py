@@ -1,4 +1,5 @@
-"""Stands in for a launcher and nccl-tests: prints what the programs print, a time of 10 us + 1 ns per byte."""
+"""Stands in for a launcher and nccl-tests: prints what the programs print, a time of 10 us + 1 ns
+per byte."""
 
 import sys
 from pathlib import Path
@@ -29,11 +30,19 @@ print(
 print("#\n# Using devices")
 for r in range(ranks):
     print(rank_line.format(r=r, pid=1000 + r, node=r // 8, d=r % 8, bus=7 + r % 8))
-print("#\n#                                                              out-of-place                       in-place")
-print("#       size         count      type   redop    root" + 2 * "     time   algbw   busbw #wrong")
-print("#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)")
+print(
+    "#\n#                                                              out-of-place                       in-place"
+)
+print(
+    "#       size         count      type   redop    root" + 2 * "     time   algbw   busbw #wrong"
+)
+print(
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)"
+)
 shares = (ranks - 1) / ranks
-bus_factor = {"all_reduce_perf": 2 * shares, "sendrecv_perf": 1.0, "broadcast_perf": 1.0}.get(program, shares)
+bus_factor = {"all_reduce_perf": 2 * shares, "sendrecv_perf": 1.0, "broadcast_perf": 1.0}.get(
+    program, shares
+)
 size = low
 while size <= high:
     time_us = 10 + size / 1000

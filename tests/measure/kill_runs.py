@@ -1,8 +1,9 @@
-"""Runs `perfmodel calibrate` in processes of its own and kills them: `python kill_runs.py FOLDER KILLS SEED`.
+"""Runs `perfmodel calibrate` in processes of its own and kills them:
+`python kill_runs.py FOLDER KILLS SEED`.
 
-Kills come from outside after a random time, and from inside at a random one of the steps that write: before or after
-it, or within it, a line half written. Before those, one folder sees a kill at each of `AIMS`. Prints what was seen as
-JSON.
+Kills come from outside after a random time, and from inside at a random one of the steps that
+write: before or after it, or within it, a line half written. Before those, one folder sees a kill
+at each of `AIMS`. Prints what was seen as JSON.
 """
 
 import json
@@ -58,7 +59,11 @@ def main(folder: Path, kills: int, seed: int) -> None:
 
 
 def killed_or_done(
-    out: Path, phase: str, seen: Counter[str], arm: Callable[[], None] = lambda: None, wait_s: float = 60.0
+    out: Path,
+    phase: str,
+    seen: Counter[str],
+    arm: Callable[[], None] = lambda: None,
+    wait_s: float = 60.0,
 ) -> bool:
     """One run into a folder, which is checked after it; whether it was killed before its end."""
     global known
@@ -69,7 +74,11 @@ def killed_or_done(
     known = {out: check(out)}
     if not killed:
         check_finished(out)
-    seen[f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}" if killed else "ended by itself"] += 1
+    seen[
+        f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}"
+        if killed
+        else "ended by itself"
+    ] += 1
     return killed
 
 
@@ -113,7 +122,8 @@ def die() -> None:
 
 
 def kill_at(step: int, how: float) -> None:
-    """Kill this process at the given one of its writing steps: before it, after it, or in the middle of a line."""
+    """Kill this process at the given one of its writing steps: before it, after it, or in the
+    middle of a line."""
     steps = count(1)
 
     def hooked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +163,8 @@ def kill_aimed(aim: str) -> None:
 
 
 def tear(now: Callable[[], bool], share: float) -> None:
-    """Kill this process when it appends a row and `now()` says so, that share of the line written."""
+    """Kill this process when it appends a row and `now()` says so, that share of the line
+    written."""
     append = PartialFile.append
 
     def torn(partial: PartialFile, record: Record) -> None:
@@ -190,7 +201,12 @@ def check_finished(out: Path) -> None:
     assert [row_key(row) for row in rows] == [point_key(point) for point in points]
     assert [row["time_us"] for row in rows] == [1e6 * call_s(point.op) for point in points]
     read_card(out / "kernels.csv")
-    assert {p.name for p in out.iterdir()} - {"quiet"} == {"kernels.csv", "kernels.card.json", "plan.toml", "log"}
+    assert {p.name for p in out.iterdir()} - {"quiet"} == {
+        "kernels.csv",
+        "kernels.card.json",
+        "plan.toml",
+        "log",
+    }
 
 
 def stage(out: Path, *, fresh: bool) -> str:

@@ -1,4 +1,5 @@
-"""Calibrations of several started processes: as torchrun, mpirun and srun number them, on 'nodes' of this machine."""
+"""Calibrations of several started processes: as torchrun, mpirun and srun number them, on 'nodes'
+of this machine."""
 
 import argparse
 import json
@@ -87,13 +88,20 @@ def arguments(out: Path) -> list[str]:
 
 def started(words: list[str], environ: Mapping[str, str] = {}) -> subprocess.Popen[str]:
     forward = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
-    _started.append(subprocess.Popen(words, env=forward, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    _started.append(
+        subprocess.Popen(
+            words, env=forward, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    )
     return _started[-1]
 
 
 def check_table(out: Path, nodes: int, ranks_per_node: int) -> None:
     table, card = read_table(out / "collectives.csv"), read_card(out / "collectives.csv")
-    assert table[["num_ranks", "num_nodes", "ranks_per_node"]].to_numpy().tolist() == [[2, nodes, ranks_per_node]] * 2
+    assert (
+        table[["num_ranks", "num_nodes", "ranks_per_node"]].to_numpy().tolist()
+        == [[2, nodes, ranks_per_node]] * 2
+    )
     assert table["bytes"].tolist() == [1024, 65536]
     assert (table["time_us"] > 0).all()
     assert (card.method["nodes"], card.method["processes"]) == (nodes, 2)
@@ -105,15 +113,26 @@ def test_a_killed_agent_is_named_and_the_run_goes_on_where_it_was(out: Path):
         return [
             started(
                 [*COMMAND, *arguments(out), "--launched"],
-                {"RANK": str(i), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PERFMODEL_NODE": f"node-{'ab'[i]}"},
+                {
+                    "RANK": str(i),
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "PERFMODEL_NODE": f"node-{'ab'[i]}",
+                },
             )
             for i in (1, 0)
         ]
 
-    (out / "plan.toml").write_text(PLAN.replace("[1024, 65536]", f"[1024, {', '.join(['65536'] * 500)}]"))
+    (out / "plan.toml").write_text(
+        PLAN.replace("[1024, 65536]", f"[1024, {', '.join(['65536'] * 500)}]")
+    )
     agent, driver = launch()
     partial = out / ".collectives.csv.partial"
-    until(lambda: driver.poll() is not None or (partial.exists() and partial.read_text().count("\n") >= 2))
+    until(
+        lambda: (
+            driver.poll() is not None or (partial.exists() and partial.read_text().count("\n") >= 2)
+        )
+    )
     agent.send_signal(signal.SIGKILL)
     error = driver.communicate(timeout=PATIENCE_S)[1]
     agent.communicate(timeout=PATIENCE_S)
@@ -135,8 +154,25 @@ def test_a_killed_agent_is_named_and_the_run_goes_on_where_it_was(out: Path):
 def test_torchrun(out: Path):
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     (out / "plan.toml").write_text(PLAN.replace("[[2, 1]]", "[[2, 2]]"))
-    words = ["--nnodes", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", "0"]
-    run = [sys.executable, "-m", "torch.distributed.run", *words, "--no-python", *COMMAND, *arguments(out)]
+    words = [
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        "0",
+    ]
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *words,
+        "--no-python",
+        *COMMAND,
+        *arguments(out),
+    ]
     done = started([*run, "--launched", "--backend", "torch"])
     _, notes = done.communicate(timeout=PATIENCE_S)
     assert done.returncode == 0, notes
@@ -149,7 +185,17 @@ def test_two_hosts_that_reach_each_other_by_network_only(out: Path):
     bandwidth = 2e6
     with EmulatedHosts(2, bandwidth) as cluster:
         on = [
-            ["ip", "netns", "exec", host.namespace, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+            [
+                "ip",
+                "netns",
+                "exec",
+                host.namespace,
+                "unshare",
+                "--uts",
+                "sh",
+                "-c",
+                'hostname "$0" && exec "$@"',
+            ]
             for host in cluster.hosts
         ]
         running = [
@@ -167,8 +213,25 @@ def test_two_hosts_that_reach_each_other_by_network_only(out: Path):
 def test_submitit(out: Path):
     pytest.importorskip("submitit", reason="submitit is not installed (extra: cluster)")
     (out / "plan.toml").write_text(PLAN.replace("[[2, 1]]", "[[2, 2]]"))
-    script = [sys.executable, str(ROOT / "calibrate/launch/slurm.py"), str(out / "plan.toml"), str(out)]
-    done = started([*script, "--cluster", "local", "--nodes", "1", "--per-node", "2", "--launch-timeout", "200"])
+    script = [
+        sys.executable,
+        str(ROOT / "calibrate/launch/slurm.py"),
+        str(out / "plan.toml"),
+        str(out),
+    ]
+    done = started(
+        [
+            *script,
+            "--cluster",
+            "local",
+            "--nodes",
+            "1",
+            "--per-node",
+            "2",
+            "--launch-timeout",
+            "200",
+        ]
+    )
     _, error = done.communicate(timeout=PATIENCE_S)
     assert done.returncode == 0, error
     check_table(out, 1, 2)
@@ -182,11 +245,14 @@ def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
 
 
 def launch(index: int, count: int = 2, **changes) -> Launch:
-    return Launch(launcher="test", index=index, count=count, node=f"node-{index}", host="127.0.0.1", **changes)
+    return Launch(
+        launcher="test", index=index, count=count, node=f"node-{index}", host="127.0.0.1", **changes
+    )
 
 
 def come(folder: Path, joiners: list[Launch], timeout_s: float = 20.0) -> tuple[str, list[str]]:
-    """Process 0 of two and others in threads: what process 0 is refused with, and each of the others."""
+    """Process 0 of two and others in threads: what process 0 is refused with, and each of the
+    others."""
     ends: dict[int, str] = {}
 
     def join(number: int) -> None:
@@ -212,7 +278,9 @@ def come(folder: Path, joiners: list[Launch], timeout_s: float = 20.0) -> tuple[
 
 
 def test_processes_come_and_go_home(tmp_path: Path):
-    (tmp_path / NAME).write_text(json.dumps({"host": "127.0.0.1", "port": 9, "key": "of a killed run"}))
+    (tmp_path / NAME).write_text(
+        json.dumps({"host": "127.0.0.1", "port": 9, "key": "of a killed run"})
+    )
     assert come(tmp_path, [launch(1)]) == ("", [""])
     assert list(tmp_path.iterdir()) == []
 
@@ -222,7 +290,10 @@ def test_the_secret_is_for_the_user_alone_or_comes_from_the_environment(
 ):
     seen = []
     watch = threading.Thread(
-        target=lambda: (until((tmp_path / NAME).exists), seen.append((tmp_path / NAME).stat().st_mode & 0o777))
+        target=lambda: (
+            until((tmp_path / NAME).exists),
+            seen.append((tmp_path / NAME).stat().st_mode & 0o777),
+        )
     )
     watch.start()
     refused, _ = come(tmp_path, [], 0.5)
@@ -234,10 +305,14 @@ def test_the_secret_is_for_the_user_alone_or_comes_from_the_environment(
         serve_agent(launch(1), tmp_path, 1.0)
 
 
-def test_without_a_shared_folder_address_and_secret_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_shared_folder_address_and_secret_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv(KEY, "s" * 32)
     port = free_port()
-    agent = threading.Thread(target=serve_agent, args=(launch(1, port=port), tmp_path / "elsewhere", 20.0))
+    agent = threading.Thread(
+        target=serve_agent, args=(launch(1, port=port), tmp_path / "elsewhere", 20.0)
+    )
     agent.start()
     with gathered(launch(0, port=port), tmp_path, 20.0) as agents:
         assert [agent.hello.node for agent in agents] == ["node-0", "node-1"]
@@ -253,17 +328,27 @@ def test_two_processes_of_one_number_are_refused(tmp_path: Path):
 
 def test_other_counts_and_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refused, (end,) = come(tmp_path, [launch(1, 5)])
-    assert "process 1 on node-1 was started as one of 5 processes, but process 0 as one of 2" in refused
+    assert (
+        "process 1 on node-1 was started as one of 5 processes, but process 0 as one of 2"
+        in refused
+    )
     assert refused in end
     versions = iter([{"jax": "1.0"}, {"jax": "2.0"}])
     monkeypatch.setattr("perfmodel.measure.ranks._agents.software", lambda packages: next(versions))
     refused, (end,) = come(tmp_path, [launch(1)])
-    assert re.search(r"process 1 on node-1 has jax \d.0, but process 0 on node-0 has \d.0; install the same", refused)
+    assert re.search(
+        r"process 1 on node-1 has jax \d.0, but process 0 on node-0 has \d.0; install the same",
+        refused,
+    )
     assert refused in end
 
 
-def test_without_process_0_or_with_another_secret_an_agent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(CalibrationError, match=r"could not connect to process 0 .* all nodes share"):
+def test_without_process_0_or_with_another_secret_an_agent_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(
+        CalibrationError, match=r"could not connect to process 0 .* all nodes share"
+    ):
         serve_agent(launch(1), tmp_path, 0.3)
     found = {"host": "127.0.0.1", "port": 9, "key": "k" * 20}
     (tmp_path / NAME).write_text(json.dumps(found))
@@ -286,7 +371,9 @@ def test_without_process_0_or_with_another_secret_an_agent_says_so(tmp_path: Pat
 
 
 def agents(*nodes: str) -> list[Agent]:
-    return [Agent(Pipe()[0], Hello(i, len(nodes), node, "", (0,), {})) for i, node in enumerate(nodes)]
+    return [
+        Agent(Pipe()[0], Hello(i, len(nodes), node, "", (0,), {})) for i, node in enumerate(nodes)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +386,9 @@ def agents(*nodes: str) -> list[Agent]:
         ("abbcc", 4, 2, [1, 2, 3, 4]),
     ],
 )
-def test_ranks_are_spread_as_the_collective_asks(nodes: str, ranks: int, ranks_per_node: int, expected: list[int]):
+def test_ranks_are_spread_as_the_collective_asks(
+    nodes: str, ranks: int, ranks_per_node: int, expected: list[int]
+):
     op = collective("all_reduce", num_ranks=ranks, ranks_per_node=ranks_per_node)
     assert [agent.hello.index for agent in members(agents(*nodes), op)] == expected
 
@@ -313,22 +402,34 @@ def test_ranks_are_spread_as_the_collective_asks(nodes: str, ranks: int, ranks_p
         ("a", 2, 2, "needs 1 node with 2 started processes each; there are 1 on a"),
     ],
 )
-def test_too_few_processes_or_nodes_are_refused(nodes: str, ranks: int, ranks_per_node: int, message: str):
+def test_too_few_processes_or_nodes_are_refused(
+    nodes: str, ranks: int, ranks_per_node: int, message: str
+):
     with pytest.raises(CalibrationError, match=message):
-        members(agents(*nodes), collective("all_reduce", num_ranks=ranks, ranks_per_node=ranks_per_node))
+        members(
+            agents(*nodes), collective("all_reduce", num_ranks=ranks, ranks_per_node=ranks_per_node)
+        )
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
         ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a"}, ("torchrun", 3, 4, "a")),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, ("mpirun", 1, 2, None)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"},
+            ("mpirun", 1, 2, None),
+        ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpirun", 0, 2, None)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, ("srun", 5, 8, None)),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"}, ("srun", 1, 2, None)),
+        (
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"},
+            ("srun", 1, 2, None),
+        ),
     ],
 )
-def test_launchers_tell_each_process_its_number(environ: dict[str, str], expected: tuple[object, ...]):
+def test_launchers_tell_each_process_its_number(
+    environ: dict[str, str], expected: tuple[object, ...]
+):
     found = find_launch(environ)
     assert found is not None
     assert (found.launcher, found.index, found.count, found.host) == expected
@@ -336,7 +437,10 @@ def test_launchers_tell_each_process_its_number(environ: dict[str, str], expecte
 
 def test_arguments_go_before_the_environment():
     found = find_launch(
-        {"RANK": "3", "WORLD_SIZE": "4", "PERFMODEL_NODE": "n"}, process=0, processes=2, coordinator="a:29600"
+        {"RANK": "3", "WORLD_SIZE": "4", "PERFMODEL_NODE": "n"},
+        process=0,
+        processes=2,
+        coordinator="a:29600",
     )
     assert found == Launch(launcher="--process", index=0, count=2, node="n", host="a", port=29600)
     assert find_launch({}) is None
@@ -352,26 +456,48 @@ def test_arguments_go_before_the_environment():
         ({}, {"process": 0, "processes": 2, "coordinator": "a:99999"}, "must be HOST:PORT"),
     ],
 )
-def test_impossible_places_are_refused(environ: dict[str, str], given: dict[str, object], message: str):
+def test_impossible_places_are_refused(
+    environ: dict[str, str], given: dict[str, object], message: str
+):
     with pytest.raises(CalibrationError, match=message):
         find_launch(environ, **given)  # pyright: ignore[reportArgumentType]
 
 
 def test_ranks_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch):
-    for name in ("RANK", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK"):
+    for name in (
+        "RANK",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "SLURM_JOB_ID",
+        "OMPI_COMM_WORLD_RANK",
+    ):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     forget_launcher()
     assert os.environ.get("NCCL_SOCKET_IFNAME") == "ib0"
-    assert not {name for name in os.environ if name.startswith(("TORCHELASTIC", "SLURM", "OMPI", "RANK", "MASTER"))}
+    assert not {
+        name
+        for name in os.environ
+        if name.startswith(("TORCHELASTIC", "SLURM", "OMPI", "RANK", "MASTER"))
+    }
 
 
 @pytest.mark.parametrize(
     ("environ", "more", "status", "message"),
     [
         ({}, ["--launched"], 2, "--launched needs a start by torchrun, mpirun or srun"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, ["--launched", "--dry-run"], 2, "--dry-run cannot be used with a launcher"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, ["--dry-run"], 0, "process 1 of 2 of torchrun measures alone"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            ["--launched", "--dry-run"],
+            2,
+            "--dry-run cannot be used with a launcher",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            ["--dry-run"],
+            0,
+            "process 1 of 2 of torchrun measures alone",
+        ),
     ],
 )
 def test_the_command_says_whether_it_measures_together(
@@ -402,7 +528,9 @@ def test_process_0_listens_on_the_address_that_it_is_given_alone(tmp_path: Path)
         Server(replace(meeting, host="192.0.2.1"), tmp_path).__enter__()
 
 
-def test_connections_without_the_secret_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_the_secret_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_launch, "MOST_TURNED_AWAY", 3)
     meeting = Meeting("127.0.0.1", 0, "k" * 20)
     with Server(meeting, tmp_path) as server:
@@ -420,7 +548,12 @@ def test_slurm_is_told_whom_to_charge_and_which_container_to_run(monkeypatch: py
     names = ("partition", "account", "qos", "constraint", "container", "mounts")
     nothing = dict.fromkeys(names)
     assert slurm(argparse.Namespace(**nothing)) == {}
-    chosen = {"partition": "gpu", "account": "project", "container": "/shared/p.sqsh", "mounts": "/shared:/shared"}
+    chosen = {
+        "partition": "gpu",
+        "account": "project",
+        "container": "/shared/p.sqsh",
+        "mounts": "/shared:/shared",
+    }
     assert slurm(argparse.Namespace(**nothing | chosen)) == {
         "slurm_partition": "gpu",
         "slurm_account": "project",
@@ -433,11 +566,17 @@ def test_slurm_is_told_whom_to_charge_and_which_container_to_run(monkeypatch: py
 
 
 @pytest.mark.parametrize("container", ["", "/shared/p.sqsh"])
-def test_the_batch_script_starts_the_command_in_the_container_that_is_named(tmp_path: Path, container: str):
+def test_the_batch_script_starts_the_command_in_the_container_that_is_named(
+    tmp_path: Path, container: str
+):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONTAINER": container, "MOUNTS": "/a b:/c"}
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CONTAINER": container,
+        "MOUNTS": "/a b:/c",
+    }
     script = ROOT / "calibrate/launch/slurm.sh"
     done = subprocess.run(
         ["bash", script, "plan.toml", "out", "--backend", "torch"],
@@ -447,6 +586,15 @@ def test_the_batch_script_starts_the_command_in_the_container_that_is_named(tmp_
         check=True,
     )
     words = done.stdout.splitlines()
-    assert words[-8:] == ["calibrate", "--plan", "plan.toml", "--out", "out", "--launched", "--backend", "torch"]
+    assert words[-8:] == [
+        "calibrate",
+        "--plan",
+        "plan.toml",
+        "--out",
+        "out",
+        "--launched",
+        "--backend",
+        "torch",
+    ]
     assert ("--container-image=/shared/p.sqsh" in words) == bool(container)
     assert ("--container-mounts=/a b:/c" in words) == bool(container)

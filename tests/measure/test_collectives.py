@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.measure.backends import KernelBeside, Transport, beside_row, collective_row, transport_of
+from perfmodel.measure.backends import (
+    KernelBeside,
+    Transport,
+    beside_row,
+    collective_row,
+    transport_of,
+)
 from perfmodel.measure.ranks import RankGroup, check_collective, groups_at_once, transfer_time_s
 from perfmodel.measure.tables import Point, point_key, row_key
 from perfmodel.measure.timing import Meter, NoMeter, Sample, StoppingRule
@@ -20,7 +26,14 @@ RANKS = 2
 
 def collective(kind: CollectiveKind, size: int = 64, **changes) -> Collective:
     return Collective(
-        **{"collective": kind, "bytes": size, "num_ranks": RANKS, "ranks_per_node": RANKS, "dtype": "fp32", **changes}
+        **{
+            "collective": kind,
+            "bytes": size,
+            "num_ranks": RANKS,
+            "ranks_per_node": RANKS,
+            "dtype": "fp32",
+            **changes,
+        }
     )
 
 
@@ -43,8 +56,12 @@ def buffers(op: Collective) -> list[np.ndarray]:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_groups_at_once_stand_beside_one_another_on_every_node(nodes: int, per_node: int, groups: int):
-    op = collective("all_reduce", num_ranks=nodes * per_node, ranks_per_node=per_node, concurrent=groups)
+def test_groups_at_once_stand_beside_one_another_on_every_node(
+    nodes: int, per_node: int, groups: int
+):
+    op = collective(
+        "all_reduce", num_ranks=nodes * per_node, ranks_per_node=per_node, concurrent=groups
+    )
     ranks = np.array(groups_at_once(op))
     assert sorted(ranks.ravel()) == list(range(nodes * per_node * groups))
     assert (ranks[:, :1] <= ranks).all()
@@ -59,7 +76,9 @@ def test_two_groups_at_once_do_not_mix_their_data(transport: Transport):
         group.load(op)
         group.ask("run", 2)
         values = group.values()
-        row = collective_row(group, op, "box", StoppingRule(max_s=0.2), NoMeter(), transport, "loopback")
+        row = collective_row(
+            group, op, "box", StoppingRule(max_s=0.2), NoMeter(), transport, "loopback"
+        )
     own = np.arange(16) % 1024
     for rank, value in enumerate(values):
         first = rank // RANKS * RANKS
@@ -74,7 +93,9 @@ class GroupOfKnownLength:
     def __init__(self) -> None:
         self.collectives: list[int] = []
 
-    def sample_kernel(self, op: Gemm, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
+    def sample_kernel(
+        self, op: Gemm, calls: int, collectives: int, meter: Meter
+    ) -> tuple[Sample, bool]:
         self.collectives.append(collectives)
         return Sample(calls, 1.0 * calls, 0.0), not collectives or 0.3 * collectives > calls
 
@@ -82,7 +103,9 @@ class GroupOfKnownLength:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=4))
 def test_collectives_outlast_the_kernel_that_they_run_beside(calls: list[int]) -> None:
     group: Any = GroupOfKnownLength()
-    sample = KernelBeside(group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter())
+    sample = KernelBeside(
+        group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter()
+    )
     for number in calls:
         assert sample(number).calls == number
         assert 0.3 * group.collectives[-1] > number
@@ -94,21 +117,33 @@ def test_collectives_outlast_the_kernel_that_they_run_beside(calls: list[int]) -
 
 def test_collectives_that_are_too_short_are_refused() -> None:
     group: Any = GroupOfKnownLength()
-    sample = KernelBeside(group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter())
+    sample = KernelBeside(
+        group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter()
+    )
     with pytest.raises(CalibrationError, match="give larger ones"):
         sample(10**6)
 
 
-def test_kernels_run_on_all_ranks_beside_a_collective(group: RankGroup, transport: Transport) -> None:
+def test_kernels_run_on_all_ranks_beside_a_collective(
+    group: RankGroup, transport: Transport
+) -> None:
     if transport.package != "torch":
         pytest.skip("only torch runs kernels beside collectives")
     op, kernel = collective("all_reduce", 1 << 16), Gemm(m=64, n=64, k=64, dtype="fp32")
     group.load(op)
     rule = StoppingRule(max_s=0.2)
-    rows = [beside_row(group, Point(kernel, beside=beside), "box", rule, NoMeter(), "torch") for beside in (None, op)]
+    rows = [
+        beside_row(group, Point(kernel, beside=beside), "box", rule, NoMeter(), "torch")
+        for beside in (None, op)
+    ]
     assert [row["variant"] for row in rows] == ["", "beside_all_reduce_65536_bytes_2_ranks"]
     assert all(row["time_us"] > 0 for row in rows)
-    assert row_key(rows[1]) == point_key(Point(kernel, beside=op)) != row_key(rows[0]) == point_key(Point(kernel))
+    assert (
+        row_key(rows[1])
+        == point_key(Point(kernel, beside=op))
+        != row_key(rows[0])
+        == point_key(Point(kernel))
+    )
 
 
 @pytest.mark.parametrize("size", [8, 64, 8192])
@@ -128,15 +163,27 @@ def test_every_rank_ends_with_the_right_numbers(group: RankGroup, size: int):
     assert np.array_equal(np.concatenate(values), held[0] + held[1])
     held, values = result("all_to_all")
     halves = [np.split(h, 2) for h in held]
-    assert all(np.array_equal(v, np.concatenate([halves[0][r], halves[1][r]])) for r, v in enumerate(values))
+    assert all(
+        np.array_equal(v, np.concatenate([halves[0][r], halves[1][r]]))
+        for r, v in enumerate(values)
+    )
     held, values = result("send_recv")
     assert all(np.array_equal(v, held[rank - 1]) for rank, v in enumerate(values))
 
 
 def test_a_collective_becomes_a_row(group: RankGroup, transport: Transport):
-    rule = StoppingRule(half_width=0.5, min_repeats=2, max_repeats=2, max_s=1.0, interference_limit=0.99)
-    row = collective_row(group, collective("all_reduce", 4096), "cpu", rule, transport.meter(), transport, "veth")
-    assert (row["collective"], row["bytes"], row["num_ranks"], row["num_nodes"]) == ("all_reduce", 4096, 2, 1)
+    rule = StoppingRule(
+        half_width=0.5, min_repeats=2, max_repeats=2, max_s=1.0, interference_limit=0.99
+    )
+    row = collective_row(
+        group, collective("all_reduce", 4096), "cpu", rule, transport.meter(), transport, "veth"
+    )
+    assert (row["collective"], row["bytes"], row["num_ranks"], row["num_nodes"]) == (
+        "all_reduce",
+        4096,
+        2,
+        1,
+    )
     assert (row["algorithm"], row["interconnect"]) == ("gloo", "veth")
     assert row["software"].startswith(transport.package)
     assert row["software"].endswith("-gloo")
@@ -144,7 +191,10 @@ def test_a_collective_becomes_a_row(group: RankGroup, transport: Transport):
 
 
 def test_failing_and_dying_ranks_are_named():
-    with RankGroup(RANKS) as group, pytest.raises(CalibrationError, match=r"rank [01]: no_such_request failed"):
+    with (
+        RankGroup(RANKS) as group,
+        pytest.raises(CalibrationError, match=r"rank [01]: no_such_request failed"),
+    ):
         group.ask("no_such_request")
     with RankGroup(RANKS) as group:
         group._members[1].process.kill()
@@ -181,7 +231,8 @@ def test_a_group_runs_only_collectives_of_its_size(group: RankGroup):
 
 
 def test_a_transfer_takes_what_the_side_that_came_last_saw():
-    """DistSim section 4.2: it begins when the second of the calls is launched and ends when both return."""
+    """DistSim section 4.2: it begins when the second of the calls is launched and ends when both
+    return."""
     send = [[0.0, 5.0], [10.0, 12.0]]
     receive = [[3.0, 5.0], [7.0, 12.0]]
     assert transfer_time_s(send, receive).tolist() == [2.0, 2.0]  # pyright: ignore
@@ -195,10 +246,17 @@ def test_a_transfer_takes_what_the_side_that_came_last_saw():
 
 
 @pytest.mark.parametrize(("kind", "wall_s"), [("send_recv", 4.0), ("all_reduce", 12.0)])
-def test_a_group_counts_messages_so(kind: CollectiveKind, wall_s: float, monkeypatch: pytest.MonkeyPatch):
-    """Of a collective the slowest rank counts, from the start of its first call to the end of its last."""
+def test_a_group_counts_messages_so(
+    kind: CollectiveKind, wall_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a collective the slowest rank counts, from the start of its first call to the end of its
+    last."""
     group = RankGroup(2)
-    answers = {"load": [None] * 2, "own_s": [0.0] * 2, "run": [[(0.0, 5.0), (10.0, 12.0)], [(3.0, 5.0), (7.0, 12.0)]]}
+    answers = {
+        "load": [None] * 2,
+        "own_s": [0.0] * 2,
+        "run": [[(0.0, 5.0), (10.0, 12.0)], [(3.0, 5.0), (7.0, 12.0)]],
+    }
     monkeypatch.setattr(group, "ask", lambda name, *_: answers[name])
     group.load(Collective(collective=kind, bytes=64, num_ranks=2, ranks_per_node=2, dtype="fp32"))
     assert group.sample(2, NoMeter()).wall_s == wall_s

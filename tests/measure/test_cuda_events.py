@@ -38,7 +38,9 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
             return end.at_ms - self.at_ms
 
     cuda = SimpleNamespace(Event=Event, synchronize=lambda: setattr(stream, "done", True))
-    monkeypatch.setattr("perfmodel.measure.backends._torch_backend.torch_module", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(
+        "perfmodel.measure.backends._torch_backend.torch_module", lambda: SimpleNamespace(cuda=cuda)
+    )
     return stream
 
 

@@ -9,7 +9,9 @@ from perfmodel.measure.tables import SUSPECT, compare, write_card
 from perfmodel.measure.timing import StoppingRule
 
 
-def row(m: int, time_us: float, half: float | None = 0.01, variant: str = "", family: str = "gemm") -> dict:
+def row(
+    m: int, time_us: float, half: float | None = 0.01, variant: str = "", family: str = "gemm"
+) -> dict:
     return {
         "device": "box", "op_family": family, "dtype": "fp32", "m": m, "time_us": time_us, "ci95_half_width": half,
         "interference": 0.0, "variant": variant, "software": "x",
@@ -40,7 +42,9 @@ def write(folder: Path, rows: list[dict], packages: tuple[str, ...] = ()) -> Pat
     folder.mkdir()
     path = folder / "t.csv"
     write_table(path, pd.DataFrame(rows))
-    write_card(path, read_table(path), StoppingRule(), {"threads": len(packages)}, packages=packages)
+    write_card(
+        path, read_table(path), StoppingRule(), {"threads": len(packages)}, packages=packages
+    )
     return path
 
 
@@ -65,13 +69,17 @@ def test_folders_are_all_their_tables_and_a_table_equals_itself(tmp_path: Path):
     path = write(tmp_path / "a", A)
     report = compare(tmp_path / "a", path)
     assert report["cards"] == {}
-    assert all(f["beyond_intervals"] in (0, None) and f["only_in_first"] == 0 for f in report["families"].values())
+    assert all(
+        f["beyond_intervals"] in (0, None) and f["only_in_first"] == 0
+        for f in report["families"].values()
+    )
 
 
 def test_other_peoples_tables_need_no_card(tmp_path: Path):
     for name in ("a.csv", "b.csv"):
         write_table(
-            tmp_path / name, pd.DataFrame([row(1, 1), row(1, 3)]).drop(columns=["ci95_half_width", "interference"])
+            tmp_path / name,
+            pd.DataFrame([row(1, 1), row(1, 3)]).drop(columns=["ci95_half_width", "interference"]),
         )
     report = compare(tmp_path / "a.csv", tmp_path / "b.csv")
     assert report["families"]["gemm"]["rows"] == 1

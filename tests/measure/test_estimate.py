@@ -58,7 +58,9 @@ def test_a_row_takes_what_its_stopping_rule_lets_it():
     assert short == samples_s(rule, 0.0) == pytest.approx(0.4)  # 40 samples of 10 ms
     assert samples_s(rule, 0.02) == pytest.approx(0.8 + 0.06)
     assert samples_s(rule, 1.5) == pytest.approx(2.0 + 1.5 + 4.5)  # none starts after the cap
-    assert samples_s(StoppingRule(min_repeats=10, max_repeats=12, min_sample_s=0.01), NAN) == pytest.approx(0.12)
+    assert samples_s(
+        StoppingRule(min_repeats=10, max_repeats=12, min_sample_s=0.01), NAN
+    ) == pytest.approx(0.12)
 
 
 def test_a_plan_is_the_sum_of_its_rows(plan):
@@ -70,18 +72,23 @@ def test_a_plan_is_the_sum_of_its_rows(plan):
     gemm = report["families"]["gemm"]
     assert gemm["minutes"] * 60 == pytest.approx(0.4 + 0.86 + 2 * SETUP_S["torch"])
     assert gemm["device_minutes"] == gemm["minutes"]
-    # a group is started for 2 ranks and for 4, by its first collective; samples last a quarter of a second
+    # a group is started for 2 ranks and for 4, by its first collective; samples last a quarter of a
+    # second
     each_s = SETUP_S["torch"] + 1.25
     reduce, gather = report["families"]["all_reduce"], report["families"]["all_gather"]
     assert reduce["minutes"] * 60 == pytest.approx(2 * (GROUP_START_S + each_s))
     assert reduce["device_minutes"] * 60 == pytest.approx((2 + 4) * (GROUP_START_S + each_s))
     assert gather["minutes"] * 60 == pytest.approx(2 * each_s)
-    assert report["device_minutes"] == pytest.approx(sum(f["device_minutes"] for f in report["families"].values()))
+    assert report["device_minutes"] == pytest.approx(
+        sum(f["device_minutes"] for f in report["families"].values())
+    )
 
 
 def test_nccl_tests_start_a_program_per_run_of_sizes(plan):
     estimates = estimate_plan(plan, "nccl-tests", lambda points: [NAN] * len(points))
-    assert sum(e.seconds for e in estimates if e.family.startswith("all")) == pytest.approx(4 * PROGRAM_START_S)
+    assert sum(e.seconds for e in estimates if e.family.startswith("all")) == pytest.approx(
+        4 * PROGRAM_START_S
+    )
 
 
 def step(n: int) -> Point:

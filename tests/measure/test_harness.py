@@ -1,4 +1,5 @@
-"""The harness on a made-up clock, where no real time passes; and the median's confidence interval."""
+"""The harness on a made-up clock, where no real time passes; and the median's confidence
+interval."""
 
 from collections.abc import Callable
 
@@ -25,16 +26,23 @@ RULE = StoppingRule(half_width=0.02, min_repeats=8, max_repeats=50, max_s=100.0,
 
 
 class FakeMachine:
-    """Calls that take the given seconds in turn (the last for ever), with the given interference."""
+    """Calls that take the given seconds in turn (the last for ever), with the given
+    interference."""
 
-    def __init__(self, call_s: list[float], interference: Callable[[int], float] = lambda index: 0.0) -> None:
+    def __init__(
+        self, call_s: list[float], interference: Callable[[int], float] = lambda index: 0.0
+    ) -> None:
         self.calls: list[int] = []
         self._call_s, self._interference = call_s, interference
 
     def __call__(self, calls: int) -> Sample:
         index = len(self.calls)
         self.calls.append(calls)
-        return Sample(calls, calls * self._call_s[min(index, len(self._call_s) - 1)], self._interference(index))
+        return Sample(
+            calls,
+            calls * self._call_s[min(index, len(self._call_s) - 1)],
+            self._interference(index),
+        )
 
 
 def timed(machine: FakeMachine, rule: StoppingRule = RULE) -> Timing:
@@ -43,7 +51,11 @@ def timed(machine: FakeMachine, rule: StoppingRule = RULE) -> Timing:
 
 def test_steady_calls_stop_at_the_fewest_repeats():
     timing = timed(FakeMachine([1e-3]))
-    assert (timing.n_repeats, timing.std_s, timing.half_width) == (8, pytest.approx(0, abs=1e-15), 0.0)
+    assert (timing.n_repeats, timing.std_s, timing.half_width) == (
+        8,
+        pytest.approx(0, abs=1e-15),
+        0.0,
+    )
     assert timing.median_s == pytest.approx(1e-3)
 
 
@@ -99,7 +111,8 @@ def test_a_slow_outlier_stays_and_hardly_moves_the_median():
 def test_disturbed_samples_are_set_aside_and_counted():
     # every third sample is slow because others had half of the processor
     machine = FakeMachine(
-        [2.0 if i % 3 == 0 else 1.0 for i in range(60)], lambda index: 0.5 if index % 3 == 0 else 0.01
+        [2.0 if i % 3 == 0 else 1.0 for i in range(60)],
+        lambda index: 0.5 if index % 3 == 0 else 0.01,
     )
     timing = timed(machine)
     assert timing.median_s == 1.0
@@ -115,13 +128,21 @@ def test_without_clean_samples_all_are_used_and_the_interference_tells():
 
 
 def test_few_clean_samples_are_enough():
-    timing = timed(FakeMachine([1.0], lambda index: 0.0 if index in (4, 9, 14) else 0.4), StoppingRule(max_s=20.0))
+    timing = timed(
+        FakeMachine([1.0], lambda index: 0.0 if index in (4, 9, 14) else 0.4),
+        StoppingRule(max_s=20.0),
+    )
     assert (timing.n_repeats, timing.n_set_aside, timing.interference) == (MIN_CLEAN, 17, 0.0)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40), st.lists(st.booleans(), min_size=1, max_size=40))
-def test_always_ends_within_its_caps_and_between_the_extremes(times: list[float], disturbed: list[bool]):
+@given(
+    st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40),
+    st.lists(st.booleans(), min_size=1, max_size=40),
+)
+def test_always_ends_within_its_caps_and_between_the_extremes(
+    times: list[float], disturbed: list[bool]
+):
     machine = FakeMachine(times, lambda index: float(disturbed[index % len(disturbed)]))
     timing = timed(machine, StoppingRule(max_repeats=20, max_s=5.0, min_sample_s=1e-2))
     assert min(times) * (1 - 1e-9) <= timing.median_s <= max(times) * (1 + 1e-9)
@@ -156,7 +177,10 @@ def test_the_meter_lengthens_samples_to_what_its_counters_resolve():
 @pytest.mark.parametrize("call_s", [1e-6, 5e-3, 0.05, 0.4, 3.0])
 def test_the_effort_stated_is_the_time_that_the_stopping_rule_takes(call_s: float):
     rule = StoppingRule(max_s=1.0)
-    for noise, wanted in ((0.0, measuring_s(rule, call_s).least), (0.4, measuring_s(rule, call_s).most)):
+    for noise, wanted in (
+        (0.0, measuring_s(rule, call_s).least),
+        (0.4, measuring_s(rule, call_s).most),
+    ):
         spent_s, turn = 0.0, 0
 
         def sample(calls: int, noise: float = noise) -> Sample:
@@ -189,7 +213,12 @@ def test_no_interval_at_95_percent_below_six_values():
 def test_covers_the_true_median_of_a_skewed_law():
     draws = np.random.default_rng(0).lognormal(size=(4000, 21))
     intervals = [median_interval(row.tolist()) for row in draws]
-    assert np.mean([interval is not None and interval[0] <= 1.0 <= interval[1] for interval in intervals]) >= 0.945
+    assert (
+        np.mean(
+            [interval is not None and interval[0] <= 1.0 <= interval[1] for interval in intervals]
+        )
+        >= 0.945
+    )
 
 
 def test_refuses_an_impossible_confidence():

@@ -14,18 +14,29 @@ from perfmodel.measure.ranks import EmulatedHosts, RankGroup, forward, unavailab
 from perfmodel.measure.timing import NoMeter
 from perfmodel.ops import Collective
 
-needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
+needs_hosts = pytest.mark.skipif(
+    bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}"
+)
 BYTES = 262144
 BANDWIDTH_BYTES_PER_S = 2.5e7
 
 
 def all_reduce(ranks_per_node: int) -> Collective:
-    return Collective(collective="all_reduce", bytes=BYTES, num_ranks=4, ranks_per_node=ranks_per_node, dtype="fp32")
+    return Collective(
+        collective="all_reduce",
+        bytes=BYTES,
+        num_ranks=4,
+        ranks_per_node=ranks_per_node,
+        dtype="fp32",
+    )
 
 
 @needs_hosts
 def test_ranks_on_emulated_hosts_reduce_through_the_shaped_link():
-    with EmulatedHosts(2, BANDWIDTH_BYTES_PER_S) as cluster, RankGroup(4, hosts=cluster.hosts) as group:
+    with (
+        EmulatedHosts(2, BANDWIDTH_BYTES_PER_S) as cluster,
+        RankGroup(4, hosts=cluster.hosts) as group,
+    ):
         group.load(all_reduce(2))
         expected = sum(np.arange(BYTES // 4) % 1024 + rank for rank in range(4))
         for value in group.values():
@@ -40,7 +51,11 @@ def test_ranks_on_emulated_hosts_reduce_through_the_shaped_link():
 def test_the_latency_of_a_link_is_paid_by_every_message():
     latency_s = 0.02
     with EmulatedHosts(2, 1e9, latency_s) as cluster, RankGroup(2, hosts=cluster.hosts) as group:
-        group.load(Collective(collective="send_recv", bytes=64, num_ranks=2, ranks_per_node=1, dtype="fp32"))
+        group.load(
+            Collective(
+                collective="send_recv", bytes=64, num_ranks=2, ranks_per_node=1, dtype="fp32"
+            )
+        )
         assert group.sample(1, NoMeter()).call_s > latency_s
 
 
@@ -54,7 +69,12 @@ def test_hosts_leave_nothing_behind():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((1, 1e8), "got 1"), ((2, -1.0), "bandwidth"), ((2, float("nan")), "bandwidth"), ((2, 1e8, 2.0), "latency_s")],
+    [
+        ((1, 1e8), "got 1"),
+        ((2, -1.0), "bandwidth"),
+        ((2, float("nan")), "bandwidth"),
+        ((2, 1e8, 2.0), "latency_s"),
+    ],
 )
 def test_impossible_hosts_are_refused(arguments: tuple[float, ...], message: str):
     with pytest.raises(PerfModelError, match=message):
@@ -80,7 +100,9 @@ def test_the_switch_learns_ports_keeps_order_and_delays():
     latency_s = 0.03
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
     ours, theirs = Pipe()
-    worker = threading.Thread(target=forward, args=(theirs, [inner.fileno() for _, inner in pairs], latency_s))
+    worker = threading.Thread(
+        target=forward, args=(theirs, [inner.fileno() for _, inner in pairs], latency_s)
+    )
     worker.start()
     try:
         hosts = [outer for outer, _ in pairs]

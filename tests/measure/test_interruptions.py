@@ -1,4 +1,5 @@
-"""Calibrations that are killed, interrupted, crowded or run out of disk lose nothing. The clock is made up."""
+"""Calibrations that are killed, interrupted, crowded or run out of disk lose nothing. The clock is
+made up."""
 
 import json
 import os
@@ -30,13 +31,17 @@ def fake(out: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     fake = FakeBackend(out / "log")
     monkeypatch.setattr("perfmodel.measure._run.open_backend", fake.opened)
     monkeypatch.setattr("perfmodel.measure.open_backend", fake.opened)
-    monkeypatch.setattr("perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points))
+    monkeypatch.setattr(
+        "perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points)
+    )
     return fake
 
 
 def run(out: Path, old: str = "", new: str = "", *, only_missing: bool = False) -> list[str]:
     """Run the plan, edited; keys measured meanwhile."""
-    (out / "plan.toml").write_text((out / "plan.toml").read_text().replace(old, new) if old else PLAN)
+    (out / "plan.toml").write_text(
+        (out / "plan.toml").read_text().replace(old, new) if old else PLAN
+    )
     before = len(measured(out / "log"))
     run_plan(read_plan(out / "plan.toml"), out, only_missing=only_missing)
     return measured(out / "log")[before:]
@@ -52,13 +57,18 @@ def command(out: Path) -> int:
 def test_fifty_kills_at_random_moments_lose_nothing(tmp_path: Path):
     driver = Path(__file__).with_name("kill_runs.py")
     done = subprocess.run(
-        [sys.executable, str(driver), str(tmp_path), "50", "1"], capture_output=True, text=True, check=False
+        [sys.executable, str(driver), str(tmp_path), "50", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout)["stages"]
     assert sum(count for stage, count in seen.items() if stage != "ended by itself") >= 50
     # also in the midst of measuring, and between a table, its card and the end of the partial file
-    assert {"nothing written", "no row yet", "rows"} <= {s.partition(": ")[2] for s in seen if "first run" in s}
+    assert {"nothing written", "no row yet", "rows"} <= {
+        s.partition(": ")[2] for s in seen if "first run" in s
+    }
     for phase in ("first run", "disturbed rows again"):
         assert seen[f"{phase}: table without its card"] > 0
         assert seen[f"{phase}: table and card, partial file still there"] > 0
@@ -96,7 +106,11 @@ def test_two_runs_into_one_folder_do_not_meet(out: Path, fake: FakeBackend):
 
 
 def test_what_killed_writes_left_is_removed(out: Path, fake: FakeBackend):
-    for name in (".kernels.csv.abcd1234.tmp", "..kernels.csv.partial.abcd1234.tmp", ".kernels.card.json.abcd1234.tmp"):
+    for name in (
+        ".kernels.csv.abcd1234.tmp",
+        "..kernels.csv.partial.abcd1234.tmp",
+        ".kernels.card.json.abcd1234.tmp",
+    ):
         (out / name).write_text("half")
     (out / ".other.csv.abcd1234.tmp").write_text("somebody else's")
     run(out)
@@ -105,7 +119,12 @@ def test_what_killed_writes_left_is_removed(out: Path, fake: FakeBackend):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_run_with_the_way_on(
-    out: Path, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch, capsys, request, number: signal.Signals
+    out: Path,
+    fake: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    request,
+    number: signal.Signals,
 ):
     sampler = FakeBackend.sampler
 
@@ -118,7 +137,9 @@ def test_signals_end_the_run_with_the_way_on(
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs deaf to it
+    inherited = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # shells start background jobs deaf to it
     try:
         with monkeypatch.context() as patch:
             patch.setattr(FakeBackend, "sampler", interrupted)
@@ -149,12 +170,17 @@ sys.exit(perfmodel.cli.main(["calibrate", "--plan", str(out / "plan.toml"), "--o
 
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(out: Path, fake: FakeBackend):
     words = [sys.executable, "-c", FULL_DISK, str(out), str(out / "log"), "1500"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+    )
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("perfmodel: ")]
     assert "File too large" in line
     assert "measured rows are kept" in line
-    kept = {record.key for record in PartialFile(out / ".kernels.csv.partial", {}).read(any_header=True) or ()}
+    kept = {
+        record.key
+        for record in PartialFile(out / ".kernels.csv.partial", {}).read(any_header=True) or ()
+    }
     assert 0 < len(kept) < ROWS
     assert kept.isdisjoint(run(out))
     assert len(read_table(out / "kernels.csv")) == ROWS
@@ -167,7 +193,9 @@ def test_an_op_that_cannot_be_measured_is_refused_before_anything_is(out: Path, 
     assert measured(out / "log") == []
 
 
-def test_a_catalog_device_must_be_the_one_found(out: Path, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch):
+def test_a_catalog_device_must_be_the_one_found(
+    out: Path, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(FakeBackend, "accelerator", "NVIDIA H100 80GB HBM3")
     with pytest.raises(CalibrationError, match="A100-SXM4-80GB, but this machine has NVIDIA H100"):
         run(out, 'device = "box"', 'device = "A100-SXM4-80GB"')

@@ -25,7 +25,9 @@ from perfmodel.measure.timing import NoMeter, OwnCoreMeter, Sample, StoppingRule
 from perfmodel.ops import Gemm, OptimizerStep
 from perfmodel.ops.programs import Program
 
-RULE = StoppingRule(half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, interference_limit=0.99)
+RULE = StoppingRule(
+    half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, interference_limit=0.99
+)
 
 
 def test_a_tiny_gemm_becomes_a_row_of_a_table(tmp_path: Path):
@@ -50,19 +52,24 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 def test_updates_in_place_are_fed_back(backend: Backend):
-    # a donated buffer may not be used twice: the second call fails unless the first one's result is passed on
+    # a donated buffer may not be used twice: the second call fails unless the first one's result is
+    # passed on
     sample = backend.sampler(OptimizerStep(n_params=64, bytes_per_param=28.0))
     assert [sample(calls).calls for calls in (1, 3, 1)] == [1, 3, 1]
 
 
 def test_more_work_takes_longer_and_every_call_has_a_cost(backend: Backend):
-    small, large = (time_calls(backend.sampler(Gemm(m=n, n=n, k=n, dtype="fp32")), RULE) for n in (16, 512))
+    small, large = (
+        time_calls(backend.sampler(Gemm(m=n, n=n, k=n, dtype="fp32")), RULE) for n in (16, 512)
+    )
     assert small.median_s < large.median_s
     assert 0 < call_overhead_s(backend, RULE) < large.median_s
 
 
 def test_cold_rows_say_so(backend: Backend):
-    row = kernel_row(backend, Point(Gemm(m=4, n=256, k=256, dtype="fp32"), cold=True), "this-cpu", RULE)
+    row = kernel_row(
+        backend, Point(Gemm(m=4, n=256, k=256, dtype="fp32"), cold=True), "this-cpu", RULE
+    )
     assert row["variant"] == "cold"
     assert row["time_us"] > 0
 
@@ -75,7 +82,9 @@ def test_time_of_flushes_does_not_count_but_their_disturbance_does():
 
     # the thread gets all of a call's second and nine of a flush's ten
     meter = OwnCoreMeter(wall_clock=lambda: clock[0], own_clock=lambda: clock[0] - clock[0] // 11)
-    sample = cold_sampler(Program(spend, (1.0,)), meter, lambda output: None, lambda: spend(10.0))(3)
+    sample = cold_sampler(Program(spend, (1.0,)), meter, lambda output: None, lambda: spend(10.0))(
+        3
+    )
     assert (sample.calls, sample.wall_s) == (3, 3.0)
     assert sample.interference == pytest.approx(3 / 33)
 
@@ -129,7 +138,9 @@ def test_calls_on_an_accelerator_are_queued_and_fp32_products_not_rounded():
     precisions = []
     backend = JaxBackend("gpu", "NVIDIA X", (9, 0), NoMeter())
     sample = unrounded(
-        lambda calls: precisions.append(jax.config.jax_default_matmul_precision) or Sample(calls, 1.0, 0)
+        lambda calls: (
+            precisions.append(jax.config.jax_default_matmul_precision) or Sample(calls, 1.0, 0)
+        )
     )
     assert sample(3).calls == backend.sampler(op)(3).calls == 3
     assert precisions == ["highest"]

@@ -31,7 +31,9 @@ def test_busy_time_leaves_idle_waiting_interrupts_and_guests_out(tmp_path: Path)
 
 
 def test_own_core_meter_counts_what_the_thread_did_not_get():
-    meter = OwnCoreMeter(wall_clock=iter([10.0, 12.0]).__next__, own_clock=iter([5.0, 6.5]).__next__)
+    meter = OwnCoreMeter(
+        wall_clock=iter([10.0, 12.0]).__next__, own_clock=iter([5.0, 6.5]).__next__
+    )
     assert meter.interference(meter.read(), meter.read()) == pytest.approx(0.25)
 
 

@@ -39,13 +39,16 @@ def test_a_mutated_plan_is_sound_or_refused(tmp_path: Path):
 
 
 def _all_kinds() -> dict:
-    """A plan with what all plans have: every key, and of every family and collective the entry with most keys, with the
-    first value of every list."""
+    """A plan with what all plans have: every key, and of every family and collective the entry with
+    most keys, with the first value of every list."""
     plans = [tomllib.loads(plan.read_text()) for plan in PLANS]
     out = {key: value for data in plans for key, value in data.items()}
     for name in ("kernels", "collectives"):
         kept: dict[str, dict] = {}
         for entry in sorted((entry for data in plans for entry in data.get(name, [])), key=len):
             kept[str(entry.get("family", entry.get("collective")))] = entry
-        out[name] = [{k: v[:1] if isinstance(v, list) else v for k, v in entry.items()} for entry in kept.values()]
+        out[name] = [
+            {k: v[:1] if isinstance(v, list) else v for k, v in entry.items()}
+            for entry in kept.values()
+        ]
     return out

@@ -61,7 +61,9 @@ class Machine:
             assert machine.captured is None, "no graph may wait for the device"
             machine.host_ms = max(machine.host_ms, machine.stream_ms)
 
-        return SimpleNamespace(Event=Event, CUDAGraph=CUDAGraph, graph=graph, synchronize=synchronize)
+        return SimpleNamespace(
+            Event=Event, CUDAGraph=CUDAGraph, graph=graph, synchronize=synchronize
+        )
 
 
 @pytest.fixture

@@ -50,17 +50,24 @@ def test_one_program_measures_sizes_that_grow_by_one_factor(tmp_path: Path):
     assert (card.rows, len(table)) == (8, 8)
     assert table["time_us"].tolist() == [11.02, 14.1, 26.38, 30.48] * 2
     assert set(table["interconnect"]) == {"infiniband"}
-    assert table[["num_ranks", "num_nodes", "ranks_per_node"]].drop_duplicates().to_numpy().tolist() == [[16, 2, 8]]
+    assert table[
+        ["num_ranks", "num_nodes", "ranks_per_node"]
+    ].drop_duplicates().to_numpy().tolist() == [[16, 2, 8]]
     assert read_card(tmp_path / "nccl.csv").method["nccl_tests"] == "-w 5 -n 20 -N 8"
 
 
 def test_a_program_that_fails_is_named_and_what_was_measured_kept(tmp_path: Path):
     failing = plan_in(tmp_path, "--calls", "--fail all_gather --calls")
-    with pytest.raises(CalibrationError, match=r"exit status 3 \(all_gather: unhandled system error\) from: .*-b 1024"):
+    with pytest.raises(
+        CalibrationError,
+        match=r"exit status 3 \(all_gather: unhandled system error\) from: .*-b 1024",
+    ):
         run_plan(failing, tmp_path, "nccl-tests")
     assert len(calls(tmp_path)) == 3
     run_plan(plan_in(tmp_path), tmp_path, "nccl-tests")
-    assert [line.split()[4].rpartition("/")[2] for line in calls(tmp_path)[3:]] == ["all_gather_perf"] * 2
+    assert [line.split()[4].rpartition("/")[2] for line in calls(tmp_path)[3:]] == [
+        "all_gather_perf"
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,11 @@ def test_a_program_that_fails_is_named_and_what_was_measured_kept(tmp_path: Path
     [
         ("{{num_ranks}}", "{{ranks}}", "is not a valid template"),
         ("{python}", "no-such-launcher", "no such program; set launcher and folder"),
-        ("[nccl_tests]", "[[kernels]]\nfamily = 'gemm'\nm = 1\nn = 1\nk = 1\n[nccl_tests]", "only collectives"),
+        (
+            "[nccl_tests]",
+            "[[kernels]]\nfamily = 'gemm'\nm = 1\nn = 1\nk = 1\n[nccl_tests]",
+            "only collectives",
+        ),
         ('launcher = "', 'luncher = "', "luncher"),
     ],
 )
@@ -80,7 +91,9 @@ def test_bad_plans_are_refused(tmp_path: Path, old: str, new: str, message: str)
 
 
 def test_a_size_that_was_not_printed_is_an_error():
-    tests = NcclTests(launcher=f"{sys.executable} {FAKE} -b 16 -e 32 -f 2")  # of two the first counts here
+    tests = NcclTests(
+        launcher=f"{sys.executable} {FAKE} -b 16 -e 32 -f 2"
+    )  # of two the first counts here
     point = Point(Collective(collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2))
     rows = nccl_tests_rows([point], tests, "x", "nvlink", lambda point: None)
     with pytest.raises(CalibrationError, match="printed no time of all_reduce of 1024 bytes"):
@@ -96,7 +109,9 @@ def test_programs_end_in_time():
 
 def test_sizes_that_nccl_tests_would_round_are_refused_and_plans_round_them(tmp_path: Path):
     with pytest.raises(PerfModelError, match="multiples of 16 bytes per rank"):
-        check_nccl_tests(Collective(collective="all_gather", bytes=1000, num_ranks=3, ranks_per_node=3))
+        check_nccl_tests(
+            Collective(collective="all_gather", bytes=1000, num_ranks=3, ranks_per_node=3)
+        )
     plan = plan_in(tmp_path, "num_ranks = 16", "num_ranks = 12")
     assert [op.bytes for op in plan.collectives[:4]] == [960, 4032, 16320, 20352]
 
@@ -115,7 +130,8 @@ def test_runs_cover_all_sizes_in_order():
 
 def test_the_gpus_that_nccl_tests_lists_must_be_the_plans(tmp_path: Path):
     with pytest.raises(
-        CalibrationError, match="the plan's device is H100-SXM5-80GB, but this machine has A100-SXM4-80GB"
+        CalibrationError,
+        match="the plan's device is H100-SXM5-80GB, but this machine has A100-SXM4-80GB",
     ):
         run_plan(plan_in(tmp_path, "A100-SXM4", "H100-SXM5"), tmp_path, "nccl-tests")
 

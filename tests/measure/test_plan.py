@@ -46,8 +46,12 @@ def test_grids_become_ops(tmp_path: Path):
     assert plan.rule.half_width == plan.collective_rule.half_width == 0.1
     # 1024 bytes do not split over three ranks: the next smaller size that does
     assert plan.collectives == (
-        Collective(collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2, dtype="fp32"),
-        Collective(collective="all_reduce", bytes=1020, num_ranks=3, ranks_per_node=3, dtype="fp32"),
+        Collective(
+            collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2, dtype="fp32"
+        ),
+        Collective(
+            collective="all_reduce", bytes=1020, num_ranks=3, ranks_per_node=3, dtype="fp32"
+        ),
     )
 
 
@@ -86,7 +90,10 @@ def test_a_missing_plan_is_named(tmp_path: Path):
 
 
 def test_a_point_is_a_kernels_or_a_collectives():
-    gemm, reduce = Gemm(m=2, n=2, k=2), Collective(collective="all_reduce", bytes=8.0, num_ranks=2, ranks_per_node=2)
+    gemm, reduce = (
+        Gemm(m=2, n=2, k=2),
+        Collective(collective="all_reduce", bytes=8.0, num_ranks=2, ranks_per_node=2),
+    )
     assert Point(gemm).kernel == gemm
     assert Point(reduce).collective == reduce
     with pytest.raises(PerfModelError, match="all_reduce is a collective, not a kernel"):
@@ -126,7 +133,12 @@ def test_kernels_beside_collectives_are_measured_alone_too(tmp_path: Path) -> No
     [
         (BESIDE, "jax", False, "measure with --backend torch"),
         (BESIDE, "torch", True, "leave it out of a launched run"),
-        (BESIDE.replace("64, num_ranks = 2}]", "260, num_ranks = 65}]"), "torch", False, "2 to 64 ranks"),
+        (
+            BESIDE.replace("64, num_ranks = 2}]", "260, num_ranks = 65}]"),
+            "torch",
+            False,
+            "2 to 64 ranks",
+        ),
     ],
 )
 def test_kernels_that_cannot_run_beside_collectives_are_refused(
@@ -139,9 +151,14 @@ def test_kernels_that_cannot_run_beside_collectives_are_refused(
 
 @pytest.mark.parametrize(
     ("beside", "match"),
-    [('"all_reduce"', "beside must be a table"), ('{collective = "all_reduce", size = 8}', "key of kernels")],
+    [
+        ('"all_reduce"', "beside must be a table"),
+        ('{collective = "all_reduce", size = 8}', "key of kernels"),
+    ],
 )
-def test_what_is_no_collective_is_refused_beside_a_kernel(tmp_path: Path, beside: str, match: str) -> None:
+def test_what_is_no_collective_is_refused_beside_a_kernel(
+    tmp_path: Path, beside: str, match: str
+) -> None:
     text = PLAN.replace('family = "memory"', f'family = "memory"\nbeside = {beside}')
     with pytest.raises(CalibrationError, match=match):
         read_plan(write(tmp_path, text))

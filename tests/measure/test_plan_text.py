@@ -7,17 +7,33 @@ from hypothesis import strategies as st
 
 from perfmodel.measure import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure.timing import StoppingRule
-from perfmodel.ops import Attention, Collective, Convolution, Embedding, Gemm, MemoryBound, OptimizerStep
+from perfmodel.ops import (
+    Attention,
+    Collective,
+    Convolution,
+    Embedding,
+    Gemm,
+    MemoryBound,
+    OptimizerStep,
+)
 
 size = st.integers(1, 1 << 20)
 gemm = st.builds(Gemm, m=size, n=size, k=size, batch=st.integers(1, 3), pass_=st.sampled_from(["fwd", "wgrad"]),
                  accumulate=st.booleans(), dtype=st.sampled_from(["fp32", "bf16"]))  # fmt: skip
 attention = st.builds(Attention, batch=size, heads=size, kv_heads=size, seq_q=size, seq_kv=size, head_dim=size,
                       causal=st.booleans(), pass_=st.sampled_from(["fwd", "bwd"]))  # fmt: skip
-memory = st.builds(MemoryBound, op=st.sampled_from(["relu", "add"]), rows=size, hidden=size, n_inputs=st.integers(1, 2))
+memory = st.builds(
+    MemoryBound,
+    op=st.sampled_from(["relu", "add"]),
+    rows=size,
+    hidden=size,
+    n_inputs=st.integers(1, 2),
+)
 embedding = st.builds(Embedding, tokens=size, hidden=size, vocab=size)
 optimizer = st.builds(OptimizerStep, n_params=size, bytes_per_param=st.sampled_from([28.0, 30.0]))
-conv = st.builds(Convolution, batch=size, c_in=size, h_in=size, w_in=size, c_out=size, k_h=size, k_w=size)
+conv = st.builds(
+    Convolution, batch=size, c_in=size, h_in=size, w_in=size, c_out=size, k_h=size, k_w=size
+)
 collective = st.builds(
     lambda kind, ranks, units, dtype: Collective(collective=kind, bytes=float(units * ranks * 4), num_ranks=ranks,
                                                  ranks_per_node=ranks, dtype=dtype),
@@ -28,7 +44,9 @@ plans = st.builds(
     device=st.text(max_size=8),
     rule=st.builds(StoppingRule, half_width=st.floats(0.001, 0.5), max_s=st.floats(1e-5, 10)),
     collective_rule=st.builds(StoppingRule),
-    kernels=st.lists(st.one_of(gemm, attention, memory, embedding, optimizer, conv), max_size=12).map(tuple),
+    kernels=st.lists(
+        st.one_of(gemm, attention, memory, embedding, optimizer, conv), max_size=12
+    ).map(tuple),
     collectives=st.lists(collective, max_size=6).map(tuple),
     kernel_table=st.just("kernels.csv"),
     collective_table=st.just("collectives.csv"),

@@ -1,4 +1,5 @@
-"""The programs compute what their ops say: numbers against NumPy, FLOPs against the compiler's count."""
+"""The programs compute what their ops say: numbers against NumPy, FLOPs against the compiler's
+count."""
 
 from typing import Any
 
@@ -26,14 +27,18 @@ def run(op: KernelOp) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Inputs and outputs as float64."""
     timed = jax_program(op)
     inputs = [np.asarray(a, np.float64) for a in timed.arguments]
-    return inputs, [np.asarray(o, np.float64) for o in jax.tree.leaves(timed.function(*timed.arguments))]
+    return inputs, [
+        np.asarray(o, np.float64) for o in jax.tree.leaves(timed.function(*timed.arguments))
+    ]
 
 
 def close(actual: Any, expected: Any, tolerance: float = 1e-4) -> None:
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("shape", [{}, {"op": "bmm", "batch": 3}, {"op": "grouped_linear", "groups": 2}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"op": "bmm", "batch": 3}, {"op": "grouped_linear", "groups": 2}]
+)
 def test_gemm_passes(shape: dict[str, Any]):
     gemm = {"m": 5, "n": 7, "k": 11, "dtype": "fp32", **shape}
     (a, b), (c,) = run(Gemm(**gemm))
@@ -77,12 +82,20 @@ def test_memory_bound_kernels_have_a_gradient_by_finite_differences(op: str, n_i
             moved = list(forward.arguments)
             moved[index] = argument + sign * step * direction
             sides.append(np.asarray(forward.function(*moved), np.float64).sum())
-        assert (sides[0] - sides[1]) / (2 * step) == pytest.approx((gradients[index] * direction).sum(), abs=2e-2)
+        assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(
+            (gradients[index] * direction).sum(), abs=2e-2
+        )
 
 
 @pytest.mark.parametrize("op", ["dropout", "bias_dropout_add"])
 def test_dropout_keeps_nine_of_ten_and_its_mean(op: str):
-    shape = {"op": op, "rows": 64, "hidden": 512, "n_inputs": MEASURED_MEMORY_OPS[op], "dtype": "fp32"}
+    shape = {
+        "op": op,
+        "rows": 64,
+        "hidden": 512,
+        "n_inputs": MEASURED_MEMORY_OPS[op],
+        "dtype": "fp32",
+    }
     timed = jax_program(MemoryBound(**shape))
     x, *rest = (np.asarray(a, np.float64) for a in timed.arguments[:-1])
     out = np.asarray(timed.function(*timed.arguments), np.float64) - (rest[0] if rest else 0)
@@ -112,7 +125,9 @@ def test_fp8_products_multiply_what_the_operands_hold():
 
 def test_large_arrays_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 4)
-    values = np.asarray(jax_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0])
+    values = np.asarray(
+        jax_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0]
+    )
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()
 
@@ -135,7 +150,15 @@ def test_embedding_gathers_and_scatters():
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_against_a_loop(causal: bool):
     op = Attention(
-        batch=2, heads=4, kv_heads=2, seq_q=3, seq_kv=5, head_dim=8, head_dim_v=6, causal=causal, dtype="fp32"
+        batch=2,
+        heads=4,
+        kv_heads=2,
+        seq_q=3,
+        seq_kv=5,
+        head_dim=8,
+        head_dim_v=6,
+        causal=causal,
+        dtype="fp32",
     )
     (q, k, v), (out,) = run(op)
     assert out.shape == (2, 2, 2, 3, 6)
@@ -158,9 +181,16 @@ def test_adam_moves_against_the_gradient_and_keeps_its_states():
 
 @pytest.mark.parametrize("bytes_per_param", [28.0, 30.0, 42.0, 56.0])
 @pytest.mark.parametrize("tensors", [1, 3])
-def test_mixed_precision_adam_clips_its_gradients_and_copies_its_weights(bytes_per_param: float, tensors: int):
-    timed = jax_program(OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors))
-    given = [np.concatenate(timed.arguments[i * tensors : (i + 1) * tensors]).astype(np.float64) for i in (0, 3)]
+def test_mixed_precision_adam_clips_its_gradients_and_copies_its_weights(
+    bytes_per_param: float, tensors: int
+):
+    timed = jax_program(
+        OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors)
+    )
+    given = [
+        np.concatenate(timed.arguments[i * tensors : (i + 1) * tensors]).astype(np.float64)
+        for i in (0, 3)
+    ]
     weight, gradient = given[0], given[1] / (1024 if bytes_per_param == 56 else 1)
     if bytes_per_param >= 42:
         gradient = gradient * min(1.0, 1 / np.linalg.norm(gradient))
@@ -168,18 +198,34 @@ def test_mixed_precision_adam_clips_its_gradients_and_copies_its_weights(bytes_p
     new = np.concatenate(made[:tensors]).astype(np.float64)
     close(new, weight - 1e-4 * 0.1 * gradient / (np.sqrt(0.001 * gradient**2) + 1e-8))
     if bytes_per_param > 28:
-        assert {str(a.dtype) for a in made[-tensors:]} == {"float16" if bytes_per_param == 56 else "bfloat16"}
-        np.testing.assert_allclose(np.concatenate(made[-tensors:]).astype(np.float64), new, rtol=1e-2)
+        assert {str(a.dtype) for a in made[-tensors:]} == {
+            "float16" if bytes_per_param == 56 else "bfloat16"
+        }
+        np.testing.assert_allclose(
+            np.concatenate(made[-tensors:]).astype(np.float64), new, rtol=1e-2
+        )
     again = (*made[: timed.carried], *timed.arguments[timed.carried :])
     assert len(timed.function(*again)) == len(made)
 
 
 def test_convolution_and_its_gradients():
-    shape = {"batch": 2, "c_in": 4, "h_in": 6, "w_in": 5, "c_out": 6, "k_h": 3, "k_w": 3, "pad_h": 1, "groups": 2}
+    shape = {
+        "batch": 2,
+        "c_in": 4,
+        "h_in": 6,
+        "w_in": 5,
+        "c_out": 6,
+        "k_h": 3,
+        "k_w": 3,
+        "pad_h": 1,
+        "groups": 2,
+    }
     op = Convolution(**shape)
     (x, w), (y,) = run(op)
     assert y.shape == (2, 6, op.h_out, op.w_out)
-    close(y[1, 4, 2, 1], (np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))[1, 2:, 2:5, 1:4] * w[4]).sum())
+    close(
+        y[1, 4, 2, 1], (np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))[1, 2:, 2:5, 1:4] * w[4]).sum()
+    )
     # the sum of the output is linear in each input: <input, gradient> gives it back
     for pass_, operand in (("dgrad", 1), ("wgrad", 2)):
         inputs, (gradient,) = run(Convolution(**shape, pass_=pass_))
@@ -201,11 +247,17 @@ def test_element_types_are_kept(dtype: str):
         (MemoryBound(op="avg_pool", rows=2, hidden=2), "avg_pool"),
         (MemoryBound(op="rope", rows=2, hidden=3), "must be even"),
         (MemoryBound(op="mul", rows=2, hidden=2, n_inputs=1), "n_inputs"),
-        (Attention(batch=1, heads=2, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2, window=1), "window"),
+        (
+            Attention(batch=1, heads=2, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2, window=1),
+            "window",
+        ),
         (Attention(batch=1, heads=3, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2), "multiple"),
         (OptimizerStep(n_params=3, bytes_per_param=29.0), "bytes_per_param"),
         (OptimizerStep(n_params=3, tensors=4), "cannot be divided into 4 tensors"),
-        (Gemm(m=16, n=16, k=16, dtype="fp8", pass_="bwd"), "fp8 products can be measured only one at a time"),
+        (
+            Gemm(m=16, n=16, k=16, dtype="fp8", pass_="bwd"),
+            "fp8 products can be measured only one at a time",
+        ),
     ],
 )
 def test_refuses_what_it_cannot_measure(op: KernelOp, message: str):

@@ -13,7 +13,15 @@ from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure import read_plan
 from perfmodel.measure.estimate import finished_rows
-from perfmodel.measure.tables import SUSPECT, Record, card_path, is_pending, point_key, read_card, write_card
+from perfmodel.measure.tables import (
+    SUSPECT,
+    Record,
+    card_path,
+    is_pending,
+    point_key,
+    read_card,
+    write_card,
+)
 from perfmodel.measure.timing import StoppingRule
 
 PACKAGES = ("jax", "jaxlib", "numpy", "perfmodel")
@@ -42,8 +50,17 @@ dtype = "fp32"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "plan.toml").write_text(PLAN)
-    command = [sys.executable, "-m", "perfmodel.cli", "calibrate", "--plan", str(folder / "plan.toml")]
-    done = subprocess.run([*command, "--out", str(folder)], capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "perfmodel.cli",
+        "calibrate",
+        "--plan",
+        str(folder / "plan.toml"),
+    ]
+    done = subprocess.run(
+        [*command, "--out", str(folder)], capture_output=True, text=True, check=True
+    )
     assert "4 rows" in done.stdout
     return folder
 
@@ -56,7 +73,11 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_writes_a_table_and_its_card_and_nothing_else(folder: Path):
-    assert sorted(p.name for p in folder.iterdir()) == ["kernels.card.json", "kernels.csv", "plan.toml"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "kernels.card.json",
+        "kernels.csv",
+        "plan.toml",
+    ]
     table, card = read_table(folder / "kernels.csv"), read_card(folder / "kernels.csv")
     assert (card.rows, card.device, card.licence) == (4, "box", "Apache-2.0")
     assert table["m"].tolist()[:2] == [4, 8]

@@ -34,12 +34,18 @@ class Bench:
             self.measured.append(op)
             left = self._disturbed.get(op, 0)
             self._disturbed[op] = left - 1
-            yield {"n_params": op, "time_us": 10.0 * op + 1, "interference": 0.1 * left if left > 0 else 0.01}
+            yield {
+                "n_params": op,
+                "time_us": 10.0 * op + 1,
+                "interference": 0.1 * left if left > 0 else 0.01,
+            }
 
 
 def run(path: Path, ops: Sequence[int], bench: Bench, attempts: int = 3) -> list[Row]:
     points = list(map(point, ops))
-    return sweep(points, bench, PartialFile(path, HEADER), interference_limit=0.06, attempts=attempts)
+    return sweep(
+        points, bench, PartialFile(path, HEADER), interference_limit=0.06, attempts=attempts
+    )
 
 
 def test_rows_come_in_order_and_once_per_distinct_op(tmp_path: Path):
@@ -90,16 +96,24 @@ def test_attempts_before_an_interruption_count(tmp_path: Path):
 def test_earlier_rows_stand_for_their_ops(tmp_path: Path):
     bench = Bench()
     earlier = [
-        Record(point_key(point(size)), {"n_params": size, "time_us": 5.0, "interference": taken}, earlier=True)
+        Record(
+            point_key(point(size)),
+            {"n_params": size, "time_us": 5.0, "interference": taken},
+            earlier=True,
+        )
         for size, taken in ((2, 0.0), (3, 0.9), (7, 0.0))
     ]
     partial = PartialFile(tmp_path / "p", HEADER)
     points = list(map(point, [1, 2, 3]))
-    rows = sweep(points, bench, partial, interference_limit=0.06, attempts=1, earlier=lambda: earlier)
+    rows = sweep(
+        points, bench, partial, interference_limit=0.06, attempts=1, earlier=lambda: earlier
+    )
     # a disturbed one is measured again however few attempts there are, one not asked for stays
     assert bench.measured == [1, 3]
     assert [row["time_us"] for row in rows] == [11.0, 5.0, 31.0, 5.0]
-    assert partial.open()[:3] == earlier  # kept with the new ones: the table may be rewritten at any moment
+    assert (
+        partial.open()[:3] == earlier
+    )  # kept with the new ones: the table may be rewritten at any moment
 
 
 def test_earlier_rows_are_not_asked_for_where_an_interrupted_run_is_found(tmp_path: Path):

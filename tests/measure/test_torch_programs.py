@@ -23,8 +23,26 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 
 from perfmodel.measure.backends import torch_program  # noqa: E402
 
-ATTENTION = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 3, "seq_kv": 5, "head_dim": 8, "dtype": "fp32"}
-IMAGE = {"batch": 2, "c_in": 4, "h_in": 6, "w_in": 5, "c_out": 6, "k_h": 3, "k_w": 3, "pad_h": 1, "groups": 2}
+ATTENTION = {
+    "batch": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "seq_q": 3,
+    "seq_kv": 5,
+    "head_dim": 8,
+    "dtype": "fp32",
+}
+IMAGE = {
+    "batch": 2,
+    "c_in": 4,
+    "h_in": 6,
+    "w_in": 5,
+    "c_out": 6,
+    "k_h": 3,
+    "k_w": 3,
+    "pad_h": 1,
+    "groups": 2,
+}
 
 
 def outputs(result: Any) -> list[np.ndarray]:
@@ -36,7 +54,9 @@ def both(op: KernelOp) -> tuple[list[np.ndarray], list[np.ndarray]]:
     ours, reference = torch_program(op, "cpu"), jax_program(op)
     result = ours.function(*ours.arguments)
     leaves = result if isinstance(result, tuple | list) else (result,)
-    return [leaf.double().numpy() for leaf in leaves], outputs(reference.function(*reference.arguments))
+    return [leaf.double().numpy() for leaf in leaves], outputs(
+        reference.function(*reference.arguments)
+    )
 
 
 def agree(op: KernelOp, reshape: bool = False) -> None:
@@ -52,14 +72,18 @@ def test_memory_bound_kernels(op: str, n_inputs: int, pass_: Any):
     if "dropout" not in op:
         agree(MemoryBound(op=op, rows=3, hidden=8, n_inputs=n_inputs, dtype="fp32", pass_=pass_))
         return
-    timed = torch_program(MemoryBound(op=op, rows=64, hidden=512, n_inputs=n_inputs, dtype="fp32", pass_=pass_), "cpu")
+    timed = torch_program(
+        MemoryBound(op=op, rows=64, hidden=512, n_inputs=n_inputs, dtype="fp32", pass_=pass_), "cpu"
+    )
     result = timed.function(*timed.arguments)
     dropped = result[0] if pass_ == "bwd" else result - (timed.arguments[1] if n_inputs == 2 else 0)
     assert float((dropped == 0).double().mean()) == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "wgrad"])
-@pytest.mark.parametrize("shape", [{"op": "bmm", "batch": 3}, {"op": "grouped_linear", "groups": 2}])
+@pytest.mark.parametrize(
+    "shape", [{"op": "bmm", "batch": 3}, {"op": "grouped_linear", "groups": 2}]
+)
 def test_batched_products(shape: dict[str, Any], pass_: Any):
     agree(Gemm(m=5, n=7, k=11, dtype="fp32", pass_=pass_, **shape))
 
@@ -68,7 +92,9 @@ def test_linear_layers_keep_their_weights_as_torch_does():
     timed = torch_program(Gemm(m=5, n=7, k=11, dtype="fp32"), "cpu")
     x, weight = timed.arguments
     assert weight.shape == (7, 11)
-    np.testing.assert_allclose(timed.function(x, weight), x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        timed.function(x, weight), x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-5
+    )
     backward = torch_program(Gemm(m=5, n=7, k=11, dtype="fp32", pass_="bwd"), "cpu")
     assert [g.shape for g in backward.function()] == [(5, 11), (7, 11)]
     for pass_, shapes in (("dgrad", ((5, 11), (11, 7))), ("wgrad", ((11, 5), (11, 7)))):
@@ -117,15 +143,22 @@ def test_adam_steps():
     (weight,) = optimizer.param_groups[0]["params"]
     before = weight.detach().clone()
     timed.function()
-    # torch corrects the first step's bias: it moves by the learning rate against the gradient's sign
-    torch.testing.assert_close(before - weight.detach(), 1e-4 * weight.grad.sign(), rtol=1e-3, atol=1e-7)
+    # torch corrects the first step's bias: it moves by the learning rate against the gradient's
+    # sign
+    torch.testing.assert_close(
+        before - weight.detach(), 1e-4 * weight.grad.sign(), rtol=1e-3, atol=1e-7
+    )
     assert optimizer.defaults["fused"] is True
 
 
 @pytest.mark.parametrize(("bytes_per_param", "tensors"), [(30.0, 1), (42.0, 3), (56.0, 3)])
 def test_mixed_precision_adam_updates_masters_and_copies_them(bytes_per_param: float, tensors: int):
-    timed = torch_program(OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors), "cpu")
-    cells = dict(zip(timed.function.__code__.co_freevars, timed.function.__closure__ or (), strict=True))
+    timed = torch_program(
+        OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors), "cpu"
+    )
+    cells = dict(
+        zip(timed.function.__code__.co_freevars, timed.function.__closure__ or (), strict=True)
+    )
     masters, copies = (cells[name].cell_contents for name in ("masters", "copies"))
     before = torch.cat(masters).clone()
     timed.function()
@@ -139,15 +172,20 @@ def test_mixed_precision_adam_updates_masters_and_copies_them(bytes_per_param: f
 
 def test_large_tensors_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 4)
-    (values,) = torch_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32"), "cpu").arguments
+    (values,) = torch_program(
+        MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32"), "cpu"
+    ).arguments
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()
 
 
 def test_a_large_tensor_takes_no_more_than_its_elements(monkeypatch: pytest.MonkeyPatch):
-    """However few of them are drawn: repeated once too often for every one drawn, these would fill any memory."""
+    """However few of them are drawn: repeated once too often for every one drawn, these would fill
+    any memory."""
     monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 1000)
-    (values,) = torch_program(MemoryBound(op="relu", rows=4096, hidden=1024, dtype="fp32"), "cpu").arguments
+    (values,) = torch_program(
+        MemoryBound(op="relu", rows=4096, hidden=1024, dtype="fp32"), "cpu"
+    ).arguments
     assert values.shape == (4096, 1024)
     assert values.untyped_storage().nbytes() == 4 * values.numel()
 
@@ -155,18 +193,26 @@ def test_a_large_tensor_takes_no_more_than_its_elements(monkeypatch: pytest.Monk
 def test_element_types_are_kept():
     for dtype in ("bf16", "fp16"):
         timed = torch_program(Gemm(m=2, n=2, k=2, dtype=dtype), "cpu")
-        assert str(timed.function(*timed.arguments).dtype) == {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[dtype]
+        assert (
+            str(timed.function(*timed.arguments).dtype)
+            == {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[dtype]
+        )
 
 
 def test_fp8_products_multiply_what_the_operands_hold():
     timed = torch_program(Gemm(m=16, n=32, k=48, dtype="fp8"), "cpu")
     a, b = (x.double() for x in timed.arguments)
-    torch.testing.assert_close(timed.function(*timed.arguments).double(), a @ b, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        timed.function(*timed.arguments).double(), a @ b, rtol=0.02, atol=0.02
+    )
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])
 def test_fp8_is_refused_where_no_unit_has_it(name: str):
-    with open_backend(name) as backend, pytest.raises(PerfModelError, match="fp8 products need an NVIDIA GPU"):
+    with (
+        open_backend(name) as backend,
+        pytest.raises(PerfModelError, match="fp8 products need an NVIDIA GPU"),
+    ):
         backend.check(Gemm(m=16, n=16, k=16, dtype="fp8"))
 
 

@@ -1,6 +1,7 @@
 """Goodput, checkpoints, cost and energy of runs of several kinds, kept in `known_goodput.csv`.
 
-Step times are given, so that no prediction is among what is stored. A change that is meant to move it is followed by
+Step times are given, so that no prediction is among what is stored. A change that is meant to move
+it is followed by
 
     PYTHONPATH=tests python tests/planning/known_goodput.py
 """
@@ -23,13 +24,21 @@ from perfmodel.spec import Cluster, Job, Layout, Problem
 
 TABLE = Path(__file__).with_suffix(".csv")
 MIXED = Cluster.of_kinds(
-    "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=512) for name in ("dgx-a100", "dgx-h100")]
+    "mixed",
+    [
+        replace(catalog.cluster(name), name=name[-4:], max_devices=512)
+        for name in ("dgx-a100", "dgx-h100")
+    ],
 )
 JOB = Job(global_batch=256, seq_len=4096)
 RUNS: dict[str, tuple[str, Cluster, Layout]] = {
     "dense": ("llama3-8b", catalog.cluster("dgx-h100"), Layout(tp=2, pp=4, dp=32, zero=1)),
     "experts": ("mixtral-8x7b", catalog.cluster("dgx-a100"), Layout(pp=4, dp=64, ep=8)),
-    "asynchronous": ("gpt3-1.3b", catalog.cluster("dgx-a100"), Layout(pp=8, dp=2, schedule="pipedream")),
+    "asynchronous": (
+        "gpt3-1.3b",
+        catalog.cluster("dgx-a100"),
+        Layout(pp=8, dp=2, schedule="pipedream"),
+    ),
     "two kinds of nodes": ("llama3-8b", MIXED, Layout(tp=4, pp=2, dp=8)),
 }
 RELIABILITIES: dict[str, dict[str, Any]] = {
@@ -71,12 +80,15 @@ def cases() -> Iterator[StoredCase]:
     for stall_s, mtbf_s in product((0.1, 30.0, 2000.0), (500.0, 1e5)):
         best_s = best_interval_s(stall_s, mtbf_s)
         fractions = {
-            f"{hidden_s:g}": goodput_fraction(best_s, stall_s, hidden_s, 100.0, mtbf_s) for hidden_s in (0.0, 90.0)
+            f"{hidden_s:g}": goodput_fraction(best_s, stall_s, hidden_s, 100.0, mtbf_s)
+            for hidden_s in (0.0, 90.0)
         }
         name = f"stall {stall_s:g} mtbf {mtbf_s:g}"
         yield StoredCase(name, name, {"best": best_s} | fractions)
     for base, (model, cluster, layout) in RUNS.items():
-        problem = Problem(model=catalog.model(model), cluster=cluster, job=JOB, devices=layout.devices)
+        problem = Problem(
+            model=catalog.model(model), cluster=cluster, job=JOB, devices=layout.devices
+        )
         for name, fields in ({base: {}} | RELIABILITIES).items():
             try:
                 found = goodput(problem, layout, 12.5, Reliability(**fields)).to_dict()
@@ -85,8 +97,12 @@ def cases() -> Iterator[StoredCase]:
             yield StoredCase(base, name, _flat(found))
     model, cluster, layout = RUNS["dense"]
     problem = Problem(model=catalog.model(model), cluster=cluster, job=JOB, devices=layout.devices)
-    prediction = replace(predict(problem, layout=layout), step_time_s=10.0, step_time_lo_s=8.0, step_time_hi_s=13.0)
-    prediction = replace(prediction, time_account=replace(prediction.time_account, busy_fraction=0.75))
+    prediction = replace(
+        predict(problem, layout=layout), step_time_s=10.0, step_time_lo_s=8.0, step_time_hi_s=13.0
+    )
+    prediction = replace(
+        prediction, time_account=replace(prediction.time_account, busy_fraction=0.75)
+    )
     for name, fields in TARIFFS.items():
         run = training_run(prediction, problem, tariff=Tariff(**fields), pue=1.2)
         yield StoredCase("tokens", name, _figures_of_run(run))

@@ -1,7 +1,7 @@
 """Steps on changed machines, and the memory that they need, kept in `known_machines.csv`.
 
-Prices are constant rates of kernels, and of links their latency and bandwidth, so that new weights move nothing. A
-change that is meant to move answers is followed by
+Prices are constant rates of kernels, and of links their latency and bandwidth, so that new weights
+move nothing. A change that is meant to move answers is followed by
 
     PYTHONPATH=tests python tests/planning/known_machines.py
 """
@@ -54,7 +54,9 @@ class Links:
         for op in ops:
             level = cluster.levels[0 if op.ranks_per_node == op.num_ranks else -1]
             share = 1 - 1 / op.num_ranks
-            seconds.append(op.num_ranks**0.5 * level.latency_s + share * op.bytes / level.bandwidth_bytes_per_s)
+            seconds.append(
+                op.num_ranks**0.5 * level.latency_s + share * op.bytes / level.bandwidth_bytes_per_s
+            )
         time_s = np.array(seconds, float)
         return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
 
@@ -64,7 +66,9 @@ def problem_of(name: str, cluster: str = "dgx-a100") -> StepProblem:
     model = catalog.model(name)
     assert isinstance(model, Transformer)
     job = Job(global_batch=64, seq_len=1024)
-    problem = step_problem(replace(model, layers=4), catalog.cluster(cluster), job, None, EAGER, site=SITE)
+    problem = step_problem(
+        replace(model, layers=4), catalog.cluster(cluster), job, None, EAGER, site=SITE
+    )
     return problem.repriced(Rates(), Links())
 
 
@@ -73,20 +77,39 @@ def cases() -> Iterator[StoredCase]:
     problem = problem_of("gpt3-1.3b")
     for name, layout in LAYOUTS.items():
         yield StoredCase(name, name, {"step": step_s(problem, layout, Scenario())})
-        single = [(f"{setting}=1.5x",) for setting in NAMES if setting.endswith(("h", "rate", "_s"))]
+        single = [
+            (f"{setting}=1.5x",) for setting in NAMES if setting.endswith(("h", "rate", "_s"))
+        ]
         for settings in (*single, *TOGETHER):
             try:
-                yield StoredCase(name, " ".join(settings), {"step": step_s(problem, layout, Scenario.parse(settings))})
+                yield StoredCase(
+                    name,
+                    " ".join(settings),
+                    {"step": step_s(problem, layout, Scenario.parse(settings))},
+                )
             except PerfModelError as error:
                 yield StoredCase(name, " ".join(settings), {f"refused.{type(error).__name__}": 1.0})
         for text in SWEPT[name]:
-            curve = sweep(problem, layout, Scenario.parse(["memory_bandwidth=2x"]), parse_sweep(text))
-            found = {f"at.{value:.6g}": seconds for value, seconds in zip(curve.values, curve.step_s, strict=True)}
+            curve = sweep(
+                problem, layout, Scenario.parse(["memory_bandwidth=2x"]), parse_sweep(text)
+            )
+            found = {
+                f"at.{value:.6g}": seconds
+                for value, seconds in zip(curve.values, curve.step_s, strict=True)
+            }
             yield StoredCase(name, f"sweep {text}", found | {"hidden": curve.hidden_up_to or 0.0})
         for cluster in ("dgx-a100", "dgx-h100"):
             need = memory_to_fit(problem_of("gpt3-6.7b", cluster), layout)
-            found = {"needed": need.memory_bytes, "likely": need.likely_bytes, "fits": need.fits_probability}
-            found |= {"peak": need.peak_bytes, "has": need.has_bytes, "is": float(need.fits)} | need.parts_bytes
+            found = {
+                "needed": need.memory_bytes,
+                "likely": need.likely_bytes,
+                "fits": need.fits_probability,
+            }
+            found |= {
+                "peak": need.peak_bytes,
+                "has": need.has_bytes,
+                "is": float(need.fits),
+            } | need.parts_bytes
             yield StoredCase(name, f"memory on {cluster}", found)
     for settings in (TOGETHER[2], TOGETHER[4]):
         name = f"what if {' '.join(settings)}"
@@ -94,14 +117,19 @@ def cases() -> Iterator[StoredCase]:
     experts = problem_of("mixtral-8x7b")
     for delays in ((), ("all_to_all_delay_s=0.002",), ("send_recv_delay_s=0.001",)):
         name = "experts" if not delays else delays[0]
-        yield StoredCase("experts", name, {"step": step_s(experts, EXPERTS, Scenario.parse(delays))})
+        yield StoredCase(
+            "experts", name, {"step": step_s(experts, EXPERTS, Scenario.parse(delays))}
+        )
 
 
 def _scenario(problem: StepProblem, layout: Layout, settings: Sequence[str]) -> Figures:
     result = in_scenario(problem, layout, Scenario.parse(settings))
     found = {"before": result.before_s, "after": result.after_s, "notes": float(len(result.notes))}
     found |= {"fits before": float(result.fits_before), "fits after": float(result.fits_after)}
-    found |= {"before fits": result.fits_probability_before, "after fits": result.fits_probability_after}
+    found |= {
+        "before fits": result.fits_probability_before,
+        "after fits": result.fits_probability_after,
+    }
     found = {name.replace(" ", "-"): value for name, value in found.items()}
     return found | {f"by.{name}": value for name, value in result.sensitivity.items()}
 

@@ -1,4 +1,5 @@
-"""Clusters side by side: figures that follow from one another, orders, prices, and clear refusals."""
+"""Clusters side by side: figures that follow from one another, orders, prices, and clear
+refusals."""
 
 import json
 
@@ -28,8 +29,13 @@ def test_every_kind_of_accelerator_has_its_best_layout(compared):
     }  # fmt: skip
     assert not compared.impossible
     for plan in compared.plans:
-        best = pm.search("gpt3-1.3b", plan.prediction.cluster, devices=8, global_batch=32, top=1).layouts[0]
-        assert (plan.prediction.layout, plan.prediction.step_time_s) == (best.layout, best.step_time_s)
+        best = pm.search(
+            "gpt3-1.3b", plan.prediction.cluster, devices=8, global_batch=32, top=1
+        ).layouts[0]
+        assert (plan.prediction.layout, plan.prediction.step_time_s) == (
+            best.layout,
+            best.step_time_s,
+        )
 
 
 def test_figures_follow_from_the_step_time(compared):
@@ -53,7 +59,10 @@ def test_figures_follow_from_the_step_time(compared):
 
 
 def test_prices_are_given_listed_or_not_there(compared):
-    prices = {plan.prediction.cluster: (plan.run.usd_per_device_hour, plan.run.price_source) for plan in compared.plans}
+    prices = {
+        plan.prediction.cluster: (plan.run.usd_per_device_hour, plan.run.price_source)
+        for plan in compared.plans
+    }
     assert prices["mi300x-platform"] == (2.5, "given")
     assert prices["dgx-h100"] == (10.0, catalog.device("h100").price_source)
     unpriced = compare_clusters("gpt3-1.3b", ["mi325x", "a100"], **WORDS)
@@ -62,10 +71,17 @@ def test_prices_are_given_listed_or_not_there(compared):
 
 
 @pytest.mark.parametrize(
-    ("by", "key"), [("cost", "usd_per_million_tokens"), ("time", "days"), ("energy", "energy_per_million_tokens_j")]
+    ("by", "key"),
+    [
+        ("cost", "usd_per_million_tokens"),
+        ("time", "days"),
+        ("energy", "energy_per_million_tokens_j"),
+    ],
 )
 def test_the_order_is_that_of_what_was_asked(by, key):
-    rows = compare_clusters("gpt3-1.3b", ["tpu-v5p", "a100", "h100", "b200"], by=by, **WORDS).to_dict()["clusters"]
+    rows = compare_clusters(
+        "gpt3-1.3b", ["tpu-v5p", "a100", "h100", "b200"], by=by, **WORDS
+    ).to_dict()["clusters"]
     known = [row[key] for row in rows if row[key] is not None]
     assert known == sorted(known)
     assert all(row[key] is None for row in rows[len(known) :])
@@ -88,7 +104,12 @@ def test_clusters_have_numbers_of_devices():
     ("clusters", "words", "error", "message"),
     [
         (["h100"], {"by": "price"}, UnknownNameError, "unknown order of clusters 'price'.*cost"),
-        (["h100"], {"prices": {"b200": 3.0}}, UnknownNameError, "unknown cluster or device of a price 'b200'"),
+        (
+            ["h100"],
+            {"prices": {"b200": 3.0}},
+            UnknownNameError,
+            "unknown cluster or device of a price 'b200'",
+        ),
         (["h1000"], {}, UnknownNameError, "unknown cluster 'h1000'.*h100"),
         (["h100"], {"devices": None}, PerfModelError, "number of devices of dgx-h100 is missing"),
         ([], {}, PerfModelError, "no cluster is named"),
@@ -103,7 +124,9 @@ def test_what_cannot_be_compared_is_said(clusters, words, error, message):
 
 
 def test_a_cluster_that_cannot_run_the_job_leaves_the_others():
-    found = compare_clusters("gpt3-1.3b", ["v100-100g:1", "v100-100g:8", "h100:8"], dtype="bf16", global_batch=32)
+    found = compare_clusters(
+        "gpt3-1.3b", ["v100-100g:1", "v100-100g:8", "h100:8"], dtype="bf16", global_batch=32
+    )
     assert [plan.prediction.cluster for plan in found.plans] == ["dgx-h100"]
     assert list(found.impossible) == ["v100-100g:1", "v100-100g:8"]
     assert "has no bf16" in found.impossible["v100-100g:8"]
@@ -117,7 +140,9 @@ def test_failures_make_a_run_dearer():
     usual = training_run(p, problem, **of)
     worse = training_run(p, problem, **of, reliability=pm.Reliability(device_mtbf_s=86400.0))
     assert usual.cost_usd is not None
-    assert worse.cost_usd == pytest.approx(usual.cost_usd * usual.goodput.fraction / worse.goodput.fraction)
+    assert worse.cost_usd == pytest.approx(
+        usual.cost_usd * usual.goodput.fraction / worse.goodput.fraction
+    )
     assert worse.cost_usd > 1.1 * usual.cost_usd
 
 
@@ -126,7 +151,10 @@ JOB = ["--global-batch", "32", "--tokens", "1e11"]
 
 def test_the_command_prints_for_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100,mi300x", "--devices", "8", *JOB]) == 0
+    assert (
+        main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100,mi300x", "--devices", "8", *JOB])
+        == 0
+    )
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("next: "))
     for words in (
@@ -141,7 +169,17 @@ def test_the_command_prints_for_a_narrow_terminal(capsys, monkeypatch):
 
 
 def test_the_command_takes_job_flags_and_json(capsys):
-    argv = ["compare-clusters", "--model", "gpt3-1.3b", "--clusters", "h100:8", "--fix", "tp=2", "--price", "h100=2.5"]
+    argv = [
+        "compare-clusters",
+        "--model",
+        "gpt3-1.3b",
+        "--clusters",
+        "h100:8",
+        "--fix",
+        "tp=2",
+        "--price",
+        "h100=2.5",
+    ]
     assert main([*argv, *JOB, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["clusters"]
     assert row["layout"].startswith("tp=2,")
@@ -149,7 +187,9 @@ def test_the_command_takes_job_flags_and_json(capsys):
     assert 0 < row["goodput"]["fraction"] < 1
 
 
-@pytest.mark.parametrize("flag", [["--price", "h100"], ["--mtbf", "-1"], ["--storage", "0"], ["--pue", "0.5"]])
+@pytest.mark.parametrize(
+    "flag", [["--price", "h100"], ["--mtbf", "-1"], ["--storage", "0"], ["--pue", "0.5"]]
+)
 def test_bad_flags_are_one_line(flag, capsys):
     assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100:8", *JOB, *flag]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -157,16 +197,33 @@ def test_bad_flags_are_one_line(flag, capsys):
 
 def test_a_number_of_devices_that_is_none_is_named(capsys):
     assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100:x", *JOB]) == 2
-    assert "'h100:x': no number of devices after the colon; write h100:256" in capsys.readouterr().err
+    assert (
+        "'h100:x': no number of devices after the colon; write h100:256" in capsys.readouterr().err
+    )
 
 
 def test_predict_and_search_say_days_and_cost(capsys):
     where = ["--model", "gpt3-1.3b", "--cluster", "h100", *JOB]
     assert main(["predict", *where, "--layout", "dp=8", "--json"]) == 0
     one = json.loads(capsys.readouterr().out)
-    assert main(["search", *where, "--devices", "8", "--fix", "tp=1,pp=1,zero=0,recompute=none", "--json"]) == 0
+    assert (
+        main(
+            [
+                "search",
+                *where,
+                "--devices",
+                "8",
+                "--fix",
+                "tp=1,pp=1,zero=0,recompute=none",
+                "--json",
+            ]
+        )
+        == 0
+    )
     layouts = json.loads(capsys.readouterr().out)["layouts"]
     same = next(found for found in layouts if found["step_time_s"] == one["step_time_s"])
-    assert {k: same[k] for k in ("days", "cost_usd", "goodput")} == {k: one[k] for k in ("days", "cost_usd", "goodput")}
+    assert {k: same[k] for k in ("days", "cost_usd", "goodput")} == {
+        k: one[k] for k in ("days", "cost_usd", "goodput")
+    }
     assert main(["predict", *where, "--layout", "dp=8"]) == 0
     assert "for all tokens (100B; 90 %: " in capsys.readouterr().out

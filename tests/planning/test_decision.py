@@ -56,7 +56,9 @@ def test_turned_is_the_step_of_whatif():
     for at, layout in enumerate(layouts):
         here_s = step_s(model, layout, Scenario())
         for i, name in enumerate(found.knobs):
-            half_s, near_s = (step_s(model, layout, KNOBS[name].scenario(factor)) for factor in (0.5, 1.001))
+            half_s, near_s = (
+                step_s(model, layout, KNOBS[name].scenario(factor)) for factor in (0.5, 1.001)
+            )
             assert found.ratio[at, i, 0] == pytest.approx(half_s / here_s, rel=1e-4)
             assert found.elasticity[at, i] == pytest.approx(1e3 * np.log(near_s / here_s), abs=1e-3)
 
@@ -85,9 +87,12 @@ def test_several_batches_each_follow_their_own_job():
     assert batches <= {16, 32}
     for row in rows:
         found = turned(
-            step_problem_of(problem(**JOB | {"global_batch": row["global_batch"]})), [Layout.parse(row["layout"])]
+            step_problem_of(problem(**JOB | {"global_batch": row["global_batch"]})),
+            [Layout.parse(row["layout"])],
         )
-        assert row["ratio"] == [pytest.approx(of_knob.tolist(), rel=1e-4) for of_knob in found.ratio[0]]
+        assert row["ratio"] == [
+            pytest.approx(of_knob.tolist(), rel=1e-4) for of_knob in found.ratio[0]
+        ]
 
 
 def test_bad_input_is_one_line_and_no_file(tmp_path, capsys):
@@ -112,8 +117,21 @@ def test_bad_input_is_one_line_and_no_file(tmp_path, capsys):
 
 def test_the_command_writes_the_page(tmp_path, capsys):
     page = tmp_path / "r.html"
-    argv = ["report", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32", "--html", str(page)]
-    assert main([*argv, "--devices", "8", "--top", "1", "--fix", "tp=2", "--compare-clusters", "h100"]) == 0
+    argv = [
+        "report",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--global-batch",
+        "32",
+        "--html",
+        str(page),
+    ]
+    assert (
+        main([*argv, "--devices", "8", "--top", "1", "--fix", "tp=2", "--compare-clusters", "h100"])
+        == 0
+    )
     assert "dgx-h100" in page.read_text()
     out = capsys.readouterr().out
     assert out.startswith("recommended: tp=")
@@ -122,7 +140,12 @@ def test_the_command_writes_the_page(tmp_path, capsys):
 
 
 def test_the_page_opens_on_the_layout_that_likely_fits(tmp_path):
-    words = {"cluster": "dgx-h100", "devices": 8, "global_batch": 32, "fix": "micro_batch=1,schedule=1f1b,vpp=1"}
+    words = {
+        "cluster": "dgx-h100",
+        "devices": 8,
+        "global_batch": 32,
+        "fix": "micro_batch=1,schedule=1f1b,vpp=1",
+    }
     found = search("llama3-8b", top=2, **words)
     assert found.layouts[0].fits_probability < 0.9  # or the case shows nothing
     data = report("llama3-8b", top=2, space=SpaceWords(fix=words.pop("fix")), **words).data

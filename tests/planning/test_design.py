@@ -14,7 +14,11 @@ from perfmodel.prediction import explain, step_problem
 from perfmodel.spec import Job, Layout, Problem
 from perfmodel.units import MIN_FIT
 
-MODEL, CLUSTER, JOB = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048)
+MODEL, CLUSTER, JOB = (
+    catalog.model("gpt3-1.3b"),
+    catalog.cluster("dgx-a100"),
+    Job(global_batch=64, seq_len=2048),
+)
 PROBLEM = Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=16)
 
 
@@ -33,7 +37,9 @@ def test_memory_is_just_enough(text):
     # Fragmentation may ask for more than the probability does.
     likely = explain(with_memory(need.likely_bytes), layout).fits_probability
     assert likely >= MIN_FIT - 1e-9
-    assert need.fits_probability == explain(step_problem(MODEL, CLUSTER, JOB), layout).fits_probability
+    assert (
+        need.fits_probability == explain(step_problem(MODEL, CLUSTER, JOB), layout).fits_probability
+    )
     assert sum(need.parts_bytes.values()) == pytest.approx(need.peak_bytes)
 
 
@@ -79,9 +85,18 @@ def test_upgrades_are_what_a_search_on_the_better_machine_finds():
     for name in ("compute_rate", "inter_node_bandwidth"):
         upgrade = by_name[name]
         better = search(
-            MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space, top=1, settings=[f"{name}=1.5x"]
+            MODEL,
+            CLUSTER,
+            devices=16,
+            global_batch=64,
+            job=JOB,
+            space=space,
+            top=1,
+            settings=[f"{name}=1.5x"],
         )
-        assert 1 - better.layouts[0].step_time_s / found.step_time_s == pytest.approx(upgrade.gain, abs=1e-4)
+        assert 1 - better.layouts[0].step_time_s / found.step_time_s == pytest.approx(
+            upgrade.gain, abs=1e-4
+        )
         assert upgrade.gain_per_price == pytest.approx(upgrade.gain / prices[name])
     now = Layout.parse(found.layout)
     now_s = step_s(question.step_problem, now, Scenario())
@@ -109,10 +124,29 @@ def test_command(capsys):
     job = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "64"]
     assert main(["design", "memory", *job, "--layout", "8M4P1D"]) == 0
     assert "fits with" in capsys.readouterr().out
-    assert main(["design", "devices", *job, "--devices", "8", "--below", "3", "--fix", "micro_batch=1,zero=1"]) == 0
+    assert (
+        main(
+            [
+                "design",
+                "devices",
+                *job,
+                "--devices",
+                "8",
+                "--below",
+                "3",
+                "--fix",
+                "micro_batch=1,zero=1",
+            ]
+        )
+        == 0
+    )
     assert "devices:" in capsys.readouterr().out
-    assert main(["design", "overtake", *job, "--layout", "dp=64", "--against", "tp=4,pp=4,dp=4"]) == 0
+    assert (
+        main(["design", "overtake", *job, "--layout", "dp=64", "--against", "tp=4,pp=4,dp=4"]) == 0
+    )
     assert "both take" in capsys.readouterr().out
     assert main(["design", "devices", *job, "--below", "3"]) == 2
-    assert main(["design", "upgrade", *job, "--devices", "8", "--upgrade-price", "memory_bytes"]) == 2
+    assert (
+        main(["design", "upgrade", *job, "--devices", "8", "--upgrade-price", "memory_bytes"]) == 2
+    )
     assert "NAME=MONEY" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Goodput: the closed form against a simulation of a run, the best interval against Young and Daly, published runs."""
+"""Goodput: the closed form against a simulation of a run, the best interval against Young and Daly,
+published runs."""
 
 import json
 from math import sqrt
@@ -19,7 +20,8 @@ times = st.floats(1.0, 1e4)
 
 
 def simulated(interval_s, stall_s, hidden_s, restart_s, mtbf_s, failures=4000):
-    """Share of useful time of a run that is lived through second by second, from failure to failure."""
+    """Share of useful time of a run that is lived through second by second, from failure to
+    failure."""
     rng, clock_s, kept_s = np.random.default_rng(1), 0.0, 0.0
     for _ in range(failures):
         fails_s = clock_s + rng.exponential(mtbf_s)
@@ -42,7 +44,9 @@ def simulated(interval_s, stall_s, hidden_s, restart_s, mtbf_s, failures=4000):
         (3000, 300, 0, 900, 2000),
     ],
 )
-def test_the_closed_form_is_what_a_simulated_run_comes_to(interval_s, stall_s, hidden_s, restart_s, mtbf_s):
+def test_the_closed_form_is_what_a_simulated_run_comes_to(
+    interval_s, stall_s, hidden_s, restart_s, mtbf_s
+):
     case = (interval_s, stall_s, hidden_s, restart_s, mtbf_s)
     assert goodput_fraction(*case) == pytest.approx(simulated(*case), rel=0.04)
 
@@ -78,13 +82,17 @@ def test_more_failures_never_help(mtbf_s, factor):
 
 
 def test_llama_3_trains_most_of_the_time():
-    """arXiv 2407.21783, section 3.3.4: effective training time above 90 %, 419 unexpected interruptions in 54 days."""
+    """arXiv 2407.21783, section 3.3.4: effective training time above 90 %, 419 unexpected
+    interruptions in 54 days."""
     problem = pm.problem("llama3-405b", "dgx-h100", global_batch=2048)
     found = goodput(problem, pm.Layout(tp=8, dp=2048), 10.0)
     assert found.mtbf_s == pytest.approx(54 * 86400 / 419)
-    assert found.checkpoint_bytes == pytest.approx(405e9 * 14, rel=0.01)  # bf16, fp32 master and two moments
+    assert found.checkpoint_bytes == pytest.approx(
+        405e9 * 14, rel=0.01
+    )  # bf16, fp32 master and two moments
     assert found.write_s == pytest.approx(found.checkpoint_bytes / 2e12)
-    # Ten minutes until it goes on (MegaScale, arXiv 2402.15627, section 6.3), then the checkpoint is read.
+    # Ten minutes until it goes on (MegaScale, arXiv 2402.15627, section 6.3), then the checkpoint
+    # is read.
     assert found.restart_s == pytest.approx(600 + found.write_s)
     assert round(found.fraction, 2) == 0.93  # as the documentation says
     assert found.fraction + found.checkpointing + found.failing == pytest.approx(1)
@@ -93,15 +101,28 @@ def test_llama_3_trains_most_of_the_time():
 def test_checkpoints_beside_training_cost_less_and_are_not_closer_than_their_writing():
     problem, layout = pm.problem("llama3-70b", "h100", global_batch=1024), pm.Layout(tp=8, dp=128)
     slow = {"storage_bytes_per_s": 1e9}
-    waiting, beside = (goodput(problem, layout, 10.0, Reliability(**slow, asynchronous=a)) for a in (False, True))
-    assert waiting.stall_s == waiting.write_s == pytest.approx(checkpoint_bytes(problem.model, problem.job) / 1e9)
-    assert beside.stall_s == pytest.approx(checkpoint_bytes(problem.model, problem.job) / 1024 / 63e9)
+    waiting, beside = (
+        goodput(problem, layout, 10.0, Reliability(**slow, asynchronous=a)) for a in (False, True)
+    )
+    assert (
+        waiting.stall_s
+        == waiting.write_s
+        == pytest.approx(checkpoint_bytes(problem.model, problem.job) / 1e9)
+    )
+    assert beside.stall_s == pytest.approx(
+        checkpoint_bytes(problem.model, problem.job) / 1024 / 63e9
+    )
     assert beside.fraction > waiting.fraction
     assert beside.interval_s + beside.stall_s >= beside.write_s
-    assert goodput(problem, layout, 10.0, Reliability(**slow, interval_s=1e4)).fraction < waiting.fraction
+    assert (
+        goodput(problem, layout, 10.0, Reliability(**slow, interval_s=1e4)).fraction
+        < waiting.fraction
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"device_mtbf_s": 0}, {"restart_s": -1}, {"storage_bytes_per_s": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"device_mtbf_s": 0}, {"restart_s": -1}, {"storage_bytes_per_s": float("nan")}]
+)
 def test_impossible_reliability_is_refused(wrong):
     with pytest.raises(PerfModelError, match=next(iter(wrong))):
         Reliability(**wrong)
@@ -109,7 +130,9 @@ def test_impossible_reliability_is_refused(wrong):
 
 def test_a_run_that_never_gets_on_says_why():
     problem = pm.problem("llama3-405b", "h100", global_batch=2048)
-    with pytest.raises(PerfModelError, match="the run makes no progress; give a longer time between failures"):
+    with pytest.raises(
+        PerfModelError, match="the run makes no progress; give a longer time between failures"
+    ):
         goodput(problem, pm.Layout(tp=8, dp=2048), 10.0, Reliability(device_mtbf_s=1e4))
 
 
@@ -117,14 +140,19 @@ BY_STAGE = pm.problem("gpt3-6.7b", "dgx-a100", global_batch=64)
 TERA: dict[str, Any] = {"storage_bytes_per_s": 1e12, "device_mtbf_s": 1e7, "restart_s": 100.0}
 
 
-@pytest.mark.parametrize("text", ["pp=4", "tp=2,pp=4,dp=2,zero=1", "pp=4,vpp=2", "pp=4,schedule=chimera"])
+@pytest.mark.parametrize(
+    "text", ["pp=4", "tp=2,pp=4,dp=2,zero=1", "pp=4,vpp=2", "pp=4,schedule=chimera"]
+)
 def test_stages_write_the_whole_checkpoint_between_them(text):
     layout = pm.Layout.parse(text)
     found = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True))
     whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
-    assert sum(stage.bytes for stage in found.stages) == pytest.approx(whole) == found.checkpoint_bytes
+    assert (
+        sum(stage.bytes for stage in found.stages) == pytest.approx(whole) == found.checkpoint_bytes
+    )
     assert len(found.stages) == layout.pp
-    # every stage has a quarter of the storage's rate: the largest writes longest, and all wait for it
+    # every stage has a quarter of the storage's rate: the largest writes longest, and all wait for
+    # it
     largest = max(stage.bytes for stage in found.stages)
     assert found.write_s == found.stall_s == found.reload_s == pytest.approx(largest * 4 / 1e12)
     together = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA))
@@ -136,20 +164,26 @@ def test_a_stage_holds_its_layers_share():
     layout = pm.Layout(pp=4, partition=(4, 8, 12, 8))
     stages = goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True)).stages
     assert stages[2].bytes / stages[1].bytes == pytest.approx(12 / 8)  # neither embedding nor head
-    sharded = goodput(BY_STAGE, layout.replace(tp=4, dp=4, zero=3), 1.0, Reliability(**TERA, by_stage=True))
+    sharded = goodput(
+        BY_STAGE, layout.replace(tp=4, dp=4, zero=3), 1.0, Reliability(**TERA, by_stage=True)
+    )
     assert [s.bytes for s in sharded.stages] == pytest.approx([s.bytes for s in stages], rel=1e-3)
 
 
 def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
-    """All go back to the same version: those that did not fail from host memory, if they copied it there."""
+    """All go back to the same version: those that did not fail from host memory, if they copied it
+    there."""
     layout = pm.Layout(pp=4, partition=(2, 6, 16, 8))
     waiting, beside = (
-        goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True, asynchronous=a)) for a in (False, True)
+        goodput(BY_STAGE, layout, 1.0, Reliability(**TERA, by_stage=True, asynchronous=a))
+        for a in (False, True)
     )
     assert waiting.reload_s == max(stage.write_s for stage in waiting.stages)
     assert beside.reload_s == pytest.approx(sum(stage.write_s for stage in beside.stages) / 4)
     whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
-    assert beside.reload_s == pytest.approx(whole / 1e12)  # a stage in four, at a quarter of the rate
+    assert beside.reload_s == pytest.approx(
+        whole / 1e12
+    )  # a stage in four, at a quarter of the rate
     assert beside.restart_s == pytest.approx(100 + beside.reload_s)
     host = BY_STAGE.cluster.device.host_bandwidth_bytes_per_s
     assert host
@@ -159,13 +193,16 @@ def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "under_way"), [("1f1b", 1), ("pipedream", 4), ("pipedream-2bw", 2), ("nf1b:1", 1), ("nf1b:8", 3)]
+    ("schedule", "under_way"),
+    [("1f1b", 1), ("pipedream", 4), ("pipedream-2bw", 2), ("nf1b:1", 1), ("nf1b:8", 3)],
 )
 def test_pipelines_without_a_flush_fill_again(schedule, under_way):
-    """(v - 1) steps after a failure; at checkpoints too where all stages stop for one, but not where each writes its
-    own."""
+    """(v - 1) steps after a failure; at checkpoints too where all stages stop for one, but not
+    where each writes its own."""
     layout, step_s = pm.Layout(pp=4, micro_batch=16, schedule=schedule), 7.0
-    alone, together = (goodput(BY_STAGE, layout, step_s, Reliability(**TERA, by_stage=b)) for b in (True, False))
+    alone, together = (
+        goodput(BY_STAGE, layout, step_s, Reliability(**TERA, by_stage=b)) for b in (True, False)
+    )
     refill_s = (under_way - 1) * step_s
     assert alone.under_way == together.under_way == under_way
     assert alone.restart_s == pytest.approx(100 + alone.reload_s + refill_s)
@@ -177,16 +214,36 @@ def test_pipelines_without_a_flush_fill_again(schedule, under_way):
 
 def test_lost_steps_are_half_an_interval_where_failures_are_rare():
     layout = pm.Layout(pp=4)
-    given = Reliability(device_mtbf_s=1e9, storage_bytes_per_s=1e15, restart_s=50, interval_s=600, by_stage=True)
+    given = Reliability(
+        device_mtbf_s=1e9, storage_bytes_per_s=1e15, restart_s=50, interval_s=600, by_stage=True
+    )
     found = goodput(BY_STAGE, layout, 2.0, given)
     assert found.lost_steps == pytest.approx(600 / 2 / 2.0, rel=1e-3)
 
 
 def test_stage_checkpoints_from_the_command_line(capsys):
-    said = ["predict", "--model", "vgg-16", "--cluster", "timeprest", "--global-batch", "128", "--dtype", "fp32"]
-    said += ["--layout", "pp=2,schedule=nf1b,micro_batch=32", "--tokens", "1e6", "--stage-checkpoints"]
+    said = [
+        "predict",
+        "--model",
+        "vgg-16",
+        "--cluster",
+        "timeprest",
+        "--global-batch",
+        "128",
+        "--dtype",
+        "fp32",
+    ]
+    said += [
+        "--layout",
+        "pp=2,schedule=nf1b,micro_batch=32",
+        "--tokens",
+        "1e6",
+        "--stage-checkpoints",
+    ]
     assert main([*said, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["goodput"]
-    assert sum(stage["bytes"] for stage in found["stages"]) == pytest.approx(found["checkpoint_bytes"])
+    assert sum(stage["bytes"] for stage in found["stages"]) == pytest.approx(
+        found["checkpoint_bytes"]
+    )
     assert main(said) == 0
     assert "by stage (" in capsys.readouterr().out

@@ -3,7 +3,9 @@
 from known_machines import TABLE, cases
 from stored_figures import moved_figures
 
-MEANT = "if it is meant, run `PYTHONPATH=tests python tests/planning/known_machines.py` and review it"
+MEANT = (
+    "if it is meant, run `PYTHONPATH=tests python tests/planning/known_machines.py` and review it"
+)
 
 
 def test_changed_machines_are_those_of_the_table() -> None:

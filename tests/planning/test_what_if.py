@@ -7,7 +7,15 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.planning.what_if import NAMES, Scenario, in_scenario, parse_setting, parse_sweep, step_s, sweep
+from perfmodel.planning.what_if import (
+    NAMES,
+    Scenario,
+    in_scenario,
+    parse_setting,
+    parse_sweep,
+    step_s,
+    sweep,
+)
 from perfmodel.prediction import EAGER, explain, layout_batches, step_problem
 from perfmodel.spec import Cluster, Job, Layout
 
@@ -17,7 +25,9 @@ LAYOUT = Layout.parse("tp=2,pp=2,dp=16,zero=1")
 @pytest.fixture(scope="module")
 def problem():
     model = catalog.model("gpt3-1.3b")
-    return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
+    return step_problem(
+        model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len)
+    )
 
 
 def change(problem, *settings: str, layout: Layout = LAYOUT) -> float:
@@ -39,14 +49,20 @@ def test_better_is_never_slower(problem, setting: str) -> None:
     assert -0.6 < change(problem, setting) <= 0
 
 
-@pytest.mark.parametrize("setting", ["all_gather_delay_s=0.001", "reduce_scatter_delay_s=0.2", "slow_factor=1.3x"])
+@pytest.mark.parametrize(
+    "setting", ["all_gather_delay_s=0.001", "reduce_scatter_delay_s=0.2", "slow_factor=1.3x"]
+)
 def test_worse_is_slower(problem, setting: str) -> None:
     assert change(problem, setting) > 0
 
 
 def machine(scenario: Scenario, cluster: Cluster) -> dict[str, float | None]:
     """What settings name, of a cluster in a scenario."""
-    device, changed, framework = scenario.device(cluster.device), scenario.cluster(cluster), scenario.framework(EAGER)
+    device, changed, framework = (
+        scenario.device(cluster.device),
+        scenario.cluster(cluster),
+        scenario.framework(EAGER),
+    )
     inside, outside = changed.levels[0], changed.levels[-1]
     values = {
         "compute_rate": device.flops_per_s("bf16"),
@@ -74,7 +90,9 @@ def test_a_setting_changes_what_it_names_and_nothing_else(name: str) -> None:
     assert machine(Scenario.parse([f"{name}=2x"]), cluster) == before | {name: 2 * value}
     assert machine(Scenario.parse([f"{name}=+50%"]), cluster) == before | {name: 1.5 * value}
     if name != "compute_rate":
-        assert machine(Scenario.parse([f"{name}={3 * value!r}"]), cluster) == before | {name: 3 * value}
+        assert machine(Scenario.parse([f"{name}={3 * value!r}"]), cluster) == before | {
+            name: 3 * value
+        }
 
 
 def test_nodes_of_one_device_have_links_between_nodes_alone() -> None:
@@ -89,10 +107,19 @@ def test_nodes_of_one_device_have_links_between_nodes_alone() -> None:
 
 
 def test_a_delay_is_added_to_every_collective_of_its_kind(problem) -> None:
-    """Where nothing hides it: to the reduction of every segment's gradients, of which a single replica has none."""
-    others = Scenario.parse(["all_gather_delay_s=0.5", "reduce_scatter_delay_s=0.5", "all_to_all_delay_s=0.5"])
+    """Where nothing hides it: to the reduction of every segment's gradients, of which a single
+    replica has none."""
+    others = Scenario.parse(
+        ["all_gather_delay_s=0.5", "reduce_scatter_delay_s=0.5", "all_to_all_delay_s=0.5"]
+    )
     for dp in (1, 8):
-        layout = Layout(dp=dp, micro_batch=512 // dp, zero=0, overlap_grad_reduce=False, overlap_param_gather=False)
+        layout = Layout(
+            dp=dp,
+            micro_batch=512 // dp,
+            zero=0,
+            overlap_grad_reduce=False,
+            overlap_param_gather=False,
+        )
         (batch,) = layout_batches(problem, [layout])
         reductions = batch.spec.segments * (dp > 1)
         before_s, delayed_s, with_others_s = (
@@ -104,7 +131,8 @@ def test_a_delay_is_added_to_every_collective_of_its_kind(problem) -> None:
 
 
 def test_slow_rank_bounds(problem) -> None:
-    """A rank that takes 1.3 times as long slows the step by at most that, and by most of it in a full pipeline."""
+    """A rank that takes 1.3 times as long slows the step by at most that, and by most of it in a
+    full pipeline."""
     for rank in (0, 1):
         assert 0.1 < change(problem, f"slow_rank={rank}", "slow_factor=1.3x") <= 0.3 + 1e-6
     with pytest.raises(LayoutError, match="ranks 0 to 1, got 2"):
@@ -118,7 +146,9 @@ def test_sensitivities_predict_small_changes(problem) -> None:
     for name in ("compute_rate", "memory_bandwidth"):
         slope = base.sensitivity[name]
         assert -1 <= slope < 0
-        assert np.log1p(change(problem, f"{name}=+3%")) == pytest.approx(slope * np.log(1.03), rel=0.1)
+        assert np.log1p(change(problem, f"{name}=+3%")) == pytest.approx(
+            slope * np.log(1.03), rel=0.1
+        )
     assert abs(sum(v for k, v in base.sensitivity.items() if "latency" not in k)) <= 1
     assert base.to_frame().parameter[0] == "compute_rate"
 
@@ -126,14 +156,18 @@ def test_sensitivities_predict_small_changes(problem) -> None:
 def test_a_hidden_delay_is_not_felt_and_a_long_one_in_full(problem) -> None:
     """The gradient reduction runs beside backward: the curve is flat up to a knee, then linear."""
     layout = Layout.parse("tp=1,pp=1,dp=64,micro_batch=2")
-    hidden = sweep(problem, layout, Scenario(), parse_sweep("all_reduce_delay_s=0:0.3:4")).hidden_up_to
+    hidden = sweep(
+        problem, layout, Scenario(), parse_sweep("all_reduce_delay_s=0:0.3:4")
+    ).hidden_up_to
     assert hidden is not None
     none_s, below_s, above_s = (
         step_s(problem, layout, Scenario.parse([f"all_reduce_delay_s={share * hidden!r}"]))
         for share in (0, 0.999, 1.01)
     )
     assert none_s <= below_s <= 1.001 * none_s < above_s
-    curve = sweep(problem, layout, Scenario(), parse_sweep(f"all_reduce_delay_s=0:{4 * hidden + 0.2}:9"))
+    curve = sweep(
+        problem, layout, Scenario(), parse_sweep(f"all_reduce_delay_s=0:{4 * hidden + 0.2}:9")
+    )
     steps = np.diff(curve.step_s)
     assert (steps >= -1e-9).all()
     np.testing.assert_allclose(steps[-3:], steps[-1], rtol=1e-3)
@@ -152,7 +186,9 @@ def test_what_a_power_limit_holds_back_is_said(problem) -> None:
     assert "power_limit=2x" in note
     assert freed.after_s < 0.98 * held.after_s
     assert freed.notes == ()
-    unknown = step_problem(catalog.model("gpt3-125m"), catalog.cluster("mi355x"), Job(global_batch=8, seq_len=1024))
+    unknown = step_problem(
+        catalog.model("gpt3-125m"), catalog.cluster("mi355x"), Job(global_batch=8, seq_len=1024)
+    )
     with pytest.raises(PerfModelError, match="not known; leave power_limit out"):
         in_scenario(unknown, Layout(), Scenario.parse(["power_limit=2x"]))
 
@@ -160,13 +196,19 @@ def test_what_a_power_limit_holds_back_is_said(problem) -> None:
 def test_memory_decides_what_fits(problem) -> None:
     result = in_scenario(problem, LAYOUT, Scenario.parse(["memory_bytes=1e9"]))
     assert (result.fits_before, result.fits_after) == (True, False)
-    assert result.fits_probability_before == pytest.approx(explain(problem, LAYOUT).fits_probability)
+    assert result.fits_probability_before == pytest.approx(
+        explain(problem, LAYOUT).fits_probability
+    )
     assert result.fits_probability_after < 0.1
 
 
 @pytest.mark.parametrize(
     ("text", "value", "how"),
-    [("compute_rate=2x", 2.0, "times"), ("memory_bandwidth=+10%", 1.1, "times"), ("host_op_s=0", 0.0, "to")],
+    [
+        ("compute_rate=2x", 2.0, "times"),
+        ("memory_bandwidth=+10%", 1.1, "times"),
+        ("host_op_s=0", 0.0, "to"),
+    ],
 )
 def test_settings(text: str, value: float, how: str) -> None:
     setting = parse_setting(text)
@@ -201,10 +243,30 @@ def test_unknown_parameters_are_suggested(problem) -> None:
 
 
 def test_command(capsys, tmp_path) -> None:
-    common = ["whatif", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--layout", "dp=8", "--global-batch", "64"]
+    common = [
+        "whatif",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--layout",
+        "dp=8",
+        "--global-batch",
+        "64",
+    ]
     picture = tmp_path / "curve.png"
     assert (
-        main([*common, "--set", "inter_node_bandwidth=2x", "--sweep", "compute_rate=1x:2x:3", "--png", str(picture)])
+        main(
+            [
+                *common,
+                "--set",
+                "inter_node_bandwidth=2x",
+                "--sweep",
+                "compute_rate=1x:2x:3",
+                "--png",
+                str(picture),
+            ]
+        )
         == 0
     )
     assert "10 % more of" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""Steps drawn from the whole catalog: models, clusters, frameworks and layouts that are possible together."""
+"""Steps drawn from the whole catalog: models, clusters, frameworks and layouts that are possible
+together."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Prediction, StepProblem, check_layout, explain, step_problem, step_times_s
+from perfmodel.prediction import (
+    Prediction,
+    StepProblem,
+    check_layout,
+    explain,
+    step_problem,
+    step_times_s,
+)
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Cluster, ContextParallel, Framework, Job, Layout, Model
 
@@ -24,12 +32,15 @@ ROUNDING: Final = 1e-4
 def some(examples: int) -> settings:
     """So many examples in a gate, fifty times as many where others are explored."""
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    return settings(max_examples=examples * (50 if EXPLORES else 1), deadline=None, suppress_health_check=slow)
+    return settings(
+        max_examples=examples * (50 if EXPLORES else 1), deadline=None, suppress_health_check=slow
+    )
 
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One step, and how long it takes; variants of it by `laid`, `on_device`, `on_level` and `dataclasses.replace`."""
+    """One step, and how long it takes; variants of it by `laid`, `on_device`, `on_level` and
+    `dataclasses.replace`."""
 
     model: Model
     cluster: Cluster
@@ -82,7 +93,9 @@ class Case:
         return replace(self, layout=self.layout.replace(**changes))
 
     def on_device(self, **changes: Any) -> "Case":
-        return replace(self, cluster=replace(self.cluster, device=replace(self.cluster.device, **changes)))
+        return replace(
+            self, cluster=replace(self.cluster, device=replace(self.cluster.device, **changes))
+        )
 
     def on_level(self, index: int, **changes: Any) -> "Case":
         levels = list(self.cluster.levels)
@@ -95,11 +108,14 @@ class Case:
         return replace(self, cluster=replace(change(self.cluster), kinds=kinds))
 
     def with_twice_of_everything(self) -> "Case":
-        """Twice the peaks and bandwidths, half the latencies, of devices, links and hosts of every kind of nodes."""
+        """Twice the peaks and bandwidths, half the latencies, of devices, links and hosts of every
+        kind of nodes."""
 
         def doubled(cluster: Cluster) -> Cluster:
             device = cluster.device
-            peak = replace(device.peak, **{name: rate and 2 * rate for name, rate in vars(device.peak).items()})
+            peak = replace(
+                device.peak, **{name: rate and 2 * rate for name, rate in vars(device.peak).items()}
+            )
             host = device.host_bandwidth_bytes_per_s
             device = replace(
                 device,
@@ -108,7 +124,11 @@ class Case:
                 host_bandwidth_bytes_per_s=host and 2 * host,
             )
             levels = tuple(
-                replace(level, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s, latency_s=level.latency_s / 2)
+                replace(
+                    level,
+                    bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s,
+                    latency_s=level.latency_s / 2,
+                )
                 for level in cluster.levels
             )
             return replace(cluster, device=device, levels=levels)
@@ -133,19 +153,27 @@ class Case:
         )
 
 
-def assert_between(shorter: Case, longer: Case, most: float = float("inf"), least: float = 1.0) -> None:
-    """The longer step takes at least as long as the shorter one (`least` times), and at most `most` times as long;
-    nothing where one of them is not possible."""
+def assert_between(
+    shorter: Case, longer: Case, most: float = float("inf"), least: float = 1.0
+) -> None:
+    """The longer step takes at least as long as the shorter one (`least` times), and at most `most`
+    times as long; nothing where one of them is not possible."""
     if shorter.possible and longer.possible:
         ratio = longer.step_s / shorter.step_s
         assert least * (1 - ROUNDING) <= ratio <= most * (1 + ROUNDING), (ratio, shorter, longer)
 
 
 SCHEDULES: Final = [name for name in schedule_names() if name != "forward"]
-FLUSHED: Final = [name for name in SCHEDULES if not (get_schedule(name).asynchronous or get_schedule(name).staggered)]
+FLUSHED: Final = [
+    name
+    for name in SCHEDULES
+    if not (get_schedule(name).asynchronous or get_schedule(name).staggered)
+]
 
 _CLUSTERS = [name for name in catalog.clusters() if name != "localhost"]
-_FRAMEWORKS = [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]
+_FRAMEWORKS = [
+    version for name in catalog.frameworks() for version in catalog.framework_versions(name)
+]
 _DEVICES = [
     "V100-SXM2-32GB", "A100-SXM4-80GB", "A100-PCIE-80GB", "H100-SXM5-80GB", "H100-PCIE-80GB", "H200-SXM-141GB",
     "GH200-96GB", "B200-SXM-180GB", "B300-SXM", "GB200-NVL72", "GB300-NVL72", "MI300X", "MI325X", "MI355X", "L40S",
@@ -168,7 +196,9 @@ def cases(draw: st.DrawFn) -> Case:
         cluster = replace(cluster, device=catalog.device(draw(st.sampled_from(_DEVICES))))
     model = catalog.model(draw(st.sampled_from(catalog.models())))
     framework = draw(st.sampled_from(_FRAMEWORKS))
-    dtypes = [dtype for dtype in _DTYPES if dtype in cluster.device.dtypes] or list(cluster.device.dtypes)
+    dtypes = [dtype for dtype in _DTYPES if dtype in cluster.device.dtypes] or list(
+        cluster.device.dtypes
+    )
     start = Case(
         model=model,
         cluster=cluster,
@@ -190,7 +220,10 @@ def cases(draw: st.DrawFn) -> Case:
     }
     offset = draw(st.integers(0, len(_LAYOUTS) - 1))
     for layout in _LAYOUTS[offset:] + _LAYOUTS[:offset]:
-        for chunks in {changes["vpp"] if layout.pp > 1 else 1: None, 1: None}:  # few schedules have two
+        for chunks in {
+            changes["vpp"] if layout.pp > 1 else 1: None,
+            1: None,
+        }:  # few schedules have two
             case = replace(start, layout=layout.replace(**changes | {"vpp": chunks}))
             if case.possible:
                 return case
@@ -198,7 +231,11 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 _MIXED: Final = Cluster.of_kinds(
-    "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=64) for name in ("dgx-a100", "dgx-h100")]
+    "mixed",
+    [
+        replace(catalog.cluster(name), name=name[-4:], max_devices=64)
+        for name in ("dgx-a100", "dgx-h100")
+    ],
 )
 
 
@@ -224,7 +261,9 @@ def _with_adapters(case: Case) -> Case:
 
 
 def _with_experts(case: Case) -> Case:
-    return replace(case, model=catalog.model("mixtral-8x7b"), layout=case.layout.replace(ep=2, dp=4))
+    return replace(
+        case, model=catalog.model("mixtral-8x7b"), layout=case.layout.replace(ep=2, dp=4)
+    )
 
 
 def _with_context_parallelism(case: Case) -> Case:

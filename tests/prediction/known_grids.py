@@ -1,7 +1,8 @@
 """Memory and bounds of grids of layouts with every choice, kept in `known_grids.csv`.
 
-Each base of `known_steps` is spread over schedules, shards, recomputation and states, at constant rates. Stored are
-means over all layouts that share a choice. A change that is meant to move them is followed by
+Each base of `known_steps` is spread over schedules, shards, recomputation and states, at constant
+rates. Stored are means over all layouts that share a choice. A change that is meant to move them is
+followed by
 
     PYTHONPATH=tests python tests/prediction/known_grids.py
 """
@@ -63,7 +64,8 @@ def grid_of(step: Step) -> LayoutGrid:
         choice = PipelineChoice(name, 2 if name in ("interleaved", "breadth-first") else 1)
         if _is_possible(step, choice):
             pipelines.append(choice)
-    # Shards of experts need sequence parallelism here, and so do the layouts that leave it out without tensor ranks.
+    # Shards of experts need sequence parallelism here, and so do the layouts that leave it out
+    # without tensor ranks.
     shards = [shard for shard in SHARDS if shard.sequence_parallel or step.layout.ep == 1]
     return LayoutGrid(
         degrees=Layout(**{key: getattr(step.layout, key) for key in DEGREES}),
@@ -80,14 +82,17 @@ def _is_possible(step: Step, choice: PipelineChoice) -> bool:
         layout = step.layout.replace(**choice._asdict())
         check_layout(step.model, step.cluster, step.job, layout)
         scheduler = get_schedule(layout.schedule)
-        scheduler.require(layout.pp, step.job.num_microbatches(layout), scheduler.chunks_for(layout.vpp))
+        scheduler.require(
+            layout.pp, step.job.num_microbatches(layout), scheduler.chunks_for(layout.vpp)
+        )
     except LayoutError:
         return False
     return scheduler.name != "forward"
 
 
 def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[str, float]:
-    """Mean bound, peak and work of the layouts that share a choice; how many are too large, by their largest part."""
+    """Mean bound, peak and work of the layouts that share a choice; how many are too large, by
+    their largest part."""
     arrays = {
         "bound": np.broadcast_to(costs.bound_s, costs.grid.shape),
         "peak": np.broadcast_to(costs.spread(costs.peak_bytes), costs.grid.shape),
@@ -106,7 +111,8 @@ def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[st
 
 
 def cases() -> Iterator[StoredCase]:
-    """Grids of all bases but those that grids do not hold, whole and of what fits into less memory."""
+    """Grids of all bases but those that grids do not hold, whole and of what fits into less
+    memory."""
     for name, step in BASES.items():
         if name in LEFT_OUT:
             continue

@@ -1,7 +1,8 @@
 """Intervals and posteriors of drawn sites, kept in `known_sites.csv`.
 
-Priors, runs and errors are drawn by a seed and no fitted constant is among them: what is stored is the arithmetic of
-`SitePrior`, `FittedRuns` and of conformal intervals. A change that is meant to move it is followed by
+Priors, runs and errors are drawn by a seed and no fitted constant is among them: what is stored is
+the arithmetic of `SitePrior`, `FittedRuns` and of conformal intervals. A change that is meant to
+move it is followed by
 
     PYTHONPATH=tests python tests/prediction/known_sites.py
 """
@@ -25,8 +26,23 @@ from perfmodel.cost.learn.intervals import (
 )
 from perfmodel.prediction import StepProblem, explain, joint_errors, step_problem
 from perfmodel.prediction.composition import layout_coordinates
-from perfmodel.prediction.sites import CLASSES, DEGREES, NEUTRAL, Adjustment, Coverage, FittedRuns, Seen, SitePopulation
-from perfmodel.prediction.sites.known_runs import LayoutKernel, coordinates, half_width, scales, widened
+from perfmodel.prediction.sites import (
+    CLASSES,
+    DEGREES,
+    NEUTRAL,
+    Adjustment,
+    Coverage,
+    FittedRuns,
+    Seen,
+    SitePopulation,
+)
+from perfmodel.prediction.sites.known_runs import (
+    LayoutKernel,
+    coordinates,
+    half_width,
+    scales,
+    widened,
+)
 from perfmodel.spec import Framework, Layout
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -37,7 +53,8 @@ MODELS = ("llama3-8b", "mixtral-8x7b", "resnet-50")
 
 
 def drawn_population(seed: int) -> SitePopulation:
-    """A population with every term, with posteriors of all sites, of a framework and of an architecture."""
+    """A population with every term, with posteriors of all sites, of a framework and of an
+    architecture."""
     rng = np.random.default_rng(seed)
     posteriors = {}
     for name in ("|", "seen|", "|Hopper", "seen|Hopper"):
@@ -72,29 +89,52 @@ def interval_cases() -> Iterator[StoredCase]:
         for framework in FRAMEWORKS:
             for device in DEVICES:
                 for model in MODELS:
-                    prior = population.site_prior(framework, catalog.device(device), catalog.model(model))
+                    prior = population.site_prior(
+                        framework, catalog.device(device), catalog.model(model)
+                    )
                     shares = dict(zip(CLASSES, rng.dirichlet(np.ones(N)).tolist(), strict=True))
-                    degrees = dict(zip(DEGREES, rng.uniform(0, 1, len(DEGREES)).tolist(), strict=True))
+                    degrees = dict(
+                        zip(DEGREES, rng.uniform(0, 1, len(DEGREES)).tolist(), strict=True)
+                    )
                     events = {"products": 0.1, "attention": float(rng.uniform(0, 0.3))}
                     interval = prior.interval(shares, events, degrees)
-                    found = {"half": interval.half_width, "lower": interval.lower, "upper": interval.upper}
-                    found |= {f"source.{name}".replace(" ", ""): sd for name, sd in interval.sources.items()}
+                    found = {
+                        "half": interval.half_width,
+                        "lower": interval.lower,
+                        "upper": interval.upper,
+                    }
+                    found |= {
+                        f"source.{name}".replace(" ", ""): sd
+                        for name, sd in interval.sources.items()
+                    }
                     found |= {f"unknown.{name}": value for name, value in prior.unknown.items()}
-                    found |= {f"mean.{name}": value for name, value in prior.expected(catalog.device(device)).values}
-                    found["coverage"] = prior.coverage.half_width(0.2, dict.fromkeys(prior.unknown, 0.5))
+                    found |= {
+                        f"mean.{name}": value
+                        for name, value in prior.expected(catalog.device(device)).values
+                    }
+                    found["coverage"] = prior.coverage.half_width(
+                        0.2, dict.fromkeys(prior.unknown, 0.5)
+                    )
                     name = f"{framework.name} on {device} with {model}"
-                    yield StoredCase(base, name, {key: value for key, value in found.items() if value})
+                    yield StoredCase(
+                        base, name, {key: value for key, value in found.items() if value}
+                    )
 
 
 def step_cases() -> Iterator[StoredCase]:
-    """Intervals of steps, and how far layouts of one site differ, before any run and given runs of that site."""
+    """Intervals of steps, and how far layouts of one site differ, before any run and given runs of
+    that site."""
     for base in ("dense", "experts", "two kinds of nodes"):
         step = BASES[base]
         site = replace(SITE, population=drawn_population(1), unstated=0.4, contradictions=0.3)
         framework = replace(step.framework, name="seen", since=2023)
         problem = step_problem(step.model, step.cluster, step.job, None, framework, site=site)
         problem = problem.repriced(Rates(), Rates())
-        layouts = [step.layout, step.layout.replace(recompute="full"), step.layout.replace(micro_batch=2)]
+        layouts = [
+            step.layout,
+            step.layout.replace(recompute="full"),
+            step.layout.replace(micro_batch=2),
+        ]
         if not step.cluster.kinds:
             # Without stages it has errors of other events.
             layouts.append(Layout(dp=16, zero=3))
@@ -105,15 +145,22 @@ def step_cases() -> Iterator[StoredCase]:
 
 
 def _errors(problem: StepProblem, layouts: Sequence[Layout]) -> dict[str, float]:
-    """Intervals of layouts with their sources, and the probability that each is faster than each other."""
+    """Intervals of layouts with their sources, and the probability that each is faster than each
+    other."""
     predictions = [explain(problem, layout) for layout in layouts]
     found: dict[str, float] = {}
     for i, prediction in enumerate(predictions):
         found |= {f"lo{i}": prediction.step_time_lo_s, f"hi{i}": prediction.step_time_hi_s}
         by_source = prediction.uncertainty.by_source
         # A decomposition happens to give independent combinations, whose squares sum to the same.
-        found[f"fit{i}"] = float(np.linalg.norm([sd for name, sd in by_source.items() if "fit" in name]))
-        found |= {f"source{i}.{name}".replace(" ", ""): abs(sd) for name, sd in by_source.items() if "fit" not in name}
+        found[f"fit{i}"] = float(
+            np.linalg.norm([sd for name, sd in by_source.items() if "fit" in name])
+        )
+        found |= {
+            f"source{i}.{name}".replace(" ", ""): abs(sd)
+            for name, sd in by_source.items()
+            if "fit" not in name
+        }
     if not problem.kinds:
         joint = joint_errors(problem, predictions)
         gap = np.log([prediction.step_time_s for prediction in predictions])
@@ -149,10 +196,22 @@ def _adjustment(problem: StepProblem, layout: Layout) -> Adjustment:
 def run_cases() -> Iterator[StoredCase]:
     """What drawn runs of a site say of other layouts."""
     rng = np.random.default_rng(7)
-    layouts = [Layout(tp=2**i, pp=2 ** (i % 3), dp=4, cp=1 + i % 2, micro_batch=1 + i % 3) for i in range(4)]
+    layouts = [
+        Layout(tp=2**i, pp=2 ** (i % 3), dp=4, cp=1 + i % 2, micro_batch=1 + i % 3)
+        for i in range(4)
+    ]
     others = np.array([coordinates(8e9, 4096, layout.replace(zero=1)) for layout in layouts])
-    for runs, traces, scatter in ((1, 0, 0.0), (1, 1, 0.5), (3, 0, 0.5), (3, 2, 0.0), (6, 1, 0.8), (8, 0, 0.5)):
-        places = [coordinates(7e9 * (1 + i // 4), 2048, layouts[i % 4].replace(ep=1)) for i in range(runs)]
+    for runs, traces, scatter in (
+        (1, 0, 0.0),
+        (1, 1, 0.5),
+        (3, 0, 0.5),
+        (3, 2, 0.0),
+        (6, 1, 0.8),
+        (8, 0, 0.5),
+    ):
+        places = [
+            coordinates(7e9 * (1 + i // 4), 2048, layouts[i % 4].replace(ep=1)) for i in range(runs)
+        ]
         root = 0.2 * rng.normal(size=(3, 3))
         fitted = FittedRuns(
             at=tuple(places),
@@ -171,12 +230,20 @@ def run_cases() -> Iterator[StoredCase]:
         joint = fitted.joint(rng.uniform(0, 0.5, (4, 3)), others, rng.uniform(0, 0.1, (4, 2)))
         found = {"overall": fitted.overall, "noise": float(weight @ fitted.noise_variance)}
         found |= {f"value{i}": value for i, value in enumerate(fitted.values.tolist())}
-        found |= {f"posterior{i}": value for i, value in enumerate(fitted.posterior.ravel().tolist())}
+        found |= {
+            f"posterior{i}": value for i, value in enumerate(fitted.posterior.ravel().tolist())
+        }
         found |= {f"mean{i}": value for i, value in enumerate(fitted.mean(others).tolist())}
-        found |= {f"joint{i}": value for i, value in enumerate(np.tensordot(weight, joint, 1).ravel().tolist())}
+        found |= {
+            f"joint{i}": value
+            for i, value in enumerate(np.tensordot(weight, joint, 1).ravel().tolist())
+        }
         half = half_width(np.diagonal(joint, axis1=1, axis2=2), weight)
         found |= {f"half{i}": value for i, value in enumerate(half.tolist())}
-        found |= {f"widened{i}": value for i, value in enumerate(widened(half, 1.4, np.full(4, 0.3)).tolist())}
+        found |= {
+            f"widened{i}": value
+            for i, value in enumerate(widened(half, 1.4, np.full(4, 0.3)).tolist())
+        }
         name = f"{runs} runs, {traces} traces, scatter {scatter}"
         yield StoredCase(name, name, {key: value for key, value in found.items() if value})
 
@@ -198,7 +265,9 @@ def error_cases() -> Iterator[StoredCase]:
                 found[f"{name}.at"] = float(sum(map(np.sum, of.at(log_time))))
             found |= dict(zip(("low", "high"), conformal(error), strict=True))
             found |= {f"quantile{level}": conformal_quantile(error, level) for level in (0.5, 0.9)}
-        yield StoredCase(f"{n} errors", f"{n} errors", {key: value for key, value in found.items() if value})
+        yield StoredCase(
+            f"{n} errors", f"{n} errors", {key: value for key, value in found.items() if value}
+        )
 
 
 def cases() -> Iterator[StoredCase]:
@@ -219,7 +288,11 @@ def cases() -> Iterator[StoredCase]:
     for factor in (0.0, 0.3):
         scaled = replace(coverage.scaled(factor), power=0.7)
         name = f"coverage {factor}"
-        yield StoredCase(name, name, {f"{x}": scaled.half_width(0.1, {"a": x, "b": 1 - x}) for x in (0.0, 0.2, 1.0)})
+        yield StoredCase(
+            name,
+            name,
+            {f"{x}": scaled.half_width(0.1, {"a": x, "b": 1 - x}) for x in (0.0, 0.2, 1.0)},
+        )
 
 
 if __name__ == "__main__":

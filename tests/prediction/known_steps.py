@@ -1,8 +1,8 @@
 """Step times and memory of several steps with every optional feature, kept in `known_steps.csv`.
 
-Each base is predicted as it is, then with one field of its layout, its job or its framework changed, then with several
-at once. Prices are constant rates and no constant is fitted, so that new weights or facts move nothing here. A change
-that is meant to move answers is followed by
+Each base is predicted as it is, then with one field of its layout, its job or its framework
+changed, then with several at once. Prices are constant rates and no constant is fitted, so that new
+weights or facts move nothing here. A change that is meant to move answers is followed by
 
     PYTHONPATH=tests python tests/prediction/known_steps.py
 """
@@ -19,7 +19,14 @@ from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Prediction, StepProblem, check_layout, explain, layout_batches, step_problem
+from perfmodel.prediction import (
+    Prediction,
+    StepProblem,
+    check_layout,
+    explain,
+    layout_batches,
+    step_problem,
+)
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
 from perfmodel.spec.framework_facts import MemoryCosts
@@ -29,7 +36,11 @@ COMBINED = 12
 """Variants of each base with several changes at once."""
 H100 = catalog.cluster("dgx-h100")
 MIXED = Cluster.of_kinds(
-    "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=64) for name in ("dgx-a100", "dgx-h100")]
+    "mixed",
+    [
+        replace(catalog.cluster(name), name=name[-4:], max_devices=64)
+        for name in ("dgx-a100", "dgx-h100")
+    ],
 )
 FRAMEWORK = Framework(name="anybody's", memory=MemoryCosts(communicator_bytes=1e8))
 FRAMEWORK_SECTIONS = ("host", "communication", "memory")
@@ -53,7 +64,9 @@ def _small(name: str, layers: int, **changes: Any) -> Model:
 BASES = {
     "dense": Step(
         _small("llama3-8b", 8),
-        Layout(tp=2, pp=2, cp=2, dp=4, vpp=2, schedule="interleaved", zero=1, sequence_parallel=True),
+        Layout(
+            tp=2, pp=2, cp=2, dp=4, vpp=2, schedule="interleaved", zero=1, sequence_parallel=True
+        ),
         Job(global_batch=32, seq_len=4096),
     ),
     "sharded": Step(
@@ -63,7 +76,9 @@ BASES = {
     ),
     "experts": Step(
         _small("mixtral-8x7b", 4),
-        Layout(tp=2, pp=2, dp=8, ep=4, etp=1, zero=2, recompute="selective", sequence_parallel=True),
+        Layout(
+            tp=2, pp=2, dp=8, ep=4, etp=1, zero=2, recompute="selective", sequence_parallel=True
+        ),
         Job(global_batch=64, seq_len=2048, optimizer="muon"),
     ),
     "adapters": Step(
@@ -84,7 +99,9 @@ BASES = {
     ),
     "newer nodes first": Step(
         _small("mixtral-8x7b", 4),
-        Layout(tp=2, pp=2, dp=4, ep=2, etp=1, zero=1, sequence_parallel=True, kinds=("h100", "a100")),
+        Layout(
+            tp=2, pp=2, dp=4, ep=2, etp=1, zero=1, sequence_parallel=True, kinds=("h100", "a100")
+        ),
         Job(global_batch=32, seq_len=1024),
         MIXED,
     ),
@@ -96,8 +113,12 @@ BASES = {
         Layout(tp=2, dp=8, ep=4, etp=1, zero=3, sequence_parallel=True),
         Job(global_batch=32, seq_len=1024),
     ),
-    "one replica": Step(_small("llama3-8b", 4), Layout(tp=2, pp=2, micro_batch=2), Job(global_batch=8, seq_len=1024)),
-    "images": Step(catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)),
+    "one replica": Step(
+        _small("llama3-8b", 4), Layout(tp=2, pp=2, micro_batch=2), Job(global_batch=8, seq_len=1024)
+    ),
+    "images": Step(
+        catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)
+    ),
 }
 VARIED = {
     "dense": ("layout", "framework"),
@@ -173,10 +194,13 @@ def _problem(step: Step) -> StepProblem:
 
 
 def structure(step: Step) -> dict[str, float]:
-    """How a step's program is built, as names that count one each: some of it shows in no figure."""
+    """How a step's program is built, as names that count one each: some of it shows in no
+    figure."""
     (batch,) = layout_batches(_problem(step), [step.layout])
     values = {field.name: getattr(batch.spec, field.name) for field in fields(batch.spec)}
-    words = (f"program.{name}.{value}" for name, value in values.items() if isinstance(value, (str, int)))
+    words = (
+        f"program.{name}.{value}" for name, value in values.items() if isinstance(value, (str, int))
+    )
     return {"".join(word.split()): 1.0 for word in words}
 
 

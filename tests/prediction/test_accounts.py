@@ -1,4 +1,5 @@
-"""Where a step's time goes: disjoint parts that add up, one bubble, and no interval below the kernels."""
+"""Where a step's time goes: disjoint parts that add up, one bubble, and no interval below the
+kernels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +37,13 @@ from perfmodel.session import Session
 from perfmodel.spec import Device, Job, Layout
 from perfmodel.timeline import times
 
-NAMES = [*(name for name in schedule_names() if name != "forward"), "chimera:4", "seq1f1b:4", "nf1b:1", "nf1b:8"]
+NAMES = [
+    *(name for name in schedule_names() if name != "forward"),
+    "chimera:4",
+    "seq1f1b:4",
+    "nf1b:1",
+    "nf1b:8",
+]
 MODELS = (
     ("gpt3-6.7b", "dgx-a100", 2048), ("mixtral-8x7b", "dgx-h100", 2048), ("deepseek-v2-lite", "dgx-h100", 2048),
     ("bert-large", "dgx-a100", 512), ("resnet-50", "dgx-a100", 1), ("mlp-1b", "dgx-a100", 1),
@@ -53,7 +60,9 @@ KERNELS = ("forward", "backward", "recompute", "optimizer")
 def model(of: int, framework: int, global_batch: int, mode: str = "train") -> StepProblem:
     name, cluster, seq_len = MODELS[of]
     job = Job(global_batch=global_batch, seq_len=seq_len, mode=mode)  # pyright: ignore[reportArgumentType]
-    return step_problem(catalog.model(name), catalog.cluster(cluster), job, framework=FRAMEWORKS[framework])
+    return step_problem(
+        catalog.model(name), catalog.cluster(cluster), job, framework=FRAMEWORKS[framework]
+    )
 
 
 def assert_sound(p: Prediction) -> None:
@@ -95,7 +104,9 @@ layouts = st.builds(
     of=st.integers(0, len(MODELS) - 1), framework=st.integers(0, 2), rounds=st.sampled_from([1, 2, 8, 16]),
     inference=st.sampled_from([False, False, False, True]), data=st.data(),
 )  # fmt: skip
-def test_parts_of_any_layout_add_up(of: int, framework: int, rounds: int, inference: bool, data) -> None:
+def test_parts_of_any_layout_add_up(
+    of: int, framework: int, rounds: int, inference: bool, data
+) -> None:
     try:
         layout = data.draw(layouts)
         mode = "inference" if inference else "train"
@@ -110,7 +121,9 @@ def test_parts_of_any_layout_add_up(of: int, framework: int, rounds: int, infere
 @pytest.mark.parametrize("framework", range(len(FRAMEWORKS)))
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_every_schedule_add_up(name: str, framework: int, offload: bool) -> None:
-    p = explain(model(0, framework, 32), Layout(tp=2, pp=4, dp=2, zero=1, schedule=name, offload=offload))
+    p = explain(
+        model(0, framework, 32), Layout(tp=2, pp=4, dp=2, zero=1, schedule=name, offload=offload)
+    )
     assert_sound(p)
     assert p.breakdown_s["bubble"] > 0 or name not in ("gpipe", "1f1b", "gems", "dualpipe")
     assert ("host_copies_exposed" in p.breakdown_s) == offload
@@ -124,7 +137,10 @@ def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> No
     for module in ("_compose", "_account"):
         monkeypatch.setattr(
             f"perfmodel.prediction.{module}.step_factors",
-            lambda problem, lay: (problem.adjusted_framework.communication.slowest_of(lay.devices), np.exp(like)),
+            lambda problem, lay: (
+                problem.adjusted_framework.communication.slowest_of(lay.devices),
+                np.exp(like),
+            ),
         )
     with Session():
         moved = explain(problem, layout)
@@ -139,7 +155,10 @@ def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> No
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "zb-h1", "seq1f1b", "chimera"])
 def test_the_bubble_is_idle_time_without_any_communication(name: str) -> None:
     """By start and end of every op, reductions, gathers and transfers taken away."""
-    serial = {"overlap_grad_reduce": False, "overlap_param_gather": False}  # nothing slows the passes
+    serial = {
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+    }  # nothing slows the passes
     problem, layout = model(0, 0, 32), Layout(pp=4, dp=2, zero=1, schedule=name, **serial)
     (batch,) = layout_batches(problem, [layout])
     program, durations_s = prepared(batch.spec), durations(problem, batch)[0]
@@ -150,13 +169,17 @@ def test_the_bubble_is_idle_time_without_any_communication(name: str) -> None:
     p = explain(problem, layout)
     assert p.breakdown_s["bubble"] == pytest.approx(idle_s, rel=1e-9)
     busy = {name for name in p.breakdown_s if not name.endswith(("exposed", "bubble"))}
-    assert sum(p.breakdown_s[name] for name in busy) == pytest.approx(alone.device_busy_s().mean(), rel=1e-9)
+    assert sum(p.breakdown_s[name] for name in busy) == pytest.approx(
+        alone.device_busy_s().mean(), rel=1e-9
+    )
 
 
 def test_collectives_of_pairs_show_what_outlasts_the_kernels() -> None:
-    """DualPipe hides tensor-parallel communication behind the other pass of a pair, and nothing else."""
+    """DualPipe hides tensor-parallel communication behind the other pass of a pair, and nothing
+    else."""
     shown = {
-        name: explain(model(0, 0, 32), Layout(tp=8, pp=4, schedule=name)).breakdown_s for name in ("1f1b", "dualpipe")
+        name: explain(model(0, 0, 32), Layout(tp=8, pp=4, schedule=name)).breakdown_s
+        for name in ("1f1b", "dualpipe")
     }
     assert shown["dualpipe"]["forward"] == pytest.approx(shown["1f1b"]["forward"])
     assert shown["dualpipe"]["backward"] == pytest.approx(shown["1f1b"]["backward"])
@@ -167,7 +190,9 @@ def test_collectives_of_pairs_show_what_outlasts_the_kernels() -> None:
 def test_no_step_of_a_stream_is_shorter_than_its_busiest_rank() -> None:
     """The last rank sets the pace while the pipeline fills, the first in the long run."""
     problem = model(2, 1, 2)
-    layout = Layout(tp=8, pp=2, micro_batch=2, schedule="pipedream", recompute="full", sequence_parallel=True)
+    layout = Layout(
+        tp=8, pp=2, micro_batch=2, schedule="pipedream", recompute="full", sequence_parallel=True
+    )
     p = explain(problem, layout)
     assert_sound(p)
     assert evaluate(problem, [layout]).step_time_s[0] == pytest.approx(p.step_time_s, rel=1e-4)
@@ -188,12 +213,14 @@ class Certain:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_interval_ends_below_the_kernels(name: str) -> None:
-    """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
+    """However wide it is; where kernels are certain it ends no lower than their own times, on the
+    busiest rank."""
     problem = model(0, 0, 32)
     wide = replace(NEUTRAL, common={**NEUTRAL.common, "noise": 0.5})
     site = Site(sustained=(), power_limited=False, population=wide)
     doubtful, certain = (
-        replace(problem, kernels=kernels, site=site) for kernels in (problem.kernels, Certain(problem.kernels))
+        replace(problem, kernels=kernels, site=site)
+        for kernels in (problem.kernels, Certain(problem.kernels))
     )
     layout = Layout(tp=2, pp=4, dp=2, zero=1, schedule=name)
     p, sure = explain(doubtful, layout), explain(certain, layout)
@@ -216,24 +243,33 @@ def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None
     for name in KERNELS:
         assert slow.breakdown_s[name] == pytest.approx(fast.breakdown_s[name])
     assert fast.breakdown_s["clock_under_load"] == 0
-    products_s = sum(event.time_s for event in slow.critical_path if event.event.startswith(("linear", "attention")))
+    products_s = sum(
+        event.time_s
+        for event in slow.critical_path
+        if event.event.startswith(("linear", "attention"))
+    )
     assert slow.breakdown_s["clock_under_load"] > 0.5 * (1 - np.exp(-0.2)) * products_s
 
 
 @pytest.mark.parametrize("log_factor", [-0.3, 0.0, 0.3])
 def test_what_runs_show_of_kernels_has_a_part_of_its_own(log_factor: float) -> None:
-    """Kernels that runs show to be slower leave every other part of theirs as it was; faster ones shorten it."""
+    """Kernels that runs show to be slower leave every other part of theirs as it was; faster ones
+    shorten it."""
     problem, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
     hot = replace(problem, site=Site(sustained=(("Ampere", 0.2),))).adjusted(None)
     device = hot.cluster.device.name
     families = ("gemm", "attention", "memory", "embedding")
-    moved = hot.adjusted(Adjustment(device=device, values=tuple((name, log_factor) for name in families)))
+    moved = hot.adjusted(
+        Adjustment(device=device, values=tuple((name, log_factor) for name in families))
+    )
     before, after = explain(hot, layout).breakdown_s, explain(moved, layout).breakdown_s
     assert "kernels_slower_in_runs" not in before
     assert ("kernels_slower_in_runs" in after) == (log_factor > 0)
     parts = ("forward", "backward", "recompute", "clock_under_load")
     kernels_s = sum(before[name] for name in parts)
-    assert sum(after[name] for name in parts) == pytest.approx(kernels_s * min(1.0, np.exp(log_factor)))
+    assert sum(after[name] for name in parts) == pytest.approx(
+        kernels_s * min(1.0, np.exp(log_factor))
+    )
     if log_factor >= 0:
         for name in parts:
             assert after[name] == pytest.approx(before[name])
@@ -274,8 +310,12 @@ def test_a_step_takes_as_long_as_the_slower_of_input_and_computation(model_name)
     problem, slow = found(slow_rate)
     assert slow.step_time_s == pytest.approx(64 / slow_rate)
     assert evaluate(problem, [layout]).step_time_s[0] == pytest.approx(slow.step_time_s, rel=1e-5)
-    assert slow.breakdown_s["waiting_for_input"] == pytest.approx(slow.step_time_s - free.step_time_s)
-    assert sum(event.time_s for event in slow.critical_path) == pytest.approx(slow.step_time_s, rel=1e-6)
+    assert slow.breakdown_s["waiting_for_input"] == pytest.approx(
+        slow.step_time_s - free.step_time_s
+    )
+    assert sum(event.time_s for event in slow.critical_path) == pytest.approx(
+        slow.step_time_s, rel=1e-6
+    )
     for prediction in (fast, slow):
         assert_sound(prediction)
     with pytest.raises(LayoutError, match="input_samples_per_s"):

@@ -1,4 +1,5 @@
-"""Events of blocks against a count one by one: how often each occurs, what launches and issues it, what may overlap."""
+"""Events of blocks against a count one by one: how often each occurs, what launches and issues it,
+what may overlap."""
 
 from collections import Counter
 from dataclasses import replace
@@ -56,14 +57,18 @@ def counted(net: Transformer, shard: Shard, **job: Any) -> ShardBlocks:
     return count_events(blocks(net, work, shard), NETWORKS, work)
 
 
-def events_of(counted_events: ShardBlocks, framework: Framework = EAGER, **flags: Any) -> BlockEvents:
+def events_of(
+    counted_events: ShardBlocks, framework: Framework = EAGER, **flags: Any
+) -> BlockEvents:
     return block_events(counted_events, framework, DEVICE, 1, **flags)
 
 
 @pytest.mark.parametrize(("net", "shard", "job"), CASES)
-def test_every_event_of_a_block_is_counted_in_its_phase(net: Transformer, shard: Shard, job: dict[str, Any]) -> None:
-    """Kernels by themselves, collectives by their group and what they overlap with; frozen weights have no gradients,
-    and a group of one rank exchanges nothing."""
+def test_every_event_of_a_block_is_counted_in_its_phase(
+    net: Transformer, shard: Shard, job: dict[str, Any]
+) -> None:
+    """Kernels by themselves, collectives by their group and what they overlap with; frozen weights
+    have no gradients, and a group of one rank exchanges nothing."""
     work = replace(JOB, **job)
     events = counted(net, shard, **job)
     for number, (block, repeats) in enumerate(blocks(net, work, shard)):
@@ -78,15 +83,25 @@ def test_every_event_of_a_block_is_counted_in_its_phase(net: Transformer, shard:
                 op = NETWORKS[comm.group].collective(
                     comm.collective, comm.bytes, work.dtype, comm.choice, comm.exchange
                 )
-                expected[op, comm.group, comm.overlappable, comm.beside_attention, comm.follows] += comm.count
-            columns = (events.ops, events.groups, events.overlappable, events.beside_attention, events.follows)
+                expected[
+                    op, comm.group, comm.overlappable, comm.beside_attention, comm.follows
+                ] += comm.count
+            columns = (
+                events.ops,
+                events.groups,
+                events.overlappable,
+                events.beside_attention,
+                events.follows,
+            )
             found: Counter[Any] = Counter()
             for *event, count in zip(*columns, events.counts[number, phase], strict=True):
                 if count:
                     op, group, *flags = event
                     found[op, group, *map(bool, flags)] += count
             assert found == expected, (block.name, phase.name)
-    assert events.kinds == tuple((block.is_layer, repeats) for block, repeats in blocks(net, work, shard))
+    assert events.kinds == tuple(
+        (block.is_layer, repeats) for block, repeats in blocks(net, work, shard)
+    )
 
 
 def test_groups_of_one_rank_have_no_events() -> None:
@@ -98,7 +113,9 @@ def test_groups_of_one_rank_have_no_events() -> None:
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-@pytest.mark.parametrize(("net", "frozen"), [(GPT, False), (GPT, True), (LLAMA, False), (LLAMA, True), (QWEN, False)])
+@pytest.mark.parametrize(
+    ("net", "frozen"), [(GPT, False), (GPT, True), (LLAMA, False), (LLAMA, True), (QWEN, False)]
+)
 def test_parameters_outside_experts_count_tied_tables_where_stages_hold_them_again(
     net: Transformer, frozen: bool, pipelined: bool
 ) -> None:
@@ -106,15 +123,21 @@ def test_parameters_outside_experts_count_tied_tables_where_stages_hold_them_aga
     events = counted(net, Shard(), **job)
     held = [block for block, _ in blocks(net, replace(JOB, **job), Shard())]
     tied = [block.tied_params * pipelined for block in held]
-    dense = [block.params - block.expert_params + copies for block, copies in zip(held, tied, strict=True)]
+    dense = [
+        block.params - block.expert_params + copies
+        for block, copies in zip(held, tied, strict=True)
+    ]
     assert events.dense_params(pipelined).tolist() == dense
-    frozen_params = [block.frozen_params + copies * frozen for block, copies in zip(held, tied, strict=True)]
+    frozen_params = [
+        block.frozen_params + copies * frozen for block, copies in zip(held, tied, strict=True)
+    ]
     assert events.frozen_params(pipelined, replace(JOB, **job)).tolist() == frozen_params
     assert events.tied_params == (50_304 * net.hidden if net is GPT else 0)
     assert events.expert_params.tolist() == [block.expert_params for block in held]
 
 
-# --- what hosts issue ------------------------------------------------------------------------------------------
+# --- what hosts issue
+# ------------------------------------------------------------------------------------------
 
 BOOKKEEPING = EAGER.replace(
     host_op_s=1e-5,
@@ -130,8 +153,8 @@ BOOKKEEPING = EAGER.replace(
 def test_hosts_issue_every_event_and_what_layers_and_routing_need_besides(
     net: Transformer, shard: Shard, job: dict[str, Any], execution: str
 ) -> None:
-    """Routing again where a layer of experts is recomputed; of a layer in a graph, experts' products and their
-    exchanges, and a few operators to launch it."""
+    """Routing again where a layer of experts is recomputed; of a layer in a graph, experts'
+    products and their exchanges, and a few operators to launch it."""
     events = counted(net, shard, **job)
     framework = BOOKKEEPING if execution == "eager" else BOOKKEEPING.replace(execution=execution)
     made = events_of(events, framework)
@@ -156,9 +179,11 @@ def test_hosts_issue_every_event_and_what_layers_and_routing_need_besides(
 
 
 def test_casts_without_a_recipe_are_part_of_their_product() -> None:
-    """Of integers, or of 8 bits by no known recipe, no kernel casts by itself; others do, for the share that a layout
-    asks for."""
-    plain, recipe = (counted(LLAMA, Shard(), dtype="fp8", fp8_recipe=name) for name in ("", "delayed"))
+    """Of integers, or of 8 bits by no known recipe, no kernel casts by itself; others do, for the
+    share that a layout asks for."""
+    plain, recipe = (
+        counted(LLAMA, Shard(), dtype="fp8", fp8_recipe=name) for name in ("", "delayed")
+    )
     for events, launched in ((plain, 0.0), (recipe, 1.0)):
         casts = [number for number, op in enumerate(events.ops) if is_cast(op)]
         assert casts
@@ -170,9 +195,13 @@ def test_casts_without_a_recipe_are_part_of_their_product() -> None:
         np.testing.assert_array_equal(half.launched, expected)
 
 
-@pytest.mark.parametrize(("recipe", "casts"), [("delayed", 1), ("current", 2), ("nvfp4", 2), ("mxfp8", 1)])
+@pytest.mark.parametrize(
+    ("recipe", "casts"), [("delayed", 1), ("current", 2), ("nvfp4", 2), ("mxfp8", 1)]
+)
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_products_of_experts_are_launched_with_a_share_of_their_casts(recipe: str, casts: int, share: float) -> None:
+def test_products_of_experts_are_launched_with_a_share_of_their_casts(
+    recipe: str, casts: int, share: float
+) -> None:
     dtype = "fp4" if recipe == "nvfp4" else "fp8"
     job = {"dtype": dtype, "fp8_recipe": recipe}
     events = counted(QWEN, Shard(ep=8), **job)
@@ -187,9 +216,11 @@ def test_products_of_experts_are_launched_with_a_share_of_their_casts(recipe: st
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("host_op_s", [0.0, 1e-5])
-def test_hosts_take_time_to_agree_and_to_launch_experts_one_by_one(checked: bool, host_op_s: float) -> None:
-    """Every rank of a collective reports, and every further kernel of a group is launched; none takes time where the
-    host is taken to issue in no time."""
+def test_hosts_take_time_to_agree_and_to_launch_experts_one_by_one(
+    checked: bool, host_op_s: float
+) -> None:
+    """Every rank of a collective reports, and every further kernel of a group is launched; none
+    takes time where the host is taken to issue in no time."""
     events = counted(QWEN, Shard(tp=4, ep=8, etp=2, sequence_parallel=True))
     framework = EAGER.replace(host_op_s=host_op_s, grouped_launch_s=3e-5)
     made = events_of(events, framework, checked=checked)
@@ -202,14 +233,19 @@ def test_hosts_take_time_to_agree_and_to_launch_experts_one_by_one(checked: bool
                     seconds += count * NETWORKS[group].ranks * COLLECTIVE_CHECK_S
                 if isinstance(op, Gemm) and op.op == "grouped_linear" and host_op_s:
                     seconds += count * (op.groups - 1) * 3e-5
-            assert made.beyond_operators_s[number, phase] == pytest.approx(seconds), (number, phase.name)
+            assert made.beyond_operators_s[number, phase] == pytest.approx(seconds), (
+                number,
+                phase.name,
+            )
 
 
-# --- what overlaps -----------------------------------------------------------------------------------------------
+# --- what overlaps
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_pass_alone_hides_no_exchange_of_experts() -> None:
-    """Those hide behind another micro-batch; collectives of tensor parallelism behind weight gradients as ever."""
+    """Those hide behind another micro-batch; collectives of tensor parallelism behind weight
+    gradients as ever."""
     events = counted(QWEN, Shard(tp=4, ep=8, etp=1, sequence_parallel=True, ep_overlap=True))
     groups = np.array(events.groups)
     assert events.overlappable[groups == "ep"].all()
@@ -223,7 +259,9 @@ def test_tensor_parallel_gradients_in_order_hide_behind_nothing() -> None:
     events = counted(QWEN, Shard(tp=4, ep=8, etp=1, sequence_parallel=True, ep_overlap=True))
     groups = np.array(events.groups)
     assert (events.overlappable & (groups == "tp")).any()
-    np.testing.assert_array_equal(events.in_order.overlappable, events.overlappable & (groups != "tp"))
+    np.testing.assert_array_equal(
+        events.in_order.overlappable, events.overlappable & (groups != "tp")
+    )
 
 
 @pytest.mark.parametrize(("net", "shard", "job"), CASES)
@@ -233,7 +271,9 @@ def test_rings_are_of_tensor_parallel_collectives_that_kernels_wait_for(
     events = counted(net, shard, **job)
     made = events_of(events)
     for number, (op, group) in enumerate(zip(events.ops, events.groups, strict=True)):
-        free = events.overlappable[number] or events.beside_attention[number] or events.follows[number]
+        free = (
+            events.overlappable[number] or events.beside_attention[number] or events.follows[number]
+        )
         assert made.in_rings[number] == (group == "tp" and not free)
         assert made.kernel[number] == (group == "")
         assert made.ring_product[number] == (isinstance(op, Gemm) and op.op != "grouped_linear")

@@ -1,4 +1,5 @@
-"""Seconds of a program's classes, one by one: passes through blocks, copies to the host, what overlap costs them."""
+"""Seconds of a program's classes, one by one: passes through blocks, copies to the host, what
+overlap costs them."""
 
 from dataclasses import replace
 from math import exp, log, sqrt
@@ -28,7 +29,8 @@ from perfmodel.spec import Framework, Job, Layout
 
 LLAMA = replace(catalog.model("llama3-8b"), layers=12)
 QUIET = EAGER.replace(contends=False)
-"""Overlap costs nothing, steps have no overhead and ranks no stragglers: classes last as long as their events."""
+"""Overlap costs nothing, steps have no overhead and ranks no stragglers: classes last as long as
+their events."""
 
 
 def problem_of(framework: Framework = QUIET, **job: Any) -> StepProblem:
@@ -47,9 +49,11 @@ def blocks_of(counts: np.ndarray, structure: Structure, number: int) -> list[flo
     return (counts[stage].sum(axis=0) if segment == WHOLE else counts[stage, segment]).tolist()
 
 
-def pass_by_hand(kind: Kind, blocks: list[float], full: list[float], phase_s: np.ndarray, recompute: str) -> float:
-    """A pass runs its phases in every block; an input gradient repeats what the layout recomputes, and the whole
-    forward in blocks that are recomputed in full against that."""
+def pass_by_hand(
+    kind: Kind, blocks: list[float], full: list[float], phase_s: np.ndarray, recompute: str
+) -> float:
+    """A pass runs its phases in every block; an input gradient repeats what the layout recomputes,
+    and the whole forward in blocks that are recomputed in full against that."""
     seconds = 0.0
     for n, n_full, block_s in zip(blocks, full, phase_s.tolist(), strict=True):
         again_s = {
@@ -57,7 +61,11 @@ def pass_by_hand(kind: Kind, blocks: list[float], full: list[float], phase_s: np
             "selective": block_s[Phase.RECOMPUTE_SELECTIVE],
             "full": block_s[Phase.RECOMPUTE_FULL],
         }[recompute]
-        input_s = n * block_s[Phase.BACKWARD_INPUT] + (n - n_full) * again_s + n_full * block_s[Phase.RECOMPUTE_FULL]
+        input_s = (
+            n * block_s[Phase.BACKWARD_INPUT]
+            + (n - n_full) * again_s
+            + n_full * block_s[Phase.RECOMPUTE_FULL]
+        )
         weight_s = n * block_s[Phase.BACKWARD_WEIGHT]
         seconds += {
             Kind.FORWARD: n * block_s[Phase.FORWARD],
@@ -105,7 +113,9 @@ def test_a_pass_lasts_as_long_as_the_phases_of_its_blocks(text: str) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "seq1f1b"])
-def test_activations_are_copied_to_the_host_and_back_at_the_rate_of_its_link(schedule: str, recompute: str) -> None:
+def test_activations_are_copied_to_the_host_and_back_at_the_rate_of_its_link(
+    schedule: str, recompute: str
+) -> None:
     """Those of one micro-batch, or of its slice of the sequence."""
     problem = problem_of(flash_attention=True)
     layout = Layout.parse(f"tp=2,pp=4,offload=true,recompute={recompute},schedule={schedule}")
@@ -156,7 +166,9 @@ SAME_PROGRAM = {
 
 @pytest.mark.parametrize("name", SAME_PROGRAM)
 @pytest.mark.parametrize("partition_copy_s", [0.0, 1e-5])
-def test_layouts_take_together_as_long_as_each_by_itself(name: str, partition_copy_s: float) -> None:
+def test_layouts_take_together_as_long_as_each_by_itself(
+    name: str, partition_copy_s: float
+) -> None:
     """Whatever the others of a batch have on the host, recompute or divide."""
     problem = problem_of(EAGER.replace(partition_copy_s=partition_copy_s))
     layouts = [Layout.parse(text) for text in SAME_PROGRAM[name]]
@@ -165,18 +177,22 @@ def test_layouts_take_together_as_long_as_each_by_itself(name: str, partition_co
         # What was remembered of each by itself does not count.
         with Session():
             together_s = step_times_s(problem, order).tolist()
-        assert together_s == pytest.approx([alone_s[layouts.index(layout)] for layout in order], rel=1e-6)
+        assert together_s == pytest.approx(
+            [alone_s[layouts.index(layout)] for layout in order], rel=1e-6
+        )
     assert len(set(alone_s)) == len(layouts)
 
 
-# --- overlap ---------------------------------------------------------------------------------------------
+# --- overlap
+# ---------------------------------------------------------------------------------------------
 
 
 def beside_by_hand(structure: Structure, comm: int, serial: bool) -> list[int]:
     """Passes of the same stage that a reduction or gather of a segment runs beside.
 
-    A segment's gradients are reduced while those of the one before it are computed; its weights are gathered while the
-    one computes that comes before it, in the order of the pass. Where gathers wait, only weight gradients go on.
+    A segment's gradients are reduced while those of the one before it are computed; its weights are
+    gathered while the one computes that comes before it, in the order of the pass. Where gathers
+    wait, only weight gradients go on.
     """
     steps = {
         Kind.GRAD_REDUCE: (-1, [Kind.BACKWARD, Kind.BACKWARD_WEIGHT]),
@@ -217,7 +233,9 @@ def beside_by_hand(structure: Structure, comm: int, serial: bool) -> list[int]:
         ("pp=2,dp=4,zero=1,vpp=2", {Kind.GRAD_REDUCE, Kind.PARAM_GATHER}),
     ],
 )
-def test_reductions_and_gathers_run_beside_the_passes_next_to_their_segment(text: str, kinds: set[Kind]) -> None:
+def test_reductions_and_gathers_run_beside_the_passes_next_to_their_segment(
+    text: str, kinds: set[Kind]
+) -> None:
     """On the first stage alone, whose exchanges delay a step once for all of them."""
     problem = problem_of()
     batch = batch_of(problem, Layout.parse(text))
@@ -227,13 +245,19 @@ def test_reductions_and_gathers_run_beside_the_passes_next_to_their_segment(text
     pairs: dict[tuple[int, int], float] = {}
     for comm, kind in enumerate(structure.class_kind.tolist()):
         overlaps = kind in kinds or (serial and kind == Kind.GRAD_REDUCE)
-        if not overlaps or structure.class_stage[comm] != 0 or structure.class_segment[comm] == WHOLE:
+        if (
+            not overlaps
+            or structure.class_stage[comm] != 0
+            or structure.class_segment[comm] == WHOLE
+        ):
             continue
         passes = beside_by_hand(structure, comm, serial)
         for number in passes:
             pairs[comm, number] = occurrences[comm] / sum(occurrences[passes])
     found = {}
-    for comm, place, share in zip(beside.comm.tolist(), beside.place.tolist(), beside.share.tolist(), strict=True):
+    for comm, place, share in zip(
+        beside.comm.tolist(), beside.place.tolist(), beside.share.tolist(), strict=True
+    ):
         found[comm, int(beside.slowed[place])] = share
     assert found == pytest.approx(pairs)
     assert {structure.class_kind[comm] for comm, _ in found} == kinds
@@ -252,8 +276,11 @@ def test_reductions_and_gathers_run_beside_the_passes_next_to_their_segment(text
         ("tp=2,pp=4", False, 0.0),
     ],
 )
-def test_a_step_costs_slowed_passes_stragglers_and_an_overhead(text: str, contends: bool, loss: float) -> None:
-    """Everything takes as much longer as the slowest of all ranks; the overhead comes once, with the optimizer."""
+def test_a_step_costs_slowed_passes_stragglers_and_an_overhead(
+    text: str, contends: bool, loss: float
+) -> None:
+    """Everything takes as much longer as the slowest of all ranks; the overhead comes once, with
+    the optimizer."""
     straggling, overhead_s = 0.02, 7e-3
     layout, plain = Layout.parse(text), problem_of()
     framework = EAGER.replace(contends=contends, dp_overlap_loss=loss)
@@ -279,10 +306,13 @@ def test_the_loss_beside_reductions_is_no_more_than_all() -> None:
     np.testing.assert_allclose(slowed_s(durations_s, 1.0, alone), [[3.0]])
 
 
-# --- transfers between stages -------------------------------------------------------------------------------
+# --- transfers between stages
+# -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["tp=2,pp=4,dp=1", "tp=2,pp=4,dp=4", "tp=8,pp=4,dp=1", "pp=4,dp=2,micro_batch=2"])
+@pytest.mark.parametrize(
+    "text", ["tp=2,pp=4,dp=1", "tp=2,pp=4,dp=4", "tp=8,pp=4,dp=1", "pp=4,dp=2,micro_batch=2"]
+)
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (0, 5, 5, 2)])
 def test_a_stage_sends_forward_and_gets_gradients_back(text: str, sizes: tuple[int, ...]) -> None:
     """As long as the layout that has this stage takes for both transfers across its end."""
@@ -294,7 +324,9 @@ def test_a_stage_sends_forward_and_gets_gradients_back(text: str, sizes: tuple[i
     for stage, end in enumerate(np.cumsum(sizes)[:-1].tolist()):
         both_s = 0.0
         for kind, of_stage in ((Kind.SEND_FORWARD, stage), (Kind.SEND_BACKWARD, stage + 1)):
-            (number,) = np.flatnonzero((structure.class_kind == kind) & (structure.class_stage == of_stage)).tolist()
+            (number,) = np.flatnonzero(
+                (structure.class_kind == kind) & (structure.class_stage == of_stage)
+            ).tolist()
             assert seconds[number] > 0
             both_s += seconds[number]
         assert costs.sends_s[stage, end] == pytest.approx(both_s)

@@ -1,4 +1,5 @@
-"""Exchanges of experts hide behind another micro-batch's pass, and only where one runs beside (`ep_overlap`)."""
+"""Exchanges of experts hide behind another micro-batch's pass, and only where one runs beside
+(`ep_overlap`)."""
 
 import numpy as np
 import pytest
@@ -39,7 +40,9 @@ def times_of_passes(layout):
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 def test_without_pipeline_the_first_forward_and_the_last_backward_hide_nothing(micro_batches):
     plain = Layout(dp=8, ep=8, **ALONE)
-    (forward_s, backward_s), (shorter_forward_s, shorter_backward_s) = times_of_passes(plain.replace(ep_overlap=True))
+    (forward_s, backward_s), (shorter_forward_s, shorter_backward_s) = times_of_passes(
+        plain.replace(ep_overlap=True)
+    )
     assert shorter_forward_s < forward_s
     assert shorter_backward_s < backward_s
     saved_s = step_s(plain, micro_batches) - step_s(plain.replace(ep_overlap=True), micro_batches)
@@ -50,7 +53,9 @@ def test_without_pipeline_the_first_forward_and_the_last_backward_hide_nothing(m
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1"])
 def test_passes_that_fill_and_drain_a_pipeline_run_alone(schedule):
     chunks = 2 if schedule == "interleaved" else 1
-    spec = ProgramSpec(schedule=schedule, stages=4, micro_batches=8, chunks=chunks, combines_passes=True)
+    spec = ProgramSpec(
+        schedule=schedule, stages=4, micro_batches=8, chunks=chunks, combines_passes=True
+    )
     made = spec.build_schedule()
     variants = variants_of(made, combines=True)
     beside = variants.table[variants.of_pass, 2] == COMBINED
@@ -60,7 +65,9 @@ def test_passes_that_fill_and_drain_a_pipeline_run_alone(schedule):
         first, last = int((~forward).argmax()), len(forward) - 1 - int(forward[::-1].argmax())
         expected = [first <= i <= last for i in range(len(forward))]
         assert beside[own].tolist() == expected
-        if schedule == "1f1b":  # 8 - (3 - rank) - 1 forwards follow the first backward, and as many backwards
+        if (
+            schedule == "1f1b"
+        ):  # 8 - (3 - rank) - 1 forwards follow the first backward, and as many backwards
             assert expected.count(True) == 2 * (8 - (3 - rank) - 1)
         if schedule == "gpipe":
             assert not any(expected)
@@ -94,5 +101,7 @@ def test_bounds_accounts_and_the_differentiable_step_agree(more):
 
 def test_inference_has_no_pass_to_hide_behind():
     own = pm.problem("mixtral-8x7b", "dgx-h100", global_batch=64, seq_len=4096, mode="inference")
-    spans = step_times_s(step_problem_of(own), [Layout(dp=8, ep=8, ep_overlap=on) for on in (False, True)])
+    spans = step_times_s(
+        step_problem_of(own), [Layout(dp=8, ep=8, ep_overlap=on) for on in (False, True)]
+    )
     np.testing.assert_allclose(*spans, rtol=1e-12)

@@ -37,7 +37,9 @@ class Exchanged(NamedTuple):
     parts: int
 
 
-def exchanged(problem: StepProblem, layout: Layout, *kinds: Kind, stage: int = 0) -> list[Exchanged]:
+def exchanged(
+    problem: StepProblem, layout: Layout, *kinds: Kind, stage: int = 0
+) -> list[Exchanged]:
     """What a stage exchanges in events of these kinds, in their order."""
     (batch,) = layout_batches(problem, [layout])
     events = bundle_events(problem, batch, 0)
@@ -48,12 +50,18 @@ def exchanged(problem: StepProblem, layout: Layout, *kinds: Kind, stage: int = 0
             continue
         parts = [
             (ops[index], times)
-            for index, times in zip(table.index[stage].tolist(), table.times[stage].tolist(), strict=True)
+            for index, times in zip(
+                table.index[stage].tolist(), table.times[stage].tolist(), strict=True
+            )
             if index >= 0
         ]
         if parts and all(isinstance(op, Collective) for op, _ in parts):
             n_bytes = sum(op.bytes * times for op, times in parts)
-            found.append(Exchanged(parts[0][0].collective, parts[0][0].num_ranks, n_bytes, sum(n for _, n in parts)))
+            found.append(
+                Exchanged(
+                    parts[0][0].collective, parts[0][0].num_ranks, n_bytes, sum(n for _, n in parts)
+                )
+            )
     return found
 
 
@@ -74,7 +82,9 @@ def without_parts(found: list[Exchanged]) -> list[tuple[str, int, float]]:
 
 @pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_replicas_reduce_all_gradients_on_all_ranks_that_hold_them(tp: int, cp: int, grad_dtype: str) -> None:
+def test_replicas_reduce_all_gradients_on_all_ranks_that_hold_them(
+    tp: int, cp: int, grad_dtype: str
+) -> None:
     problem, layout = problem_of(grad_dtype=grad_dtype), Layout(tp=tp, cp=cp, dp=4, zero=0)
     params, _ = params_of(problem, layout)
     of_gradients = ("all_reduce", 4 * cp, params * dtype_bytes(grad_dtype))
@@ -84,7 +94,9 @@ def test_replicas_reduce_all_gradients_on_all_ranks_that_hold_them(tp: int, cp: 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("cp", [1, 2])
-def test_sharded_states_are_scattered_to_and_gathered_from_where_they_lie(zero: int, cp: int) -> None:
+def test_sharded_states_are_scattered_to_and_gathered_from_where_they_lie(
+    zero: int, cp: int
+) -> None:
     problem, layout = problem_of(), Layout(dp=4, cp=cp, zero=zero)
     params, _ = params_of(problem, layout)
     reduced = exchanged(problem, layout, Kind.GRAD_REDUCE)
@@ -95,7 +107,9 @@ def test_sharded_states_are_scattered_to_and_gathered_from_where_they_lie(zero: 
 
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("replicate", [2, 4, 8])
-def test_hybrid_sharding_reduces_over_copies_no_more_than_a_shard(zero: int, replicate: int) -> None:
+def test_hybrid_sharding_reduces_over_copies_no_more_than_a_shard(
+    zero: int, replicate: int
+) -> None:
     problem, layout = problem_of(), Layout(dp=8, zero=zero, replicate=replicate)
     params, _ = params_of(problem, layout)
     shards = 8 // replicate
@@ -110,8 +124,12 @@ def test_hybrid_sharding_reduces_over_copies_no_more_than_a_shard(zero: int, rep
 def test_zero_1_may_reduce_all_gradients_on_all_ranks() -> None:
     problem, layout = problem_of(all_reduce_gradients=True), Layout(dp=8, zero=1, replicate=2)
     params, _ = params_of(problem, layout)
-    assert without_parts(exchanged(problem, layout, Kind.GRAD_REDUCE)) == approx(("all_reduce", 8, 4 * params))
-    assert without_parts(exchanged(problem, layout, Kind.PARAM_GATHER)) == approx(("all_gather", 4, 2 * params))
+    assert without_parts(exchanged(problem, layout, Kind.GRAD_REDUCE)) == approx(
+        ("all_reduce", 8, 4 * params)
+    )
+    assert without_parts(exchanged(problem, layout, Kind.PARAM_GATHER)) == approx(
+        ("all_gather", 4, 2 * params)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8"])
@@ -145,10 +163,15 @@ def test_zero_3_gathers_layer_by_layer_and_zero_1_segment_by_segment() -> None:
 @pytest.mark.parametrize("pp", [1, 2, 4])
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["tied", "untied"])
 def test_a_tied_table_is_gathered_once_on_every_stage_that_has_it(model: Any, pp: int) -> None:
-    """All stages together gather all parameters, and of a tied table one copy more where head and embedding are apart;
-    what they reduce is the same, but for the copies, whose sum is the business of both stages."""
+    """All stages together gather all parameters, and of a tied table one copy more where head and
+    embedding are apart; what they reduce is the same, but for the copies, whose sum is the business
+    of both stages."""
     problem, layout = problem_of(model), Layout(pp=pp, dp=8, zero=3)
-    rows = next(block.tied_params for block, _ in blocks(model, problem.job, Shard()) if block.name == "head")
+    rows = next(
+        block.tied_params
+        for block, _ in blocks(model, problem.job, Shard())
+        if block.name == "head"
+    )
     copies, (params, _) = rows * (pp > 1), params_of(problem, layout)
     assert (rows > 0) == (model is GPT)
     for kinds, width in ((GATHERS[:1], 2), ((Kind.GRAD_REDUCE,), 4)):
@@ -162,14 +185,18 @@ def test_what_is_not_trained_is_gathered_and_not_reduced() -> None:
     for problem in (problem_of(frozen=True), problem_of(mode="inference")):
         params, _ = params_of(problem, layout)
         assert exchanged(problem, layout, Kind.GRAD_REDUCE) == []
-        assert without_parts(exchanged(problem, layout, Kind.PARAM_GATHER)) == approx(("all_gather", 8, 2 * params))
+        assert without_parts(exchanged(problem, layout, Kind.PARAM_GATHER)) == approx(
+            ("all_gather", 8, 2 * params)
+        )
         assert exchanged(problem, layout.replace(zero=1), *GATHERS) == []
 
 
 def updated(problem: StepProblem, layout: Layout) -> int:
     """Parameters that a rank of the first stage updates."""
     (batch,) = layout_batches(problem, [layout])
-    return sum(op.n_params for op in bundle_events(problem, batch, 0).ops if isinstance(op, OptimizerStep))
+    return sum(
+        op.n_params for op in bundle_events(problem, batch, 0).ops if isinstance(op, OptimizerStep)
+    )
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -187,7 +214,8 @@ NORM_AND_CLIP, UNSCALE = 4 + 8, 6 + 8
 @pytest.mark.parametrize(
     ("fields", "n_bytes"),
     [
-        # gradient read; master copy and states read and written; the weight in its own type written; norm and clip
+        # gradient read; master copy and states read and written; the weight in its own type
+        # written; norm and clip
         ({}, 4 + 2 * (4 + 8) + 2 + NORM_AND_CLIP),
         ({"dtype": "fp16"}, 4 + 2 * (4 + 8) + 2 + NORM_AND_CLIP + UNSCALE),
         ({"dtype": "fp32"}, 4 + 2 * (4 + 8)),
@@ -203,13 +231,18 @@ NORM_AND_CLIP, UNSCALE = 4 + 8, 6 + 8
         ({"optimizer": "adam16bit", "dtype": "fp32"}, 4 + 2 * (4 + 4)),
     ],
 )
-def test_an_update_moves_gradient_master_states_and_weight(fields: dict[str, Any], n_bytes: float) -> None:
+def test_an_update_moves_gradient_master_states_and_weight(
+    fields: dict[str, Any], n_bytes: float
+) -> None:
     op = optimizer_op(1000, Job(**({"global_batch": 1, "seq_len": 1} | fields)))
     assert op.bytes == pytest.approx(1000 * n_bytes)
-    assert op.op == ("sgd" if "sgd" in OPTIMIZERS[fields.get("optimizer", "adam")].kernel else "adam")
+    assert op.op == (
+        "sgd" if "sgd" in OPTIMIZERS[fields.get("optimizer", "adam")].kernel else "adam"
+    )
 
 
-# --- where groups lie ----------------------------------------------------------------------------------
+# --- where groups lie
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tp", "dp", "pp"), [*product((1, 2, 8), (1, 2, 4), (2, 4, 8))])
@@ -229,12 +262,17 @@ def test_tied_tables_are_reduced_between_first_and_last_stage(tp: int, pp: int) 
     table = ceil(GPT.vocab / (128 * tp)) * 128 * GPT.hidden  # padded, a tensor-parallel rank's part
     expected = approx(("all_reduce", 2, 4 * table))
     for stage in (0, pp - 1):
-        assert without_parts(exchanged(problem, layout, Kind.EMBEDDING_REDUCE, stage=stage)) == expected
+        assert (
+            without_parts(exchanged(problem, layout, Kind.EMBEDDING_REDUCE, stage=stage))
+            == expected
+        )
     for stage in range(1, pp - 1):
         assert exchanged(problem, layout, Kind.EMBEDDING_REDUCE, stage=stage) == []
     for fields in ({"frozen": True}, {"frozen_embedding": True}, {"mode": "inference"}):
         assert exchanged(problem_of(GPT, **fields), layout, Kind.EMBEDDING_REDUCE) == []
-    assert exchanged(problem_of(LLAMA), layout, Kind.EMBEDDING_REDUCE) == []  # which has a table of its own
+    assert (
+        exchanged(problem_of(LLAMA), layout, Kind.EMBEDDING_REDUCE) == []
+    )  # which has a table of its own
 
 
 @pytest.mark.parametrize(
@@ -253,18 +291,25 @@ def test_axes_of_a_group_join_where_one_continues_the_other(order: str, axes: tu
 @pytest.mark.parametrize(
     ("group", "ranks_per_node", "concurrent"),
     [
-        # tp=2 in neighbours; cp=2 next; dp=4 every fourth rank, two to a node of eight; pp=2 half the ranks apart
+        # tp=2 in neighbours; cp=2 next; dp=4 every fourth rank, two to a node of eight; pp=2 half
+        # the ranks apart
         ("tp", 2, 1),
         ("cp", 2, 1),
         ("dp", 4, 2),
         ("pp", 1, 8),
     ],
 )
-def test_groups_of_a_layout_on_nodes_of_eight(group: str, ranks_per_node: int, concurrent: int) -> None:
+def test_groups_of_a_layout_on_nodes_of_eight(
+    group: str, ranks_per_node: int, concurrent: int
+) -> None:
     layout = Layout(tp=2, cp=2, dp=4, pp=2)
     network = Placement.of(group, layout).on_network(CLUSTER)  # pyright: ignore[reportArgumentType]
     ranks = {"tp": 2, "cp": 2, "dp": 8, "pp": 2}[group]
-    assert (network.ranks, network.ranks_per_node, network.concurrent) == (ranks, ranks_per_node, concurrent)
+    assert (network.ranks, network.ranks_per_node, network.concurrent) == (
+        ranks,
+        ranks_per_node,
+        concurrent,
+    )
     assert network.level == (0 if ranks == ranks_per_node else 1)
     # nothing is relayed, and no library of experts' exchanges carries it out
     assert network.collective("all_gather", 1e6, "bf16") == Collective(
@@ -291,9 +336,14 @@ def test_tokens_go_once_to_a_node_and_from_there_to_its_ranks(ranks: int, nodes:
     assert op.relayed_bytes == pytest.approx(0.0 if nodes == 1 else to_ranks)
 
 
-@pytest.mark.parametrize(("pp", "tp", "crosses"), [(2, 4, [False]), (4, 4, [False, True, False]), (2, 8, [True])])
-def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, crosses: list[bool]) -> None:
-    """Tensor-parallel ranks send a part each, which the receivers gather (scatter-gather of arXiv 2104.04473)."""
+@pytest.mark.parametrize(
+    ("pp", "tp", "crosses"), [(2, 4, [False]), (4, 4, [False, True, False]), (2, 8, [True])]
+)
+def test_stages_send_inside_a_node_where_their_ranks_share_it(
+    pp: int, tp: int, crosses: list[bool]
+) -> None:
+    """Tensor-parallel ranks send a part each, which the receivers gather (scatter-gather of arXiv
+    2104.04473)."""
     problem, layout = problem_of(), Layout(tp=tp, pp=pp)
     activation = 1024 * LLAMA.hidden * 2
     (batch,) = layout_batches(problem, [layout])
@@ -304,12 +354,16 @@ def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, 
         assert found == approx(("send_recv", 2, activation / tp), ("all_gather", tp, activation))
         send = list(events.ops)[sends.index[stage, 0]]
         assert (send.ranks_per_node, send.concurrent) == ((1, 8) if leaves else (2, 1))
-        assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {"bf16"}  # no gradients are reduced
+        assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {
+            "bf16"
+        }  # no gradients are reduced
     assert exchanged(problem, layout, Kind.SEND_FORWARD, stage=pp - 1) == []
     assert exchanged(problem, layout, Kind.SEND_BACKWARD, stage=0) == []
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=8), Layout(tp=2, dp=4, zero=3), Layout(dp=16, cp=2)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(tp=8), Layout(tp=2, dp=4, zero=3), Layout(dp=16, cp=2)], ids=str
+)
 @pytest.mark.parametrize("mode", ["train", "inference"])
 def test_without_a_pipeline_nothing_is_sent(layout: Layout, mode: str) -> None:
     problem = problem_of(mode=mode)
@@ -318,14 +372,20 @@ def test_without_a_pipeline_nothing_is_sent(layout: Layout, mode: str) -> None:
     assert not kinds & {Kind.SEND_FORWARD, Kind.SEND_BACKWARD}
 
 
-# --- states on the host --------------------------------------------------------------------------------
+# --- states on the host
+# --------------------------------------------------------------------------------
 
 
 def test_states_on_the_host_take_the_link_and_the_processors() -> None:
     """Gradients down the link, an update by the node's processors, weights up again beside it."""
-    problem, layout = problem_of(), Layout(dp=8, zero=1, overlap_grad_reduce=False, overlap_param_gather=False)
+    problem, layout = (
+        problem_of(),
+        Layout(dp=8, zero=1, overlap_grad_reduce=False, overlap_param_gather=False),
+    )
     params, _ = params_of(problem, layout)
-    resident, on_host = (explain(problem, layout.replace(offload_states=where)) for where in ("none", "optimizer"))
+    resident, on_host = (
+        explain(problem, layout.replace(offload_states=where)) for where in ("none", "optimizer")
+    )
     rate = CLUSTER.device.host_bandwidth_bytes_per_s
     assert rate is not None
     shard = params / 8

@@ -20,7 +20,9 @@ from perfmodel.validation.unstated import priors as _priors
 
 PACKAGE = Path(perfmodel.__file__).parent
 FOLDERS = ("prediction/sites", "validation")
-FILES = [(folder, path.name) for folder in FOLDERS for path in sorted((PACKAGE / folder).glob("*.json"))]
+FILES = [
+    (folder, path.name) for folder in FOLDERS for path in sorted((PACKAGE / folder).glob("*.json"))
+]
 READERS: dict[str, tuple[ModuleType, Any]] = {
     "memory.json": (_site_constants, _site_constants.source_figures),
     "population.json": (_population, _population._fitted),
@@ -71,7 +73,11 @@ def test_the_reader_of_a_file_refuses_another_number(
     module, read = READERS[name]
     path = copy(folder, tmp_path) / name
     text = path.read_text()
-    place = next(i for i in range(len(text) // 2, len(text)) if text[i] in "12345678" and text[i - 1] in "123456789.")
+    place = next(
+        i
+        for i in range(len(text) // 2, len(text))
+        if text[i] in "12345678" and text[i - 1] in "123456789."
+    )
     path.write_text(text[:place] + "9" + text[place + 1 :])
     json.loads(path.read_text())
     monkeypatch.setattr(module, "files", lambda _: tmp_path)

@@ -1,4 +1,5 @@
-"""The interval of a prediction: what makes it wide, by how much, and what layouts of one site share."""
+"""The interval of a prediction: what makes it wide, by how much, and what layouts of one site
+share."""
 
 from dataclasses import replace
 from math import exp, log, sqrt
@@ -43,7 +44,13 @@ from perfmodel.prediction.sites import (
     population,
     saturated,
 )
-from perfmodel.prediction.sites.known_runs import CovarianceTerms, LayoutKernel, half_width, scales, widened
+from perfmodel.prediction.sites.known_runs import (
+    CovarianceTerms,
+    LayoutKernel,
+    half_width,
+    scales,
+    widened,
+)
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout
 from perfmodel.spec.parts import AdaLN, DeltaNet, Experts, Mamba
 
@@ -65,12 +72,15 @@ PLAIN = SitePrior(
 )
 
 
-def predicted(layout: Layout, framework: Framework = MEGATRON, model: str = "gpt3-6.7b") -> tuple[Prediction, Any]:
+def predicted(
+    layout: Layout, framework: Framework = MEGATRON, model: str = "gpt3-6.7b"
+) -> tuple[Prediction, Any]:
     problem = step_problem(catalog.model(model), CLUSTER, JOB, None, framework)
     return explain(problem, layout), problem
 
 
-# --- widths --------------------------------------------------------------------------------------------
+# --- widths
+# --------------------------------------------------------------------------------------------
 
 
 def test_ninety_per_cent_of_a_normal_lie_within_1_645_deviations() -> None:
@@ -83,7 +93,9 @@ def test_ninety_per_cent_of_a_normal_lie_within_1_645_deviations() -> None:
 def test_half_of_a_mixture_holds_nine_tenths_of_it() -> None:
     variance, weight = np.array([0.01, 0.04, 1.0]), np.array([0.5, 0.3, 0.2])
     half = float(half_width(variance, weight))
-    inside = sum(w * (2 * norm.cdf(half / sqrt(v)) - 1) for w, v in zip(weight, variance, strict=True))
+    inside = sum(
+        w * (2 * norm.cdf(half / sqrt(v)) - 1) for w, v in zip(weight, variance, strict=True)
+    )
     assert inside == pytest.approx(0.9)
 
 
@@ -96,12 +108,18 @@ def test_two_scales_are_log_normal_and_weigh_one_together() -> None:
         assert found.weight @ values**2 == pytest.approx(sd**2)
     assert found.weight @ (logs[0] * logs[1]) == pytest.approx(0.0, abs=1e-12)
     alike = scales((0.0, 0.0))
-    assert (alike.within.tolist(), alike.single.tolist(), alike.weight.tolist()) == ([1.0], [1.0], [1.0])
+    assert (alike.within.tolist(), alike.single.tolist(), alike.weight.tolist()) == (
+        [1.0],
+        [1.0],
+        [1.0],
+    )
 
 
 def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise() -> None:
     shares = {"products": 0.5, "inter_node": 0.3, "host": 0.2}
-    of_factors = sum((share * 0.01 * (1 + CLASSES.index(name))) ** 2 for name, share in shares.items())
+    of_factors = sum(
+        (share * 0.01 * (1 + CLASSES.index(name))) ** 2 for name, share in shares.items()
+    )
     for more in (0.0, 0.002):
         variance = of_factors + 0.04**2 + 0.03**2 + 0.02**2 + more
         assert PLAIN.half_width(shares, more) == pytest.approx(GAUSS_90 * sqrt(variance))
@@ -109,14 +127,17 @@ def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise()
 
 def test_an_interval_adds_the_variances_of_events_and_degrees_and_names_its_sources() -> None:
     shares = {"products": 0.7, "host": 0.3}
-    interval = PLAIN.interval(shares, {"gemm": 0.1, "attention": 0.04}, {"extrapolated": 0.5, "bubble": 0.2})
+    interval = PLAIN.interval(
+        shares, {"gemm": 0.1, "attention": 0.04}, {"extrapolated": 0.5, "bubble": 0.2}
+    )
     of_events = {name: 0.5 * half / GAUSS_90 for name, half in (("gemm", 0.1), ("attention", 0.04))}
     of_degrees = {"unstated": 0.0, "extrapolated": 0.2 * 0.5, "bubble": 0.1 * 0.2}
     beyond = sum(sd**2 for sd in (*of_events.values(), *of_degrees.values()))
     assert interval.half_width == pytest.approx(PLAIN.half_width(shares, beyond))
     assert (interval.lower, interval.upper) == (exp(-interval.half_width), exp(interval.half_width))
 
-    # Independent combinations of the classes' factors have the variance of the time that they make together.
+    # Independent combinations of the classes' factors have the variance of the time that they make
+    # together.
     sources = interval.sources
     variance_of_classes = sum(sources[f"site: {name}"] ** 2 for name in CLASSES)
     expected = sum((shares.get(name, 0.0) * 0.01 * (1 + i)) ** 2 for i, name in enumerate(CLASSES))
@@ -131,11 +152,16 @@ def test_what_is_unknown_of_a_run_adds_to_its_half_width_in_quadrature() -> None
     coverage = Coverage(base=0.2, power=1.5, added={"device_unseen": 0.3, "settings_unstated": 0.8})
     known = exp(0.2) * PLAIN.half_width({"products": 1.0}, 0.001) ** 1.5
     quarter = 0.8**2 * saturated(0.25)
-    for unknown, beyond in (({}, 0.0), ({"device_unseen": 1.0, "settings_unstated": 0.25}, 0.3**2 + quarter)):
+    for unknown, beyond in (
+        ({}, 0.0),
+        ({"device_unseen": 1.0, "settings_unstated": 0.25}, 0.3**2 + quarter),
+    ):
         half = replace(PLAIN, coverage=coverage).half_width({"products": 1.0}, 0.001, unknown)
         assert half == pytest.approx(sqrt(known**2 + beyond))
     # what a run is known to have counts before what its site has
-    of_site = replace(PLAIN, coverage=coverage, unknown={"device_unseen": 1.0, "settings_unstated": 1.0})
+    of_site = replace(
+        PLAIN, coverage=coverage, unknown={"device_unseen": 1.0, "settings_unstated": 1.0}
+    )
     half = of_site.half_width({"products": 1.0}, 0.001, {"settings_unstated": 0.25})
     assert half == pytest.approx(sqrt(known**2 + 0.3**2 + quarter))
 
@@ -159,17 +185,22 @@ def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() ->
     assert site_prior.half_width(shares, 0.001) == pytest.approx(brentq(outside, 1e-6, 10.0))
 
 
-@pytest.mark.parametrize(("half", "before", "expected"), [(0.1, 0.5, 0.15), (0.4, 0.5, 0.5), (0.6, 0.5, 0.6)])
+@pytest.mark.parametrize(
+    ("half", "before", "expected"), [(0.1, 0.5, 0.15), (0.4, 0.5, 0.5), (0.6, 0.5, 0.6)]
+)
 def test_what_runs_left_open_is_never_widened_beyond_what_was_before_them(
     half: float, before: float, expected: float
 ) -> None:
     assert widened(np.array(half), 1.5, np.array(before)) == pytest.approx(expected)
 
 
-# --- of a step -----------------------------------------------------------------------------------------
+# --- of a step
+# -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=8, pp=4), Layout(dp=32, zero=3), Layout(tp=2, pp=2, dp=8, zero=1)])
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=8, pp=4), Layout(dp=32, zero=3), Layout(tp=2, pp=2, dp=8, zero=1)]
+)
 def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
     found, problem = predicted(layout)
     site_prior: SitePrior = problem.site_prior
@@ -177,8 +208,14 @@ def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
     loads = np.array([sources[f"site: {name}"] for name in CLASSES])
     others = {name: sd for name, sd in sources.items() if name != "own" and name[6:] not in CLASSES}
     guessed = found.provenance["extrapolated"] + found.provenance["analytical"]
-    unknown = {"settings_unstated": problem.site.unstated, "extrapolated": guessed, "contradictions": 0.0}
-    half = site_prior.half_width(found.uncertainty.class_shares, sum(sd**2 for sd in others.values()), unknown)
+    unknown = {
+        "settings_unstated": problem.site.unstated,
+        "extrapolated": guessed,
+        "contradictions": 0.0,
+    }
+    half = site_prior.half_width(
+        found.uncertainty.class_shares, sum(sd**2 for sd in others.values()), unknown
+    )
     assert log(found.step_time_hi_s / found.step_time_s) == pytest.approx(half)
     lower = max(found.step_time_s * exp(-half), found.time_account.kernels_alone_s)
     assert found.step_time_lo_s == pytest.approx(lower)
@@ -209,11 +246,17 @@ def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> No
     times = priced_events(problem, events.ops)
     half_widths = (times.hi_s - times.lo_s) / 2 / times.time_s
     expected: dict[str, float] = {}
-    for op, seconds, half in zip(events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True):
+    for op, seconds, half in zip(
+        events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True
+    ):
         name = f"events: {op.family}"
         share = seconds / found.step_time_s
-        expected[name] = expected.get(name, 0.0) + problem.site_prior.events * share * half / GAUSS_90
-    sources = {name: sd for name, sd in found.uncertainty.by_source.items() if name.startswith("events: ")}
+        expected[name] = (
+            expected.get(name, 0.0) + problem.site_prior.events * share * half / GAUSS_90
+        )
+    sources = {
+        name: sd for name, sd in found.uncertainty.by_source.items() if name.startswith("events: ")
+    }
     assert sources == pytest.approx(expected, rel=1e-6)
 
 
@@ -253,12 +296,18 @@ def test_after_runs_an_interval_is_what_they_leave_open(held: float) -> None:
     times = priced_events(problem, events.ops)
     half_widths = (times.hi_s - times.lo_s) / 2 / times.time_s
     beyond: dict[str, float] = {}
-    for op, seconds, half in zip(events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True):
+    for op, seconds, half in zip(
+        events.ops, events.critical_s.tolist(), half_widths.tolist(), strict=True
+    ):
         name = factors_of(op)[1]
         seen = SEEN_HALF_WIDTH if name == "gemm" else 0.0
         share = seconds / found.step_time_s
         beyond[name] = beyond.get(name, 0.0) + share * sqrt(max(0.0, half**2 - seen**2)) / GAUSS_90
-    sources = {name[8:]: sd for name, sd in found.uncertainty.by_source.items() if name.startswith("events: ")}
+    sources = {
+        name[8:]: sd
+        for name, sd in found.uncertainty.by_source.items()
+        if name.startswith("events: ")
+    }
     assert sources == pytest.approx(beyond, rel=1e-6)
 
     derivatives = step_derivatives(problem, [layout], FITTED)
@@ -271,7 +320,9 @@ def test_after_runs_an_interval_is_what_they_leave_open(held: float) -> None:
         assert told == pytest.approx(held * half, rel=1e-6)
     else:  # no wider than before any run
         assert half < told < held * half
-    of_fit = np.array([sd for name, sd in found.uncertainty.by_source.items() if name.startswith("fit: ")])
+    of_fit = np.array(
+        [sd for name, sd in found.uncertainty.by_source.items() if name.startswith("fit: ")]
+    )
     assert of_fit @ of_fit == pytest.approx((slopes @ runs.posterior @ slopes.T).item(), rel=1e-6)
     assert found.uncertainty.by_source["own"] == pytest.approx(problem.adjustment.noise)
 
@@ -284,7 +335,9 @@ def test_after_runs_layouts_share_what_the_runs_say() -> None:
     for i, prediction in enumerate(predictions):
         own = joint.covariance[:, i, i]
         half = float(half_width(own, joint.weight))
-        assert log(prediction.step_time_hi_s / prediction.step_time_s) == pytest.approx(half, rel=1e-6)
+        assert log(prediction.step_time_hi_s / prediction.step_time_s) == pytest.approx(
+            half, rel=1e-6
+        )
     np.testing.assert_allclose(joint.noise, np.repeat(runs.noise_variance[:, None], 3, axis=1))
     np.testing.assert_allclose(joint.covariance, joint.covariance.transpose(0, 2, 1))
     apart = joint.covariance[:, 1, 1] + joint.covariance[:, 2, 2] - 2 * joint.covariance[:, 1, 2]
@@ -298,7 +351,8 @@ def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
         assert (found.uncertainty.class_shares["inter_node"] > 0) == (layout.devices > 8)
 
 
-# --- what layouts share --------------------------------------------------------------------------------
+# --- what layouts share
+# --------------------------------------------------------------------------------
 
 
 def test_layouts_near_one_another_are_alike_by_an_exponential_of_their_distance() -> None:
@@ -330,7 +384,9 @@ def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> No
     names = ["site: products", "events: gemm"]
     shared, own = np.array([[0.1, 0.05], [0.1, 0.05]]), np.array([0.02, 0.02])
     same, far = np.zeros((2, 8)), np.array([[0.0] * 8, [100.0] * 8])
-    site_prior = replace(PLAIN, layout_kernel=LayoutKernel(amplitude=0.04, length_scale=2.0, nugget=0.0))
+    site_prior = replace(
+        PLAIN, layout_kernel=LayoutKernel(amplitude=0.04, length_scale=2.0, nugget=0.0)
+    )
     for where, left in ((same, 2 * 0.02**2), (far, 2 * 0.02**2 + 2 * 0.04**2)):
         joint = joint_of(site_prior, names, shared, own, where)
         (covariance,) = joint.covariance
@@ -340,11 +396,17 @@ def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> No
 
 
 @pytest.mark.parametrize("framework", [MEGATRON, Framework()])
-def test_errors_of_a_site_without_runs_are_what_the_record_says_of_them(framework: Framework) -> None:
-    predictions = [predicted(layout, framework)[0] for layout in (Layout(tp=8), Layout(dp=8, zero=1))]
+def test_errors_of_a_site_without_runs_are_what_the_record_says_of_them(
+    framework: Framework,
+) -> None:
+    predictions = [
+        predicted(layout, framework)[0] for layout in (Layout(tp=8), Layout(dp=8, zero=1))
+    ]
     _, problem = predicted(Layout(tp=8), framework)
     joint = joint_errors(problem, predictions)
-    where = np.array([layout_coordinates(problem.setting, prediction.layout) for prediction in predictions])
+    where = np.array(
+        [layout_coordinates(problem.setting, prediction.layout) for prediction in predictions]
+    )
     expected = joint_of(problem.site_prior, *shared_errors(predictions), where)
     np.testing.assert_allclose(joint.covariance, expected.covariance)
     np.testing.assert_allclose(joint.noise, expected.noise)
@@ -356,7 +418,9 @@ def test_scales_move_what_is_within_a_site_and_its_noise_and_leave_factors() -> 
     site_prior = replace(PLAIN, scatter=(0.4, 0.8))
     joint, nodes = joint_of(site_prior, names, shared, own, np.zeros((1, 8))), site_prior.scales
     within, single = 0.03**2 + 0.02**2 + 0.04**2, 0.03**2 + 0.02**2
-    np.testing.assert_allclose(joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.single * single)
+    np.testing.assert_allclose(
+        joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.single * single
+    )
     np.testing.assert_allclose(joint.noise[:, 0], nodes.single * 0.02**2)
 
 
@@ -390,7 +454,8 @@ def test_parts_of_a_covariance_are_taken_together() -> None:
     assert alike[0].tolist() == [[6.0], [42.0]]
 
 
-# --- what the record says of a site --------------------------------------------------------------------
+# --- what the record says of a site
+# --------------------------------------------------------------------
 
 
 def test_parameters_move_the_class_that_they_time() -> None:
@@ -405,12 +470,21 @@ def test_parameters_move_the_class_that_they_time() -> None:
 
 def test_a_site_is_that_of_its_framework_and_device_or_of_the_nearest_that_is_known() -> None:
     known = population()
-    hopper, unknown = catalog.device("H100-SXM5-80GB"), replace(catalog.device("L40S"), architecture="Nobody's")
+    hopper, unknown = (
+        catalog.device("H100-SXM5-80GB"),
+        replace(catalog.device("L40S"), architecture="Nobody's"),
+    )
     of_both = known.site_prior(MEGATRON, hopper)
     assert of_both.mean.tolist() == known.posteriors[key(MEGATRON.name, "Hopper")]["mean"]
-    assert known.site_prior(MEGATRON, unknown).mean.tolist() == known.posteriors[key(MEGATRON.name, "")]["mean"]
+    assert (
+        known.site_prior(MEGATRON, unknown).mean.tolist()
+        == known.posteriors[key(MEGATRON.name, "")]["mean"]
+    )
     nobody = replace(MEGATRON, name="nobody's")
-    assert known.site_prior(nobody, hopper).mean.tolist() == known.posteriors[key("", "Hopper")]["mean"]
+    assert (
+        known.site_prior(nobody, hopper).mean.tolist()
+        == known.posteriors[key("", "Hopper")]["mean"]
+    )
     assert known.site_prior(nobody, unknown).mean.tolist() == known.posteriors[key("", "")]["mean"]
 
 
@@ -419,13 +493,17 @@ def test_physics_alone_is_the_median_and_less_certain_by_what_the_record_is_off(
     of_device = population().site_prior(replace(MEGATRON, name="nobody's"), hopper)
     physics = population().site_prior(Framework(), hopper)
     assert physics.mean.tolist() == [0.0] * len(CLASSES)
-    np.testing.assert_allclose(physics.covariance, of_device.covariance + np.outer(of_device.mean, of_device.mean))
+    np.testing.assert_allclose(
+        physics.covariance, of_device.covariance + np.outer(of_device.mean, of_device.mean)
+    )
 
 
 def test_covariances_are_symmetric_and_positive() -> None:
     site_prior = population().site_prior(MEGATRON, catalog.device("A100-SXM4-80GB"))
     np.testing.assert_allclose(site_prior.covariance, site_prior.covariance.T)
-    np.testing.assert_allclose(site_prior.root @ site_prior.root.T, site_prior.covariance, atol=1e-11)
+    np.testing.assert_allclose(
+        site_prior.root @ site_prior.root.T, site_prior.covariance, atol=1e-11
+    )
     stored = population().posteriors[key("", "")]["covariance"]
     assert len(stored) == len(CLASSES) * (len(CLASSES) + 1) // 2
 
@@ -433,7 +511,14 @@ def test_covariances_are_symmetric_and_positive() -> None:
 def test_expected_factors_are_means_of_their_class() -> None:
     site_prior = replace(PLAIN, mean=np.arange(1.0, len(CLASSES) + 1))
     expected = site_prior.expected(catalog.device("H100-SXM5-80GB"))
-    for name in ("gemm", "attention", "memory", "intra_node.alpha", "inter_node.send_recv.beta", "host_op_s"):
+    for name in (
+        "gemm",
+        "attention",
+        "memory",
+        "intra_node.alpha",
+        "inter_node.send_recv.beta",
+        "host_op_s",
+    ):
         assert expected.value_of[name] == 1 + CLASSES.index(class_of(name))
 
 
@@ -490,7 +575,10 @@ KINDS_OF_MODELS = {
 }
 MIXERS = {
     "mamba": {"mixers": "M-", "mamba": Mamba(heads=4, head_dim=8, state=4, groups=2)},
-    "delta_net": {"mixers": "L-", "delta_net": DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=8)},
+    "delta_net": {
+        "mixers": "L-",
+        "delta_net": DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=8),
+    },
 }
 
 
@@ -507,7 +595,10 @@ def test_of_several_kinds_of_nodes_the_one_of_which_least_is_known_decides(
     uncertain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of them comes first."""
-    kinds = [replace(catalog.cluster(f"dgx-{name}"), name=name, max_devices=8) for name in ("a100", "h100")]
+    kinds = [
+        replace(catalog.cluster(f"dgx-{name}"), name=name, max_devices=8)
+        for name in ("a100", "h100")
+    ]
     machine = Cluster.of_kinds("mixed", kinds, None)
     noise, usual = 0.5, Site.site_prior
 
@@ -520,7 +611,9 @@ def test_of_several_kinds_of_nodes_the_one_of_which_least_is_known_decides(
 
     def noisy(site: Site, framework: Framework, device: Device, *rest: Any) -> SitePrior:
         prior = usual(site, framework, device, *rest)
-        return replace(prior, noise=noise, coverage=Coverage()) if device.name == uncertain else prior
+        return (
+            replace(prior, noise=noise, coverage=Coverage()) if device.name == uncertain else prior
+        )
 
     before = half_width(48 if uncertain.startswith("A") else 56)
     monkeypatch.setattr(Site, "site_prior", noisy)
@@ -528,11 +621,13 @@ def test_of_several_kinds_of_nodes_the_one_of_which_least_is_known_decides(
 
 
 def test_one_site_in_twenty_may_differ_as_a_whole() -> None:
-    """Contaminated normals (Berger and Berliner, 1986): every node once without an overall factor, and once with one of
-    a standard deviation of a half."""
+    """Contaminated normals (Berger and Berliner, 1986): every node once without an overall factor,
+    and once with one of a standard deviation of a half."""
     nodes = scales((0.5, 1.2))
     both = nodes.with_overall_factor()
-    usual, others = (both.take(np.broadcast_to(both.overall, both.weight.shape) == v) for v in (0.0, 0.5**2))
+    usual, others = (
+        both.take(np.broadcast_to(both.overall, both.weight.shape) == v) for v in (0.0, 0.5**2)
+    )
     for part, chance in ((usual, 0.95), (others, 0.05)):
         np.testing.assert_allclose(part.weight, chance * nodes.weight)
         np.testing.assert_array_equal(part.within, nodes.within)
@@ -542,5 +637,10 @@ def test_one_site_in_twenty_may_differ_as_a_whole() -> None:
     ones = np.ones((2, 2))
     for shared in (0.0, 1.0):
         under = CovarianceTerms(ones, 2 * ones, 3 * ones, overall=shared).under(both)
-        expected = 1 + shared * np.broadcast_to(both.overall, both.weight.shape) + 2 * both.within + 3 * both.single
+        expected = (
+            1
+            + shared * np.broadcast_to(both.overall, both.weight.shape)
+            + 2 * both.within
+            + 3 * both.single
+        )
         np.testing.assert_allclose(under, expected[:, None, None] * ones)

@@ -1,5 +1,5 @@
-"""Stages on nodes of several kinds: kinds alike are one kind; stages are timed, and fit, as on their own; bad ones are
-refused."""
+"""Stages on nodes of several kinds: kinds alike are one kind; stages are timed, and fit, as on
+their own; bad ones are refused."""
 
 import json
 from dataclasses import replace
@@ -24,9 +24,13 @@ MODEL = replace(catalog.model("llama3-8b"), layers=LAYERS)
 JOB = Job(global_batch=16, seq_len=2048)
 
 
-def of_kinds(*named: tuple[str, str], devices: int = 8, between: NetworkLevel | None = None) -> Cluster:
+def of_kinds(
+    *named: tuple[str, str], devices: int = 8, between: NetworkLevel | None = None
+) -> Cluster:
     """Some devices of each of several clusters, named."""
-    kinds = [replace(catalog.cluster(cluster), name=name, max_devices=devices) for name, cluster in named]
+    kinds = [
+        replace(catalog.cluster(cluster), name=name, max_devices=devices) for name, cluster in named
+    ]
     return Cluster.of_kinds("mixed", kinds, between)
 
 
@@ -47,22 +51,29 @@ MIXED = of_kinds(("slow", "dgx-a100"), ("fast", "dgx-h100"))
     ],
 )
 def test_two_kinds_of_the_same_nodes_are_one_kind(text: str) -> None:
-    model = replace(MODEL, tied_embeddings=True)  # first and last stage, on different kinds, share weights
+    model = replace(
+        MODEL, tied_embeddings=True
+    )  # first and last stage, on different kinds, share weights
     alone = pm.predict(model, "dgx-a100", text, job=JOB)
     both = pm.predict(model, of_kinds(("a", "dgx-a100"), ("b", "dgx-a100")), text, job=JOB)
     assert both.step_time_s == alone.step_time_s
     assert both.memory_per_stage == alone.memory_per_stage
     assert both.breakdown_s == pytest.approx(alone.breakdown_s, rel=1e-9, abs=1e-12)
-    assert (both.step_time_lo_s, both.step_time_hi_s) == pytest.approx((alone.step_time_lo_s, alone.step_time_hi_s))
+    assert (both.step_time_lo_s, both.step_time_hi_s) == pytest.approx(
+        (alone.step_time_lo_s, alone.step_time_hi_s)
+    )
     assert both.provenance == pytest.approx(alone.provenance, abs=1e-9)
     assert both.uncertainty.class_shares == pytest.approx(alone.uncertainty.class_shares, abs=1e-9)
     assert both.mfu == pytest.approx(alone.mfu)
     assert both.fits_probability == alone.fits_probability
-    assert [kind["kind"] for kind in both.kinds] == ["a"] * (both.layout.pp // 2) + ["b"] * (both.layout.pp // 2)
+    assert [kind["kind"] for kind in both.kinds] == ["a"] * (both.layout.pp // 2) + ["b"] * (
+        both.layout.pp // 2
+    )
 
 
 def gpipe_s(forward_s, backward_s, send_s, micro_batches: int) -> float:
-    """A GPipe step without an optimizer, event by event: `send_s` of the boundary after each stage."""
+    """A GPipe step without an optimizer, event by event: `send_s` of the boundary after each
+    stage."""
     stages = len(forward_s)
     done = np.zeros((micro_batches, stages))
     for m in range(micro_batches):
@@ -77,13 +88,20 @@ def gpipe_s(forward_s, backward_s, send_s, micro_batches: int) -> float:
     return float(free.max())
 
 
-@pytest.mark.parametrize(("kinds", "sizes"), [("fast-slow", (8, 4)), ("slow-fast", (4, 8)), ("slow-fast", (6, 6))])
-def test_a_step_is_that_of_its_stages_each_on_its_own_kind(kinds: str, sizes: tuple[int, int]) -> None:
-    """The recursion of GPipe over what each kind's own problem says of its stage, and the slower end of the link."""
+@pytest.mark.parametrize(
+    ("kinds", "sizes"), [("fast-slow", (8, 4)), ("slow-fast", (4, 8)), ("slow-fast", (6, 6))]
+)
+def test_a_step_is_that_of_its_stages_each_on_its_own_kind(
+    kinds: str, sizes: tuple[int, int]
+) -> None:
+    """The recursion of GPipe over what each kind's own problem says of its stage, and the slower
+    end of the link."""
     link = NetworkLevel(name="Ethernet", size=16, bandwidth_bytes_per_s=1e9, latency_s=1e-5)
     problem = step_problem(MODEL, replace(MIXED, between=link), JOB)
     layout = Layout(pp=2, schedule="gpipe", partition=sizes, kinds=tuple(kinds.split("-")))
-    own = [next(one for one in problem.kinds if one.cluster.name == kind) for kind in kinds.split("-")]
+    own = [
+        next(one for one in problem.kinds if one.cluster.name == kind) for kind in kinds.split("-")
+    ]
     times = [pass_times(one, layout.replace(kinds=None)) for one in own]
     forward = [of.forward_s[s] for s, of in enumerate(times)]
     backward = [of.backward_input_s[s] + of.backward_weight_s[s] for s, of in enumerate(times)]
@@ -124,10 +142,14 @@ def at_speeds(slow: float, fast: float):
 
 
 def test_a_kind_twice_as_fast_takes_twice_the_layers() -> None:
-    """Passes that take as long on every rank: the step is (m + p - 1) of them, in proportion to the split."""
+    """Passes that take as long on every rank: the step is (m + p - 1) of them, in proportion to the
+    split."""
     problem = at_speeds(1.0, 2.0)
     layout = Layout(tp=8, pp=2, schedule="gpipe", kinds=("fast", "slow"))
-    of_split = {n: explain(problem, layout.replace(partition=(n, LAYERS - n))).step_time_s for n in range(1, LAYERS)}
+    of_split = {
+        n: explain(problem, layout.replace(partition=(n, LAYERS - n))).step_time_s
+        for n in range(1, LAYERS)
+    }
     best = min(of_split, key=of_split.__getitem__)
     assert best == 8  # embedding and head are small beside layers
     even = at_speeds(1.5, 1.5)
@@ -136,9 +158,16 @@ def test_a_kind_twice_as_fast_takes_twice_the_layers() -> None:
     assert of_split[6] > 1.25 * of_split[8]
 
 
-@given(st.floats(0.2, 5.0), st.floats(0.2, 5.0), st.floats(1.01, 4.0), st.sampled_from(["slow-fast", "fast-slow"]))
+@given(
+    st.floats(0.2, 5.0),
+    st.floats(0.2, 5.0),
+    st.floats(1.01, 4.0),
+    st.sampled_from(["slow-fast", "fast-slow"]),
+)
 @settings(max_examples=15, deadline=None)
-def test_a_faster_kind_never_makes_a_step_longer(slow: float, fast: float, factor: float, kinds: str) -> None:
+def test_a_faster_kind_never_makes_a_step_longer(
+    slow: float, fast: float, factor: float, kinds: str
+) -> None:
     layout = Layout(tp=8, pp=2, partition=(7, 5), kinds=tuple(kinds.split("-")))
     before = evaluate(at_speeds(slow, fast), [layout]).step_time_s[0]
     faster = [at_speeds(slow * factor, fast), at_speeds(slow, fast * factor)]
@@ -146,8 +175,13 @@ def test_a_faster_kind_never_makes_a_step_longer(slow: float, fast: float, facto
 
 
 def test_every_rank_has_to_fit_into_its_own_device() -> None:
-    wide, narrow = (Layout(tp=8, pp=2, partition=cut, kinds=("fast", "slow")) for cut in ((11, 1), (1, 11)))
-    peaks = [explain(step_problem(MODEL, MIXED, JOB), layout).memory_per_stage[1].peak for layout in (wide, narrow)]
+    wide, narrow = (
+        Layout(tp=8, pp=2, partition=cut, kinds=("fast", "slow")) for cut in ((11, 1), (1, 11))
+    )
+    peaks = [
+        explain(step_problem(MODEL, MIXED, JOB), layout).memory_per_stage[1].peak
+        for layout in (wide, narrow)
+    ]
     between = sum(peaks) / 2 / (1 - Framework().memory.memory_margin)
     slow, fast = MIXED.kinds
     tiny = replace(slow, device=replace(slow.device, name="tiny", memory_bytes=between))
@@ -160,8 +194,12 @@ def test_every_rank_has_to_fit_into_its_own_device() -> None:
     assert "pipeline rank 1" in does_not.reasons[0]
     assert does_not.memory_capacity_bytes == between
     assert does_not.memory_needed_bytes == does_not.memory_per_stage[1].peak
-    needed = explain(step_problem(MODEL, catalog.cluster("dgx-h100"), JOB), narrow.replace(kinds=None))
-    assert [stage.peak for stage in does_not.memory_per_stage] == [stage.peak for stage in needed.memory_per_stage]
+    needed = explain(
+        step_problem(MODEL, catalog.cluster("dgx-h100"), JOB), narrow.replace(kinds=None)
+    )
+    assert [stage.peak for stage in does_not.memory_per_stage] == [
+        stage.peak for stage in needed.memory_per_stage
+    ]
 
 
 def test_kinds_are_part_of_a_layouts_notation() -> None:
@@ -207,7 +245,17 @@ def test_clusters_of_kinds_in_toml(tmp_path, capsys) -> None:
         'device = "A40", levels = [{ name = "PCIe4", size = 8, bandwidth_gb_per_s = 31.5, latency_us = 5 }] }]\n'
         'between = { name = "Ethernet", bandwidth_gb_per_s = 12.5, latency_us = 10 }\n'
     )
-    said = ["predict", "--model", "gpt3-1.3b", "--cluster", str(file), "--global-batch", "8", "--devices", "16"]
+    said = [
+        "predict",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        str(file),
+        "--global-batch",
+        "8",
+        "--devices",
+        "16",
+    ]
     assert main([*said, "--layout", "tp=8,pp=2,kinds=slow-fast", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [kind["device"] for kind in found["kinds"]] == ["A40", "H100-SXM5-80GB"]
@@ -218,7 +266,12 @@ def test_clusters_of_kinds_in_toml(tmp_path, capsys) -> None:
 
 A8, B8, BAD, NESTED = (
     f"{{ name = '{name}', cluster = '{cluster}', devices = 8 }}"
-    for name, cluster in (("a", "dgx-a100"), ("b", "dgx-a100"), ("A-1", "dgx-a100"), ("a", "timeprest"))
+    for name, cluster in (
+        ("a", "dgx-a100"),
+        ("b", "dgx-a100"),
+        ("A-1", "dgx-a100"),
+        ("a", "timeprest"),
+    )
 )
 
 
@@ -243,10 +296,16 @@ def test_broken_clusters_of_kinds_are_refused(tmp_path, text: str, words: str) -
 
 
 def test_timeprests_machines_are_in_the_catalog() -> None:
-    found = pm.predict("vgg-16", "timeprest", "pp=2,schedule=nf1b,micro_batch=32", global_batch=128, dtype="fp32")
+    found = pm.predict(
+        "vgg-16", "timeprest", "pp=2,schedule=nf1b,micro_batch=32", global_batch=128, dtype="fp32"
+    )
     assert [kind["device"] for kind in found.kinds] == ["Quadro-RTX-6000", "RTX-2080"]
     assert [kind["memory_capacity_bytes"] / 2**30 for kind in found.kinds] == [24, 8]
     swapped = pm.predict(
-        "vgg-16", "timeprest", "pp=2,schedule=nf1b,micro_batch=32,kinds=rtx2080-rtx6000", global_batch=128, dtype="fp32"
+        "vgg-16",
+        "timeprest",
+        "pp=2,schedule=nf1b,micro_batch=32,kinds=rtx2080-rtx6000",
+        global_batch=128,
+        dtype="fp32",
     )
     assert swapped.step_time_s != found.step_time_s

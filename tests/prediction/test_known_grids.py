@@ -21,7 +21,9 @@ def test_grids_are_those_of_the_table() -> None:
     assert not moved, f"{len(moved)} figures moved; {MEANT}; the first: {moved[:5]}"
 
 
-@pytest.mark.parametrize("chosen", [{"recompute": "full"}, {"recompute_full_layers": (2,)}, {"offload": True}])
+@pytest.mark.parametrize(
+    "chosen", [{"recompute": "full"}, {"recompute_full_layers": (2,)}, {"offload": True}]
+)
 def test_what_the_axes_of_a_grid_choose_is_ignored_in_its_degrees(chosen: dict[str, Any]) -> None:
     """Also where a layout with both would be refused."""
     step = BASES["sharded"]

@@ -1,5 +1,5 @@
-"""The update of the model of sites by known runs, against Gaussian processes written out; and intervals of sites whose
-scatter is unknown."""
+"""The update of the model of sites by known runs, against Gaussian processes written out; and
+intervals of sites whose scatter is unknown."""
 
 import importlib
 from dataclasses import replace
@@ -56,7 +56,9 @@ def test_with_one_scale_and_no_outlier_it_is_a_gaussian_process():
     total -= 0.2 * 1e4 * NOISE**2 * np.eye(3)
     expected = across.fixed.T @ np.linalg.solve(total, error)
     assert found.shift(across)[0] == pytest.approx(expected, rel=1e-3)
-    left = of.take(others, others).under(ALIKE)[0] - across.fixed.T @ np.linalg.solve(total, across.fixed)
+    left = of.take(others, others).under(ALIKE)[0] - across.fixed.T @ np.linalg.solve(
+        total, across.fixed
+    )
     assert found.covariance(of.take(others, others), across)[0] == pytest.approx(left, rel=1e-3)
 
 
@@ -66,7 +68,9 @@ def test_ten_repeats_are_not_ten_witnesses(of):
         apart = np.ones((runs, runs)) if repeats else np.eye(runs)
         prior = CovarianceTerms(np.full((runs, runs), 0.05**2), 0.05**2 * apart, 0.02**2 * apart)
         found = known_runs(prior, np.full(runs, NOISE**2), np.full(runs, 0.1), of)
-        across = CovarianceTerms(np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1)))
+        across = CovarianceTerms(
+            np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1))
+        )
         return (found.scales.weight @ found.shift(across)).item()
 
     one, repeated, different = told(1, True), told(10, True), told(10, False)
@@ -94,8 +98,11 @@ def test_a_site_whose_runs_scatter_stays_uncertain():
 
 
 @given(runs=st.integers(1, 6), error=st.floats(-1.0, 1.0), where=st.floats(-3.0, 3.0))
-def test_one_factor_on_all_runs_shows_where_several_layouts_agree_on_it_alone(runs: int, error: float, where: float):
-    """However often one layout ran, a layout far from it is not moved beyond what the parameters move it by."""
+def test_one_factor_on_all_runs_shows_where_several_layouts_agree_on_it_alone(
+    runs: int, error: float, where: float
+):
+    """However often one layout ran, a layout far from it is not moved beyond what the parameters
+    move it by."""
     far = np.array([[where + 1e3]])
     of_one = fitted([error] * runs, [where] * runs, (0.5, 1.2))
     assert of_one.overall == 0
@@ -107,13 +114,17 @@ def test_one_factor_on_all_runs_shows_where_several_layouts_agree_on_it_alone(ru
 
 @pytest.mark.parametrize("scatter", [(0.0, 0.0), (0.5, 1.2)])
 def test_parameters_and_offsets_are_parts_of_one_update(scatter):
-    """What the parameter moves a layout by, and its offset, are what its covariance with the runs says."""
+    """What the parameter moves a layout by, and its offset, are what its covariance with the runs
+    says."""
     runs = fitted([0.08, 0.1, 0.02], [0.0, 1.0, 6.0], scatter)
     where, slopes = np.array([[0.5]]), np.array([[0.5]])
     points = np.array(runs.at)
     of_parameter = np.full((3, 1), 0.25 * 0.04)
     across = CovarianceTerms(
-        of_parameter, LAYOUT_KERNEL.shared(points, where), LAYOUT_KERNEL.alone(points, where), overall=1.0
+        of_parameter,
+        LAYOUT_KERNEL.shared(points, where),
+        LAYOUT_KERNEL.alone(points, where),
+        overall=1.0,
     )
     whole = runs.known.scales.weight @ runs.known.shift(across)
     assert slopes[0] @ runs.values + runs.mean(where)[0] == pytest.approx(whole.item(), rel=1e-6)
@@ -155,26 +166,36 @@ def test_layouts_lie_apart_by_octaves_of_every_degree() -> None:
 
 def test_one_scale_is_the_normal_distribution():
     one = scales((0.0, 0.0))
-    assert half_width(np.array([[0.04, 0.25]]), one.weight) == pytest.approx(GAUSS_90 * np.array([0.2, 0.5]))
+    assert half_width(np.array([[0.04, 0.25]]), one.weight) == pytest.approx(
+        GAUSS_90 * np.array([0.2, 0.5])
+    )
 
 
 def test_the_interval_holds_nine_tenths_of_sites_that_scatter_otherwise():
     rng, of = np.random.default_rng(0), (0.4, 1.0)
     within, own = (np.exp(s * rng.standard_normal(200_000)) for s in of)
-    drawn = rng.standard_normal(len(own)) * np.sqrt(0.03**2 + (0.05 * within) ** 2 + (0.04 * own) ** 2)
+    drawn = rng.standard_normal(len(own)) * np.sqrt(
+        0.03**2 + (0.05 * within) ** 2 + (0.04 * own) ** 2
+    )
     nodes = scales(of)
     half = half_width(0.03**2 + 0.05**2 * nodes.within + 0.04**2 * nodes.single, nodes.weight)
     assert (np.abs(drawn) <= half).mean() == pytest.approx(0.9, abs=0.01)
     normal = GAUSS_90 * np.sqrt(0.03**2 + 0.05**2 + 0.04**2)
     assert half > normal
-    assert half_width(np.full(len(nodes.weight), 0.01), nodes.weight) == pytest.approx(GAUSS_90 * 0.1)
+    assert half_width(np.full(len(nodes.weight), 0.01), nodes.weight) == pytest.approx(
+        GAUSS_90 * 0.1
+    )
 
 
 def update_by_hand(
     prior: CovarianceTerms, noise: np.ndarray, error: np.ndarray, within: float, own: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Log likelihood, precision and pull of one node: Student's t by reweighting until nothing moves."""
-    covariance, weight = prior.fixed + within * prior.within + own * prior.repeats, np.ones(len(error))
+    """Log likelihood, precision and pull of one node: Student's t by reweighting until nothing
+    moves."""
+    covariance, weight = (
+        prior.fixed + within * prior.within + own * prior.repeats,
+        np.ones(len(error)),
+    )
     for _ in range(5000):
         inverse = np.linalg.inv(covariance + np.diag(own * noise / weight))
         pull = inverse @ error
@@ -188,24 +209,37 @@ def update_by_hand(
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("outlier", [0.0, 0.8])
-def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed: int, outlier: float) -> None:
+def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(
+    seed: int, outlier: float
+) -> None:
     n, rng = 6, np.random.default_rng(seed)
     error = rng.normal(0.0, 0.05, n) + outlier * (np.arange(n) == 0)
     noise = np.linspace(0.01, 0.03, n) ** 2
     prior = CovarianceTerms(np.full((n, n), 0.05**2), 0.03**2 * np.eye(n), 0.01**2 * np.eye(n))
     found = known_runs(prior, noise, error, UNKNOWN)
-    assert len(found.scales.weight) < len(UNKNOWN.weight) or not outlier  # what is unlikely is left out on the way
+    assert (
+        len(found.scales.weight) < len(UNKNOWN.weight) or not outlier
+    )  # what is unlikely is left out on the way
 
     nodes = zip(UNKNOWN.within.tolist(), UNKNOWN.single.tolist(), strict=True)
-    logs, inverses, pulls = zip(*(update_by_hand(prior, noise, error, *node) for node in nodes), strict=True)
+    logs, inverses, pulls = zip(
+        *(update_by_hand(prior, noise, error, *node) for node in nodes), strict=True
+    )
     likely = np.exp(np.array(logs) - max(logs)) * UNKNOWN.weight
     likely /= likely.sum()
     across = CovarianceTerms(np.full((n, 1), 0.05**2), np.full((n, 1), 0.02**2), np.zeros((n, 1)))
-    other = CovarianceTerms(np.full((1, 1), 0.05**2), np.full((1, 1), 0.03**2), np.full((1, 1), 0.01**2))
+    other = CovarianceTerms(
+        np.full((1, 1), 0.05**2), np.full((1, 1), 0.03**2), np.full((1, 1), 0.01**2)
+    )
     with_runs = across.under(UNKNOWN)[:, :, 0]
     shifts = np.array([row @ pull for row, pull in zip(with_runs, pulls, strict=True)])
-    assert (found.scales.weight @ found.shift(across)).item() == pytest.approx(likely @ shifts, rel=1e-2)
-    left = [v - row @ inv @ row for v, row, inv in zip(other.under(UNKNOWN)[:, 0, 0], with_runs, inverses, strict=True)]
+    assert (found.scales.weight @ found.shift(across)).item() == pytest.approx(
+        likely @ shifts, rel=1e-2
+    )
+    left = [
+        v - row @ inv @ row
+        for v, row, inv in zip(other.under(UNKNOWN)[:, 0, 0], with_runs, inverses, strict=True)
+    ]
     between = likely @ (shifts - likely @ shifts) ** 2
     variance = found.scales.weight @ found.covariance(other, across)[:, 0, 0]
     assert variance == pytest.approx(likely @ np.array(left) + between, rel=1e-2)

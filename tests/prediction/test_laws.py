@@ -1,4 +1,5 @@
-"""Laws of hardware and of work that any step obeys, whatever the model, cluster, framework and layout."""
+"""Laws of hardware and of work that any step obeys, whatever the model, cluster, framework and
+layout."""
 
 from dataclasses import replace
 
@@ -25,35 +26,44 @@ FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
 @some(5)
 @given(cases(), FACTORS)
-def test_more_bandwidth_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+def test_more_bandwidth_is_never_slower_and_no_faster_than_in_proportion(
+    case: Case, times: float
+) -> None:
     for level in range(len(case.cluster.levels)):
         assert_between(case.with_link(level, bandwidth=times), case, most=times)
 
 
 @some(5)
 @given(cases(), FACTORS)
-def test_more_latency_is_never_faster_and_no_slower_than_in_proportion(case: Case, times: float) -> None:
+def test_more_latency_is_never_faster_and_no_slower_than_in_proportion(
+    case: Case, times: float
+) -> None:
     for level in range(len(case.cluster.levels)):
         assert_between(case, case.with_link(level, latency=times), most=times)
 
 
 @some(5)
 @given(cases(), st.sampled_from([1.1, 2.0]))
-def test_a_higher_peak_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+def test_a_higher_peak_is_never_slower_and_no_faster_than_in_proportion(
+    case: Case, times: float
+) -> None:
     assert_between(case.with_peak(times), case, most=times)
 
 
 @some(5)
 @given(cases(), st.sampled_from([1.1, 1.4, 2.0]))
-def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(
+    case: Case, times: float
+) -> None:
     assert_between(case.with_memory_bandwidth(times), case, most=times)
 
 
 @some(5)
 @given(cases())
 def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
-    # The power limit is not doubled. Where it binds, products wait for a share that is worked out for the model's
-    # passes on a full device, and a layout's own mix of kernels differs from these a little.
+    # The power limit is not doubled. Where it binds, products wait for a share that is worked out
+    # for the model's passes on a full device, and a layout's own mix of kernels differs from these
+    # a little.
     least = 0.99 if has_power_law(case.cluster.device) else 1.0
     assert_between(case.with_twice_of_everything(), case, most=2.0, least=least)
 
@@ -77,7 +87,9 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(
 
 @some(2)
 @given(case=cases(), together=st.booleans())
-def test_experts_on_one_of_two_packages_of_blackwell_differ_by_no_more_than_these(case: Case, together: bool) -> None:
+def test_experts_on_one_of_two_packages_of_blackwell_differ_by_no_more_than_these(
+    case: Case, together: bool
+) -> None:
     """Mixtral on a GB200 and a B200: a tenth more rate, multiprocessors and power, of one die."""
     mixtral = replace(case, model=replace(catalog.model("mixtral-8x7b"), layers=4))
     assert_differ_by_their_figures("B200-SXM-180GB", "GB200-NVL72", mixtral, together)
@@ -93,7 +105,8 @@ def assert_differ_by_their_figures(slower: str, faster: str, case: Case, togethe
     alone = Layout(micro_batch=case.layout.micro_batch, recompute=case.layout.recompute)
     layout = alone.replace(tp=2, dp=4) if together else alone
     on_one, on_other = (
-        replace(case, dtype=dtype, layout=layout, cluster=replace(case.cluster, device=d)) for d in (one, other)
+        replace(case, dtype=dtype, layout=layout, cluster=replace(case.cluster, device=d))
+        for d in (one, other)
     )
     assert_between(on_other, on_one, most=1.01 * max(ratios), least=0.99 * min(ratios))
 
@@ -102,10 +115,15 @@ def assert_differ_by_their_figures(slower: str, faster: str, case: Case, togethe
 @given(cases())
 def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
     """By kernels of attention that both have, with whichever recipe of floats."""
-    framework = case.framework.replace(fp8_flash_attention=case.framework.default_job.kernels.flash_attention)
+    framework = case.framework.replace(
+        fp8_flash_attention=case.framework.default_job.kernels.flash_attention
+    )
     if {"fp8", "bf16"} <= set(case.cluster.device.dtypes):
         alike = replace(case, framework=framework)
-        for one in (alike, alike.laid(tp=2, tp_overlap=True)):  # casts hide no ring steps, products do
+        for one in (
+            alike,
+            alike.laid(tp=2, tp_overlap=True),
+        ):  # casts hide no ring steps, products do
             assert_between(replace(one, dtype="fp8"), replace(one, dtype="bf16"), most=2.0)
 
 
@@ -143,8 +161,8 @@ def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Cas
 @some(5)
 @given(cases())
 def test_micro_batches_of_twice_the_size_take_longer_and_at_most_twice_as_long(case: Case) -> None:
-    """Element-wise kernels alone may find their operands in the cache for the smaller size. Softmax is fused over
-    multiples of four matrices, so that fewer of them may take more launches."""
+    """Element-wise kernels alone may find their operands in the cache for the smaller size. Softmax
+    is fused over multiples of four matrices, so that fewer of them may take more launches."""
     if isinstance(case.model, Transformer):
         assume(case.model.heads // case.layout.tp * case.layout.micro_batch % 4 == 0)
     assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=2.05)
@@ -175,8 +193,9 @@ def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> N
             return  # layers of several kinds, each of its own number
         twice = replace(case, model=deeper)
         assert_between(case, twice)
-        # of layers that stages cannot share evenly, some stage may have more than twice as many: no stage has more
-        # than twice what the largest of a few has, as all have where layers are filled up to a multiple of the stages
+        # of layers that stages cannot share evenly, some stage may have more than twice as many: no
+        # stage has more than twice what the largest of a few has, as all have where layers are
+        # filled up to a multiple of the stages
         stages = _stages(case.layout)
         even = replace(case.model, layers=-(-case.model.layers // stages) * stages)
         assert_between(replace(case, model=even), twice, least=0.0, most=2.0)
@@ -189,4 +208,6 @@ def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) ->
     assert_between(none, part)
     assert_between(part, full)
     # unit-time orders leave longer bubbles where passes are not as they assume
-    assert_between(none, full, most=1.7 if case.layout.schedule in ("1f1b", "gpipe", "zb-h1") else 2.0)
+    assert_between(
+        none, full, most=1.7 if case.layout.schedule in ("1f1b", "gpipe", "zb-h1") else 2.0
+    )

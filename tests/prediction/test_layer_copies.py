@@ -1,4 +1,5 @@
-"""Copies of single layers' activations to the host: what they wait for and spare, in closed form and laws."""
+"""Copies of single layers' activations to the host: what they wait for and spare, in closed form
+and laws."""
 
 from dataclasses import replace
 
@@ -43,7 +44,9 @@ def of_layer(own, text):
     (batch,) = layout_batches(step, [layout])
     at = int(np.flatnonzero(batch.composed[0].events.layers)[0])
     of_kind = pass_s(step, batch)
-    return batch.bytes.kept_bytes[0, at], *(of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    return batch.bytes.kept_bytes[0, at], *(
+        of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD)
+    )
 
 
 @pytest.mark.parametrize(("layers", "offloaded"), [(80, 40), (80, 30), (80, 79), (7, 3), (5, 1)])
@@ -76,7 +79,9 @@ def test_a_slow_link_adds_copies_less_the_layers_beside_them(offloaded, zero):
 def test_a_fast_link_adds_nothing_and_a_faster_one_never_more():
     plain = step_s(f"{PLAIN},zero=3")
     assert step_s(f"{PLAIN},zero=3,offload_layers=12", 1e18) == pytest.approx(plain, rel=1e-12)
-    spans = [step_s(f"{PLAIN},zero=3,offload_layers=12", rate) for rate in np.geomspace(1e9, 1e13, 9)]
+    spans = [
+        step_s(f"{PLAIN},zero=3,offload_layers=12", rate) for rate in np.geomspace(1e9, 1e13, 9)
+    ]
     assert (np.diff(spans) <= 1e-12).all()
     assert spans[0] > 2 * spans[-1]
 
@@ -97,12 +102,16 @@ def test_device_memory_is_spared_all_offloaded_layers_but_one():
 
 
 def test_waits_are_a_line_of_the_breakdown_and_of_the_critical_path():
-    prediction = pm.predict("gpt2-345m", "dgx-a100", f"{PLAIN},zero=3,offload_layers=20", global_batch=64, seq_len=1024)
+    prediction = pm.predict(
+        "gpt2-345m", "dgx-a100", f"{PLAIN},zero=3,offload_layers=20", global_batch=64, seq_len=1024
+    )
     plain = pm.predict("gpt2-345m", "dgx-a100", f"{PLAIN},zero=3", global_batch=64, seq_len=1024)
     parts = prediction.breakdown_s
     assert sum(parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
     assert "host_copies_exposed" not in plain.breakdown_s
-    assert parts["host_copies_exposed"] == pytest.approx(prediction.step_time_s - plain.step_time_s, rel=1e-6)
+    assert parts["host_copies_exposed"] == pytest.approx(
+        prediction.step_time_s - plain.step_time_s, rel=1e-6
+    )
     assert parts["host_copies_exposed"] > 0
     names = [event.event for event in prediction.critical_path]
     assert "copies to and from the host" in names
@@ -110,7 +119,9 @@ def test_waits_are_a_line_of_the_breakdown_and_of_the_critical_path():
 
 def test_inference_keeps_nothing_to_copy():
     plain, offloaded = (
-        pm.predict("gpt2-345m", "dgx-a100", f"dp=8{more}", global_batch=64, seq_len=1024, mode="inference")
+        pm.predict(
+            "gpt2-345m", "dgx-a100", f"dp=8{more}", global_batch=64, seq_len=1024, mode="inference"
+        )
         for more in ("", ",offload_layers=5")
     )
     assert offloaded.step_time_s == plain.step_time_s
@@ -121,7 +132,11 @@ def test_inference_keeps_nothing_to_copy():
 def test_bound_and_batch_evaluation_hold_it_too():
     own = problem(1e10)
     step = step_problem_of(own)
-    layouts = [layout_of(own, f"{PLAIN},zero={zero},offload_layers={n}")[0] for zero in (0, 3) for n in (0, 3, 20)]
+    layouts = [
+        layout_of(own, f"{PLAIN},zero={zero},offload_layers={n}")[0]
+        for zero in (0, 3)
+        for n in (0, 3, 20)
+    ]
     exact = step_times_s(step, layouts)
     assert pm.prediction.evaluate(step, layouts).step_time_s == pytest.approx(exact, rel=1e-5)
     assert (lower_bounds_s(step, layouts) <= exact * (1 + 1e-6)).all()
@@ -131,7 +146,10 @@ def test_bound_and_batch_evaluation_hold_it_too():
 def test_the_differentiable_step_is_that_of_the_prediction(micro_batch):
     own = problem(2e10)
     step = step_problem_of(own)
-    at = {n: layout_of(own, f"dp=8,zero=3,offload_layers=20,micro_batch={n}")[0] for n in (4, micro_batch)}
+    at = {
+        n: layout_of(own, f"dp=8,zero=3,offload_layers=20,micro_batch={n}")[0]
+        for n in (4, micro_batch)
+    }
     function = step_time_function_of(step, at[4])
     there = function.nominal._replace(micro_batch=float(micro_batch))
     with double_precision():
@@ -166,23 +184,30 @@ def test_a_device_without_a_link_is_told():
 
 
 def test_a_compiler_offloads_what_recompute_leaves_and_eager_code_refuses_both():
-    """XLA places every named tensor by itself; Megatron-Core refuses offloading beside recompute."""
+    """XLA places every named tensor by itself; Megatron-Core refuses offloading beside
+    recompute."""
     both = "dp=4,zero=3,recompute=selective,offload_layers=16"
     asked = {"global_batch": 8, "seq_len": 4096}
     eager = catalog.framework("megatron-core@2025")
     assert "offload_layers" in eager.refused(Layout(dp=4, recompute="selective", offload_layers=16))
     assert "offload_layers" not in eager.refused(Layout(dp=4, offload_layers=16))
-    kept = pm.predict("gpt3-1.3b", "tpu-v5p-pod", "dp=4,zero=3,recompute=selective", framework="maxtext", **asked)
+    kept = pm.predict(
+        "gpt3-1.3b", "tpu-v5p-pod", "dp=4,zero=3,recompute=selective", framework="maxtext", **asked
+    )
     moved = pm.predict("gpt3-1.3b", "tpu-v5p-pod", both, framework="maxtext", **asked)
     assert moved.memory_per_stage[0].activations < kept.memory_per_stage[0].activations
     assert moved.step_time_s >= kept.step_time_s
 
 
 def test_blocks_of_several_kinds_wait_layer_by_layer():
-    """Only the dense first layers of a mixture of experts are offloaded, so only their bytes move."""
+    """Only the dense first layers of a mixture of experts are offloaded, so only their bytes
+    move."""
     own = pm.problem("deepseek-v3", "dgx-h100", global_batch=64, seq_len=4096)
     step = step_problem_of(own)
-    layouts = [layout_of(own, f"tp=8,dp=8,ep=64,etp=1,sequence_parallel=true,offload_layers={n}")[0] for n in (0, 3)]
+    layouts = [
+        layout_of(own, f"tp=8,dp=8,ep=64,etp=1,sequence_parallel=true,offload_layers={n}")[0]
+        for n in (0, 3)
+    ]
     (batch,) = layout_batches(step, layouts[:1])
     events: ShardBlocks = batch.composed[0].events
     first = int(np.flatnonzero(events.layers)[0])

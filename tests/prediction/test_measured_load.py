@@ -39,17 +39,31 @@ def time_s(problem: StepProblem, op: Op) -> float:
 
 
 @settings(max_examples=20, deadline=None)
-@given(slowdown=st.floats(0.8, 2.0), more=st.floats(1.0, 1.5), cluster=st.sampled_from(["dgx-h100", "a10x4"]))
-def test_a_measured_load_slows_its_kernels_and_no_others(slowdown: float, more: float, cluster: str) -> None:
+@given(
+    slowdown=st.floats(0.8, 2.0),
+    more=st.floats(1.0, 1.5),
+    cluster=st.sampled_from(["dgx-h100", "a10x4"]),
+)
+def test_a_measured_load_slows_its_kernels_and_no_others(
+    slowdown: float, more: float, cluster: str
+) -> None:
     device = catalog.cluster(cluster).device
     load = MeasuredLoad(device.name, "gemm", "bf16", slowdown)
     free = problem_on(cluster)
     free = replace(free, site=replace(free.site, power_limited=False, sustained=()))
-    measured, more_measured = problem_on(cluster, load), problem_on(cluster, load._replace(slowdown=slowdown * more))
+    measured, more_measured = (
+        problem_on(cluster, load),
+        problem_on(cluster, load._replace(slowdown=slowdown * more)),
+    )
 
-    # Between the time alone and that of nothing but such kernels, and never less for a larger slowdown.
+    # Between the time alone and that of nothing but such kernels, and never less for a larger
+    # slowdown.
     alone_s = time_s(free, PRODUCT)
-    assert alone_s * (1 - 1e-9) <= time_s(measured, PRODUCT) <= alone_s * max(slowdown, 1.0) * (1 + 1e-9)
+    assert (
+        alone_s * (1 - 1e-9)
+        <= time_s(measured, PRODUCT)
+        <= alone_s * max(slowdown, 1.0) * (1 + 1e-9)
+    )
     assert time_s(more_measured, PRODUCT) >= time_s(measured, PRODUCT) * (1 - 1e-9)
 
     # Kernels of other types, and other devices, keep the computed clock.
@@ -71,7 +85,9 @@ def test_a_step_takes_longer_with_a_measured_load() -> None:
 
 
 def test_what_was_measured_under_one_power_limit_does_not_hold_under_another() -> None:
-    problem = problem_on("dgx-h100", MeasuredLoad(catalog.cluster("dgx-h100").device.name, "gemm", "bf16", 3.0))
+    problem = problem_on(
+        "dgx-h100", MeasuredLoad(catalog.cluster("dgx-h100").device.name, "gemm", "bf16", 3.0)
+    )
     loads_left = {}
     for name in ("power_limit", "memory_bandwidth"):
         scenario = Scenario((parse_setting(f"{name}=2x"),))
@@ -80,8 +96,14 @@ def test_what_was_measured_under_one_power_limit_does_not_hold_under_another() -
 
 
 @settings(max_examples=10, deadline=None)
-@given(share=st.floats(0.0, 0.6), more=st.floats(1.0, 1.5), cluster=st.sampled_from(["dgx-h100", "localhost"]))
-def test_kernels_beside_collectives_slow_down_by_the_measured_share(share: float, more: float, cluster: str) -> None:
+@given(
+    share=st.floats(0.0, 0.6),
+    more=st.floats(1.0, 1.5),
+    cluster=st.sampled_from(["dgx-h100", "localhost"]),
+)
+def test_kernels_beside_collectives_slow_down_by_the_measured_share(
+    share: float, more: float, cluster: str
+) -> None:
     hidden = Layout(dp=4, micro_batch=2)
     problems = []
     for measured_share in (share, share * more):
@@ -107,7 +129,9 @@ def test_a_measured_share_counts_where_a_framework_overlaps_and_nowhere_else() -
 @given(ratios=st.lists(st.floats(0.8, 3.0), min_size=1, max_size=5))
 def test_held_shares_are_fitted_to_kernels_alone_and_beside(ratios: list[float]) -> None:
     alone = products("a10x4", len(ratios))
-    beside = alone.assign(variant="beside_all_reduce_1024_bytes_2_ranks", time_us=alone["time_us"] * ratios)
+    beside = alone.assign(
+        variant="beside_all_reduce_1024_bytes_2_ranks", time_us=alone["time_us"] * ratios
+    )
     (fitted,) = measured_held_shares([pd.concat([alone, beside], ignore_index=True)], "gemm")
     shares = [1 - 1 / max(ratio, 1.0) for ratio in ratios]
     assert fitted == (catalog.cluster("a10x4").device.name, pytest.approx(float(np.median(shares))))
@@ -129,15 +153,26 @@ def products(cluster: str, number: int = 6) -> pd.DataFrame:
 def test_a_calibration_of_loaded_kernels_slows_the_steps_that_it_predicts(tmp_path: Path) -> None:
     device, usual = catalog.cluster("a10x4").device.name, products("a10x4")
     loaded = usual.assign(variant="loaded", time_us=1.4 * usual["time_us"])
-    beside = usual.assign(variant="beside_all_reduce_1024_bytes_2_ranks", time_us=1.25 * usual["time_us"])
-    for name, table in (("usual", usual), ("loaded", pd.concat([usual, loaded, beside], ignore_index=True))):
+    beside = usual.assign(
+        variant="beside_all_reduce_1024_bytes_2_ranks", time_us=1.25 * usual["time_us"]
+    )
+    for name, table in (
+        ("usual", usual),
+        ("loaded", pd.concat([usual, loaded, beside], ignore_index=True)),
+    ):
         fit_calibration([table], tmp_path / name, family="gemm")
 
     cluster = catalog.cluster("a10x4")
-    problems = {name: step_problem(MODEL, cluster, JOB, tmp_path / name) for name in ("usual", "loaded")}
+    problems = {
+        name: step_problem(MODEL, cluster, JOB, tmp_path / name) for name in ("usual", "loaded")
+    }
     assert problems["usual"].site.loads == ()
     assert problems["usual"].cluster.device.collective_sm_share is None
     assert problems["loaded"].cluster.device.collective_sm_share == pytest.approx(0.2)
-    assert problems["loaded"].site.loads == (MeasuredLoad(device, "gemm", "bf16", pytest.approx(1.4)),)
-    free = replace(problems["loaded"], site=replace(problems["loaded"].site, power_limited=False, sustained=()))
+    assert problems["loaded"].site.loads == (
+        MeasuredLoad(device, "gemm", "bf16", pytest.approx(1.4)),
+    )
+    free = replace(
+        problems["loaded"], site=replace(problems["loaded"].site, power_limited=False, sustained=())
+    )
     assert time_s(free, PRODUCT) < time_s(problems["loaded"], PRODUCT)

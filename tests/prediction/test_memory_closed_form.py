@@ -1,4 +1,5 @@
-"""Memory of pipeline ranks against a count by hand of what ZeRO, 1F1B and the frameworks' buffers hold."""
+"""Memory of pipeline ranks against a count by hand of what ZeRO, 1F1B and the frameworks' buffers
+hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,16 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks, parameter_count
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
-STATE_BYTES = {"adam": 8, "lamb": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
+STATE_BYTES = {
+    "adam": 8,
+    "lamb": 8,
+    "lion": 4,
+    "sgd": 4,
+    "adafactor": 0,
+    "plain-sgd": 0,
+    "adam16bit": 4,
+    "muon": 4,
+}
 KEEPS_MASTER = {"adam", "lamb", "lion", "sgd", "adafactor", "muon"}
 MUON_OTHERS_BYTES = 8
 """Of embedding and head, which Adam updates."""
@@ -26,7 +36,13 @@ MUON_OTHERS_BYTES = 8
 def problem_of(model: str, framework: Framework = PLAIN, **fields: Any) -> StepProblem:
     job = Job(**({"global_batch": 64, "seq_len": 1024} | fields))
     layers = 8 if model != "gpt3-1.3b" else 24
-    return step_problem(replace(catalog.model(model), layers=layers), catalog.cluster("dgx-h100"), job, None, framework)
+    return step_problem(
+        replace(catalog.model(model), layers=layers),
+        catalog.cluster("dgx-h100"),
+        job,
+        None,
+        framework,
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,8 @@ class Rank:
 
     @property
     def others(self) -> float:
-        """Parameters outside routed experts; a tied head on a stage of its own holds a copy of the table."""
+        """Parameters outside routed experts; a tied head on a stage of its own holds a copy of the
+        table."""
         return float(sum(n * self.dense_of(block) for block, n, _ in self.blocks))
 
     def dense_of(self, block: BlockOps) -> int:
@@ -66,14 +83,19 @@ class Rank:
 
 def outside_layers(rank: Rank) -> float:
     """Parameters of embedding and head."""
-    return float(sum(n * rank.dense_of(block) for block, n, is_layer in rank.blocks if not is_layer))
+    return float(
+        sum(n * rank.dense_of(block) for block, n, is_layer in rank.blocks if not is_layer)
+    )
 
 
 def states(rank: Rank, layout: Layout, sharded: bool) -> float:
     """Parameters whose states a rank keeps, whole or its shard of them."""
     if not sharded:
         return rank.others + rank.experts
-    shards, shards_of_experts = layout.dp * layout.cp // layout.replicate, layout.edp // layout.replicate
+    shards, shards_of_experts = (
+        layout.dp * layout.cp // layout.replicate,
+        layout.edp // layout.replicate,
+    )
     return rank.others / shards + rank.experts / shards_of_experts
 
 
@@ -96,8 +118,8 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
         several_passes and job.gradients.whole_gradients_in_accumulation
     )
     shards_gradients = layout.zero >= 2 and not is_added_up_whole
-    # Weights without a wider copy have gradients of their own type, but for those that are added up before they are
-    # sharded.
+    # Weights without a wider copy have gradients of their own type, but for those that are added up
+    # before they are sharded.
     kept_bytes = added_up_bytes = dtype_bytes(job.gradients.grad_dtype)
     if job.optimizer not in KEEPS_MASTER:
         kept_bytes = min(kept_bytes, weight_bytes)
@@ -111,11 +133,20 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
         shards = layout.dp * layout.cp // layout.replicate if layout.zero >= 1 else 1
         optimizer += (MUON_OTHERS_BYTES - STATE_BYTES["muon"]) * outside_layers(rank) / shards
 
-    # ZeRO 3 makes a block's whole gradient, and reduces it from a copy in the type of reductions or adds it up.
+    # ZeRO 3 makes a block's whole gradient, and reduces it from a copy in the type of reductions or
+    # adds it up.
     makes_whole = layout.zero == 3 and replicated
-    reduced_bytes = makes_whole * (weight_bytes + dtype_bytes(job.gradients.grad_dtype) * shards_gradients)
+    reduced_bytes = makes_whole * (
+        weight_bytes + dtype_bytes(job.gradients.grad_dtype) * shards_gradients
+    )
     buffers = framework.memory.context_bytes + while_it_runs(rank, layout, reduced_bytes)
-    sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
+    sizes_of_groups = (
+        layout.devices,
+        layout.dp * layout.cp,
+        layout.tp * layout.pp,
+        layout.tp,
+        layout.pp,
+    )
     buffers += framework.memory.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
     if layout.zero < 3 and replicated:
         buffers += min(framework.memory.bucket_bytes, gradients)
@@ -138,14 +169,17 @@ def kept(block: BlockOps, layout: Layout) -> float:
 
 
 def gathered(rank: Rank, layout: Layout) -> float:
-    """Parameters that ZeRO 3 has unsharded at once: what is no layer, the layer in use, those gathered ahead."""
+    """Parameters that ZeRO 3 has unsharded at once: what is no layer, the layer in use, those
+    gathered ahead."""
     ((layer, n),) = [(block, n) for block, n, is_layer in rank.blocks if is_layer]
-    return outside_layers(rank) + min(1 + layout.prefetch, n) * (rank.dense_of(layer) + layer.expert_params)
+    return outside_layers(rank) + min(1 + layout.prefetch, n) * (
+        rank.dense_of(layer) + layer.expert_params
+    )
 
 
 def while_it_runs(rank: Rank, layout: Layout, reduced_bytes: float) -> float:
-    """The largest block at work, with what it recomputes and so many bytes of each parameter's gradient; behind the
-    head, of which then nothing is left, layers."""
+    """The largest block at work, with what it recomputes and so many bytes of each parameter's
+    gradient; behind the head, of which then nothing is left, layers."""
     transient = []
     for block, _, is_layer in rank.blocks:
         gradients = reduced_bytes * (rank.dense_of(block) + block.expert_params)
@@ -164,7 +198,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("whole_gradients", ["", "whole_gradients_in_pipelines", "whole_gradients_in_accumulation"])
+@pytest.mark.parametrize(
+    "whole_gradients", ["", "whole_gradients_in_pipelines", "whole_gradients_in_accumulation"]
+)
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
 def test_every_stage_of_zero_and_of_a_pipeline(model: str, whole_gradients: str) -> None:
     problem = problem_of(model, **({whole_gradients: True} if whole_gradients else {}))
@@ -176,7 +212,9 @@ def test_every_stage_of_zero_and_of_a_pipeline(model: str, whole_gradients: str)
 def test_experts_are_sharded_over_their_own_replicas(zero: int) -> None:
     problem = problem_of("mixtral-8x7b")
     for ep, tp, pp, cp in ((1, 1, 1, 1), (4, 1, 1, 1), (8, 2, 2, 1), (2, 2, 1, 2)):
-        check(problem, Layout(tp=tp, pp=pp, dp=8, cp=cp, ep=ep, zero=zero, sequence_parallel=tp > 1))
+        check(
+            problem, Layout(tp=tp, pp=pp, dp=8, cp=cp, ep=ep, zero=zero, sequence_parallel=tp > 1)
+        )
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -189,7 +227,9 @@ def test_hybrid_sharding_divides_by_the_shards_and_not_by_the_copies(zero: int) 
 @pytest.mark.parametrize("optimizer", STATE_BYTES)
 def test_optimizers_keep_a_master_copy_of_narrow_weights_alone(optimizer: str, dtype: str) -> None:
     for zero, whole in product((0, 1, 2, 3), (False, True)):
-        problem = problem_of("llama3-8b", dtype=dtype, optimizer=optimizer, whole_gradients_in_accumulation=whole)
+        problem = problem_of(
+            "llama3-8b", dtype=dtype, optimizer=optimizer, whole_gradients_in_accumulation=whole
+        )
         check(problem, Layout(dp=4, zero=zero))
 
 
@@ -200,17 +240,24 @@ def test_gradients_take_their_type_and_a_buffer_of_halves(grad_dtype: str, half:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam16bit"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_weights_that_are_cast_when_gathered_lie_on_their_shards_once(dtype: str, optimizer: str) -> None:
-    """Their master copy is all there is of them; nothing else changes, nor do layouts whose weights are whole."""
+def test_weights_that_are_cast_when_gathered_lie_on_their_shards_once(
+    dtype: str, optimizer: str
+) -> None:
+    """Their master copy is all there is of them; nothing else changes, nor do layouts whose weights
+    are whole."""
     for zero, dp, offload in product((0, 1, 2, 3), (1, 4), ("none", "optimizer")):
         if offload == "optimizer" and zero == 0:
             continue
         layout = Layout(dp=dp, zero=zero, offload_states=offload)  # pyright: ignore[reportArgumentType]
         kept_twice, cast = (
-            needed_memory(problem_of("llama3-8b", framework, dtype=dtype, optimizer=optimizer), layout)[0]
+            needed_memory(
+                problem_of("llama3-8b", framework, dtype=dtype, optimizer=optimizer), layout
+            )[0]
             for framework in (PLAIN, PLAIN.replace(casts_when_gathered=True))
         )
-        has_master_alone = zero == 3 and offload == "none" and dtype == "bf16" and optimizer == "adam"
+        has_master_alone = (
+            zero == 3 and offload == "none" and dtype == "bf16" and optimizer == "adam"
+        )
         assert cast == (replace(kept_twice, weights=0.0) if has_master_alone else kept_twice)
 
 
@@ -264,7 +311,9 @@ def test_frozen_weights_are_kept_in_the_type_of_their_products(
     problem = problem_of("llama3-8b", PLAIN.replace(autocast=autocast), frozen=True, dtype=dtype)
     problem = replace(problem, cluster=catalog.cluster(cluster))
     (memory,) = needed_memory(problem, Layout(dp=4, zero=0))
-    assert memory.weights == pytest.approx(parameter_count(problem.model) * (32 if autocast else bits) / 8)
+    assert memory.weights == pytest.approx(
+        parameter_count(problem.model) * (32 if autocast else bits) / 8
+    )
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -283,7 +332,8 @@ def test_states_on_the_host_leave_the_device(zero: int) -> None:
 
 
 def test_a_lone_replica_gathers_what_is_kept_on_the_host_alone() -> None:
-    """Its own weights are whole already; those on the host it copies into room for the layers in use."""
+    """Its own weights are whole already; those on the host it copies into room for the layers in
+    use."""
     problem = problem_of("llama3-8b")
     on_device, of_optimizer, of_weights = (
         needed_memory(problem, Layout(zero=3, offload_states=offload))[0]  # pyright: ignore
@@ -303,7 +353,8 @@ def test_a_stage_has_the_weights_of_each_group_of_layers_that_it_runs(groups: in
     shared = replace(plain, layer_groups=groups)
     job = Job(global_batch=4 * pp, seq_len=1024)
     of_plain, of_shared = (
-        needed_memory(step_problem(model, catalog.cluster("dgx-a100"), job), Layout(pp=pp)) for model in (plain, shared)
+        needed_memory(step_problem(model, catalog.cluster("dgx-a100"), job), Layout(pp=pp))
+        for model in (plain, shared)
     )
     layer = parameter_count(replace(plain, layers=2)) - parameter_count(replace(plain, layers=1))
     for rank, (all_bytes, found) in enumerate(zip(of_plain, of_shared, strict=True)):
@@ -320,8 +371,9 @@ def test_a_stage_has_the_weights_of_each_group_of_layers_that_it_runs(groups: in
 @pytest.mark.parametrize("micro_batch", [1, 8, 16])
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
 def test_weights_are_as_old_as_the_papers_of_schedules_say(pp: int, micro_batch: int) -> None:
-    """Mini-batches in flight: one per stage of PipeDream, two of its double-buffered weights, ceil(W / (N + 1)) of
-    TiMePReSt, and none beside the one under way where a flush ends each step."""
+    """Mini-batches in flight: one per stage of PipeDream, two of its double-buffered weights,
+    ceil(W / (N + 1)) of TiMePReSt, and none beside the one under way where a flush ends each
+    step."""
     problem = problem_of("llama3-8b")
     ages = {
         "1f1b": 1,
@@ -341,8 +393,11 @@ def test_weights_are_as_old_as_the_papers_of_schedules_say(pp: int, micro_batch:
     ("dtype", "optimizer", "bytes_per_param"),
     [("bf16", "adam", 2 + 12), ("fp32", "adam", 4 + 8), ("bf16", "sgd", 2 + 8)],
 )
-def test_a_checkpoint_is_of_weights_and_states(dtype: str, optimizer: str, bytes_per_param: int) -> None:
-    """A master copy and two states of Adam, one of SGD with momentum; in fp32 the weights are their own master copy."""
+def test_a_checkpoint_is_of_weights_and_states(
+    dtype: str, optimizer: str, bytes_per_param: int
+) -> None:
+    """A master copy and two states of Adam, one of SGD with momentum; in fp32 the weights are their
+    own master copy."""
     model = catalog.model("gpt3-1.3b")
     job = Job(global_batch=8, seq_len=128).replace(dtype=dtype, optimizer=optimizer)
     assert checkpoint_bytes(model, job) == parameter_count(model) * bytes_per_param

@@ -1,4 +1,5 @@
-"""Experts on ranks of their own: every folding computes the same, on the ranks that Megatron-Core gives it."""
+"""Experts on ranks of their own: every folding computes the same, on the ranks that Megatron-Core
+gives it."""
 
 from dataclasses import replace
 from itertools import product
@@ -34,7 +35,16 @@ def foldings(draw) -> Layout:
     etp = draw(st.sampled_from([1, 2, 4]))
     assume(tp * cp * dp >= etp)
     ep = draw(st.sampled_from([n for n in (1, 2, 4, 8, 16) if tp * cp * dp % (n * etp) == 0]))
-    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, sequence_parallel=tp > 1, zero=draw(st.integers(0, 3)))
+    return Layout(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        ep=ep,
+        etp=etp,
+        sequence_parallel=tp > 1,
+        zero=draw(st.integers(0, 3)),
+    )
 
 
 def moe_layer(layout: Layout):
@@ -42,8 +52,9 @@ def moe_layer(layout: Layout):
 
 
 def megatron_group(order: str, degrees: dict[str, int], over: tuple[str, ...]) -> set[int]:
-    """Ranks of the group of rank 0: all that differ from it in `over` only, numbered along `order` (its
-    `RankGenerator`, which numbers dense layers with ep=1, and experts with etp, edp and cp=1)."""
+    """Ranks of the group of rank 0: all that differ from it in `over` only, numbered along `order`
+    (its `RankGenerator`, which numbers dense layers with ep=1, and experts with etp, edp and
+    cp=1)."""
     names, strides = order.split("-"), {}
     for i, name in enumerate(names):
         strides[name] = prod(degrees[n] for n in names[:i])
@@ -60,7 +71,10 @@ def ranks(group: str, layout: Layout) -> set[int]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(foldings(), st.sampled_from(["tp-cp-ep-dp-pp", "tp-ep-dp-cp-pp", "tp-cp-pp-ep-dp", "tp-pp-ep-dp-cp"]))
+@given(
+    foldings(),
+    st.sampled_from(["tp-cp-ep-dp-pp", "tp-ep-dp-cp-pp", "tp-cp-pp-ep-dp", "tp-pp-ep-dp-cp"]),
+)
 def test_groups_are_those_of_megatron(layout, order):
     if not order.endswith("pp"):  # Megatron-Core wants the stages of experts where the others are
         layout = layout.replace(cp=1, etp=None, ep=1)
@@ -76,35 +90,45 @@ def test_groups_are_those_of_megatron(layout, order):
 @settings(max_examples=100, deadline=None)
 @given(foldings())
 def test_every_folding_computes_and_holds_the_same(layout):
-    """Products and parameters summed over the ranks of a stage, for one micro-batch of every replica."""
+    """Products and parameters summed over the ranks of a stage, for one micro-batch of every
+    replica."""
     assert layout.ep * layout.expert_tp * layout.edp * layout.pp == layout.devices
     whole, one = moe_layer(Layout()), moe_layer(layout)
     shards = layout.tp * layout.cp
     assert shards * matmul_flops(one.forward) == pytest.approx(matmul_flops(whole.forward))
-    assert shards * matmul_flops(one.backward_weight) == pytest.approx(matmul_flops(whole.backward_weight))
+    assert shards * matmul_flops(one.backward_weight) == pytest.approx(
+        matmul_flops(whole.backward_weight)
+    )
     assert one.expert_params * layout.ep * layout.expert_tp == whole.expert_params
 
 
 @settings(max_examples=60, deadline=None)
 @given(foldings())
 def test_sharded_states_add_up_to_the_model(layout):
-    """Under ZeRO 1 all ranks together hold every optimizer state once, however experts are folded."""
+    """Under ZeRO 1 all ranks together hold every optimizer state once, however experts are
+    folded."""
     layout = layout.replace(zero=1, pp=1)
     held = explain(step_problem(NET, CLUSTER, JOB), layout).memory.optimizer * layout.devices
-    plain = explain(step_problem(NET, CLUSTER, JOB), Layout(tp=layout.tp, sequence_parallel=layout.tp > 1, zero=1))
+    plain = explain(
+        step_problem(NET, CLUSTER, JOB),
+        Layout(tp=layout.tp, sequence_parallel=layout.tp > 1, zero=1),
+    )
     # norms and routers are on every tensor-parallel rank
     assert held == pytest.approx(plain.memory.optimizer * layout.tp, rel=1e-9)
 
 
 def test_a_node_holds_eight_whole_experts():
-    """ep=8, etp=1 under tp=8: tokens stay where the sequence is sharded, and travel once there and once back."""
+    """ep=8, etp=1 under tp=8: tokens stay where the sequence is sharded, and travel once there and
+    once back."""
     net = replace(NET, experts=Experts(count=8, topk=2, ffn_hidden=2048))
     job = Job(global_batch=2, seq_len=2048)
     folded = next(b for b, _ in blocks(net, job, Shard.of(FOLDED)) if b.name == "moe_layer")
     sharded = next(b for b, _ in blocks(net, job, Shard.of(SHARDED)) if b.name == "moe_layer")
     copies = 2048 * 2 * 1024 * 2.0  # tokens, top-2, hidden, bf16
     for comms in (folded.forward_comm, folded.backward_comm):
-        assert [(c.collective, c.bytes) for c in comms if c.group == "ep"] == [("all_to_all", copies / 8)] * 2
+        assert [(c.collective, c.bytes) for c in comms if c.group == "ep"] == [
+            ("all_to_all", copies / 8)
+        ] * 2
         assert not [c for c in comms if c.group == "etp"]
     assert [(c.collective, c.bytes) for c in sharded.forward_comm if c.group == "etp"] == [
         ("all_gather", copies), ("reduce_scatter", copies),
@@ -115,14 +139,24 @@ def test_a_node_holds_eight_whole_experts():
     assert one_node == Placement.of("tp", FOLDED) == Placement.of("etp", SHARDED)
     assert one_node.on_network(CLUSTER)[:2] == (8, 8)
     # an expert's replica is the same device of the other node
-    assert Placement.of("expert_dp", FOLDED) == Placement.of("expert_dp", SHARDED) == Placement(((2, 8),))
+    assert (
+        Placement.of("expert_dp", FOLDED)
+        == Placement.of("expert_dp", SHARDED)
+        == Placement(((2, 8),))
+    )
 
 
 def test_experts_reduce_their_gradients_over_their_own_replicas():
     problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
-    layout = Layout(tp=4, dp=4, ep=2, etp=1, sequence_parallel=True)  # edp=8, on other ranks than dp=4
+    layout = Layout(
+        tp=4, dp=4, ep=2, etp=1, sequence_parallel=True
+    )  # edp=8, on other ranks than dp=4
     (layout_batch,) = layout_batches(problem, [layout])
-    sizes = {op.num_ranks: op.bytes for op in bundle_events(problem, layout_batch, 0).ops if isinstance(op, Collective)}
+    sizes = {
+        op.num_ranks: op.bytes
+        for op in bundle_events(problem, layout_batch, 0).ops
+        if isinstance(op, Collective)
+    }
     expert = 4 * 16 * 3 * 1024 * 2048 / 2 * 4  # layers, experts, products; half of them in fp32
     assert set(sizes) == {4, 8}
     segments = layout_batch.spec.segments
@@ -131,7 +165,8 @@ def test_experts_reduce_their_gradients_over_their_own_replicas():
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_of_experts_alone_are_reduced(zero):
-    """tp=4 without data parallelism: only experts have replicas, and their gradients and states are sharded."""
+    """tp=4 without data parallelism: only experts have replicas, and their gradients and states are
+    sharded."""
     layout = Layout(tp=4, ep=2, etp=1, sequence_parallel=True, zero=zero)
     problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
     found, alone = explain(problem, layout), explain(problem, layout.replace(ep=4))

@@ -1,6 +1,8 @@
-"""How long the phases of a block last, against scalars added up one by one: what hides, what it costs, what hosts take.
+"""How long the phases of a block last, against scalars added up one by one: what hides, what it
+costs, what hosts take.
 
-The package works on arrays of all blocks, phases and events at once; here each phase is a loop over its events.
+The package works on arrays of all blocks, phases and events at once; here each phase is a loop over
+its events.
 """
 
 from collections.abc import Iterator
@@ -64,13 +66,23 @@ class PhaseByHand:
 
     def events_of(self, phase: int) -> list[Event]:
         table = self.table
-        columns = (table.ops, table.groups, table.counts[self.block, phase].tolist(), table.times.time_s.tolist())
-        flags = (table.overlappable.tolist(), table.beside_attention.tolist(), table.follows.tolist())
+        columns = (
+            table.ops,
+            table.groups,
+            table.counts[self.block, phase].tolist(),
+            table.times.time_s.tolist(),
+        )
+        flags = (
+            table.overlappable.tolist(),
+            table.beside_attention.tolist(),
+            table.follows.tolist(),
+        )
         events = [Event(*fields) for fields in zip(*columns, *flags, strict=True)]
         return [event for event in events if event.count > 0]
 
     def host_s(self, phase: int) -> float:
-        """What the host takes to issue a phase; without graphs, checks and experts an operator for every event."""
+        """What the host takes to issue a phase; without graphs, checks and experts an operator for
+        every event."""
         operators = sum(event.count for event in self.events_of(phase))
         if self.table.layers[self.block]:
             operators += {
@@ -80,17 +92,23 @@ class PhaseByHand:
         return operators * self.framework.host.issue_s
 
     def gaps_s(self, phase: int) -> float:
-        return sum(event.count for event in self.events_of(phase)) * self.framework.host.kernel_gap_s
+        return (
+            sum(event.count for event in self.events_of(phase)) * self.framework.host.kernel_gap_s
+        )
 
     def compute(self) -> "PhaseByHand":
         self.events = self.events_of(self.phase)
-        weights = self.events_of(Phase.BACKWARD_WEIGHT) if self.phase == Phase.BACKWARD_INPUT else []
+        weights = (
+            self.events_of(Phase.BACKWARD_WEIGHT) if self.phase == Phase.BACKWARD_INPUT else []
+        )
         beside = [event for event in (*self.events, *weights) if event.is_kernel]
         free_s = sum(event.total_s for event in beside)
         if self.phase == Phase.BACKWARD_INPUT:
             # while weight gradients wait for their host, the links are free
             busy_s = sum(event.total_s for event in weights)
-            free_s += max(self.gaps_s(Phase.BACKWARD_WEIGHT), self.host_s(Phase.BACKWARD_WEIGHT) - busy_s)
+            free_s += max(
+                self.gaps_s(Phase.BACKWARD_WEIGHT), self.host_s(Phase.BACKWARD_WEIGHT) - busy_s
+            )
         free_at_first_s = free_s
         attention_s = sum(event.total_s for event in beside if isinstance(event.op, Attention))
 
@@ -110,10 +128,15 @@ class PhaseByHand:
 
     @property
     def ring_collectives(self) -> list[Event]:
-        return [event for event in self.events if event.group == "tp" and event.waits and not event.follows]
+        return [
+            event
+            for event in self.events
+            if event.group == "tp" and event.waits and not event.follows
+        ]
 
     def hide(self, collectives: list[Event], behind_s: float, most: float, free_s: float) -> float:
-        """Hide collectives behind kernels that take so long, at most a share of them; what is left of the kernels."""
+        """Hide collectives behind kernels that take so long, at most a share of them; what is left
+        of the kernels."""
         total_s = sum(event.total_s for event in collectives)
         if total_s == 0:
             return free_s
@@ -123,7 +146,8 @@ class PhaseByHand:
         return max(free_s - share * total_s, 0.0)
 
     def most_in_rings(self) -> float:
-        """(1 - 1/n) min(1, product / collective), each collective beside the longest product that has none yet."""
+        """(1 - 1/n) min(1, product / collective), each collective beside the longest product that
+        has none yet."""
         if not self.table.layers[self.block]:
             return 0.0
         collectives = ceil(sum(event.count for event in self.ring_collectives))
@@ -142,21 +166,31 @@ class PhaseByHand:
 
     @property
     def held(self) -> float:
-        return min(CHANNELS / self.device.compute_units, 0.25) if self.framework.communication.contends else 0.0
+        return (
+            min(CHANNELS / self.device.compute_units, 0.25)
+            if self.framework.communication.contends
+            else 0.0
+        )
 
     def lost_share(self, event: Event) -> float:
-        """A product that filled the device in one wave takes two beside a collective; others lose what it holds."""
+        """A product that filled the device in one wave takes two beside a collective; others lose
+        what it holds."""
         if not self.held:
             return 0.0
         if isinstance(event.op, Gemm):
             op = event.op
             tiles = op.batch * op.groups * ceil(op.m / 128) * ceil(op.n / 256)
-            if round(self.device.compute_units * (1 - self.held)) < tiles <= self.device.compute_units:
+            if (
+                round(self.device.compute_units * (1 - self.held))
+                < tiles
+                <= self.device.compute_units
+            ):
                 return max(self.held, 0.5)
         return self.held
 
     def slowing(self, event: Event) -> float:
-        """Seconds that kernels take longer beside a collective: never more than it saves to hide it."""
+        """Seconds that kernels take longer beside a collective: never more than it saves to hide
+        it."""
         if event.is_kernel:
             return 0.0
         if self.framework.communication.tp_overlap_copies and self.ring_steps > 1 and event.waits:
@@ -165,7 +199,9 @@ class PhaseByHand:
         return event.total_s * min(event.hidden * self.lost, saved)
 
     def exposed_s(self, event: Event) -> float:
-        return event.total_s * (1 - event.hidden * (1 - self.framework.communication.tp_overlap_loss))
+        return event.total_s * (
+            1 - event.hidden * (1 - self.framework.communication.tp_overlap_loss)
+        )
 
     @property
     def slowed_s(self) -> float:
@@ -173,16 +209,22 @@ class PhaseByHand:
 
     @property
     def waiting_s(self) -> float:
-        """The last of n ranks is sqrt(2 ln n) spreads late: of hosts at each collective, of devices on all kernels."""
+        """The last of n ranks is sqrt(2 ln n) spreads late: of hosts at each collective, of devices
+        on all kernels."""
         meetings = [event for event in self.events if event.waits and not event.follows]
         if not meetings:
             return 0.0
         late = sum(event.count * sqrt(2 * log(event.op.num_ranks)) for event in meetings)
         kernels_s = sum(event.total_s for event in self.events if event.is_kernel)
         if self.phase == Phase.BACKWARD_INPUT:
-            kernels_s += sum(event.total_s for event in self.events_of(Phase.BACKWARD_WEIGHT) if event.is_kernel)
+            kernels_s += sum(
+                event.total_s for event in self.events_of(Phase.BACKWARD_WEIGHT) if event.is_kernel
+            )
         mean_late = late / sum(event.count for event in meetings)
-        return late * self.framework.communication.collective_skew_s + mean_late * self.skew * kernels_s
+        return (
+            late * self.framework.communication.collective_skew_s
+            + mean_late * self.skew * kernels_s
+        )
 
     @property
     def busy_s(self) -> float:
@@ -190,14 +232,18 @@ class PhaseByHand:
 
     @property
     def phase_s(self) -> float:
-        host_s = self.host_s(self.phase) - (0.0 if self.framework.host.execution == "blocking" else self.busy_s)
+        host_s = self.host_s(self.phase) - (
+            0.0 if self.framework.host.execution == "blocking" else self.busy_s
+        )
         return self.busy_s + max(self.gaps_s(self.phase), host_s)
 
     def paired(self) -> "Paired":
-        """Beside another pass alike: collectives hide behind its kernels, or kernels behind its collectives."""
+        """Beside another pass alike: collectives hide behind its kernels, or kernels behind its
+        collectives."""
         shown_s = sum(self.exposed_s(event) for event in self.events if not event.is_kernel)
         slowed_s = sum(
-            min(self.slowing(event), self.held * (event.total_s - self.exposed_s(event))) for event in self.events
+            min(self.slowing(event), self.held * (event.total_s - self.exposed_s(event)))
+            for event in self.events
         )
         kernels_s = sum(event.total_s for event in self.events if event.is_kernel)
         gaps_s = self.gaps_s(self.phase)
@@ -221,7 +267,12 @@ class Paired:
 
 
 def phases_by_hand(
-    layout: Layout, framework: Framework, cluster: str, model: str = "gpt3-6.7b", skew: float = 0.0, **job: Any
+    layout: Layout,
+    framework: Framework,
+    cluster: str,
+    model: str = "gpt3-6.7b",
+    skew: float = 0.0,
+    **job: Any,
 ) -> Iterator[tuple[Any, PhaseByHand]]:
     """Every phase of every block of a layout, with the table that the package makes."""
     machine = catalog.cluster(cluster)
@@ -230,7 +281,10 @@ def phases_by_hand(
     table = block_times(problem, layout)
     for block in range(len(table.blocks)):
         for phase in Phase:
-            yield table, PhaseByHand(table, framework, layout, machine.device, block, phase, skew).compute()
+            yield (
+                table,
+                PhaseByHand(table, framework, layout, machine.device, block, phase, skew).compute(),
+            )
 
 
 LAYOUTS = (
@@ -265,20 +319,31 @@ def test_a_phase_lasts_as_long_as_its_events_show(framework: str, cluster: str) 
             assert table.phase_s[at] == pytest.approx(by_hand.phase_s), which
             paired = by_hand.paired()
             for name, seconds in vars(paired).items():
-                assert getattr(table.paired, name)[at] == pytest.approx(seconds), f"{name} of {which}"
+                assert getattr(table.paired, name)[at] == pytest.approx(seconds), (
+                    f"{name} of {which}"
+                )
             shown = paired.phase_s / by_hand.phase_s if by_hand.phase_s else 0.0
-            assert (table.exposed_share(False)[at], table.exposed_share(True)[at]) == (1.0, pytest.approx(shown)), which
+            assert (table.exposed_share(False)[at], table.exposed_share(True)[at]) == (
+                1.0,
+                pytest.approx(shown),
+            ), which
 
 
 @pytest.mark.parametrize(
-    ("cluster", "tp", "outlasts"), [("dgx-a100", 2, True), ("dgx-a100", 4, True), ("l40s-x8", 4, False)]
+    ("cluster", "tp", "outlasts"),
+    [("dgx-a100", 2, True), ("dgx-a100", 4, True), ("l40s-x8", 4, False)],
 )
-def test_rings_hide_all_but_a_step_or_what_their_product_lasts(cluster: str, tp: int, outlasts: bool) -> None:
-    """(1 - 1/n) min(1, product / collective): products that outlast their collective, and links that are slower."""
+def test_rings_hide_all_but_a_step_or_what_their_product_lasts(
+    cluster: str, tp: int, outlasts: bool
+) -> None:
+    """(1 - 1/n) min(1, product / collective): products that outlast their collective, and links
+    that are slower."""
     layout = Layout(tp=tp, tp_overlap=True, sequence_parallel=True)
     for table, by_hand in phases_by_hand(layout, FAST_HOST, cluster, "gpt3-175b"):
         if by_hand.phase == Phase.FORWARD and table.layers[by_hand.block]:
-            rings = np.array([group == "tp" for group in table.groups]) & ~(table.follows | table.overlappable)
+            rings = np.array([group == "tp" for group in table.groups]) & ~(
+                table.follows | table.overlappable
+            )
             hidden = (1 - table.exposed[by_hand.block, by_hand.phase, rings]).max()
             if outlasts:
                 assert hidden == pytest.approx(1 - 1 / tp)
@@ -300,9 +365,12 @@ def test_rings_hide_all_but_a_step_or_what_their_product_lasts(cluster: str, tp:
 def test_experts_are_launched_one_by_one_each_with_the_casts_of_its_operand(
     cluster: str, dtype: str, recipe: str, casts: int
 ) -> None:
-    """A cast is one kernel, or two where a maximum is found first; weight gradients find their operands cast."""
+    """A cast is one kernel, or two where a maximum is found first; weight gradients find their
+    operands cast."""
     job = Job(global_batch=32, seq_len=2048, dtype=dtype, fp8_recipe=recipe)  # pyright: ignore[reportArgumentType]
-    problem = step_problem(catalog.model("mixtral-8x7b"), catalog.cluster(cluster), job, None, EAGER)
+    problem = step_problem(
+        catalog.model("mixtral-8x7b"), catalog.cluster(cluster), job, None, EAGER
+    )
     events = shard_events(problem.setting, Layout(dp=4, ep=4))
     grouped = [isinstance(op, Gemm) and op.op == "grouped_linear" for op in events.ops]
     assert events.further_launches[~np.array(grouped)].tolist() == [0.0] * grouped.count(False)
@@ -318,9 +386,15 @@ def test_experts_are_launched_one_by_one_each_with_the_casts_of_its_operand(
 
 def test_contention_lengthens_a_phase_by_what_its_kernels_lose() -> None:
     layout = Layout(tp=8, tp_overlap=True)
-    slowed = [table.slowed_s[by.block, by.phase] for table, by in phases_by_hand(layout, FAST_HOST, "dgx-h100")]
+    slowed = [
+        table.slowed_s[by.block, by.phase]
+        for table, by in phases_by_hand(layout, FAST_HOST, "dgx-h100")
+    ]
     with_it, without = (
-        [table.phase_s[by.block, by.phase] for table, by in phases_by_hand(layout, framework, "dgx-h100")]
+        [
+            table.phase_s[by.block, by.phase]
+            for table, by in phases_by_hand(layout, framework, "dgx-h100")
+        ]
         for framework in (FAST_HOST, FRAMEWORKS["no contention"])
     )
     assert max(slowed) > 0

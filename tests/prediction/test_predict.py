@@ -49,7 +49,11 @@ def test_accounts_add_up(problem, layout):
     assert 0 < p.mfu < 1
     assert len(p.memory_per_stage) == layout.pp
     assert p.memory.peak == pytest.approx(
-        p.memory.weights + p.memory.gradients + p.memory.optimizer + p.memory.activations + p.memory.buffers
+        p.memory.weights
+        + p.memory.gradients
+        + p.memory.optimizer
+        + p.memory.activations
+        + p.memory.buffers
     )
     assert min(p.breakdown_s.values()) >= 0
 
@@ -66,8 +70,11 @@ def test_accounts_add_up(problem, layout):
     ],
 )
 @pytest.mark.parametrize("devices", [8, 16])
-def test_model_flops_utilisation_counts_what_a_model_computes(job, weight_gradients, devices) -> None:
-    """Forward once, gradients of inputs as much, gradients of trained weights as much; by the peak of all devices."""
+def test_model_flops_utilisation_counts_what_a_model_computes(
+    job, weight_gradients, devices
+) -> None:
+    """Forward once, gradients of inputs as much, gradients of trained weights as much; by the peak
+    of all devices."""
     model, work = catalog.model("llama2-7b"), replace(JOB, **job)
     cluster = catalog.cluster("dgx-h100")
     p = explain(step_problem(model, cluster, work), Layout(tp=8, dp=devices // 8))
@@ -100,7 +107,11 @@ def test_timeline_agrees_with_the_step_time(problem):
 
 
 def test_memory_over_time_peaks_where_the_account_says(problem):
-    for layout in (Layout(pp=4, dp=1), Layout(pp=4, dp=1, schedule="gpipe"), Layout(pp=4, vpp=2, dp=1)):
+    for layout in (
+        Layout(pp=4, dp=1),
+        Layout(pp=4, dp=1, schedule="gpipe"),
+        Layout(pp=4, vpp=2, dp=1),
+    ):
         p = explain(problem, layout, timeline=True)
         peaks = p.memory_over_time().peak_bytes
         np.testing.assert_allclose(peaks, [stage.peak for stage in p.memory_per_stage], rtol=0.02)
@@ -108,19 +119,32 @@ def test_memory_over_time_peaks_where_the_account_says(problem):
 
 def test_more_of_a_resource_never_hurts(problem):
     base = explain(problem, Layout(tp=1, pp=1, dp=8))
-    assert explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s
-    assert explain(problem, Layout(tp=1, pp=1, dp=8, overlap_grad_reduce=False)).step_time_s >= base.step_time_s
+    assert (
+        explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s
+    )
+    assert (
+        explain(problem, Layout(tp=1, pp=1, dp=8, overlap_grad_reduce=False)).step_time_s
+        >= base.step_time_s
+    )
     sharded = explain(problem, Layout(tp=1, pp=1, dp=8, zero=3)).memory
     assert sharded.weights < base.memory.weights / 7
-    assert explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations < base.memory.activations / 5
+    assert (
+        explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations
+        < base.memory.activations / 5
+    )
 
 
 def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(problem):
     params, layers = np.array([7.0, 3.0, 2.0]), np.array([False, True, True])
     held = np.array([[1.0, 4.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(gathered_params(params, layers, held, np.array([1])), [7 + 2 * 3, 3, 7])
+    np.testing.assert_array_equal(
+        gathered_params(params, layers, held, np.array([1])), [7 + 2 * 3, 3, 7]
+    )
     few, many = (
-        explain(step_problem(replace(problem.model, layers=n), problem.cluster, JOB), Layout(dp=8, zero=3))
+        explain(
+            step_problem(replace(problem.model, layers=n), problem.cluster, JOB),
+            Layout(dp=8, zero=3),
+        )
         for n in (12, 24)
     )
     assert many.memory.buffers == pytest.approx(few.memory.buffers)
@@ -149,13 +173,34 @@ def test_json_has_the_contract_keys(problem):
     [
         ("gpt3-175", "dgx-a100", "tp=8,dp=8", {}, UnknownNameError, "did you mean .*gpt3-175b"),
         ("gpt3-1.3b", "dgx-a10", "tp=8,dp=8", {}, UnknownNameError, "did you mean .*dgx-a100"),
-        ("gpt3-1.3b", "dgx-a100", "tp=8,pp=2,dp=8", {"devices": 64}, LayoutError, "128 devices, not 64; use dp=4"),
+        (
+            "gpt3-1.3b",
+            "dgx-a100",
+            "tp=8,pp=2,dp=8",
+            {"devices": 64},
+            LayoutError,
+            "128 devices, not 64; use dp=4",
+        ),
         ("gpt3-1.3b", "dgx-a100", "dp=3", {}, LayoutError, "not divisible by dp"),
-        ("gpt3-1.3b", "dgx-a100", "tp=5,dp=8", {}, LayoutError, "16 attention heads|32 attention heads|24 attention"),
+        (
+            "gpt3-1.3b",
+            "dgx-a100",
+            "tp=5,dp=8",
+            {},
+            LayoutError,
+            "16 attention heads|32 attention heads|24 attention",
+        ),
         ("gpt3-1.3b", "dgx-a100", "pp=64", {}, LayoutError, "24 layers"),
         ("gpt3-1.3b", "dgx-a100", "dp=8,ep=2", {}, LayoutError, "no experts"),
         ("gpt3-1.3b", "dgx-a100", "dp=8,schedule=zigzag", {}, UnknownNameError, "zigzag"),
-        ("gpt3-1.3b", "dgx-a100", "dp=8,cp=3", {"seq_len": 2048}, LayoutError, "not divisible by 3"),
+        (
+            "gpt3-1.3b",
+            "dgx-a100",
+            "dp=8,cp=3",
+            {"seq_len": 2048},
+            LayoutError,
+            "not divisible by 3",
+        ),
         ("gpt3-1.3b", "dgx-a100", "pp=2,vpp=2,schedule=zb-h1", {}, LayoutError, "leave vpp out"),
     ],
 )
@@ -169,7 +214,11 @@ def test_inference_is_the_forward_part_alone():
     p = predict("llama3-8b", "dgx-h100", "tp=8,micro_batch=8", global_batch=8, job=job)
     trained = predict("llama3-8b", "dgx-h100", "tp=8,micro_batch=8", global_batch=8, seq_len=2048)
     # no loss is computed, all else is the same
-    assert 0.9 * trained.breakdown_s["forward"] < p.breakdown_s["forward"] < trained.breakdown_s["forward"]
+    assert (
+        0.9 * trained.breakdown_s["forward"]
+        < p.breakdown_s["forward"]
+        < trained.breakdown_s["forward"]
+    )
     assert "backward" not in p.breakdown_s
     assert p.memory.optimizer == p.memory.gradients == p.memory.activations == 0
     assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)

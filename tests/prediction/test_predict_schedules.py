@@ -19,7 +19,9 @@ BASE = "tp=8,pp=4,dp=2,recompute=selective,sequence_parallel=true"
 
 
 def predict(name: str, more: str = "", **options) -> pm.Prediction:
-    return pm.predict("gpt3-6.7b", "dgx-a100", f"{BASE},schedule={name}{more}", global_batch=32, **options)
+    return pm.predict(
+        "gpt3-6.7b", "dgx-a100", f"{BASE},schedule={name}{more}", global_batch=32, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +40,18 @@ def test_parts_add_up(predictions, name: str) -> None:
 
 def test_order_of_schedules(predictions) -> None:
     step = {name: p.step_time_s for name, p in predictions.items()}
-    memory = {name: max(stage.activations for stage in p.memory_per_stage) for name, p in predictions.items()}
+    memory = {
+        name: max(stage.activations for stage in p.memory_per_stage)
+        for name, p in predictions.items()
+    }
     assert step["zb-h2"] < step["zb-h1"] < step["1f1b"] == pytest.approx(step["gpipe"], rel=0.02)
     assert step["pipedream-2bw"] < step["zb-h1"]
     assert step["gems"] == max(step[name] for name in ("gems", "1f1b", "chimera", "dualpipe"))
     assert memory["v-min"] < memory["v-half"] < memory["zb-v"] < memory["zb-h2"] < memory["gpipe"]
     assert memory["seq1f1b:4"] < memory["seq1f1b"] < memory["1f1b"]
-    weights = {name: max(stage.weights for stage in p.memory_per_stage) for name, p in predictions.items()}
+    weights = {
+        name: max(stage.weights for stage in p.memory_per_stage) for name, p in predictions.items()
+    }
     assert weights["chimera:4"] > 1.5 * weights["chimera"] > 2 * weights["1f1b"]
     assert weights["pipedream"] > 3 * weights["1f1b"]
     assert weights["pipedream-2bw"] == pytest.approx(2 * weights["1f1b"])
@@ -56,13 +63,18 @@ def test_batches_agree_with_single_predictions(predictions) -> None:
     layouts = [Layout.parse(f"{BASE},schedule={name}") for name in NAMES]
     ours = evaluate(problem, layouts).step_time_s
     np.testing.assert_allclose(ours, [predictions[name].step_time_s for name in NAMES], rtol=2e-4)
-    bounds = [cost.bound_s.item() for cost in price_grids(problem, [LayoutGrid.of(layout) for layout in layouts])]
+    bounds = [
+        cost.bound_s.item()
+        for cost in price_grids(problem, [LayoutGrid.of(layout) for layout in layouts])
+    ]
     assert (np.array(bounds) <= ours * (1 + 1e-5)).all()
 
 
 def test_offload_trades_time_for_memory() -> None:
     kept, moved = predict("gpipe"), predict("gpipe", ",offload=true", timeline=True)
-    assert max(s.activations for s in moved.memory_per_stage) < 0.4 * max(s.activations for s in kept.memory_per_stage)
+    assert max(s.activations for s in moved.memory_per_stage) < 0.4 * max(
+        s.activations for s in kept.memory_per_stage
+    )
     assert moved.step_time_s >= kept.step_time_s
     over_time = moved.memory_over_time()
     planned = np.array([stage.peak for stage in moved.memory_per_stage])
@@ -108,12 +120,15 @@ IDLE = [
 
 @pytest.mark.parametrize("more", IDLE)
 def test_what_is_said_to_have_no_effect_has_none(more: str) -> None:
-    """On a single stage, under every schedule: neither time nor memory nor what the critical path consists of."""
+    """On a single stage, under every schedule: neither time nor memory nor what the critical path
+    consists of."""
     layout = Layout.parse(f"dp=2,{more}")
     field = more.rpartition(",")[2].partition("=")[0]
     plain = replace(layout, **{field: getattr(Layout(), field)})
     assert plain == layout or any(remark.startswith(f"{field}=") for remark in layout.remarks)
-    with_field, without = (pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8) for one in (layout, plain))
+    with_field, without = (
+        pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8) for one in (layout, plain)
+    )
     assert with_field.step_time_s == without.step_time_s
     assert with_field.memory_needed_bytes == without.memory_needed_bytes
     assert with_field.critical_path == without.critical_path
@@ -130,7 +145,9 @@ def test_a_schedule_file_is_read_anew_when_it_changes(tmp_path) -> None:
     steps = []
     for order in orders:
         path.write_text(f"stages 0 | 1\n{order}\n{order}\n")
-        p = pm.predict("gpt3-1.3b", "dgx-a100", f"pp=2,micro_batch=2,schedule=file:{path}", global_batch=8)
+        p = pm.predict(
+            "gpt3-1.3b", "dgx-a100", f"pp=2,micro_batch=2,schedule=file:{path}", global_batch=8
+        )
         steps.append(p.step_time_s)
     assert steps[1] > 1.2 * steps[0]  # one micro-batch at a time keeps the other device waiting
 

@@ -43,9 +43,12 @@ NARROW_S, WIDE_S, TINY_S = 2e-3, 3e-3, 1e-9
 
 @pytest.mark.parametrize("cast_s", [1e-5, 0.9e-3, 1.1e-3, 2e-3, 0.5])
 @pytest.mark.parametrize("mode", ["train", "inference"])
-def test_operands_are_cast_as_far_as_no_phase_takes_longer_than_in_16_bits(cast_s: float, mode: str) -> None:
-    """Forward a cast before each product: these pay where they take no longer than the product gains, and else for the
-    share of operands with which they do. Backward has two products for each cast."""
+def test_operands_are_cast_as_far_as_no_phase_takes_longer_than_in_16_bits(
+    cast_s: float, mode: str
+) -> None:
+    """Forward a cast before each product: these pay where they take no longer than the product
+    gains, and else for the share of operands with which they do. Backward has two products for each
+    cast."""
 
     def seconds_of(op: KernelOp) -> float:
         if is_cast(op):
@@ -76,7 +79,9 @@ def test_operands_are_cast_as_far_as_no_phase_takes_longer_than_in_16_bits(cast_
 
 
 @pytest.mark.parametrize(("whole_s", "part_s"), [(8e-3, 1e-4), (8e-3, 5e-3), (1e-4, 1e-4)])
-def test_parts_of_an_attention_take_no_less_than_their_share_of_it(whole_s: float, part_s: float) -> None:
+def test_parts_of_an_attention_take_no_less_than_their_share_of_it(
+    whole_s: float, part_s: float
+) -> None:
     """By FLOPs: of a ring over two ranks, own keys under the mask, and half a square."""
 
     def seconds_of(op: KernelOp) -> float:
@@ -86,8 +91,14 @@ def test_parts_of_an_attention_take_no_less_than_their_share_of_it(whole_s: floa
 
     problem = problem_of(seconds_of)
     table = block_times(problem, Layout(cp=2, dp=4))
-    whole_flops = {op.pass_: op.flops for op in block_times(problem, Layout(dp=8)).ops if isinstance(op, Attention)}
-    parts = [(op, time_s) for op, time_s in zip(table.ops, table.times.time_s.tolist(), strict=True)]
+    whole_flops = {
+        op.pass_: op.flops
+        for op in block_times(problem, Layout(dp=8)).ops
+        if isinstance(op, Attention)
+    }
+    parts = [
+        (op, time_s) for op, time_s in zip(table.ops, table.times.time_s.tolist(), strict=True)
+    ]
     of_attention = [(op, time_s) for op, time_s in parts if isinstance(op, Attention)]
     assert len(of_attention) == 4
     for op, time_s in of_attention:

@@ -27,7 +27,11 @@ SLOW = 1 + 1e-5
 @st.composite
 def steps(draw):
     model, cluster = draw(st.sampled_from(MODELS)), draw(st.sampled_from(["dgx-a100", "dgx-h100"]))
-    pp, dp, micro_batch = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([2, 4, 16])), draw(st.integers(1, 2))
+    pp, dp, micro_batch = (
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([2, 4, 16])),
+        draw(st.integers(1, 2)),
+    )
     layout = Layout(
         tp=draw(st.sampled_from([1, 2])), pp=pp, dp=dp, micro_batch=micro_batch,
         replicate=draw(st.sampled_from([1, 2])), recompute=draw(st.sampled_from(["none", "full"])),
@@ -43,7 +47,8 @@ def steps(draw):
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps())
 def test_sharding_more_and_overlapping_less_are_never_faster(step):
-    """At equal overlap every stage of ZeRO does what the one before it does and more; what overlaps waits for less."""
+    """At equal overlap every stage of ZeRO does what the one before it does and more; what overlaps
+    waits for less."""
     problem, layout = step
     choices = list(product((1, 2, 3), (True, False), (True, False)))
     names = ("zero", "overlap_grad_reduce", "overlap_param_gather")
@@ -58,11 +63,13 @@ def test_sharding_more_and_overlapping_less_are_never_faster(step):
 
 
 def test_gradients_that_pipelines_keep_whole_are_those_of_zero_1():
-    """torch's pipelining reduces once, whatever is sharded: whole gradients in memory, and none of the traffic of every
-    micro-batch."""
+    """torch's pipelining reduces once, whatever is sharded: whole gradients in memory, and none of
+    the traffic of every micro-batch."""
     asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64, framework="torchtitan")
     problem, each = (
-        step_problem(asked.model, asked.cluster, replace(asked.job, whole_gradients_in_pipelines=whole))
+        step_problem(
+            asked.model, asked.cluster, replace(asked.job, whole_gradients_in_pipelines=whole)
+        )
         for whole in (asked.job.gradients.whole_gradients_in_pipelines, False)
     )
     one = Layout(pp=4, dp=8, zero=1)
@@ -70,22 +77,29 @@ def test_gradients_that_pipelines_keep_whole_are_those_of_zero_1():
     for zero in (2, 3):
         more = one.replace(zero=zero)
         assert explain(problem, more).memory.gradients == explain(problem, one).memory.gradients
-        assert explain(problem, more).memory.gradients == pytest.approx(8 * explain(each, more).memory.gradients)
+        assert explain(problem, more).memory.gradients == pytest.approx(
+            8 * explain(each, more).memory.gradients
+        )
         alone = Layout(dp=8, zero=zero)
         assert explain(problem, alone).memory.gradients == explain(each, alone).memory.gradients
         assert explain(problem, alone).step_time_s == explain(each, alone).step_time_s
         apart = more.replace(overlap_grad_reduce=False)
-        reduced_each_s = explain(each, apart).breakdown_s[exposed] - explain(problem, apart).breakdown_s[exposed]
+        reduced_each_s = (
+            explain(each, apart).breakdown_s[exposed] - explain(problem, apart).breakdown_s[exposed]
+        )
         # Gathers of ZeRO 3 stay; of 8 reductions one is left.
         assert reduced_each_s > 0
         if zero == 2:
-            assert explain(each, apart).breakdown_s[exposed] > 4 * explain(problem, apart).breakdown_s[exposed]
+            assert (
+                explain(each, apart).breakdown_s[exposed]
+                > 4 * explain(problem, apart).breakdown_s[exposed]
+            )
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_gradients_that_accumulate_whole_are_reduced_once(zero: int) -> None:
-    """As torch's `no_sync`: whole gradients in memory, one reduction however many micro-batches there are, and no
-    difference where there is only one."""
+    """As torch's `no_sync`: whole gradients in memory, one reduction however many micro-batches
+    there are, and no difference where there is only one."""
     asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64)
     layout = Layout(dp=8, zero=zero, overlap_grad_reduce=False, overlap_param_gather=False)
 
@@ -103,22 +117,35 @@ def test_gradients_that_accumulate_whole_are_reduced_once(zero: int) -> None:
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_copies_of_shards_are_reduced_once_where_pipelines_defer_it(zero: int) -> None:
-    """Between the copies of hybrid sharding gradients are reduced after the last micro-batch alone: four times the
-    micro-batches take no more of it."""
+    """Between the copies of hybrid sharding gradients are reduced after the last micro-batch alone:
+    four times the micro-batches take no more of it."""
     asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64, framework="torchtitan")
 
     def copies_s(global_batch: int) -> float:
-        problem = step_problem(asked.model, asked.cluster, replace(asked.job, global_batch=global_batch))
-        layout = Layout(pp=4, dp=16, zero=zero, overlap_grad_reduce=False, overlap_param_gather=False)
-        apart, together = (explain(problem, layout.replace(replicate=n)).step_time_s for n in (2, 1))
+        problem = step_problem(
+            asked.model, asked.cluster, replace(asked.job, global_batch=global_batch)
+        )
+        layout = Layout(
+            pp=4, dp=16, zero=zero, overlap_grad_reduce=False, overlap_param_gather=False
+        )
+        apart, together = (
+            explain(problem, layout.replace(replicate=n)).step_time_s for n in (2, 1)
+        )
         return apart - together
 
     assert copies_s(256) <= copies_s(64) * (1 + 1e-3) + 1e-4
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps(), st.integers(1, 3), st.sampled_from(["none", "optimizer", "weights"]), st.sampled_from([1, 2, 4]))
-def test_bounds_hold_and_memory_is_exact_for_states_in_groups_and_on_the_host(step, zero, offload, prefetch):
+@given(
+    steps(),
+    st.integers(1, 3),
+    st.sampled_from(["none", "optimizer", "weights"]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_bounds_hold_and_memory_is_exact_for_states_in_groups_and_on_the_host(
+    step, zero, offload, prefetch
+):
     problem, layout = step
     assume(offload != "weights" or zero == 3)
     states = layout.replace(zero=zero, offload_states=offload, prefetch=prefetch)
@@ -127,7 +154,9 @@ def test_bounds_hold_and_memory_is_exact_for_states_in_groups_and_on_the_host(st
     bound, exact = lower_bounds_s(problem, layouts), evaluate(problem, layouts).step_time_s
     assert (bound <= exact * SLOW).all()
     costs = list(price_grids(problem, [LayoutGrid.of(one) for one in layouts]))
-    assert [cost.peak_bytes.item() for cost in costs] == pytest.approx(peak_memory(problem, layouts)[0].tolist())
+    assert [cost.peak_bytes.item() for cost in costs] == pytest.approx(
+        peak_memory(problem, layouts)[0].tolist()
+    )
 
 
 def _slow_network():
@@ -144,8 +173,8 @@ def _found(cluster=None, mode="train", **changes):
 
 
 def test_hybrid_sharding_lies_between_replicas_and_shards_over_all():
-    """Groups of a node: more memory than shards over 32 ranks, less than whole states, and no traffic between nodes but
-    one reduction of each shard."""
+    """Groups of a node: more memory than shards over 32 ranks, less than whole states, and no
+    traffic between nodes but one reduction of each shard."""
     everywhere, in_node, replicated = _found(), _found(replicate=4), _found(zero=0)
     assert everywhere.memory.peak < in_node.memory.peak < replicated.memory.peak
     assert in_node.memory.optimizer == pytest.approx(4 * everywhere.memory.optimizer)
@@ -153,11 +182,15 @@ def test_hybrid_sharding_lies_between_replicas_and_shards_over_all():
     assert _found(zero=1, replicate=4).step_time_s <= in_node.step_time_s * SLOW
     slow = _slow_network()
     # weights are gathered inside nodes
-    assert _found(slow, "inference", replicate=4).step_time_s < 0.9 * _found(slow, "inference").step_time_s
+    assert (
+        _found(slow, "inference", replicate=4).step_time_s
+        < 0.9 * _found(slow, "inference").step_time_s
+    )
 
 
 def test_every_layer_is_gathered_and_reduced_by_itself():
-    """The timeline has a gather before each use and a reduction after each backward, in both passes."""
+    """The timeline has a gather before each use and a reduction after each backward, in both
+    passes."""
     found = _found(micro_batch=1)
     kinds = found.timeline.structure.kind
     groups, micro_batches = 16, 2
@@ -166,8 +199,12 @@ def test_every_layer_is_gathered_and_reduced_by_itself():
 
 
 def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
-    asked = step_problem(catalog.model("llama2-13b"), catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=2048))
-    usual, optimizer, weights = (_found(offload_states=where) for where in ("none", "optimizer", "weights"))
+    asked = step_problem(
+        catalog.model("llama2-13b"), catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=2048)
+    )
+    usual, optimizer, weights = (
+        _found(offload_states=where) for where in ("none", "optimizer", "weights")
+    )
     assert optimizer.memory.optimizer == optimizer.memory.gradients == 0 < usual.memory.optimizer
     assert optimizer.memory.weights == usual.memory.weights
     assert weights.memory.weights == 0
@@ -175,9 +212,15 @@ def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
     params = usual.memory.optimizer / 12
     # eight devices share a host; 16-bit weights cross the link while others are updated
     device = catalog.device("a100-sxm-80gb")
-    update_s = max(params * host_update_s(asked.setting, 8), 2 * params / device.host_bandwidth_bytes_per_s)
+    update_s = max(
+        params * host_update_s(asked.setting, 8), 2 * params / device.host_bandwidth_bytes_per_s
+    )
     # and what a step takes that updates next to nothing
-    least_s = KernelModel.load().times(device, [optimizer_op(1, Job(global_batch=32, seq_len=2048))]).time_s.item()
+    least_s = (
+        KernelModel.load()
+        .times(device, [optimizer_op(1, Job(global_batch=32, seq_len=2048))])
+        .time_s.item()
+    )
     assert optimizer.breakdown_s["optimizer"] == pytest.approx(update_s + least_s, rel=1e-6)
     assert usual.step_time_s < optimizer.step_time_s <= weights.step_time_s * SLOW
 
@@ -195,7 +238,10 @@ def test_ranks_of_a_node_share_the_memory_of_their_host():
     """On PCIe; every Grace brings memory of its own."""
     assert _update_s("dgx-a100", 8) == pytest.approx(4 * _update_s("dgx-a100", 2))
     assert _update_s("gb200-nvl72", 72) == pytest.approx(_update_s("gb200-nvl72", 4))
-    bandwidths = [node_memory_bandwidth(catalog.device(name), 8) for name in ("V100", "A100", "H100", "GH200-96GB")]
+    bandwidths = [
+        node_memory_bandwidth(catalog.device(name), 8)
+        for name in ("V100", "A100", "H100", "GH200-96GB")
+    ]
     assert bandwidths == sorted(bandwidths)
 
 
@@ -215,7 +261,8 @@ def test_the_link_tells_the_generation_of_the_host():
         for rate in (link, link * 1.9 if link < PCIE_6 else link):  # up to the next generation
             host = replace(device, host_bandwidth_bytes_per_s=rate)
             assert node_memory_bandwidth(host, 8) == node_memory_bandwidth(host, 1) == bandwidth
-    # half the lanes, and a device that does not say, have the oldest; what is faster is coherent, a Grace for 450 GB/s
+    # half the lanes, and a device that does not say, have the oldest; what is faster is coherent, a
+    # Grace for 450 GB/s
     for rate in (PCIE_3 / 2, None):
         host = replace(device, host_bandwidth_bytes_per_s=rate)
         assert node_memory_bandwidth(host, 8) == TWO_PROCESSORS[PCIE_3]
@@ -225,28 +272,39 @@ def test_the_link_tells_the_generation_of_the_host():
 
 def test_what_moves_more_bytes_takes_the_host_longer():
     plain = _update_s("dgx-h100", 8)
-    assert _update_s("dgx-h100", 8, optimizer="adam8bit") < plain < _update_s("dgx-h100", 8, dtype="fp16")
+    assert (
+        _update_s("dgx-h100", 8, optimizer="adam8bit")
+        < plain
+        < _update_s("dgx-h100", 8, dtype="fp16")
+    )
     eager = Framework(eager_host_updates=True)
     job = Job(global_batch=64, seq_len=2048)
     moved = [host_bytes_per_parameter(job, eager=is_eager) for is_eager in (True, False)]
     assert _update_s("dgx-h100", 8, eager) == pytest.approx(plain * moved[0] / moved[1])
-    # operator by operator in fp32: decay, first moment, two for the second, root, division, sum, update; or one loop
+    # operator by operator in fp32: decay, first moment, two for the second, root, division, sum,
+    # update; or one loop
     assert moved[0] - moved[1] == (8 + 12 + 8 + 16 + 8 + 8 + 8 + 16) - 28
 
 
 def test_few_threads_update_as_fast_as_they_stream():
     """Until the memory's bandwidth is used up."""
-    seconds = [_update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
+    seconds = [
+        _update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)
+    ]
     assert seconds[0] == pytest.approx(2 * seconds[1])
     assert seconds[2] == seconds[3] == seconds[4]
     # a process that has a node to itself takes all of its cores
-    assert _update_s("dgx-h100", 1, Framework(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
+    assert _update_s("dgx-h100", 1, Framework(host_threads=1)) == _update_s(
+        "dgx-h100", 1, Framework()
+    )
     assert _update_s("dgx-h100", 8, Framework(host_updates_per_s=1e9)) == 8e-9
     with pytest.raises(PerfModelError, match="host_threads"):
         Framework(host_threads=-1)
 
 
-@pytest.mark.parametrize("layout", ["dp=16", "dp=16,zero=1", "dp=16,overlap_grad_reduce=false", "tp=2,pp=2,dp=4"])
+@pytest.mark.parametrize(
+    "layout", ["dp=16", "dp=16,zero=1", "dp=16,overlap_grad_reduce=false", "tp=2,pp=2,dp=4"]
+)
 def test_reducing_every_micro_batch_costs_a_reduction_each_and_no_memory(layout):
     def found(global_batch, every):
         job = Job(global_batch=global_batch, seq_len=1024, reduce_every_micro_batch=every)
@@ -264,14 +322,18 @@ def test_reducing_every_micro_batch_costs_a_reduction_each_and_no_memory(layout)
     least = 1 - 1e-6 if "pp" in layout else 3
     assert every.breakdown_s[name] > least * once.breakdown_s[name]
     assert every.memory == once.memory
-    assert found(replicas, True).step_time_s == pytest.approx(found(replicas, False).step_time_s, rel=1e-6)
+    assert found(replicas, True).step_time_s == pytest.approx(
+        found(replicas, False).step_time_s, rel=1e-6
+    )
 
 
 def test_gradients_that_lie_sharded_are_reduced_every_micro_batch_anyway():
     job = Job(global_batch=64, seq_len=1024)
     layout = Layout(dp=16, zero=2)
     times = [
-        explain(step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), each), layout).step_time_s
+        explain(
+            step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), each), layout
+        ).step_time_s
         for each in (job, replace(job, reduce_every_micro_batch=True))
     ]
     assert times[0] == times[1]
@@ -307,14 +369,25 @@ def test_the_notation_holds_all_of_it():
 
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
 def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> None:
-    """DeepSpeed of 2021 cut and copied each rank's part of each weight by itself: the host's time grows with ranks."""
-    listing = Framework(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
+    """DeepSpeed of 2021 cut and copied each rank's part of each weight by itself: the host's time
+    grows with ranks."""
+    listing = Framework(
+        overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6
+    )
     buffers = listing.replace(partition_copy_s=0.0)
 
     def step_s(framework: Framework, dp: int, zero: int) -> float:
-        layout = Layout(dp=dp, zero=zero, recompute="full", overlap_param_gather=False, overlap_grad_reduce=False)
+        layout = Layout(
+            dp=dp,
+            zero=zero,
+            recompute="full",
+            overlap_param_gather=False,
+            overlap_grad_reduce=False,
+        )
         job = Job(global_batch=dp, seq_len=2048)
-        problem = step_problem(catalog.model(model), catalog.cluster("dgx-a100"), job, framework=framework)
+        problem = step_problem(
+            catalog.model(model), catalog.cluster("dgx-a100"), job, framework=framework
+        )
         return explain(problem, layout).step_time_s
 
     def copies_s(dp: int, zero: int = 3) -> float:
@@ -346,12 +419,18 @@ def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> 
 def test_weights_released_in_recompute_are_gathered_a_third_time(
     model: str, recompute: Recompute, kept: float, again: float
 ) -> None:
-    """A layer's backward gathers once more what its recompute has used too many parameters ago (DeepSpeed); FSDP keeps
-    what it gathered, and layers that are not recomputed use each weight once. The search's bound holds."""
+    """A layer's backward gathers once more what its recompute has used too many parameters ago
+    (DeepSpeed); FSDP keeps what it gathered, and layers that are not recomputed use each weight
+    once. The search's bound holds."""
     framework = Framework(overlap_param_gather=False, overlap_grad_reduce=False, live_params=kept)
-    layout = Layout(dp=64, zero=3, recompute=recompute, overlap_param_gather=False, overlap_grad_reduce=False)
+    layout = Layout(
+        dp=64, zero=3, recompute=recompute, overlap_param_gather=False, overlap_grad_reduce=False
+    )
     problem = step_problem(
-        catalog.model(model), catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048), framework=framework
+        catalog.model(model),
+        catalog.cluster("dgx-a100"),
+        Job(global_batch=64, seq_len=2048),
+        framework=framework,
     )
     (batch,) = layout_batches(problem, [layout])
     events = bundle_events(problem, batch, 0)
@@ -373,9 +452,15 @@ def test_weights_released_in_recompute_are_gathered_a_third_time(
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_backward_passes_gather_from_secondary_shards(overlaps, recompute):
-    """ZeRO++'s hpZ: over eight nodes the backward passes of ranks with a copy in every node gather inside it, forward
-    passes as before. It is faster, and the search's bound holds."""
-    layout = Layout(dp=64, zero=3, recompute=recompute, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+    """ZeRO++'s hpZ: over eight nodes the backward passes of ranks with a copy in every node gather
+    inside it, forward passes as before. It is faster, and the search's bound holds."""
+    layout = Layout(
+        dp=64,
+        zero=3,
+        recompute=recompute,
+        overlap_grad_reduce=overlaps,
+        overlap_param_gather=overlaps,
+    )
     plain, copied = (
         step_problem(
             catalog.model("llama3-8b"), catalog.cluster("dgx-h100"),
@@ -388,7 +473,11 @@ def test_backward_passes_gather_from_secondary_shards(overlaps, recompute):
         step = explain(problem, layout)
         assert lower_bounds_s(problem, [layout])[0] <= step.step_time_s * SLOW
         (batch,) = layout_batches(problem, [layout])
-        gathers = [op for op in bundle_events(problem, batch, 0).ops if getattr(op, "collective", "") == "all_gather"]
+        gathers = [
+            op
+            for op in bundle_events(problem, batch, 0).ops
+            if getattr(op, "collective", "") == "all_gather"
+        ]
         gathered_over[problem.job.gradients.secondary_shards] = {op.num_ranks for op in gathers}
     assert gathered_over == {0: {64}, 8: {64, 8}}
     assert explain(copied, layout).step_time_s < explain(plain, layout).step_time_s

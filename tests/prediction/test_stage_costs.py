@@ -28,7 +28,12 @@ def problem():
 
 
 @pytest.mark.parametrize(
-    "text", ["tp=2,pp=4,dp=2", "tp=2,pp=4,dp=2,zero=3", "tp=1,pp=4,dp=1,recompute=selective,schedule=gpipe"]
+    "text",
+    [
+        "tp=2,pp=4,dp=2",
+        "tp=2,pp=4,dp=2,zero=3",
+        "tp=1,pp=4,dp=1,recompute=selective,schedule=gpipe",
+    ],
 )
 def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
     layout = Layout.parse(text)
@@ -45,37 +50,60 @@ def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
         assert peak_memory(problem, [uneven])[0][0] <= usable * (1 + 1e-9)
         times = pass_times(problem, uneven)
         assert costs.forward_s[at] == pytest.approx(times.forward_s)
-        assert costs.backward_s[at] == pytest.approx(times.backward_input_s + times.backward_weight_s)
+        assert costs.backward_s[at] == pytest.approx(
+            times.backward_input_s + times.backward_weight_s
+        )
         for stage in np.flatnonzero(full).tolist():  # one layer less would not fit
             recomputed += 1
             less = full - (np.arange(4) == stage)
-            (batch,) = layout_batches(problem, [uneven.replace(recompute_full_layers=tuple(less.tolist()))])
+            (batch,) = layout_batches(
+                problem, [uneven.replace(recompute_full_layers=tuple(less.tolist()))]
+            )
             memory = bundle_memory(problem, batch)
-            peak = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
+            peak = (
+                memory.weights
+                + memory.gradients
+                + memory.optimizer
+                + memory.activations
+                + memory.buffers
+            )
             assert peak[0, stage] > usable * (1 - 1e-9)
     assert recomputed or "schedule" not in text
 
 
 @pytest.mark.parametrize(
     ("text", "schedule"),
-    [("tp=2,pp=4", "1f1b"), ("pp=4,dp=2,zero=3,recompute=selective", "gpipe"), ("pp=4,dp=2", "pipedream")],
+    [
+        ("tp=2,pp=4", "1f1b"),
+        ("pp=4,dp=2,zero=3,recompute=selective", "gpipe"),
+        ("pp=4,dp=2", "pipedream"),
+    ],
 )
 @pytest.mark.parametrize("full", [False, True])
 def test_a_stage_fits_where_a_layout_that_has_it_does(text: str, schedule: str, full: bool) -> None:
-    """On a device that is a millionth smaller than it needs it does not, as it stands or with all layers recomputed."""
+    """On a device that is a millionth smaller than it needs it does not, as it stands or with all
+    layers recomputed."""
     small = replace(catalog.model("gpt3-1.3b"), layers=12)
     layout = Layout.parse(text).replace(schedule=schedule)
     cluster, job = catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=1024)
 
     def problem_with(memory_bytes: float):
-        return step_problem(small, replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes)), job)
+        return step_problem(
+            small, replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes)), job
+        )
 
     usable_share = 1 - problem_with(80e9).framework.memory.memory_margin
     for sizes in ((1, 6, 4, 1), (2, 3, 2, 5)):
         uneven = layout.replace(partition=sizes, recompute_full_layers=sizes if full else None)
         (batch,) = layout_batches(problem_with(80e9), [uneven])
         memory = bundle_memory(problem_with(80e9), batch)
-        needed = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
+        needed = (
+            memory.weights
+            + memory.gradients
+            + memory.optimizer
+            + memory.activations
+            + memory.buffers
+        )
         start = 0
         for stage, size in enumerate(sizes):
             at = stage, start, start + size
@@ -136,8 +164,8 @@ def test_a_stage_sends_to_another_kind_of_nodes_where_that_is_faster(problem, te
 
 
 def test_a_stage_next_to_another_kind_may_lie_at_any_distance(problem) -> None:
-    """Two stages in a node of eight devices: one boundary lies inside a node, the next between two. Beside a link of
-    another kind the one that costs less counts."""
+    """Two stages in a node of eight devices: one boundary lies inside a node, the next between two.
+    Beside a link of another kind the one that costs less counts."""
     sends_s = stage_costs(problem, Layout(tp=4, pp=4)).sends_s
     inside_s, between_s = sends_s[0], sends_s[1]
     assert (inside_s < between_s).all()

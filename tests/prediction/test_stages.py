@@ -61,16 +61,23 @@ def test_every_block_is_dealt_once(stages, segments):
 KINDS = st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=6).filter(
     lambda kinds: any(is_layer for is_layer, _ in kinds)
 )
-"""Whether each block is a layer, and how often it occurs: layers with riders before, between and behind them."""
+"""Whether each block is a layer, and how often it occurs: layers with riders before, between and
+behind them."""
 
 
 @given(kinds=KINDS, stages=st.integers(1, 4), segments=st.integers(1, 3), data=st.data())
 def test_blocks_join_the_layer_before_them_and_the_ends_of_the_model(kinds, stages, segments, data):
-    """One by one: a layer to its segment, what precedes all layers to the first, what follows them to the last segment
-    that has any, anything else to the layer before it."""
-    order = [(number, is_layer) for number, (is_layer, repeats) in enumerate(kinds) for _ in range(repeats)]
+    """One by one: a layer to its segment, what precedes all layers to the first, what follows them
+    to the last segment that has any, anything else to the layer before it."""
+    order = [
+        (number, is_layer)
+        for number, (is_layer, repeats) in enumerate(kinds)
+        for _ in range(repeats)
+    ]
     layers = sum(is_layer for _, is_layer in order)
-    cuts = sorted(data.draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))
+    cuts = sorted(
+        data.draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1))
+    )
     partition = tuple(int(n) for n in np.diff([0, *cuts, layers]))
     holds = [n > 0 for n in partition]
     holds[0] |= not order[0][1]
@@ -106,7 +113,11 @@ def test_blocks_before_a_cut_are_those_of_its_layers_with_their_riders(kinds):
 
     pairs = [(Named(is_layer), repeats) for is_layer, repeats in kinds]
     found = by_layer(pairs)  # pyright: ignore[reportArgumentType]
-    order = [(number, is_layer) for number, (is_layer, repeats) in enumerate(kinds) for _ in range(repeats)]
+    order = [
+        (number, is_layer)
+        for number, (is_layer, repeats) in enumerate(kinds)
+        for _ in range(repeats)
+    ]
     layers = [place for place, (_, is_layer) in enumerate(order) if is_layer]
 
     def counted(blocks):
@@ -154,7 +165,9 @@ def test_the_first_layers_of_a_stage_are_recomputed_in_full(text, full_layers):
 
 def test_embedding_and_head_may_have_a_stage_of_their_own():
     # zero-bubble's interleaved runs: 22 layers on 24 stages
-    pairs = blocks(replace(catalog.model("gpt3-1.3b"), layers=22), Job(global_batch=1, seq_len=128), Shard())
+    pairs = blocks(
+        replace(catalog.model("gpt3-1.3b"), layers=22), Job(global_batch=1, seq_len=128), Shard()
+    )
     counts = stage_blocks(kinds(pairs), 24, 1)[:, 0]
     assert counts[0].tolist() == [1, 0, 0]
     assert counts[-1].tolist() == [0, 0, 1]
@@ -165,9 +178,21 @@ def test_groups_know_their_nodes():
     cluster = catalog.cluster("dgx-a100")
     layout = Layout(tp=4, pp=4, dp=8)
     tp = Placement.of("tp", layout).collective("all_reduce", 1e6, "bf16", cluster)
-    assert (tp.num_ranks, tp.ranks_per_node, tp.num_nodes, tp.level, tp.concurrent) == (4, 4, 1, 0, 1)
+    assert (tp.num_ranks, tp.ranks_per_node, tp.num_nodes, tp.level, tp.concurrent) == (
+        4,
+        4,
+        1,
+        0,
+        1,
+    )
     dp = Placement.of("dp", layout).collective("all_reduce", 1e6, "bf16", cluster)
-    assert (dp.num_ranks, dp.ranks_per_node, dp.num_nodes, dp.level, dp.concurrent) == (8, 2, 4, 1, 4)
+    assert (dp.num_ranks, dp.ranks_per_node, dp.num_nodes, dp.level, dp.concurrent) == (
+        8,
+        2,
+        4,
+        1,
+        4,
+    )
 
 
 def test_a_slice_of_a_sequence_sees_the_slices_before_it() -> None:

@@ -1,4 +1,5 @@
-"""The differentiable step time against the public prediction: value, derivatives, whole choices, compilation."""
+"""The differentiable step time against the public prediction: value, derivatives, whole choices,
+compilation."""
 
 import os
 from dataclasses import replace
@@ -26,7 +27,16 @@ MODELS = {
     "mixtral-8x7b": ("dgx-h100", 2048),
     "gpt-oss-20b": ("dgx-h100", 2048),
 }
-SCHEDULES = ("gpipe", "1f1b", "interleaved,vpp=2", "zb-h1", "zb-v", "chimera", "dualpipe", "pipedream")
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved,vpp=2",
+    "zb-h1",
+    "zb-v",
+    "chimera",
+    "dualpipe",
+    "pipedream",
+)
 
 
 def predicted_s(problem, layout):
@@ -34,7 +44,8 @@ def predicted_s(problem, layout):
 
 
 def moves(problem, families):
-    """By parameter, the problem with it `by` times as large, and where its derivative is in `StepParameters`."""
+    """By parameter, the problem with it `by` times as large, and where its derivative is in
+    `StepParameters`."""
     cluster, device, framework = problem.cluster, problem.cluster.device, problem.framework
 
     def on(**changes):
@@ -45,7 +56,11 @@ def moves(problem, families):
         return on(levels=(*cluster.levels[:i], moved, *cluster.levels[i + 1 :]))
 
     def peak(name, by):
-        return on(device=replace(device, peak=replace(device.peak, **{name: getattr(device.peak, name) * by})))
+        return on(
+            device=replace(
+                device, peak=replace(device.peak, **{name: getattr(device.peak, name) * by})
+            )
+        )
 
     memory_s = device.memory_bandwidth_bytes_per_s
     adjustment = problem.adjustment or Adjustment(device=device.name, values=())
@@ -62,10 +77,15 @@ def moves(problem, families):
             lambda by, i=i: level(i, "bandwidth_bytes_per_s", by),
             lambda g, i=i: g.link_bytes_per_s[i],
         )
-        found[f"latency {i}"] = lambda by, i=i: level(i, "latency_s", by), lambda g, i=i: g.link_latency_s[i]
+        found[f"latency {i}"] = (
+            lambda by, i=i: level(i, "latency_s", by),
+            lambda g, i=i: g.link_latency_s[i],
+        )
     for name in ("host_op_s", "kernel_gap_s"):
         found[name] = (
-            lambda by, n=name: replace(problem, framework=framework.replace(**{n: framework.value(n) * by})),
+            lambda by, n=name: replace(
+                problem, framework=framework.replace(**{n: framework.value(n) * by})
+            ),
             lambda g, n=name: getattr(g, n),
         )
     for name in families:
@@ -77,7 +97,8 @@ def moves(problem, families):
 
 
 def compare(model, text, global_batch=22, **words):
-    """Of 11 micro-batches a replica: no other size divides them, so that one program is compiled and not three."""
+    """Of 11 micro-batches a replica: no other size divides them, so that one program is compiled
+    and not three."""
     cluster, seq_len = MODELS[model]
     problem = pm.problem(model, cluster, global_batch=global_batch, seq_len=seq_len, **words)
     step, layout = step_problem_of(problem), layout_of(problem, text)[0]
@@ -105,7 +126,9 @@ def test_gradient_is_that_of_the_prediction():
     compare("gpt2-345m", "tp=2,pp=2,dp=2,zero=1")
 
 
-@pytest.mark.skipif("PERFMODEL_FULL_GRID" not in os.environ, reason="minutes of compiling: make grid")
+@pytest.mark.skipif(
+    "PERFMODEL_FULL_GRID" not in os.environ, reason="minutes of compiling: make grid"
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradient_is_that_of_the_prediction_everywhere(model, schedule):
@@ -134,9 +157,15 @@ def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
             expected = pm.predict(model, cluster, text + more, dtype=dtype, **job)
             there = function.nominal._replace(**changed, fp8=float(dtype == "fp8"))
             with double_precision():
-                found_s, found_bytes = float(function(there)), np.asarray(function.memory_bytes(there))
+                found_s, found_bytes = (
+                    float(function(there)),
+                    np.asarray(function.memory_bytes(there)),
+                )
             assert found_s == pytest.approx(expected.step_time_s, rel=1e-9), (more, dtype)
-            assert found_bytes.max() == pytest.approx(expected.memory_needed_bytes, rel=1e-12), (more, dtype)
+            assert found_bytes.max() == pytest.approx(expected.memory_needed_bytes, rel=1e-12), (
+                more,
+                dtype,
+            )
     inside = function.bounds
     assert (inside.low.micro_batch, inside.high.micro_batch) == (1, 2)
     assert inside.high.offload == 0
@@ -177,7 +206,9 @@ def test_transforms_and_one_compilation():
     # the same programs on another cluster, for longer sequences
     slower = replace(pm.cluster("dgx-a100"), levels=pm.cluster("v100-100g").levels)
     for other in (
-        pm.step_time_function("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", global_batch=22, seq_len=512),
+        pm.step_time_function(
+            "gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", global_batch=22, seq_len=512
+        ),
         pm.step_time_function("gpt2-345m", slower, "tp=2,pp=2,dp=2", **job),
     ):
         assert float(other(other.nominal)) != value_s
@@ -189,7 +220,11 @@ def test_transforms_and_one_compilation():
 
     def in_rates(log):
         rates = x.link_bytes_per_s * jnp.exp(log[:2])
-        return function(x._replace(link_bytes_per_s=rates, memory_bytes_per_s=x.memory_bytes_per_s * jnp.exp(log[2])))
+        return function(
+            x._replace(
+                link_bytes_per_s=rates, memory_bytes_per_s=x.memory_bytes_per_s * jnp.exp(log[2])
+            )
+        )
 
     hessian = jax.jit(jax.hessian(in_rates))(jnp.zeros(3))
     assert np.isfinite(hessian).all()
@@ -198,9 +233,12 @@ def test_transforms_and_one_compilation():
 
 
 def test_a_step_that_waits_for_its_samples_has_no_gradient() -> None:
-    """Also where the quickly compiled one is traced inside another function, which takes no compiler options."""
+    """Also where the quickly compiled one is traced inside another function, which takes no
+    compiler options."""
     job = {"global_batch": 22, "seq_len": 512}
-    late = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", input_samples_per_s=1.0, **job)
+    late = pm.step_time_function(
+        "gpt2-345m", "dgx-a100", "pp=2,dp=2", input_samples_per_s=1.0, **job
+    )
     step_s, gradient = late.value_and_grad(late.nominal)
     assert float(step_s) == 22.0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
@@ -210,15 +248,25 @@ def test_a_step_that_waits_for_its_samples_has_no_gradient() -> None:
 
 
 def test_compilers_without_the_quick_options_compile_fully(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512)
-    unknown = jax.jit(lambda programs, data, x: (x.micro_batch, x), static_argnums=0, compiler_options={"xla_no": 1})
+    function = pm.step_time_function(
+        "gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512
+    )
+    unknown = jax.jit(
+        lambda programs, data, x: (x.micro_batch, x),
+        static_argnums=0,
+        compiler_options={"xla_no": 1},
+    )
     monkeypatch.setattr(_function, "_quickly_compiled_step_and_grad", unknown)
-    monkeypatch.setattr(_function, "_compiled_step_and_grad", lambda programs, data, x: (jnp.float32(3.0), x))
+    monkeypatch.setattr(
+        _function, "_compiled_step_and_grad", lambda programs, data, x: (jnp.float32(3.0), x)
+    )
     assert function.value_and_grad(function.nominal) == (3.0, function.nominal)
 
 
 def test_optax_deals_layers_to_a_stage_with_a_head():
-    function = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512)
+    function = pm.step_time_function(
+        "gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512
+    )
     x = function.nominal
     optimizer = optax.adam(0.1)
 
@@ -246,10 +294,15 @@ def test_recompute_frees_what_the_memory_model_says():
     function = pm.step_time_function(problem, layout="pp=2,dp=2")
 
     def rank_0(share):
-        return function.memory_bytes(function.nominal._replace(recompute=jnp.stack([share, jnp.zeros(())])))[0]
+        return function.memory_bytes(
+            function.nominal._replace(recompute=jnp.stack([share, jnp.zeros(())]))
+        )[0]
 
     four, five = (
-        needed_memory(step_problem_of(problem), layout_of(problem, f"pp=2,dp=2,recompute_full_layers={n}-0")[0])[0].peak
+        needed_memory(
+            step_problem_of(problem),
+            layout_of(problem, f"pp=2,dp=2,recompute_full_layers={n}-0")[0],
+        )[0].peak
         for n in (4, 5)
     )
     with double_precision():

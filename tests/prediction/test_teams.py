@@ -73,7 +73,9 @@ def test_patterns_are_reached_and_their_teams_can_be_joined() -> None:
     patterns = list(team_patterns())
     for at, pattern in enumerate(patterns):
         example = pattern.replace("*", "")
-        assert teams_of(example) == team_patterns()[pattern], f"{pattern} is hidden by {patterns[:at]}"
+        assert teams_of(example) == team_patterns()[pattern], (
+            f"{pattern} is hidden by {patterns[:at]}"
+        )
         assert not any("+" in team for team in team_patterns()[pattern])
 
 
@@ -90,7 +92,11 @@ def test_what_is_fitted_without_a_source_is_without_all_its_teams() -> None:
 
 
 def test_every_published_source_is_listed(data_dir: Path) -> None:
-    files = [file for folder in ("published", "published2") for file in sorted((data_dir / folder).glob("*.csv"))]
+    files = [
+        file
+        for folder in ("published", "published2")
+        for file in sorted((data_dir / folder).glob("*.csv"))
+    ]
     runs: pd.DataFrame = read_tables(files)[0]
     unlisted = {source for source in runs["source"] if teams_of(source) == {source.lower()}}
     assert not unlisted

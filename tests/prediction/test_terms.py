@@ -7,7 +7,15 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import UnknownNameError
-from perfmodel.prediction import STEP_TERMS, Site, StepProblem, explain, step_problem, step_times_s, without
+from perfmodel.prediction import (
+    STEP_TERMS,
+    Site,
+    StepProblem,
+    explain,
+    step_problem,
+    step_times_s,
+    without,
+)
 from perfmodel.spec import Framework, Job, Layout
 from perfmodel.spec.parts import Experts
 
@@ -55,10 +63,13 @@ SHOWN_ON = {"products that nobody tuned": "MI300X"}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_term_makes_a_step_longer(name: str) -> None:
-    """Beside all others, but where a step waits for its host nothing on the device makes it longer."""
+    """Beside all others, but where a step waits for its host nothing on the device makes it
+    longer."""
     problem = loaded() if name in OF_HOSTS else without(loaded(), OF_HOSTS)
     if name in SHOWN_ON:
-        problem = replace(problem, cluster=replace(problem.cluster, device=catalog.device(SHOWN_ON[name])))
+        problem = replace(
+            problem, cluster=replace(problem.cluster, device=catalog.device(SHOWN_ON[name]))
+        )
     layout = LAYOUT.replace(**SHOWN.get(name, {}))
     assert step_s(without(problem, [name]), layout) < step_s(problem, layout) * (1 - 1e-6)
 
@@ -85,7 +96,11 @@ def test_no_framework_costs_anything_beyond_the_terms(framework: str) -> None:
     """A cost of a framework that no term switches off would be told by nothing."""
     for version in catalog.framework_versions(framework):
         bare = without(replace(loaded(), framework=version), NAMES).framework
-        assert (bare.host.issue_s, bare.host.kernel_gap_s, bare.communication.tp_overlap_loss) == (0, 0, 0)
+        assert (bare.host.issue_s, bare.host.kernel_gap_s, bare.communication.tp_overlap_loss) == (
+            0,
+            0,
+            0,
+        )
         assert not bare.costs_steps
 
 

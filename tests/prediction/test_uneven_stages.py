@@ -28,7 +28,9 @@ def predicted(layout: Layout | str) -> pm.Prediction:
 
 
 def test_text_form_round_trips() -> None:
-    layout = Layout.parse("pp=4,partition=7-9-9-7,recompute=selective,recompute_full_layers=2-1-0-0")
+    layout = Layout.parse(
+        "pp=4,partition=7-9-9-7,recompute=selective,recompute_full_layers=2-1-0-0"
+    )
     assert layout.partition == (7, 9, 9, 7)
     assert Layout.parse(str(layout)) == layout
 
@@ -48,7 +50,9 @@ def test_all_layers_in_full_is_full_recompute(schedule: str) -> None:
         other = predicted(layout.replace(recompute=rest, recompute_full_layers=(8, 8, 8, 8)))
         assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-6)
         assert other.memory.peak == pytest.approx(one.memory.peak, rel=1e-9)
-        assert other.memory_account.saved_bytes_per_stage == pytest.approx(one.memory_account.saved_bytes_per_stage)
+        assert other.memory_account.saved_bytes_per_stage == pytest.approx(
+            one.memory_account.saved_bytes_per_stage
+        )
         assert other.breakdown_s == pytest.approx(one.breakdown_s, rel=1e-5, abs=1e-6)
 
 
@@ -57,7 +61,10 @@ def test_every_recomputed_layer_costs_time_and_saves_memory(problem) -> None:
     step_s = evaluate(problem, layouts).step_time_s
     assert (np.diff(step_s) >= 0).all()
     assert step_s[-1] > step_s[0]
-    saved = [pm.prediction.explain(problem, layout).memory_account.saved_bytes_per_stage for layout in layouts]
+    saved = [
+        pm.prediction.explain(problem, layout).memory_account.saved_bytes_per_stage
+        for layout in layouts
+    ]
     assert (np.diff([s[0] for s in saved]) < 0).all()
     assert {s[1:] for s in saved} == {saved[0][1:]}
 
@@ -65,7 +72,9 @@ def test_every_recomputed_layer_costs_time_and_saves_memory(problem) -> None:
 def test_one_number_of_recomputed_layers_holds_for_all_stages_as_far_as_they_have_them() -> None:
     """A stage with fewer layers recomputes all of its own."""
     uneven = EVEN.replace(partition=(3, 14, 13, 2))
-    of_all, stated = (predicted(uneven.replace(recompute_full_layers=layers)) for layers in ((5,), (3, 5, 5, 2)))
+    of_all, stated = (
+        predicted(uneven.replace(recompute_full_layers=layers)) for layers in ((5,), (3, 5, 5, 2))
+    )
     assert of_all.step_time_s == stated.step_time_s
     assert of_all.memory == stated.memory
     assert of_all.breakdown_s == stated.breakdown_s
@@ -85,7 +94,9 @@ def test_batches_of_divisions_equal_single_ones(problem) -> None:
     layouts = [EVEN.replace(partition=p, recompute_full_layers=r)
                for p in (None, (9, 8, 8, 7)) for r in (None, (1, 2, 3, 4))]  # fmt: skip
     together = evaluate(problem, layouts).step_time_s
-    assert together == pytest.approx([evaluate(problem, [layout]).step_time_s[0] for layout in layouts], rel=1e-6)
+    assert together == pytest.approx(
+        [evaluate(problem, [layout]).step_time_s[0] for layout in layouts], rel=1e-6
+    )
     assert len(set(together.tolist())) == 4
 
 
@@ -100,7 +111,9 @@ def test_batches_of_divisions_equal_single_ones(problem) -> None:
         ("pp=4,recompute=full,recompute_full_layers=1-0-0-0", "already recomputes every layer"),
     ],
 )
-def test_impossible_divisions_are_refused(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_divisions_are_refused(
+    text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(LayoutError, match=words):
         predicted(f"tp=2,dp=2,{text}")
     arguments = ["--model", "llama3-8b", "--cluster", "dgx-a100", "--global-batch", "64"]

@@ -61,7 +61,9 @@ def test_experts_over_ranks_that_are_not_there_are_no_layout() -> None:
 def test_searches_count_the_reasons_of_errors(fix: str, schedules: str, reason: Rejection) -> None:
     model, cluster = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100")
     rejected: Counter[Rejection] = Counter()
-    problem = Problem(model=model, cluster=cluster, job=Job(global_batch=40, seq_len=2048), devices=40)
+    problem = Problem(
+        model=model, cluster=cluster, job=Job(global_batch=40, seq_len=2048), devices=40
+    )
     space = restrict(with_schedules(default_space(problem), schedules), fix)
     assert not any(layout.pp > 1 for layout in enumerate_layouts(space, problem, rejected))
     assert rejected[reason]

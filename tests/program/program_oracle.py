@@ -36,7 +36,8 @@ class Simulator:
     duration: Duration
     queues: dict[tuple[int, Stream], list[Task]] = field(default_factory=lambda: defaultdict(list))
     transfers: dict[tuple[bool, int, int], tuple[Name, float, int]] = field(default_factory=dict)
-    """(forward, receiving stage, micro-batch) -> task that delivers, delay after it, sender's device."""
+    """(forward, receiving stage, micro-batch) -> task that delivers, delay after it, sender's
+    device."""
     blocking: dict[int, Name] = field(default_factory=dict)
     """Reduction that the next pass of a device waits for."""
 
@@ -57,7 +58,9 @@ class Simulator:
     def late(self) -> bool:
         """Whether reductions come after the passes, of ZeRO 2 those that are left."""
         by_layer = self.spec.param_gather in ("layer", "layer_serial")
-        return self.spec.grad_reduce == "end" and not (self.spec.reduce_every_micro_batch and by_layer)
+        return self.spec.grad_reduce == "end" and not (
+            self.spec.reduce_every_micro_batch and by_layer
+        )
 
     @property
     def whole(self) -> int:
@@ -73,7 +76,10 @@ class Simulator:
         split = spec.param_gather in ("layer", "layer_serial")
         if spec.param_gather == "step_overlap" and forward:
             split |= instruction == next(i for i in same if i.phase == Phase.FORWARD)
-        if spec.grad_reduce == "overlap" and instruction.phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT):
+        if spec.grad_reduce == "overlap" and instruction.phase in (
+            Phase.BACKWARD,
+            Phase.BACKWARD_WEIGHT,
+        ):
             split |= spec.reduce_every_micro_batch or instruction == self._last_reduced(same)
         if not split:
             return [-1]
@@ -126,7 +132,18 @@ class Simulator:
                     before = gathered - 1 - ahead
                     gate = [(name_of(using[before]), 0.0)] if before >= 0 else []
                     if not ahead and segment == self._segments(i, device)[0]:
-                        gate.append((("upstream", i.phase == Phase.FORWARD, stage, i.micro_batch, device), 0.0))
+                        gate.append(
+                            (
+                                (
+                                    "upstream",
+                                    i.phase == Phase.FORWARD,
+                                    stage,
+                                    i.micro_batch,
+                                    device,
+                                ),
+                                0.0,
+                            )
+                        )
                     comm.append(Task(gather_name(using[gathered]), gate))
                     gathered += 1
                 waits.append((gather_name(item), 0.0))
@@ -135,7 +152,9 @@ class Simulator:
                 if first:
                     waits.append(((Kind.PARAM_GATHER, stage, segment, -1, device), 0.0))
             if segment == self._segments(i, device)[0] and i.phase != Phase.BACKWARD_WEIGHT:
-                waits.append((("upstream", i.phase == Phase.FORWARD, stage, i.micro_batch, device), 0.0))
+                waits.append(
+                    (("upstream", i.phase == Phase.FORWARD, stage, i.micro_batch, device), 0.0)
+                )
             if device in self.blocking:
                 waits.append((self.blocking.pop(device), 0.0))
             task = Task(name_of(item), waits)
@@ -163,7 +182,9 @@ class Simulator:
                 same = [o for o in self.schedule.order(other) if self._stage(o) == self._stage(i)]
                 if other != device and same:
                     last = self._last_reduced(same)
-                    waits.append(((KIND[last.phase], self._stage(i), segment, last.micro_batch, other), 0.0))
+                    waits.append(
+                        ((KIND[last.phase], self._stage(i), segment, last.micro_batch, other), 0.0)
+                    )
         self.queues[device, Stream.DATA_COMM].append(Task(name, waits))
         if spec.grad_reduce == "end":
             self.blocking[device] = name
@@ -239,7 +260,10 @@ class Simulator:
                     name = (Kind.GRAD_REDUCE, int(schedule.stage[d, chunk]), self.whole, -1, d)
                     holders = [o for o in devices if schedule.stage[d, chunk] in schedule.stage[o]]
                     comm[d].append(Task(name, [(compute[o][-1].name, 0.0) for o in holders]))
-        first, last = (next(d for d in devices if stage in schedule.stage[d]) for stage in (0, schedule.n_stages - 1))
+        first, last = (
+            next(d for d in devices if stage in schedule.stage[d])
+            for stage in (0, schedule.n_stages - 1)
+        )
         if spec.tied_embedding and first != last:
             waits = busy(first) + busy(last)
             for d, stage in ((first, 0), (last, schedule.n_stages - 1)):
@@ -257,6 +281,8 @@ class Simulator:
                     comm[d].append(Task(name, [(compute[d][-1].name, 0.0)]))
 
 
-def end_times(spec: ProgramSpec, schedule: Schedule, duration: Duration) -> tuple[dict[Name, float], float]:
+def end_times(
+    spec: ProgramSpec, schedule: Schedule, duration: Duration
+) -> tuple[dict[Name, float], float]:
     """End time of every task, and of the step."""
     return Simulator(spec, schedule, duration).run()

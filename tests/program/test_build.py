@@ -43,13 +43,17 @@ def evaluate(structure: Structure, duration: np.ndarray) -> np.ndarray:
     end = np.zeros(structure.n_ops)
     for op in range(structure.n_ops):
         before = [
-            end[p] + duration[lag] for p, lag in zip(structure.pred[op], structure.lag[op], strict=True) if p >= 0
+            end[p] + duration[lag]
+            for p, lag in zip(structure.pred[op], structure.lag[op], strict=True)
+            if p >= 0
         ]
         end[op] = max(before, default=0.0) + duration[structure.duration[op]]
     return end
 
 
-def assert_equals_simulator(spec: ProgramSpec, structure: Structure, schedule: Schedule, seed: int) -> None:
+def assert_equals_simulator(
+    spec: ProgramSpec, structure: Structure, schedule: Schedule, seed: int
+) -> None:
     duration = np.random.default_rng(seed).uniform(0.1, 2.0, structure.n_classes)
     duration[0] = 0
     names = zip(structure.class_kind, structure.class_stage, structure.class_segment, strict=True)
@@ -64,7 +68,11 @@ def assert_equals_simulator(spec: ProgramSpec, structure: Structure, schedule: S
         structure.device,
     )
     names_of_ops = np.stack(columns, axis=1)
-    found = {tuple(name): time for name, time in zip(names_of_ops.tolist(), end, strict=True) if name[0] != Kind.ZERO}
+    found = {
+        tuple(name): time
+        for name, time in zip(names_of_ops.tolist(), end, strict=True)
+        if name[0] != Kind.ZERO
+    }
     assert len(found) == (structure.kind != Kind.ZERO).sum()  # names are unique
     assert found.keys() == expected.keys()
     for name, time in found.items():
@@ -102,10 +110,14 @@ def test_structures_are_well_formed(spec: ProgramSpec) -> None:
     for kind, count in ((Kind.FORWARD, 1), (Kind.BACKWARD, 0 if schedule.forward_only else 1)):
         opens = (s.kind == kind) & ((segment == WHOLE) | (segment == 0))
         work = stage[opens] * spec.micro_batches + s.micro_batch[opens]
-        np.testing.assert_array_equal(np.bincount(work, minlength=schedule.n_stages * spec.micro_batches), count)
+        np.testing.assert_array_equal(
+            np.bincount(work, minlength=schedule.n_stages * spec.micro_batches), count
+        )
         np.testing.assert_array_equal(s.device[opens], stage[opens] % spec.stages)
     for columns in (s.alloc, s.free):  # every activation is taken once and given back once
-        np.testing.assert_array_equal(np.bincount(columns, minlength=schedule.n_stages + 1)[1:], spec.micro_batches)
+        np.testing.assert_array_equal(
+            np.bincount(columns, minlength=schedule.n_stages + 1)[1:], spec.micro_batches
+        )
     assert (s.class_kind[1:] != Kind.ZERO).all()
     names = np.stack([s.class_kind, s.class_stage, s.class_segment])
     assert np.unique(names, axis=1).shape == names.shape
@@ -190,9 +202,14 @@ def test_schedules_of_ones_own_equal_the_event_loop(name: str, data: st.DataObje
 
 def test_a_schedule_that_deadlocks_is_refused_by_name() -> None:
     f, b, _, _ = Phase
-    orders = [[(f, 0, 0), (b, 0, 0), (f, 0, 1), (b, 0, 1)], [(f, 0, 0), (f, 0, 1), (b, 0, 0), (b, 0, 1)]]
+    orders = [
+        [(f, 0, 0), (b, 0, 0), (f, 0, 1), (b, 0, 1)],
+        [(f, 0, 0), (f, 0, 1), (b, 0, 0), (b, 0, 1)],
+    ]
     stuck = from_orders("stuck", looped_stages(2, 1), 2, orders)
-    with pytest.raises(PerfModelError, match=r"schedule stuck: deadlock: device 0 position 1 \(B chunk 0"):
+    with pytest.raises(
+        PerfModelError, match=r"schedule stuck: deadlock: device 0 position 1 \(B chunk 0"
+    ):
         build(ProgramSpec(stages=2, micro_batches=2), stuck)
 
 

@@ -32,18 +32,27 @@ def test_gpipe_and_1f1b(name: str, p: int, m: int) -> None:
 def test_gpipe_pays_each_transfer_once_each_way(p: int, m: int) -> None:
     structure = build(ProgramSpec(schedule="gpipe", stages=p, micro_batches=m))
     times = {Kind.FORWARD: f, Kind.BACKWARD: b, Kind.SEND_FORWARD: c, Kind.SEND_BACKWARD: c}
-    assert makespan(structure, times) == pytest.approx((m + p - 1) * (f + b) + 2 * (p - 1) * c, rel=1e-12)
+    assert makespan(structure, times) == pytest.approx(
+        (m + p - 1) * (f + b) + 2 * (p - 1) * c, rel=1e-12
+    )
 
 
 @EXACT
 @given(p=st.integers(1, 7), m=st.integers(1, 15), transfer=st.floats(0, 10))
 def test_1f1b_pays_a_round_trip_every_p_micro_batches(p: int, m: int, transfer: float) -> None:
-    """Device 0 keeps p micro-batches in flight, so that p of them take a round trip of 2 (p - 1) hops;
-    the first pays its own on top."""
+    """Device 0 keeps p micro-batches in flight, so that p of them take a round trip of 2 (p - 1)
+    hops; the first pays its own on top."""
     structure = build(ProgramSpec(schedule="1f1b", stages=p, micro_batches=m))
-    times = {Kind.FORWARD: f, Kind.BACKWARD: b, Kind.SEND_FORWARD: transfer, Kind.SEND_BACKWARD: transfer}
+    times = {
+        Kind.FORWARD: f,
+        Kind.BACKWARD: b,
+        Kind.SEND_FORWARD: transfer,
+        Kind.SEND_BACKWARD: transfer,
+    }
     hops = 2 * (p - 1 + (m - 1) * (p - 1) // p)
-    assert makespan(structure, times) == pytest.approx((m + p - 1) * (f + b) + hops * transfer, rel=1e-12)
+    assert makespan(structure, times) == pytest.approx(
+        (m + p - 1) * (f + b) + hops * transfer, rel=1e-12
+    )
 
 
 @EXACT
@@ -76,8 +85,11 @@ def test_blocking_sends_add_to_the_sender() -> None:
 
 @pytest.mark.parametrize(("reduce_s", "hidden"), [(0.5, True), (4.0, False)])
 def test_overlapped_reduction_hides_all_but_the_last_bucket(reduce_s: float, hidden: bool) -> None:
-    """One device, 4 segments: reductions of b / 4 or less hide behind the next segment's backward."""
-    spec = ProgramSpec(stages=1, micro_batches=2, grad_reduce="overlap", segments=4, optimizer=False)
+    """One device, 4 segments: reductions of b / 4 or less hide behind the next segment's
+    backward."""
+    spec = ProgramSpec(
+        stages=1, micro_batches=2, grad_reduce="overlap", segments=4, optimizer=False
+    )
     structure = build(spec)
     duration = np.zeros(structure.n_classes)
     whole = structure.class_segment < 0
@@ -89,10 +101,18 @@ def test_overlapped_reduction_hides_all_but_the_last_bucket(reduce_s: float, hid
 
 
 def test_layer_gathers_hide_behind_compute_when_prefetched() -> None:
-    """ZeRO 3 on one device: only the first gather shows if a gather is shorter than a segment's pass."""
-    times = {Kind.FORWARD: f, Kind.BACKWARD: b, Kind.PARAM_GATHER: 1.0, Kind.PARAM_GATHER_BACKWARD: 1.0}
+    """ZeRO 3 on one device: only the first gather shows if a gather is shorter than a segment's
+    pass."""
+    times = {
+        Kind.FORWARD: f,
+        Kind.BACKWARD: b,
+        Kind.PARAM_GATHER: 1.0,
+        Kind.PARAM_GATHER_BACKWARD: 1.0,
+    }
     spans = {
-        gather: makespan(build(ProgramSpec(stages=1, micro_batches=2, segments=3, param_gather=gather)), times)
+        gather: makespan(
+            build(ProgramSpec(stages=1, micro_batches=2, segments=3, param_gather=gather)), times
+        )
         for gather in ("layer", "layer_serial")
     }
     assert spans["layer"] == pytest.approx(6 * (f + b) + 1.0)

@@ -44,7 +44,9 @@ def test_1f1b_with_chunks_is_refused_when_built() -> None:
 
 
 @given(specs(), specs(), st.booleans())
-def test_keys_are_equal_exactly_for_equal_specs(one: ProgramSpec, other: ProgramSpec, same: bool) -> None:
+def test_keys_are_equal_exactly_for_equal_specs(
+    one: ProgramSpec, other: ProgramSpec, same: bool
+) -> None:
     other = replace(one) if same else other
     assert (one.key() == other.key()) == (one == other)
     assert (hash(one) == hash(other)) >= (one == other)

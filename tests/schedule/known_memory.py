@@ -1,7 +1,8 @@
 """Activations and weights that every schedule keeps alive, kept in `known_memory.csv`.
 
-Orders are those of `known_orders`; here is what they hold of chunks of unlike sizes, with and without activations on
-the host, and with places reserved per stage. A change that is meant to move it is followed by
+Orders are those of `known_orders`; here is what they hold of chunks of unlike sizes, with and
+without activations on the host, and with places reserved per stage. A change that is meant to move
+it is followed by
 
     PYTHONPATH=tests python tests/schedule/known_memory.py
 """
@@ -21,7 +22,8 @@ TABLE = Path(__file__).with_suffix(".csv")
 
 
 def figures(name: str, schedule: Schedule) -> dict[str, float]:
-    """Figures of a schedule; arrays as sums of their entries times their places, so that exchanged entries show."""
+    """Figures of a schedule; arrays as sums of their entries times their places, so that exchanged
+    entries show."""
     moved = offloads(schedule)
     arrays = {
         "in_flight": in_flight(schedule),
@@ -43,7 +45,8 @@ def figures(name: str, schedule: Schedule) -> dict[str, float]:
 
 
 def cases() -> Iterator[StoredCase]:
-    """Every schedule on every pipeline that it can have, and with several steps where these run into each other."""
+    """Every schedule on every pipeline that it can have, and with several steps where these run
+    into each other."""
     for name in NAMES:
         for stages, micro_batches, chunks in SIZES:
             scheduler = get_schedule(name)
@@ -56,7 +59,10 @@ def cases() -> Iterator[StoredCase]:
             if scheduler.asynchronous or scheduler.staggered:
                 stream = scheduler(stages, micro_batches, chunks, 3)
                 versions = weight_versions(stream, scheduler.weights)
-                stale = {"sequences": float(versions.sequences), "late": float(versions.steady_difference.sum())}
+                stale = {
+                    "sequences": float(versions.sequences),
+                    "late": float(versions.steady_difference.sum()),
+                }
                 yield StoredCase(label, "three steps", figures(name, stream) | stale)
 
 

@@ -11,10 +11,11 @@ F, B, W = Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT
 
 
 def shortest_makespan(times: PassTimes, micro_batches: int, limit: int) -> float:
-    """Least time from the first to the last pass, with at most `limit` micro-batches alive on a device.
+    """Least time from the first to the last pass, with at most `limit` micro-batches alive on a
+    device.
 
-    Variables: a start per pass, one bit per pair of passes of a device (which goes first), the makespan.
-    Micro-batches are alike, so that each phase runs them in order.
+    Variables: a start per pass, one bit per pair of passes of a device (which goes first), the
+    makespan. Micro-batches are alike, so that each phase runs them in order.
     """
     p, m = len(times.forward_s), micro_batches
     passes = [(phase, d, i) for phase in (F, B, W) for d in range(p) for i in range(m)]

@@ -33,4 +33,9 @@ def bubble_fraction(schedule: Schedule, times: PassTimes) -> float:
 
 def live_micro_batches(schedule: Schedule) -> np.ndarray:
     """Peak activations per device, in micro-batches of one p-th of the model."""
-    return peak_live(schedule, np.ones(schedule.n_stages)) * schedule.replicas / schedule.chunks / schedule.slices
+    return (
+        peak_live(schedule, np.ones(schedule.n_stages))
+        * schedule.replicas
+        / schedule.chunks
+        / schedule.slices
+    )

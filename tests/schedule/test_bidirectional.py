@@ -1,4 +1,5 @@
-"""Chimera and GEMS against the formulas of Li and Hoefler 2021 (sections 2 and 3, tables 2 and 3)."""
+"""Chimera and GEMS against the formulas of Li and Hoefler 2021 (sections 2 and 3, tables 2 and
+3)."""
 
 import numpy as np
 import pytest
@@ -8,7 +9,14 @@ from schedule_times import bubble_fraction, live_micro_batches, makespan, unifor
 
 from perfmodel.errors import LayoutError
 from perfmodel.program import Kind, ProgramSpec, build
-from perfmodel.schedule import bidirectional_stages, check, chimera_model, get_schedule, rabenseifner_s, weight_versions
+from perfmodel.schedule import (
+    bidirectional_stages,
+    check,
+    chimera_model,
+    get_schedule,
+    rabenseifner_s,
+    weight_versions,
+)
 from perfmodel.schedule.memory import in_flight
 from perfmodel.timeline import compile_structure, makespan_and_grad, times
 
@@ -20,22 +28,29 @@ DEPTHS = [4, 6, 8, 16, 32]
 def test_bubble_of_gpipe_and_dapple(p: int, rounds: int) -> None:
     m = p * rounds
     for name in ("gpipe", "1f1b"):
-        assert bubble_fraction(get_schedule(name)(p, m), uniform(p, 1, 2)) == pytest.approx((p - 1) / (m + p - 1))
+        assert bubble_fraction(get_schedule(name)(p, m), uniform(p, 1, 2)) == pytest.approx(
+            (p - 1) / (m + p - 1)
+        )
 
 
 @pytest.mark.parametrize("p", DEPTHS)
 def test_bubble_of_chimera(p: int) -> None:
     chimera = get_schedule("chimera")(p, p)
-    assert bubble_fraction(chimera, uniform(p, 1, 2)) == pytest.approx((p - 2) / (3 * p / 2 + p - 2))
+    assert bubble_fraction(chimera, uniform(p, 1, 2)) == pytest.approx(
+        (p - 2) / (3 * p / 2 + p - 2)
+    )
     for units in (1, 2, 5):  # equal passes: units join without a seam
         many = get_schedule("chimera")(p, p * units)
-        assert bubble_fraction(many, uniform(p, 1, 1)) == pytest.approx((p - 2) / (2 * p * units + p - 2))
+        assert bubble_fraction(many, uniform(p, 1, 1)) == pytest.approx(
+            (p - 2) / (2 * p * units + p - 2)
+        )
 
 
 @pytest.mark.parametrize("p", DEPTHS)
 @pytest.mark.parametrize("name", ["chimera-doubling", "chimera-halving"])
 def test_doubling_leaves_p_minus_2_idle_slots(name: str, p: int) -> None:
-    """A forward of two micro-batches and a backward of one take a slot each (section 3.5, figure 7d)."""
+    """A forward of two micro-batches and a backward of one take a slot each (section 3.5, figure
+    7d)."""
     for m in (2 * p, 4 * p, 6 * p):
         schedule = get_schedule(name)(p, m)
         assert check(schedule) == ()
@@ -72,7 +87,10 @@ def test_table_2_weights_and_activations(p: int) -> None:
         schedule = scheduler(p, m, 1, steps)
         weights = weight_versions(schedule, scheduler.weights).stored * schedule.chunks
         alive = live_micro_batches(schedule)
-        return sorted({int(weights.min()), int(weights.max())}), [float(alive.min()), float(alive.max())]
+        return sorted({int(weights.min()), int(weights.max())}), [
+            float(alive.min()),
+            float(alive.max()),
+        ]
 
     assert row("pipedream") == ([1, p], [1, p])
     assert row("pipedream-2bw", steps=4) == ([2], [1, p])
@@ -120,7 +138,9 @@ def test_gems_takes_4p_plus_2_slots_for_two_micro_batches() -> None:
 def test_gradient_reductions_wait_for_both_replicas_and_hide_in_bubbles() -> None:
     spans = {}
     for mode in ("end", "overlap", "eager_opt"):
-        structure = build(ProgramSpec(schedule="chimera", stages=4, micro_batches=4, grad_reduce=mode))
+        structure = build(
+            ProgramSpec(schedule="chimera", stages=4, micro_batches=4, grad_reduce=mode)
+        )
         seconds = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.GRAD_REDUCE: 1.5}
         durations = np.array([seconds.get(Kind(kind), 0.0) for kind in structure.class_kind])
         timeline = times(structure, durations)
@@ -139,7 +159,9 @@ def test_gradient_reductions_wait_for_both_replicas_and_hide_in_bubbles() -> Non
 def test_eager_opt_starts_only_what_bubbles_follow() -> None:
     """Section 3.2, figure 4b: the last stage is reduced early, the middle ones at the end."""
     schedule = get_schedule("chimera")(4, 4)
-    structure = build(ProgramSpec(schedule="chimera", stages=4, micro_batches=4, grad_reduce="eager_opt"))
+    structure = build(
+        ProgramSpec(schedule="chimera", stages=4, micro_batches=4, grad_reduce="eager_opt")
+    )
     durations = np.where(np.isin(structure.class_kind, (Kind.FORWARD, Kind.BACKWARD)), 1.0, 0.0)
     timeline = times(structure, durations)
     reductions = structure.kind == Kind.GRAD_REDUCE
@@ -147,7 +169,10 @@ def test_eager_opt_starts_only_what_bubbles_follow() -> None:
     last_pass = schedule.slot.max() + 1
     assert (timeline.start_s[reductions & (stage == 3)] < last_pass - 1).all()
     middle = reductions & np.isin(stage, (1, 2))
-    own_end = [timeline.end_s[(structure.device == d) & (structure.kind == Kind.BACKWARD)].max() for d in (1, 2)]
+    own_end = [
+        timeline.end_s[(structure.device == d) & (structure.kind == Kind.BACKWARD)].max()
+        for d in (1, 2)
+    ]
     assert (timeline.start_s[middle] >= min(own_end)).all()
 
 
@@ -159,7 +184,8 @@ def test_impossible_pipelines_name_the_remedy(name: str, p: int) -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(4, 4), (6, 6), (8, 8), (8, 16), (16, 16)])
 def test_the_papers_performance_model_beside_the_evaluator(p: int, m: int) -> None:
-    """Section 3.4: exact without communication; with transfers and all-reduce close to what the evaluator finds."""
+    """Section 3.4: exact without communication; with transfers and all-reduce close to what the
+    evaluator finds."""
     alone = chimera_model(p, m, forward_s=1, backward_s=2)
     assert alone.step_s == makespan(get_schedule("chimera")(p, m), uniform(p, 1, 2))
     if m == p:
@@ -167,7 +193,9 @@ def test_the_papers_performance_model_beside_the_evaluator(p: int, m: int) -> No
     reduce_s = rabenseifner_s(1.5e9, 2, 1e-6, 1e9)
     assert reduce_s == pytest.approx(1.5, rel=1e-5)
     model = chimera_model(p, m, forward_s=1, backward_s=2, transfer_s=0.02, all_reduce_s=reduce_s)
-    structure = build(ProgramSpec(schedule="chimera", stages=p, micro_batches=m, grad_reduce="eager_opt"))
+    structure = build(
+        ProgramSpec(schedule="chimera", stages=p, micro_batches=m, grad_reduce="eager_opt")
+    )
     seconds = {
         Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.GRAD_REDUCE: reduce_s, Kind.SEND_FORWARD: 0.02,
         Kind.SEND_BACKWARD: 0.02,
@@ -178,7 +206,10 @@ def test_the_papers_performance_model_beside_the_evaluator(p: int, m: int) -> No
 
 def test_all_reduce_hides_in_the_free_regions_of_figure_6() -> None:
     assert chimera_model(6, 6, forward_s=1, backward_s=2, all_reduce_s=0.5).unoverlapped_s < 1
-    spans = [chimera_model(6, 6, forward_s=1, backward_s=2, all_reduce_s=s).unoverlapped_s for s in (0, 1, 2, 4, 8)]
+    spans = [
+        chimera_model(6, 6, forward_s=1, backward_s=2, all_reduce_s=s).unoverlapped_s
+        for s in (0, 1, 2, 4, 8)
+    ]
     assert spans[0] == 0
     assert (np.diff(spans) >= 0).all()
     assert spans[-1] - spans[-2] == pytest.approx(8)  # two stages per device, all of both exposed

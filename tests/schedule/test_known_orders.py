@@ -8,5 +8,7 @@ MEANT = "if the change is meant to move passes, run `python tests/schedule/known
 def test_orders_and_figures_are_those_of_the_table() -> None:
     now, then = "\n".join(entries()).splitlines(), TABLE.read_text().splitlines()
     moved = [(new, old) for new, old in zip(now, then, strict=False) if new != old]
-    assert not moved, f"{len(moved)} lines moved, the first from\n{moved[0][1]}\nto\n{moved[0][0]}\n{MEANT}"
+    assert not moved, (
+        f"{len(moved)} lines moved, the first from\n{moved[0][1]}\nto\n{moved[0][0]}\n{MEANT}"
+    )
     assert len(now) == len(then), MEANT

@@ -1,4 +1,5 @@
-"""Times of every schedule: as early as its own order allows, by a slow event loop; makespan and steady interval."""
+"""Times of every schedule: as early as its own order allows, by a slow event loop; makespan and
+steady interval."""
 
 from fractions import Fraction
 
@@ -31,12 +32,18 @@ def built(name: str, p: int, m: int) -> Schedule:
 
 
 def event_loop(schedule: Schedule, forward: float, of_input: float, of_weight: float) -> float:
-    """End of the last pass when every device runs its list in order, each pass once what it reads is there.
+    """End of the last pass when every device runs its list in order, each pass once what it reads
+    is there.
 
-    Read off the definition of a pass: forwards follow the stage before, gradients the stage after; slices of a
-    sequence follow the one before (forward) or after (gradients); the two of a pair start and hand on together.
+    Read off the definition of a pass: forwards follow the stage before, gradients the stage after;
+    slices of a sequence follow the one before (forward) or after (gradients); the two of a pair
+    start and hand on together.
     """
-    seconds = {Phase.FORWARD: forward, Phase.BACKWARD: of_input + of_weight, Phase.BACKWARD_INPUT: of_input}
+    seconds = {
+        Phase.FORWARD: forward,
+        Phase.BACKWARD: of_input + of_weight,
+        Phase.BACKWARD_INPUT: of_input,
+    }
     last = schedule.n_stages - 1
     ready: dict[tuple[str, int, int], float] = {}
     orders = [list(schedule.order(d)) for d in range(schedule.devices)]
@@ -46,7 +53,9 @@ def event_loop(schedule: Schedule, forward: float, of_input: float, of_weight: f
     def reads(stage: int, phase: Phase, batch: int) -> list[tuple[str, int, int]]:
         if phase == Phase.BACKWARD_WEIGHT:
             return [("gradient", stage, batch)]
-        name, before, beside = ("forward", stage - 1, -1) if phase == Phase.FORWARD else ("gradient", stage + 1, 1)
+        name, before, beside = (
+            ("forward", stage - 1, -1) if phase == Phase.FORWARD else ("gradient", stage + 1, 1)
+        )
         found = [] if phase == Phase.FORWARD else [("forward", stage, batch)]
         if 0 <= before <= last:
             found.append((name, before, batch))
@@ -67,14 +76,20 @@ def event_loop(schedule: Schedule, forward: float, of_input: float, of_weight: f
                     for need in reads(int(schedule.stage[d, one.chunk]), one.phase, batch)
                 ]
                 inside = {
-                    ("gradient" if one.phase else "forward", int(schedule.stage[d, one.chunk]), batch)
+                    (
+                        "gradient" if one.phase else "forward",
+                        int(schedule.stage[d, one.chunk]),
+                        batch,
+                    )
                     for one in together
                     for batch in range(one.micro_batch, one.micro_batch + one.span)
                 }
                 if any(need not in ready for need in needs if need not in inside):
                     break
                 start = max([free[d], *(ready[need] for need in needs if need not in inside)])
-                free[d] = start + sum(seconds.get(one.phase, of_weight) * one.span for one in together)
+                free[d] = start + sum(
+                    seconds.get(one.phase, of_weight) * one.span for one in together
+                )
                 for one in together:
                     if one.phase != Phase.BACKWARD_WEIGHT:
                         name = "gradient" if one.phase else "forward"
@@ -99,7 +114,9 @@ def test_no_pass_starts_later_than_its_order_allows(name: str, p: int, m: int) -
     name=st.sampled_from([*schedule_names(), "chimera:4", "seq1f1b:3"]), p=st.integers(1, 9), m=st.integers(1, 20),
     times=st.tuples(*[st.integers(0, 5)] * 3),
 )  # fmt: skip
-def test_facts_are_those_of_an_event_loop(name: str, p: int, m: int, times: tuple[int, int, int]) -> None:
+def test_facts_are_those_of_an_event_loop(
+    name: str, p: int, m: int, times: tuple[int, int, int]
+) -> None:
     assume(any(times) and (times[0] or name != "forward"))
     try:
         schedule = built(name, p, m)
@@ -108,8 +125,12 @@ def test_facts_are_those_of_an_event_loop(name: str, p: int, m: int, times: tupl
     else:
         scheduler = get_schedule(name)
         thirds = [Fraction(time, 3) for time in times]
-        facts = chunk_facts(name, p, m, ChunkTimes(*thirds), chunks=schedule.chunks if scheduler.looped else 1)
-        exact = Fraction(int(event_loop(schedule, *(float(time) for time in times))), 3 * schedule.slices)
+        facts = chunk_facts(
+            name, p, m, ChunkTimes(*thirds), chunks=schedule.chunks if scheduler.looped else 1
+        )
+        exact = Fraction(
+            int(event_loop(schedule, *(float(time) for time in times))), 3 * schedule.slices
+        )
         assert facts.makespan_s == float(exact)
         assert facts.steady_interval_s <= facts.makespan_s * (1 + 1e-12)
         overlaps = scheduler.asynchronous or scheduler.staggered
@@ -123,14 +144,18 @@ def test_facts_are_those_of_an_event_loop(name: str, p: int, m: int, times: tupl
     [("v-half", 8, 24, 161), ("v-half", 8, 64, 401), ("v-half", 16, 192, 1193), ("v-half", 4, 8, 53),
      ("v-min", 8, 24, 171), ("v-min", 6, 12, 89), ("v-min", 4, 8, 59)],
 )  # fmt: skip
-def test_v_shapes_take_as_long_as_their_authors_order(name: str, p: int, m: int, makespan_s: int) -> None:
-    """Of the implementation that Qi et al. 2024b published with the paper, all passes a slot long."""
+def test_v_shapes_take_as_long_as_their_authors_order(
+    name: str, p: int, m: int, makespan_s: int
+) -> None:
+    """Of the implementation that Qi et al. 2024b published with the paper, all passes a slot
+    long."""
     assert chunk_facts(name, p, m, ONES).makespan_s == makespan_s
 
 
 @pytest.mark.parametrize("p", range(1, 17))
 def test_squeezed_blocks_hold_no_more_than_the_repeated_block(p: int) -> None:
-    """About a half and a third of 1F1B's p micro-batches (section 3; here of chunks, two to a micro-batch)."""
+    """About a half and a third of 1F1B's p micro-batches (section 3; here of chunks, two to a
+    micro-batch)."""
     for name, most in (("v-half", p + 2), ("v-min", 2 * p / 3 + 4)):
         for m in (1, 2, p, 3 * p + 1):
             schedule = get_schedule(name)(p, m)
@@ -142,16 +167,25 @@ def test_squeezed_blocks_hold_no_more_than_the_repeated_block(p: int) -> None:
 @pytest.mark.parametrize("name", ["chimera-doubling", "chimera-halving"])
 @pytest.mark.parametrize("p", [2, 4, 6, 8, 16])
 def test_one_unit_is_not_doubled(name: str, p: int) -> None:
-    """Li and Hoefler 2021, section 3.5: what is left of p micro-batches keeps the order of the basic unit."""
+    """Li and Hoefler 2021, section 3.5: what is left of p micro-batches keeps the order of the
+    basic unit."""
     passes = uniform(p, 1, 2)
     for m in range(1, p + 1):
-        assert makespan(get_schedule(name)(p, m), passes) == makespan(get_schedule("chimera")(p, m), passes)
+        assert makespan(get_schedule(name)(p, m), passes) == makespan(
+            get_schedule("chimera")(p, m), passes
+        )
     assert p != 8 or makespan(get_schedule(name)(p, p), passes) == 36
 
 
 @pytest.mark.parametrize(
     ("name", "makespan_s", "interval_s"),
-    [("1f1b", 69, 69), ("zb-h1", 55, 55), ("zb-h2", 55, 48), ("pipedream", 69, 48), ("zb-v", 103, 96)],
+    [
+        ("1f1b", 69, 69),
+        ("zb-h1", 55, 55),
+        ("zb-h2", 55, 48),
+        ("pipedream", 69, 48),
+        ("zb-v", 103, 96),
+    ],
 )
 def test_makespan_and_steady_interval(name: str, makespan_s: int, interval_s: int) -> None:
     facts = chunk_facts(name, 8, 16, ONES)
@@ -162,14 +196,17 @@ def test_makespan_and_steady_interval(name: str, makespan_s: int, interval_s: in
 
 
 def test_the_steady_interval_is_that_of_a_long_stream() -> None:
-    """Rank 0 of pipedream sets the pace only after many steps where it is but a little slower than the others."""
+    """Rank 0 of pipedream sets the pace only after many steps where it is but a little slower than
+    the others."""
     for name in ("zb-h2", "zb-v", "pipedream", "pipedream-2bw", "nf1b", "nf1b:1"):
         scheduler = get_schedule(name)
         facts = schedule_facts(name, 4, 6, forward_s=1.1, backward_s=2.3, transfer_s=0.4)
         schedule = scheduler(4, 6)
         part = 4 / schedule.n_stages
         times = PassTimes.uniform(schedule.n_stages, 1.1 * part, 2.3 * part, transfer_s=0.4)
-        ends = [float(starts_and_ends(scheduler(4, 6, 1, steps), times)[1].max()) for steps in (60, 120)]
+        ends = [
+            float(starts_and_ends(scheduler(4, 6, 1, steps), times)[1].max()) for steps in (60, 120)
+        ]
         assert facts.steady_interval_s == pytest.approx((ends[1] - ends[0]) / 60)
 
 
@@ -177,11 +214,14 @@ def test_transfers_are_no_bubble() -> None:
     """A bubble is idle time that is there without them too."""
     free, slow = (schedule_facts("1f1b", 4, 8, transfer_s=transfer_s) for transfer_s in (0.0, 0.5))
     assert slow.makespan_s > free.makespan_s
-    assert slow.bubble_fraction * slow.makespan_s == pytest.approx(free.bubble_fraction * free.makespan_s)
+    assert slow.bubble_fraction * slow.makespan_s == pytest.approx(
+        free.bubble_fraction * free.makespan_s
+    )
 
 
 def test_times_of_chunks_are_added_exactly() -> None:
-    """A tenth is no binary fraction: 1F1B's (m + p - 1) (f + b) is the nearest number to it all the same."""
+    """A tenth is no binary fraction: 1F1B's (m + p - 1) (f + b) is the nearest number to it all the
+    same."""
     tenth = ChunkTimes(Fraction("0.1"), Fraction("0.1"), Fraction("0.1"))
     for m in (7, 50, 333):
         assert chunk_facts("1f1b", 8, m, tenth).makespan_s == float(Fraction(3 * (m + 7), 10))
@@ -191,15 +231,20 @@ def test_times_of_chunks_are_added_exactly() -> None:
         ChunkTimes(Fraction(0), Fraction(0), Fraction(0))
 
 
-@pytest.mark.parametrize(("p", "pipelines"), [(4, 2), (8, 2), (8, 4), (12, 4), (12, 6), (16, 4), (16, 8), (8, 8)])
+@pytest.mark.parametrize(
+    ("p", "pipelines"), [(4, 2), (8, 2), (8, 4), (12, 4), (12, 6), (16, 4), (16, 8), (8, 8)]
+)
 def test_chimeras_model_counts_passes_of_2k_pipelines(p: int, pipelines: int) -> None:
-    """n_f and n_b (section 3.4) are the gradient of the evaluator's makespan: p, and p + 2 (p / 2k - 1) for m = p."""
+    """n_f and n_b (section 3.4) are the gradient of the evaluator's makespan: p, and p + 2 (p / 2k
+    - 1) for m = p."""
     from perfmodel.program import Kind, ProgramSpec, build
     from perfmodel.timeline import compile_structure, makespan_and_grad
 
     for m in (p, 2 * p):
         found = chimera_model(p, m, forward_s=1, backward_s=2, pipelines=pipelines)
-        structure = build(ProgramSpec(schedule=f"chimera:{pipelines}", stages=p, micro_batches=m, optimizer=False))
+        structure = build(
+            ProgramSpec(schedule=f"chimera:{pipelines}", stages=p, micro_batches=m, optimizer=False)
+        )
         kind = structure.class_kind
         durations = np.where(kind == Kind.FORWARD, 1.0, np.where(kind == Kind.BACKWARD, 2.0, 0.0))
         span, gradient = makespan_and_grad(compile_structure(structure), durations)
@@ -213,7 +258,8 @@ def test_chimeras_model_counts_passes_of_2k_pipelines(p: int, pipelines: int) ->
 def test_chimeras_model_reduces_over_all_pipelines() -> None:
     """Four stages per device are reduced in a row: longer all-reduces show sooner than with two."""
     two, four = (
-        chimera_model(8, 8, forward_s=1, backward_s=2, all_reduce_s=4, pipelines=pipelines) for pipelines in (2, 4)
+        chimera_model(8, 8, forward_s=1, backward_s=2, all_reduce_s=4, pipelines=pipelines)
+        for pipelines in (2, 4)
     )
     assert four.compute_s < two.compute_s
     assert four.unoverlapped_s > two.unoverlapped_s

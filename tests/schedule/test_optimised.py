@@ -11,7 +11,9 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.schedule import PassTimes, check, get_schedule, optimised
 
 
-@pytest.mark.parametrize(("p", "m", "limit"), [(2, 3, 2), (2, 4, 2), (2, 4, 3), (3, 3, 2), (3, 3, 3)])
+@pytest.mark.parametrize(
+    ("p", "m", "limit"), [(2, 3, 2), (2, 4, 2), (2, 4, 3), (3, 3, 2), (3, 3, 3)]
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_as_short_as_integer_programming(p: int, m: int, limit: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -42,13 +44,22 @@ def test_never_longer_than_the_hand_made_orders(weight: float) -> None:
     ):
         ours = optimised(times, m, limit, staggered=staggered)
         assert measure(ours, times) <= measure(get_schedule(name)(p, m), times) + 1e-9
-    assert longest_device_span(optimised(uniform(p, 1, 2), m, 2 * p, staggered=True), uniform(p, 1, 2)) == 3 * m
+    assert (
+        longest_device_span(optimised(uniform(p, 1, 2), m, 2 * p, staggered=True), uniform(p, 1, 2))
+        == 3 * m
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_single_micro_batch_goes_there_and_back(limit: int) -> None:
-    """Past every stage forwards and backwards; of weight gradients the first stage's alone comes last."""
-    times = PassTimes(np.array([1.0, 2.0, 4.0]), np.array([8.0, 16.0, 32.0]), np.array([3.0, 1.0, 1.0]), transfer_s=0.5)
+    """Past every stage forwards and backwards; of weight gradients the first stage's alone comes
+    last."""
+    times = PassTimes(
+        np.array([1.0, 2.0, 4.0]),
+        np.array([8.0, 16.0, 32.0]),
+        np.array([3.0, 1.0, 1.0]),
+        transfer_s=0.5,
+    )
     schedule = optimised(times, 1, limit)
     assert check(schedule) == ()
     assert makespan(schedule, times) == pytest.approx(7 + 56 + 4 * 0.5 + 3)

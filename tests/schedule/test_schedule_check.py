@@ -40,7 +40,9 @@ def test_sound_schedules_pass() -> None:
 def test_missing_work() -> None:
     (problem,) = check(two_devices(FIRST[:-1], SECOND))
     assert problem.kind == "missing"
-    assert problem.instruction == Instruction(device=0, position=-1, phase=B, chunk=0, micro_batch=1)
+    assert problem.instruction == Instruction(
+        device=0, position=-1, phase=B, chunk=0, micro_batch=1
+    )
     assert "no device runs B of stage 0 for micro-batch 1" in str(problem)
 
 
@@ -58,7 +60,9 @@ def test_duplicate_work() -> None:
 
 def test_whole_and_split_backward_is_a_duplicate() -> None:
     problems = check(two_devices(FIRST, [*SECOND, (BI, 0, 0), (BW, 0, 0)]))
-    assert [(p.kind, p.instruction.phase, p.instruction.position) for p in problems] == [("duplicate", B, 1)]
+    assert [(p.kind, p.instruction.phase, p.instruction.position) for p in problems] == [
+        ("duplicate", B, 1)
+    ]
 
 
 def test_backward_before_its_forward() -> None:
@@ -105,13 +109,19 @@ def test_deadlock_names_the_waiting_instructions() -> None:
         ("deadlock", Instruction(0, 1, B, 0, 0)),
         ("deadlock", Instruction(1, 1, F, 0, 1)),
     ]
-    assert "waits for device 0 position 2 (F chunk 0 micro-batch 1), which never starts" in str(problems[1])
+    assert "waits for device 0 position 2 (F chunk 0 micro-batch 1), which never starts" in str(
+        problems[1]
+    )
 
 
 @given(st.data())
 def test_any_two_swapped_instructions_are_found_or_harmless(data: st.DataObject) -> None:
     """Against the plain statement: a schedule runs iff devices that block on data get through."""
-    p, m, v = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    p, m, v = (
+        data.draw(st.integers(2, 4)),
+        data.draw(st.integers(1, 5)),
+        data.draw(st.integers(1, 2)),
+    )
     good = get_schedule("interleaved")(p, m, v)
     orders = [[(i.phase, i.chunk, i.micro_batch) for i in good.order(d)] for d in range(p)]
     order = orders[data.draw(st.integers(0, p - 1))]
@@ -141,17 +151,22 @@ def _runs(orders: list[Order], p: int, v: int) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
 def test_whatever_is_left_out_or_done_twice_is_named(name: str) -> None:
-    """Every instruction of a schedule once: without it its work is missing, of each of its micro-batches, and nothing
-    else is wrong; with it twice, the second one is surplus."""
+    """Every instruction of a schedule once: without it its work is missing, of each of its
+    micro-batches, and nothing else is wrong; with it twice, the second one is surplus."""
     good = get_schedule(name)(4, 8)
     orders = [list(good.order(device)) for device in range(good.devices)]
     assert check(good) == ()
     for device, order in enumerate(orders):
         for place, dropped in enumerate(order):
-            works = [[Work(i.phase, i.chunk, i.micro_batch, span=i.span) for i in each] for each in orders]
+            works = [
+                [Work(i.phase, i.chunk, i.micro_batch, span=i.span) for i in each]
+                for each in orders
+            ]
             (work,) = works[device][place : place + 1]
             del works[device][place]
-            problems = check(from_orders(name, good.stage, good.micro_batches, works, slices=good.slices))
+            problems = check(
+                from_orders(name, good.stage, good.micro_batches, works, slices=good.slices)
+            )
             missing = [problem for problem in problems if problem.kind == "missing"]
             batches = range(dropped.micro_batch, dropped.micro_batch + dropped.span)
             assert [problem.instruction.micro_batch for problem in missing] == list(batches)
@@ -159,8 +174,12 @@ def test_whatever_is_left_out_or_done_twice_is_named(name: str) -> None:
             assert not [problem for problem in problems if problem.kind == "duplicate"]
             works[device].insert(place, work)
             works[device].append(work)
-            problems = check(from_orders(name, good.stage, good.micro_batches, works, slices=good.slices))
-            (surplus,) = [problem.instruction for problem in problems if problem.kind == "duplicate"]
+            problems = check(
+                from_orders(name, good.stage, good.micro_batches, works, slices=good.slices)
+            )
+            (surplus,) = [
+                problem.instruction for problem in problems if problem.kind == "duplicate"
+            ]
             assert (surplus.device, surplus.position) == (device, len(order))
 
 

@@ -17,7 +17,14 @@ from perfmodel.schedule import (
     schedule_names,
     weight_versions,
 )
-from perfmodel.schedule.memory import alive_at_peak, in_flight, live_state, offloaded_at_peak, offloads, peak_live
+from perfmodel.schedule.memory import (
+    alive_at_peak,
+    in_flight,
+    live_state,
+    offloaded_at_peak,
+    offloads,
+    peak_live,
+)
 
 p_ = st.integers(1, 8)
 m_ = st.integers(1, 20)
@@ -99,15 +106,18 @@ def made(name: str, p: int, m: int) -> Schedule:
 
 
 def ends(instruction: Instruction) -> bool:
-    """Whether activations are gone behind an instruction: behind a whole backward, or the gradient of weights."""
+    """Whether activations are gone behind an instruction: behind a whole backward, or the gradient
+    of weights."""
     return instruction.phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
-def test_peaks_of_every_schedule_against_a_walk_through_its_orders(name: str, p: int, m: int) -> None:
-    """A forward takes its micro-batches' activations, what ends their backward gives them back; where a device holds
-    most in all, and most of each chunk."""
+def test_peaks_of_every_schedule_against_a_walk_through_its_orders(
+    name: str, p: int, m: int
+) -> None:
+    """A forward takes its micro-batches' activations, what ends their backward gives them back;
+    where a device holds most in all, and most of each chunk."""
     schedule = made(name, p, m)
     size = np.random.default_rng(p).integers(1, 100, schedule.n_stages)
     for device in range(schedule.devices):
@@ -130,21 +140,28 @@ def test_peaks_of_every_schedule_against_a_walk_through_its_orders(name: str, p:
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
-def test_activations_leave_for_the_host_where_something_runs_meanwhile(name: str, p: int, m: int) -> None:
+def test_activations_leave_for_the_host_where_something_runs_meanwhile(
+    name: str, p: int, m: int
+) -> None:
     check_offloads(made(name, p, m))
 
 
 @pytest.mark.parametrize(
     "order",
-    ["F0 F1 F2 F3 F4 F5 B0-1 B2-3 B4-5", "F0 F1 F2-3 F4 F5 B0 B1 B2-3 B4-5", "F0 F1 F2 F3 B3 B2 B1 B0"],
+    [
+        "F0 F1 F2 F3 F4 F5 B0-1 B2-3 B4-5",
+        "F0 F1 F2-3 F4 F5 B0 B1 B2-3 B4-5",
+        "F0 F1 F2 F3 B3 B2 B1 B0",
+    ],
 )
 def test_what_passes_of_several_micro_batches_keep_or_take_stays_on_the_device(order: str) -> None:
     check_offloads(parse_schedule(f"stages 0\n{order}\n"))
 
 
 def check_offloads(schedule: Schedule) -> None:
-    """Activations are out before the forward after the next one, and back while the instruction before their backward
-    runs: those of a single micro-batch, whose backward comes later than right behind that forward."""
+    """Activations are out before the forward after the next one, and back while the instruction
+    before their backward runs: those of a single micro-batch, whose backward comes later than right
+    behind that forward."""
     expected = []
     alive_at_most = np.zeros((schedule.devices, schedule.chunks), int)
     for device in range(schedule.devices):
@@ -186,15 +203,16 @@ def check_offloads(schedule: Schedule) -> None:
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("name", schedule_names())
 def test_live_state_of_every_schedule(name: str, offload: bool) -> None:
-    """Micro-batches at the peak, of which slices are parts; the forwards before the first other pass; weight versions
-    where steps do not flush."""
+    """Micro-batches at the peak, of which slices are parts; the forwards before the first other
+    pass; weight versions where steps do not flush."""
     schedule = get_schedule(name)(4, 8)
     state = live_state(schedule, offload, get_schedule(name).weights)
     alive = offloaded_at_peak(schedule) if offload else alive_at_peak(schedule)
     np.testing.assert_array_equal(state.activations * schedule.slices, alive)
     phases = [[one.phase for one in schedule.order(device)] for device in range(schedule.devices)]
     warm_up = [
-        next((place for place, phase in enumerate(order) if phase != Phase.FORWARD), len(order)) for order in phases
+        next((place for place, phase in enumerate(order) if phase != Phase.FORWARD), len(order))
+        for order in phases
     ]
     assert state.warm_up.tolist() == warm_up
     assert state.split == any(Phase.BACKWARD_WEIGHT in order for order in phases)
@@ -202,14 +220,19 @@ def test_live_state_of_every_schedule(name: str, offload: bool) -> None:
     flushes = live_state(schedule, offload, "flush")
     assert flushes.versions.tolist() == [1] * 4
     expected = weight_versions(schedule, get_schedule(name).weights).stored
-    assert state.versions.tolist() == ([1] * 4 if get_schedule(name).weights == "flush" else expected.tolist())
+    assert state.versions.tolist() == (
+        [1] * 4 if get_schedule(name).weights == "flush" else expected.tolist()
+    )
 
 
 def test_streams_of_steps_keep_the_weights_that_passes_began_with() -> None:
-    """PipeDream, arXiv 1806.03377, section 3.3: as many versions as micro-batches are under way; 2BW keeps two (arXiv
-    2006.09503, section 3.1)."""
+    """PipeDream, arXiv 1806.03377, section 3.3: as many versions as micro-batches are under way;
+    2BW keeps two (arXiv 2006.09503, section 3.1)."""
     stream = {name: get_schedule(name)(4, 1, 1, 16) for name in ("pipedream", "pipedream-2bw")}
-    versions = {name: live_state(one, False, get_schedule(name).weights).versions for name, one in stream.items()}
+    versions = {
+        name: live_state(one, False, get_schedule(name).weights).versions
+        for name, one in stream.items()
+    }
     assert versions["pipedream"].tolist() == [4, 3, 2, 1]
     assert versions["pipedream-2bw"].max() == 2
     assert live_state(stream["pipedream"], False, "flush").versions.tolist() == [1] * 4

@@ -55,12 +55,16 @@ def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
         parse_schedule(text)
 
 
-NUMBERS = st.sampled_from(("", "-1", "0", "1", "2", "x", "|", "0 |", "| 1", "0 | 1", "0 1 | 2 3", "1 | 0", "0 | 0"))
+NUMBERS = st.sampled_from(
+    ("", "-1", "0", "1", "2", "x", "|", "0 |", "| 1", "0 | 1", "0 1 | 2 3", "1 | 0", "0 | 0")
+)
 PASSES = st.sampled_from(
     ("F0", "B0", "F1", "B1", "F0-1", "B1-0", "F0.1", "F0.7", "BI0", "BW0", "F0+B1", "B0!", "F", "+")
 )
 LINES = st.one_of(
-    NUMBERS.map("stages {}".format), NUMBERS.map("slices {}".format), st.lists(PASSES, max_size=4).map(" ".join)
+    NUMBERS.map("stages {}".format),
+    NUMBERS.map("slices {}".format),
+    st.lists(PASSES, max_size=4).map(" ".join),
 )
 
 
@@ -81,10 +85,22 @@ def test_any_text_is_a_schedule_that_can_be_checked_or_one_error(lines: list[str
 @pytest.mark.parametrize(
     ("text", "kind", "instruction"),
     [
-        (TWO.replace("F0 B0 F1 B1", "B0 F0 F1 B1"), "order", "device 1 position 0 (B chunk 0 micro-batch 0)"),
-        (TWO.replace("B0 B1\n", "B0\n", 1), "missing", "no device runs B of stage 0 for micro-batch 1"),
+        (
+            TWO.replace("F0 B0 F1 B1", "B0 F0 F1 B1"),
+            "order",
+            "device 1 position 0 (B chunk 0 micro-batch 0)",
+        ),
+        (
+            TWO.replace("B0 B1\n", "B0\n", 1),
+            "missing",
+            "no device runs B of stage 0 for micro-batch 1",
+        ),
         (TWO.replace("F0 F1 B0 B1", "F0 F1 F1 B0 B1"), "duplicate", "device 0 position 2"),
-        ("stages 0 | 1\nF0 B0 F1 B1\nF0 F1 B0 B1\n", "deadlock", "device 0 position 1 (B chunk 0 micro-batch 0)"),
+        (
+            "stages 0 | 1\nF0 B0 F1 B1\nF0 F1 B0 B1\n",
+            "deadlock",
+            "device 0 position 1 (B chunk 0 micro-batch 0)",
+        ),
         ("stages 0 1 | 2 3\nF0 B0 F0.1 B0.1\nF0 F0.1 B0.1 B0\n", "order", "device 0 position 1"),
     ],
 )

@@ -35,7 +35,10 @@ Order = list[tuple[Phase, int, int]]
 
 
 def listed(schedule: Schedule) -> list[Order]:
-    return [[(i.phase, i.chunk, i.micro_batch) for i in schedule.order(d)] for d in range(schedule.devices)]
+    return [
+        [(i.phase, i.chunk, i.micro_batch) for i in schedule.order(d)]
+        for d in range(schedule.devices)
+    ]
 
 
 def one_forward_one_backward(forwards: Order, backwards: Order, warm_up: int) -> Order:
@@ -85,12 +88,15 @@ def test_interleaved_is_megatron_order_for_multiples_of_p(p: int, rounds: int, v
     forwards = [(F, c, i) for group in groups for c in range(v) for i in group]
     backwards = [(B, c, i) for group in groups for c in reversed(range(v)) for i in group]
     assert listed(get_schedule("interleaved")(p, m, v)) == [
-        one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p) for d in range(p)
+        one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p)
+        for d in range(p)
     ]
 
 
 @given(**sizes)
-def test_ragged_interleaved_is_the_padded_order_with_missing_work_struck_out(p: int, m: int, v: int) -> None:
+def test_ragged_interleaved_is_the_padded_order_with_missing_work_struck_out(
+    p: int, m: int, v: int
+) -> None:
     padded = listed(get_schedule("interleaved")(p, -(-m // p) * p, v))
     struck = [[work for work in order if work[2] < m] for order in padded]
     if v > 1:
@@ -103,7 +109,10 @@ def test_ragged_last_group_with_megatron_warm_up_would_deadlock() -> None:
     groups = [range(6), range(6, 7)]
     forwards = [(F, c, i) for group in groups for c in range(v) for i in group]
     backwards = [(B, c, i) for group in groups for c in reversed(range(v)) for i in group]
-    orders = [one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p) for d in range(p)]
+    orders = [
+        one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p)
+        for d in range(p)
+    ]
     naive = from_orders("naive", looped_stages(p, v), m, orders)
     assert {problem.kind for problem in check(naive)} == {"deadlock"}
     assert check(get_schedule("interleaved")(p, m, v)) == ()
@@ -127,7 +136,8 @@ def test_keys_that_ignore_dependencies_still_give_valid_slots() -> None:
 
 
 def test_bidirectional_pipelines_are_one_formula() -> None:
-    """Chimera's order (Li and Hoefler 2021, figure 3) for m = p: stages live on two devices each."""
+    """Chimera's order (Li and Hoefler 2021, figure 3) for m = p: stages live on two devices
+    each."""
     p = m = 6
     d, i = np.arange(p)[:, None], np.arange(m)
     absent = np.full((p, 2, m), -1)
@@ -151,7 +161,9 @@ def test_registry_names_and_suggests() -> None:
         register("gpipe")(get_schedule("gpipe"))
 
 
-@pytest.mark.parametrize(("p", "m", "v"), [(0, 1, 1), (1, -1, 1), (1, 1, 0), (True, 1, 1), (2, 1.5, 1)])
+@pytest.mark.parametrize(
+    ("p", "m", "v"), [(0, 1, 1), (1, -1, 1), (1, 1, 0), (True, 1, 1), (2, 1.5, 1)]
+)
 def test_counts_must_be_positive_whole_numbers(p: int, m: int, v: int) -> None:
     with pytest.raises(LayoutError, match="whole number of at least 1"):
         get_schedule("gpipe")(p, m, v)
@@ -163,12 +175,16 @@ def test_1f1b_with_chunks_names_the_remedy() -> None:
 
 
 def test_impossible_instructions_are_refused_by_name() -> None:
-    with pytest.raises(PerfModelError, match=r"device 1 position 0: micro_batch 2 is not in 0\.\.1"):
+    with pytest.raises(
+        PerfModelError, match=r"device 1 position 0: micro_batch 2 is not in 0\.\.1"
+    ):
         from_orders("bad", looped_stages(2, 1), 2, [[(F, 0, 0)], [(F, 0, 2)]])
     with pytest.raises(PerfModelError, match="1 orders for 2 devices"):
         from_orders("bad", looped_stages(2, 1), 2, [[(F, 0, 0)]])
     with pytest.raises(PerfModelError, match="one shape"):
-        from_keys("bad", looped_stages(1, 1), {F: np.zeros((1, 1, 2), int), B: np.zeros((1, 2), int)})
+        from_keys(
+            "bad", looped_stages(1, 1), {F: np.zeros((1, 1, 2), int), B: np.zeros((1, 2), int)}
+        )
 
 
 @pytest.mark.parametrize("offsets", [(1, 2, 4), (0, 2, 3), (0, 5, 4), (0, 2, 5)])
@@ -187,8 +203,9 @@ ROLES = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.BACKWARD_INPUT: 1, Phase.BAC
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
 def test_passes_wait_for_their_neighbours(name: str, p: int, m: int) -> None:
-    """Forwards for the stage before and the slice before, gradients of inputs for their forward, the stage after and
-    the slice after, gradients of weights for those of inputs; an instruction of several micro-batches for the last."""
+    """Forwards for the stage before and the slice before, gradients of inputs for their forward,
+    the stage after and the slice after, gradients of weights for those of inputs; an instruction of
+    several micro-batches for the last."""
     schedule = get_schedule(name)(p, m)
     instructions = [schedule[index] for index in range(schedule.n_instructions)]
     done: dict[tuple[int, int, int], int] = {}
@@ -202,7 +219,9 @@ def test_passes_wait_for_their_neighbours(name: str, p: int, m: int) -> None:
         needs: dict[str, list[int]] = {"upstream": [], "same_stage": [], "neighbouring_slice": []}
         for batch in range(one.micro_batch, one.micro_batch + one.span):
             if role != 2:
-                needs["upstream"].append(done.get((role, stage + (1 if role else -1), batch), NEVER))
+                needs["upstream"].append(
+                    done.get((role, stage + (1 if role else -1), batch), NEVER)
+                )
                 other = batch + (1 if role else -1)
                 if other // schedule.slices == batch // schedule.slices:
                     needs["neighbouring_slice"].append(done[role, stage, other])
@@ -214,7 +233,8 @@ def test_passes_wait_for_their_neighbours(name: str, p: int, m: int) -> None:
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
 def test_pairs_start_together_and_end_together(name: str) -> None:
-    """Whoever needs one of a pair waits for its second, and the first of a pair waits for what either of them needs."""
+    """Whoever needs one of a pair waits for its second, and the first of a pair waits for what
+    either of them needs."""
     schedule = get_schedule(name)(4, 8)
     assert schedule.paired.any()
     needs = np.stack(schedule.dependencies)
@@ -230,7 +250,9 @@ def test_pairs_start_together_and_end_together(name: str) -> None:
 
 def test_require_valid_counts_what_else_is_wrong() -> None:
     empty = from_orders("empty", looped_stages(1, 1), 3, [[(F, 0, 0)]])
-    with pytest.raises(PerfModelError, match=r"missing: no device runs F of stage 0.*\(and 1 more\)"):
+    with pytest.raises(
+        PerfModelError, match=r"missing: no device runs F of stage 0.*\(and 1 more\)"
+    ):
         require_valid(empty)
 
 
@@ -253,8 +275,12 @@ def test_a_schedule_is_one_file_of_the_package(tmp_path: Path) -> None:
             if one.name not in ("schedule", "__pycache__"):
                 (tmp_path / one.relative_to(package.parent)).symlink_to(one)
     (tmp_path / "perfmodel" / "schedule" / "_reversed.py").write_text(NEW)
-    asked = "from perfmodel.schedule import get_schedule; print(get_schedule('reversed')(2, 4).devices)"
-    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True)
+    asked = (
+        "from perfmodel.schedule import get_schedule; print(get_schedule('reversed')(2, 4).devices)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout == "2\n", done.stderr
 
 
@@ -289,7 +315,8 @@ def test_what_does_not_divide_goes_to_the_middle(layers: int, sizes: list[int]) 
 @pytest.mark.parametrize(
     ("name", "devices", "micro_batches", "steps"),
     [
-        # until the first micro-batch is back, 2p passes, and again as long where no flush lets devices meet
+        # until the first micro-batch is back, 2p passes, and again as long where no flush lets
+        # devices meet
         ("1f1b", 4, 8, 2),
         ("1f1b", 4, 2, 4),
         ("1f1b", 4, 3, 3),

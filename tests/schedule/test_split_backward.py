@@ -44,8 +44,8 @@ def test_v_shapes_trade_memory_for_bubbles(p: int) -> None:
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8, 10, 12, 16, 24])
 def test_zb_v_has_no_bubble_from_twice_as_many_micro_batches_as_devices(p: int) -> None:
-    """Qi et al. 2024b: where passes are equal, and with the activation memory of 1F1B. 16 stages and 192 micro-batches
-    take 1,152 units."""
+    """Qi et al. 2024b: where passes are equal, and with the activation memory of 1F1B. 16 stages
+    and 192 micro-batches take 1,152 units."""
     for m in (2 * p, 2 * p + 1, 3 * p, 12 * p):
         schedule = get_schedule("zb-v")(p, m)
         assert longest_device_span(schedule, uniform(2 * p, 1, 2)) == 6 * m
@@ -94,9 +94,12 @@ def test_seq1f1b_divides_bubble_and_memory(slices: int) -> None:
     assert backwards[:slices] == list(reversed(range(slices)))
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "zb-v", "chimera-doubling", "dualpipe", "nf1b", "seq1f1b"])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "zb-h2", "zb-v", "chimera-doubling", "dualpipe", "nf1b", "seq1f1b"]
+)
 def test_large_schedules_are_built_in_numpy(name: str) -> None:
-    """32 stages and 512 micro-batches: no loop over instructions in Python may creep in (timed in benchmarks/)."""
+    """32 stages and 512 micro-batches: no loop over instructions in Python may creep in (timed in
+    benchmarks/)."""
     schedule = get_schedule(name)(32, 512)
     assert schedule.n_instructions >= 16_000
     assert check(schedule) == ()

@@ -1,4 +1,5 @@
-"""Staleness: versions that passes use, against the papers' statements (TiMePReSt section 4.4, PipeDream, 2BW)."""
+"""Staleness: versions that passes use, against the papers' statements (TiMePReSt section 4.4,
+PipeDream, 2BW)."""
 
 from functools import cache
 from typing import get_args
@@ -29,8 +30,9 @@ GRID = [(w, n) for w in range(2, 17) for n in range(2, 17)]
 
 
 def test_version_difference_has_a_closed_form() -> None:
-    """Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last worker and takes W slots to the first, so
-    v = ceil(W / (N + 1)): the paper counts N slots per mini-batch and forgets the one of the backward."""
+    """Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last worker and takes W slots to the
+    first, so v = ceil(W / (N + 1)): the paper counts N slots per mini-batch and forgets the one of
+    the backward."""
     for workers, n in GRID:
         difference = timeprest(workers, n).difference
         assert (difference[:, 15:] == -(-workers // (n + 1))).all()
@@ -50,8 +52,9 @@ def test_single_update_sequence_iff_few_workers() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12])
 def test_default_nf1b_is_no_later_than_the_papers_and_idles_no_longer(workers: int) -> None:
-    """Gradients are as late as in unit time. At real durations (a backward of a mini-batch lasts as long as its
-    forwards twice) no stage idles longer than in the order of the figures; without a bound gradients are later."""
+    """Gradients are as late as in unit time. At real durations (a backward of a mini-batch lasts as
+    long as its forwards twice) no stage idles longer than in the order of the figures; without a
+    bound gradients are later."""
     for n in (1, 2, 3, 4, 8, 12):
         schedule, law = get_schedule("nf1b")(workers, n, 1, 14), version_difference(workers, n)
         versions = weight_versions(schedule, "latest")
@@ -59,13 +62,16 @@ def test_default_nf1b_is_no_later_than_the_papers_and_idles_no_longer(workers: i
         assert peak_live(schedule, np.ones(workers)).max() <= workers * n
         free = weight_versions(get_schedule(f"nf1b:{2 * n}")(workers, n, 1, 14), "latest")
         assert (free.difference[:, -1] >= versions.difference[:, -1]).all()
-        default_s, figures_s = (schedule_facts(name, workers, n).steady_interval_s for name in ("nf1b", "nf1b:1"))
+        default_s, figures_s = (
+            schedule_facts(name, workers, n).steady_interval_s for name in ("nf1b", "nf1b:1")
+        )
         assert 3 * n - 1e-9 <= default_s <= figures_s + 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 16])
 def test_nf1b_of_two_workers_never_idles(n: int) -> None:
-    """`F F (B F)*` and `(F B)*` in mini-batches: PipeDream's interval, one version late, 2 N and N in flight."""
+    """`F F (B F)*` and `(F B)*` in mini-batches: PipeDream's interval, one version late, 2 N and N
+    in flight."""
     schedule = get_schedule("nf1b")(2, n, 1, 8)
     orders = []
     for device in range(2):
@@ -82,7 +88,8 @@ def test_nf1b_of_two_workers_never_idles(n: int) -> None:
 
 
 def test_default_nf1b_at_four_workers_and_micro_batches_has_one_sequence() -> None:
-    """Figure 7b: version difference 1, one sequence. Unbounded, backwards of real length overlap."""
+    """Figure 7b: version difference 1, one sequence. Unbounded, backwards of real length
+    overlap."""
     facts = schedule_facts("nf1b", 4, 4)
     assert (facts.version_difference, facts.update_sequences) == (1, 1)
     free = schedule_facts("nf1b:8", 4, 4)
@@ -91,7 +98,14 @@ def test_default_nf1b_at_four_workers_and_micro_batches_has_one_sequence() -> No
 
 
 def test_figure_7() -> None:
-    assert timeprest(4, 2).read[0, :6].tolist() == [0, 0, 1, 2, 3, 4]  # sequences {1, 3, 5, ..} and {2, 4, ..}
+    assert timeprest(4, 2).read[0, :6].tolist() == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # sequences {1, 3, 5, ..} and {2, 4, ..}
     assert timeprest(4, 4).read[0, :4].tolist() == [0, 1, 2, 3]
 
 
@@ -100,7 +114,9 @@ def test_pipedream_versions(p: int) -> None:
     stashing = weight_versions(get_schedule("pipedream")(p, 1, 1, 4 * p), "stashing")
     assert stashing.stored.tolist() == list(range(p, 0, -1))
     assert stashing.steady_difference.tolist() == list(range(p, 0, -1))
-    vertical = weight_versions(get_schedule("pipedream-vertical-sync")(p, 1, 1, 4 * p), "vertical_sync")
+    vertical = weight_versions(
+        get_schedule("pipedream-vertical-sync")(p, 1, 1, 4 * p), "vertical_sync"
+    )
     assert vertical.steady_difference.tolist() == [p] * p  # W(t + 1) = W(t) - f(W(t - p + 1))
     assert vertical.sequences == p
 

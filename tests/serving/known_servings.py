@@ -1,7 +1,7 @@
 """Servers of every kind of model, engine and request, kept in `known_servings.csv`.
 
-Times rest on the shipped weights of kernels and collectives, intervals are left out because they are fitted. A change
-that is meant to move answers, or new weights, is followed by
+Times rest on the shipped weights of kernels and collectives, intervals are left out because they
+are fitted. A change that is meant to move answers, or new weights, is followed by
 
     PYTHONPATH=tests python tests/serving/known_servings.py
 """
@@ -20,7 +20,9 @@ from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts, MemoryCosts
 
 TABLE = Path(__file__).with_suffix(".csv")
-FRAMEWORK = Framework(host=HostCosts(step_overhead_s=3e-3, kernel_gap_s=2e-6), memory=MemoryCosts(context_bytes=2e9))
+FRAMEWORK = Framework(
+    host=HostCosts(step_overhead_s=3e-3, kernel_gap_s=2e-6), memory=MemoryCosts(context_bytes=2e9)
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,37 @@ class Base:
 
 
 BASES = (
-    Base("llama3-8b", 8, "dgx-h100", "tp=2,pp=2,dp=2", {"prompt_tokens": 1000, "output_tokens": 100, "batch": 32}),
-    Base("mixtral-8x7b", 4, "dgx-a100", "tp=4,ep=4,etp=1", {"prompt_tokens": 9000, "output_tokens": 7, "batch": 6}),
-    Base("deepseek-v2-lite", 6, "dgx-h100", "dp=4,ep=4", {"prompt_tokens": 300, "output_tokens": 1000, "batch": 64}),
-    Base("gemma-2-9b", 6, "hgx-b200", "pp=3", {"prompt_tokens": 20000, "output_tokens": 50, "batch": 2}),
-    Base("gpt3-1.3b", 4, "dgx-a100", "tp=16", {"prompt_tokens": 100, "output_tokens": 1, "batch": 1}),
+    Base(
+        "llama3-8b",
+        8,
+        "dgx-h100",
+        "tp=2,pp=2,dp=2",
+        {"prompt_tokens": 1000, "output_tokens": 100, "batch": 32},
+    ),
+    Base(
+        "mixtral-8x7b",
+        4,
+        "dgx-a100",
+        "tp=4,ep=4,etp=1",
+        {"prompt_tokens": 9000, "output_tokens": 7, "batch": 6},
+    ),
+    Base(
+        "deepseek-v2-lite",
+        6,
+        "dgx-h100",
+        "dp=4,ep=4",
+        {"prompt_tokens": 300, "output_tokens": 1000, "batch": 64},
+    ),
+    Base(
+        "gemma-2-9b",
+        6,
+        "hgx-b200",
+        "pp=3",
+        {"prompt_tokens": 20000, "output_tokens": 50, "batch": 2},
+    ),
+    Base(
+        "gpt3-1.3b", 4, "dgx-a100", "tp=16", {"prompt_tokens": 100, "output_tokens": 1, "batch": 1}
+    ),
 )
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"batching": "static"},
@@ -94,14 +122,26 @@ def cases() -> Iterator[StoredCase]:
         model: Any = replace(catalog.model(base.model), layers=base.layers)
         for variant in ({}, *VARIANTS):
             options: dict[str, Any] = {"layout": base.layout} | base.options | variant
-            name = ", ".join(f"{key}={getattr(value, 'label', value)}" for key, value in variant.items())
+            name = ", ".join(
+                f"{key}={getattr(value, 'label', value)}" for key, value in variant.items()
+            )
             try:
                 serving = serve(model, base.cluster, **options)
             except PerfModelError:
                 continue
             yield StoredCase(base.model, name or base.model, figures(serving))
-    yield from _sweep("llama3-8b", 8, "dgx-h100", {"prompt_tokens": 2000, "output_tokens": 200, "tpot_limit_s": 0.02})
-    yield from _sweep("mixtral-8x7b", 4, "dgx-a100", {"prompt_tokens": 500, "output_tokens": 100, "ttft_limit_s": 0.5})
+    yield from _sweep(
+        "llama3-8b",
+        8,
+        "dgx-h100",
+        {"prompt_tokens": 2000, "output_tokens": 200, "tpot_limit_s": 0.02},
+    )
+    yield from _sweep(
+        "mixtral-8x7b",
+        4,
+        "dgx-a100",
+        {"prompt_tokens": 500, "output_tokens": 100, "ttft_limit_s": 0.5},
+    )
 
 
 def _sweep(name: str, layers: int, cluster: str, options: dict[str, Any]) -> Iterator[StoredCase]:
@@ -111,7 +151,9 @@ def _sweep(name: str, layers: int, cluster: str, options: dict[str, Any]) -> Ite
     sizes = {"servers": float(len(sweep.servings)), "rejected": float(len(sweep.rejected))}
     yield StoredCase(f"sweep of {name}", f"sweep of {name}", sizes | figures(sweep.best))
     for serving in sweep.pareto:
-        yield StoredCase(f"sweep of {name}", f"{serving.layout.label} {serving.requests.batch}", figures(serving))
+        yield StoredCase(
+            f"sweep of {name}", f"{serving.layout.label} {serving.requests.batch}", figures(serving)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Serving: closed forms, laws, limits, memory; published servers stay as well predicted as validate/serving.md says."""
+"""Serving: closed forms, laws, limits, memory; published servers stay as well predicted as
+validate/serving.md says."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,17 +22,21 @@ SCATTER = 1.05
 """Measured kernels next to each other are not in perfect order."""
 
 
-def serve(model: str = "llama3-8b", cluster: Any = "dgx-h100", layout: str = "tp=1", **words: Any) -> Serving:
+def serve(
+    model: str = "llama3-8b", cluster: Any = "dgx-h100", layout: str = "tp=1", **words: Any
+) -> Serving:
     return pm.serve(model, cluster, layout, **(SERVED | words))
 
 
 def read_bytes(serving: Serving) -> float:
-    """What a device has to read for one token of every request: its weights but for the embedding's table, and the
-    cache."""
+    """What a device has to read for one token of every request: its weights but for the embedding's
+    table, and the cache."""
     model, requests = catalog.model(serving.model), serving.requests
     assert isinstance(model, pm.Transformer)
     tp = serving.layout.tp
-    weights = (parameter_count(model) - model.vocab * model.hidden * (1 + (not model.head.tied_embeddings))) / tp
+    weights = (
+        parameter_count(model) - model.vocab * model.hidden * (1 + (not model.head.tied_embeddings))
+    ) / tp
     context = requests.prompt_tokens + requests.output_tokens // 2
     return weights * 2.0 + requests.batch * sum(layer_cache_bytes(model, tp, context, 2.0))
 
@@ -42,17 +47,21 @@ def read_bytes(serving: Serving) -> float:
      ("llama3-8b", "l40s-x8", "tp=1"), ("llama3-8b", "hgx-b200", "tp=1"), ("llama3-8b", "mi300x-platform", "tp=1")],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 16])
-def test_a_token_takes_no_less_than_reading_weights_and_cache(model: str, cluster: str, layout: str, batch: int):
+def test_a_token_takes_no_less_than_reading_weights_and_cache(
+    model: str, cluster: str, layout: str, batch: int
+):
     found = serve(model, cluster, layout, batch=batch)
     least_s = read_bytes(found) / catalog.cluster(cluster).device.memory_bandwidth_bytes_per_s
     assert found.decode_step_s >= least_s
-    # batch 1 is bound by memory: within what kernels reach of the bandwidth, launches and small collectives
+    # batch 1 is bound by memory: within what kernels reach of the bandwidth, launches and small
+    # collectives
     assert found.decode_step_s < 3.5 * least_s
 
 
 def test_cache_of_known_models():
-    """Llama 3 8B: 2 * 8 heads * 128 * 2 bytes * 32 layers = 128 KiB a token; DeepSeek-V3: (512 + 64) * 2 bytes * 61 =
-    68.6 KiB, a rank of tensor parallelism holding all of it (arXiv 2412.19437, section 2.1.1)."""
+    """Llama 3 8B: 2 * 8 heads * 128 * 2 bytes * 32 layers = 128 KiB a token; DeepSeek-V3: (512 +
+    64) * 2 bytes * 61 = 68.6 KiB, a rank of tensor parallelism holding all of it (arXiv 2412.19437,
+    section 2.1.1)."""
     llama, deepseek = catalog.model("llama3-8b"), catalog.model("deepseek-v3")
     assert isinstance(llama, pm.Transformer)
     assert isinstance(deepseek, pm.Transformer)
@@ -71,7 +80,11 @@ def test_a_window_bounds_the_cache():
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.sampled_from(["llama3-8b", "gpt-oss-20b", "mixtral-8x7b"]), st.integers(1, 200), st.integers(1, 200))
+@given(
+    st.sampled_from(["llama3-8b", "gpt-oss-20b", "mixtral-8x7b"]),
+    st.integers(1, 200),
+    st.integers(1, 200),
+)
 def test_more_requests_give_more_tokens_and_wait_longer(model: str, batch: int, more: int):
     one, both = (serve(model, "hgx-h200", "tp=2", batch=b) for b in (batch, batch + more))
     assert both.tokens_per_s > one.tokens_per_s / SCATTER
@@ -122,7 +135,10 @@ def test_narrow_weights_and_cache_are_faster_and_leave_more_room():
     cache = serve(batch=8, kv_dtype="fp8")
     assert cache.memory.cache_bytes == wide.memory.cache_bytes / 2
     assert cache.decode_step_s < wide.decode_step_s
-    assert cache.memory.most_requests in (2 * wide.memory.most_requests, 2 * wide.memory.most_requests + 1)
+    assert cache.memory.most_requests in (
+        2 * wide.memory.most_requests,
+        2 * wide.memory.most_requests + 1,
+    )
 
 
 def test_static_batches_read_all_prompts_first():
@@ -138,8 +154,11 @@ def test_static_batches_read_all_prompts_first():
 
 @pytest.mark.parametrize("batch", [1, 2, 32, 400])
 @pytest.mark.parametrize("prompt_tokens", [300, 1000, 20_000])
-def test_a_request_sees_every_other_prompt_once_before_its_own_or_between_its_tokens(batch: int, prompt_tokens: int):
-    """Little's law, and Pollaczek and Khinchine's wait r S / (2 (1 - r)) for prompts that are read one at a time."""
+def test_a_request_sees_every_other_prompt_once_before_its_own_or_between_its_tokens(
+    batch: int, prompt_tokens: int
+):
+    """Little's law, and Pollaczek and Khinchine's wait r S / (2 (1 - r)) for prompts that are read
+    one at a time."""
     output_tokens = 100
     words: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     found = serve(batch=batch, **words)
@@ -172,7 +191,10 @@ def test_replicas_multiply_throughput():
 
 
 def test_pipeline_stages_share_memory_and_give_throughput():
-    one, two = serve("llama3-70b", "hgx-h200", "tp=2", batch=64), serve("llama3-70b", "hgx-h200", "tp=2,pp=2", batch=64)
+    one, two = (
+        serve("llama3-70b", "hgx-h200", "tp=2", batch=64),
+        serve("llama3-70b", "hgx-h200", "tp=2,pp=2", batch=64),
+    )
     assert two.memory.weights_bytes == pytest.approx(one.memory.weights_bytes / 2, rel=0.05)
     assert two.tokens_per_s > one.tokens_per_s
     single = serve("llama3-70b", "hgx-h200", "tp=2,pp=2", batch=1)
@@ -180,7 +202,10 @@ def test_pipeline_stages_share_memory_and_give_throughput():
 
 
 def test_experts_over_tensor_parallel_ranks_hold_whole_experts():
-    sharded, whole = (serve("mixtral-8x7b", "dgx-h100", layout, batch=64) for layout in ("tp=4", "tp=4,ep=4,etp=1"))
+    sharded, whole = (
+        serve("mixtral-8x7b", "dgx-h100", layout, batch=64)
+        for layout in ("tp=4", "tp=4,ep=4,etp=1")
+    )
     assert whole.memory.weights_bytes == pytest.approx(sharded.memory.weights_bytes, rel=1e-6)
     assert whole.breakdown_s["communication"] == pytest.approx(sharded.breakdown_s["communication"])
 
@@ -218,13 +243,18 @@ def test_one_or_two_requests_fit_where_their_caches_are_as_long(prompt_tokens: i
 
 
 @pytest.mark.parametrize(("tp", "collectives"), [(1, 0), (2, 1 + 32 * 2)])
-def test_a_gap_follows_every_kernel_and_engines_add_residuals_in_the_next_norm(tp: int, collectives: int):
-    """Of a layer two norms, four products, rotation, attention and activation; lookup; the last norm and the head."""
+def test_a_gap_follows_every_kernel_and_engines_add_residuals_in_the_next_norm(
+    tp: int, collectives: int
+):
+    """Of a layer two norms, four products, rotation, attention and activation; lookup; the last
+    norm and the head."""
     kernels = 1 + 32 * (2 + 4 + 1 + 1 + 1) + 2
     for gap_s, overhead_s in ((1e-6, 0.0), (2e-6, 1e-3)):
         framework = Framework().replace(kernel_gap_s=gap_s, step_overhead_s=overhead_s)
         found = serve(layout=f"tp={tp}", batch=8, framework=framework)
-        assert found.breakdown_s["gaps"] == pytest.approx((kernels + collectives) * gap_s + overhead_s)
+        assert found.breakdown_s["gaps"] == pytest.approx(
+            (kernels + collectives) * gap_s + overhead_s
+        )
 
 
 def test_json_says_what_was_served():
@@ -239,13 +269,19 @@ def test_json_says_what_was_served():
         assert values[f"{name}_s"] == getattr(found, f"{name}_s")
     assert (values["tokens_per_s_lo"], values["tokens_per_s_hi"]) == found.tokens_per_s_interval
     assert values["tokens_per_s_per_device"] == found.tokens_per_s / 2
-    assert values["memory_bytes"]["available"] == 0.9 * catalog.cluster("dgx-h100").device.memory_bytes
+    assert (
+        values["memory_bytes"]["available"] == 0.9 * catalog.cluster("dgx-h100").device.memory_bytes
+    )
 
 
 def test_sweep_keeps_what_nothing_beats():
     swept = pm.serve_sweep("llama3-8b", "dgx-h100", devices=4, tpot_limit_s=0.02, **SERVED)
     front = swept.pareto
-    assert {s.layout.label for s in swept.servings} >= {"tp=4,pp=1,dp=1", "tp=1,pp=1,dp=4", "tp=1,pp=4,dp=1"}
+    assert {s.layout.label for s in swept.servings} >= {
+        "tp=4,pp=1,dp=1",
+        "tp=1,pp=1,dp=4",
+        "tp=1,pp=4,dp=1",
+    }
     for one in swept.servings:
         assert one.tpot_s <= 0.02
         assert any(
@@ -253,22 +289,37 @@ def test_sweep_keeps_what_nothing_beats():
             and f.tokens_per_s_per_device >= one.tokens_per_s_per_device
             for f in front
         )
-    assert swept.best.tokens_per_s_per_device == max(s.tokens_per_s_per_device for s in swept.servings)
+    assert swept.best.tokens_per_s_per_device == max(
+        s.tokens_per_s_per_device for s in swept.servings
+    )
     assert len(swept.to_frame()) == len(swept.servings)
 
 
 def test_a_sweep_serves_every_batch_once() -> None:
     """Also where the largest batch that meets the limit is one of the powers of two."""
     limit_s = serve(batch=32).tpot_s * (1 + 1e-9)
-    swept = pm.serve_sweep("llama3-8b", "dgx-h100", layouts=["tp=1"], tpot_limit_s=limit_s, **SERVED)
+    swept = pm.serve_sweep(
+        "llama3-8b", "dgx-h100", layouts=["tp=1"], tpot_limit_s=limit_s, **SERVED
+    )
     assert [serving.requests.batch for serving in swept.servings] == [1, 2, 4, 8, 16, 32]
 
 
 def test_a_sweep_tries_experts_sharded_like_the_rest_and_whole_on_ranks_of_either_kind():
-    """By hand for four devices: all of tp * pp * dp = 4, and experts apart where ranks are of one kind."""
+    """By hand for four devices: all of tp * pp * dp = 4, and experts apart where ranks are of one
+    kind."""
     swept = pm.serve_sweep("mixtral-8x7b", "dgx-h100", devices=4, **SERVED)
-    degrees = {(s.layout.tp, s.layout.pp, s.layout.dp, s.layout.ep, s.layout.expert_tp) for s in swept.servings}
-    sharded = {(4, 1, 1, 1, 4), (2, 2, 1, 1, 2), (2, 1, 2, 1, 2), (1, 4, 1, 1, 1), (1, 2, 2, 1, 1), (1, 1, 4, 1, 1)}
+    degrees = {
+        (s.layout.tp, s.layout.pp, s.layout.dp, s.layout.ep, s.layout.expert_tp)
+        for s in swept.servings
+    }
+    sharded = {
+        (4, 1, 1, 1, 4),
+        (2, 2, 1, 1, 2),
+        (2, 1, 2, 1, 2),
+        (1, 4, 1, 1, 1),
+        (1, 2, 2, 1, 1),
+        (1, 1, 4, 1, 1),
+    }
     whole = {(4, 1, 1, 4, 1), (2, 2, 1, 2, 1), (1, 1, 4, 4, 1), (1, 2, 2, 2, 1)}
     assert degrees <= sharded | whole
     assert degrees >= {(4, 1, 1, 1, 4), (4, 1, 1, 4, 1), (2, 2, 1, 2, 1)}
@@ -311,7 +362,12 @@ def test_a_sweep_takes_a_job_file_and_no_batch(tmp_path: Path):
         "tpot_limit_s = 0.02\n"
     )
     swept = pm.serve_sweep(str(file), layouts=["tp=2"])
-    assert swept.best == pm.serve_sweep("llama3-8b", "dgx-h100", layouts=["tp=2"], tpot_limit_s=0.02, **SERVED).best
+    assert (
+        swept.best
+        == pm.serve_sweep(
+            "llama3-8b", "dgx-h100", layouts=["tp=2"], tpot_limit_s=0.02, **SERVED
+        ).best
+    )
     with pytest.raises(pm.PerfModelError, match="leave out --batch"):
         pm.serve_sweep(str(file), layouts=["tp=2"], batch=4)
     with pytest.raises(pm.PerfModelError, match="promt_tokens"):

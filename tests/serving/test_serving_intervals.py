@@ -1,4 +1,5 @@
-"""What a server's interval is made of: every second of a step counts once, by the class of what it goes to."""
+"""What a server's interval is made of: every second of a step counts once, by the class of what it
+goes to."""
 
 from collections.abc import Mapping
 from math import exp
@@ -17,7 +18,10 @@ class Recorded:
     """A prior that keeps what it is asked."""
 
     def interval(
-        self, shares: Mapping[str, float], event_half_widths: Mapping[str, float], degrees: Mapping[str, float]
+        self,
+        shares: Mapping[str, float],
+        event_half_widths: Mapping[str, float],
+        degrees: Mapping[str, float],
     ) -> LogInterval:
         self.shares, self.event_half_widths, self.degrees = shares, event_half_widths, degrees
         return LogInterval(0.25, {})
@@ -58,7 +62,9 @@ def test_what_is_extrapolated_and_events_intervals_are_relative_to_the_time() ->
 
 
 def test_costs_add_up_scale_and_pass_through_stages() -> None:
-    of_stages = Cost(np.stack([PARTS_S, 2 * PARTS_S]), np.ones((2, 6)), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    of_stages = Cost(
+        np.stack([PARTS_S, 2 * PARTS_S]), np.ones((2, 6)), np.array([[1.0, 2.0], [3.0, 4.0]])
+    )
     assert of_stages.total_s == 3 * TOTAL_S
     through, slowest = of_stages.through, of_stages.slowest
     assert (through.total_s, slowest.total_s) == (3 * TOTAL_S, 2 * TOTAL_S)

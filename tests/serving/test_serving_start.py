@@ -18,7 +18,9 @@ def test_the_layout_is_the_smallest_with_room() -> None:
     large = pm.starting_point("llama3-70b", "dgx-h100", **ASKED)
     assert small.serving.layout.devices == 1
     assert large.serving.layout.devices > 1
-    fewer = pm.serve("llama3-70b", "dgx-h100", f"tp={large.serving.layout.tp // 2}", batch=1, **ASKED)
+    fewer = pm.serve(
+        "llama3-70b", "dgx-h100", f"tp={large.serving.layout.tp // 2}", batch=1, **ASKED
+    )
     assert fewer.memory.most_requests < 64 <= large.serving.memory.most_requests
 
 

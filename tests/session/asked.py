@@ -1,6 +1,8 @@
-"""Questions whose answers may depend on nothing but themselves, and the files that some of them name.
+"""Questions whose answers may depend on nothing but themselves, and the files that some of them
+name.
 
-Run as a script, it answers questions (pickled, on standard input) each in a fresh process of its own.
+Run as a script, it answers questions (pickled, on standard input) each in a fresh process of its
+own.
 """
 
 import json
@@ -25,7 +27,14 @@ from perfmodel.prediction.sites import Adjustment, save_adjustments
 from perfmodel.spec import Cluster, Job
 
 SPACE = SearchSpace(
-    tp=(1, 2, 4), pp=(1, 2), cp=(1,), ep=(1,), vpp=(1, 2), micro_batch=(1, 2), zero=(0, 1), recompute=("none",)
+    tp=(1, 2, 4),
+    pp=(1, 2),
+    cp=(1,),
+    ep=(1,),
+    vpp=(1, 2),
+    micro_batch=(1, 2),
+    zero=(0, 1),
+    recompute=("none",),
 )
 LAYOUTS = (
     "tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=3", "tp=1,pp=4,dp=2,schedule=zb-h1",
@@ -75,7 +84,8 @@ class PriceQuery:
     levels: tuple[tuple[str, float], ...] = ()
     """Factors of the outermost network level's figures."""
     cluster_file: tuple[float, float, float, float] | None = None
-    """Figures in the cluster file, if the question names it: peak, memory, inside and between nodes."""
+    """Figures in the cluster file, if the question names it: peak, memory, inside and between
+    nodes."""
     schedule_file: int | None = None
     """Which of `SCHEDULES` the schedule file holds, if the question names it."""
     weights: int | None = None
@@ -86,7 +96,10 @@ class PriceQuery:
         """Write the files that the question names, and answer."""
         if self.cluster_file:
             names = ("peak", "memory", "inside", "between")
-            write_text(folder / "own.toml", CLUSTER.format(**dict(zip(names, self.cluster_file, strict=True))))
+            write_text(
+                folder / "own.toml",
+                CLUSTER.format(**dict(zip(names, self.cluster_file, strict=True))),
+            )
         if self.schedule_file is not None:
             write_text(folder / "own.txt", SCHEDULES[self.schedule_file])
         if self.weights is not None:
@@ -110,19 +123,32 @@ class PriceQuery:
         if self.schedule_file is not None:
             layout = f"tp=2,pp=2,dp=1,schedule=file:{folder / 'own.txt'}"
             job = replace(job, global_batch=4)
-        given: dict[str, Any] = {"job": job, "calibration": calibration, "global_batch": job.global_batch}
+        given: dict[str, Any] = {
+            "job": job,
+            "calibration": calibration,
+            "global_batch": job.global_batch,
+        }
         framework = COMPILED if self.compiled else EAGER
         match self.kind:
             case "search":
                 found = pm.search(
-                    model, cluster, devices=8, space=SPACE, top=3, settings=self.settings, framework=framework, **given
+                    model,
+                    cluster,
+                    devices=8,
+                    space=SPACE,
+                    top=3,
+                    settings=self.settings,
+                    framework=framework,
+                    **given,
                 )
                 return found.to_dict() | {"seconds": 0}
             case "whatif":
                 return pm.whatif(model, cluster, layout, self.settings, **given).to_dict()
             case "compare":
                 given |= {"framework": framework}
-                found = pm.compare_schedules(model, cluster, layout, schedules=("1f1b", "gpipe", "zb-h1"), **given)
+                found = pm.compare_schedules(
+                    model, cluster, layout, schedules=("1f1b", "gpipe", "zb-h1"), **given
+                )
                 return {one.schedule: one.to_dict() for one in found}
         return pm.predict(model, cluster, layout, framework=framework, **given).to_dict()
 
@@ -132,15 +158,20 @@ class PriceQuery:
         rate = factors.pop("peak", 1.0)
         peak = {name: value and value * rate for name, value in vars(cluster.device.peak).items()}
         figures = {name: getattr(cluster.device, name) for name in factors}
-        changed = {name: type(old)(old * factors[name]) for name, old in figures.items()}  # whole numbers stay whole
+        changed = {
+            name: type(old)(old * factors[name]) for name, old in figures.items()
+        }  # whole numbers stay whole
         device = replace(cluster.device, peak=replace(cluster.device.peak, **peak), **changed)
         *inner, outer = cluster.levels
-        outer = replace(outer, **{name: getattr(outer, name) * factor for name, factor in self.levels})
+        outer = replace(
+            outer, **{name: getattr(outer, name) * factor for name, factor in self.levels}
+        )
         return replace(cluster, device=device, levels=(*inner, outer))
 
 
 def fits(folder: Path) -> list[dict[str, bytes]]:
-    """Files of fits that differ: of one family alone, and of kernels, collectives and runs together."""
+    """Files of fits that differ: of one family alone, and of kernels, collectives and runs
+    together."""
     found = []
     shipped = load_regressor(shipped_folder() / "gemm_half.safetensors")
     for number in range(3):
@@ -154,16 +185,21 @@ def fits(folder: Path) -> list[dict[str, bytes]]:
             header = json.loads(old[8 : 8 + int.from_bytes(old[:8], "little")])["__metadata__"]
             arrays = load(old)
             arrays["curves/value"] = arrays["curves/value"] + np.float32(0.1 * number)
-            content["collectives.safetensors"] = sealed(save(arrays, header | {"checksum": UNSEALED}))
+            content["collectives.safetensors"] = sealed(
+                save(arrays, header | {"checksum": UNSEALED})
+            )
             values = (("gemm", 0.05 * number), ("step_overhead_s", 0.01))
-            runs = save_adjustments(folder, {"A100-SXM4-80GB": Adjustment(device="A100-SXM4-80GB", values=values)})
+            runs = save_adjustments(
+                folder, {"A100-SXM4-80GB": Adjustment(device="A100-SXM4-80GB", values=values)}
+            )
             content["end_to_end.json"] = runs.read_bytes()
         found.append(content)
     return found
 
 
 def in_fresh_processes(put: list[Callable[[], str]]) -> list[str]:
-    """Each answer from a process that has answered nothing before (nor started JAX's backends, only imported it)."""
+    """Each answer from a process that has answered nothing before (nor started JAX's backends, only
+    imported it)."""
     answers = []
     for one in put:
         receive, send = os.pipe()

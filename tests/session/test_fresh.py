@@ -1,4 +1,5 @@
-"""No answer depends on what was asked before: sequences of questions against fresh sessions and fresh processes."""
+"""No answer depends on what was asked before: sequences of questions against fresh sessions and
+fresh processes."""
 
 import json
 import pickle
@@ -22,7 +23,9 @@ LEVEL = ("bandwidth_bytes_per_s", "latency_s")
 
 
 def _factors(names: tuple[str, ...]) -> st.SearchStrategy[tuple[tuple[str, float], ...]]:
-    return st.lists(st.tuples(st.sampled_from(names), FACTORS), max_size=2, unique_by=lambda one: one[0]).map(tuple)
+    return st.lists(
+        st.tuples(st.sampled_from(names), FACTORS), max_size=2, unique_by=lambda one: one[0]
+    ).map(tuple)
 
 
 def asked() -> st.SearchStrategy[PriceQuery]:
@@ -94,7 +97,9 @@ def test_a_process_that_has_answered_others_answers_as_a_fresh_one(
     monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", "0")
     monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "none"))
     fresh = subprocess.run(
-        [sys.executable, questions.__file__], input=pickle.dumps((SEQUENCE, tmp_path, fits)), capture_output=True
+        [sys.executable, questions.__file__],
+        input=pickle.dumps((SEQUENCE, tmp_path, fits)),
+        capture_output=True,
     )
     assert fresh.returncode == 0, fresh.stderr.decode()
     for one, here, there in zip(SEQUENCE, found, json.loads(fresh.stdout), strict=True):
@@ -102,7 +107,9 @@ def test_a_process_that_has_answered_others_answers_as_a_fresh_one(
     assert len(set(found)) == len(found)
 
 
-def test_figures_of_a_device_count_whatever_its_name(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_figures_of_a_device_count_whatever_its_name(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     """Doubled peak rates shorten a step that products fill, asked second as asked first."""
     slow, fast = PriceQuery(batch=64), replace(PriceQuery(batch=64), device=FAST)
     with Session():

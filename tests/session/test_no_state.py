@@ -1,4 +1,5 @@
-"""Nothing but a session keeps state: every cache of a module, and everything that its functions change, is listed."""
+"""Nothing but a session keeps state: every cache of a module, and everything that its functions
+change, is listed."""
 
 import ast
 from collections.abc import Iterator
@@ -57,17 +58,31 @@ CACHED = {
     "validation.rows.vocabulary.read_switches": "words of a closed vocabulary",
     "viz._style._picture": "one class for all pictures",
 }
-"""Pure functions of hashable values and of files that come with the package, which do not change."""
+"""Pure functions of hashable values and of files that come with the package, which do not
+change."""
 CHANGED = {
     "schedule._registry._SCHEDULERS": "schedules by name, each registered once",
 }
 """What modules hold and their functions change."""
-MUTATING = {"append", "add", "extend", "insert", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
+MUTATING = {
+    "append",
+    "add",
+    "extend",
+    "insert",
+    "update",
+    "setdefault",
+    "pop",
+    "popitem",
+    "clear",
+    "remove",
+    "discard",
+}
 
 
 @pytest.fixture(scope="module")
 def modules() -> list[tuple[str, ast.Module]]:
-    """All modules by name; parsed when a test asks for them, as each of pytest's workers imports this file."""
+    """All modules by name; parsed when a test asks for them, as each of pytest's workers imports
+    this file."""
     return [
         (".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
         for path in sorted(ROOT.rglob("*.py"))
@@ -87,9 +102,10 @@ def test_only_pure_functions_are_cached(modules: list[tuple[str, ast.Module]]) -
     for module, tree in modules:
         names = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
                  and node.module == "functools" for a in node.names if a.name in ("cache", "lru_cache")}  # fmt: skip
-        assert not any(isinstance(n, ast.Attribute) and n.attr in ("cache", "lru_cache") for n in ast.walk(tree)), (
-            module
-        )
+        assert not any(
+            isinstance(n, ast.Attribute) and n.attr in ("cache", "lru_cache")
+            for n in ast.walk(tree)
+        ), module
         of_functions = {
             id(n): function.name for function in functions(tree) for n in ast.walk(function)
         }  # fmt: skip
@@ -99,7 +115,9 @@ def test_only_pure_functions_are_cached(modules: list[tuple[str, ast.Module]]) -
     assert found == set(CACHED)
 
 
-def test_functions_change_nothing_that_their_module_holds(modules: list[tuple[str, ast.Module]]) -> None:
+def test_functions_change_nothing_that_their_module_holds(
+    modules: list[tuple[str, ast.Module]],
+) -> None:
     found = set()
     for module, tree in modules:
         held = {
@@ -110,7 +128,11 @@ def test_functions_change_nothing_that_their_module_holds(modules: list[tuple[st
             if isinstance(target, ast.Name)
         }
         for function in functions(tree):
-            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            local = {
+                n.id
+                for n in ast.walk(function)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
             local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
             for node in ast.walk(function):
                 match node:
@@ -118,7 +140,9 @@ def test_functions_change_nothing_that_their_module_holds(modules: list[tuple[st
                         found |= {f"{module}.{name}" for name in names}
                     case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
-                    case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATING:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
+                        attr in MUTATING
+                    ):
                         found |= {f"{module}.{name}"} if name in held - local else set()
                     case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
                         found |= {f"{module}.{name}"} if name in held - local else set()
@@ -132,6 +156,8 @@ def test_stores_belong_to_objects(modules: list[tuple[str, ast.Module]]) -> None
         for module, tree in modules
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        if any(isinstance(n, ast.Name) and n.id in ("Cache", "Session") for n in ast.walk(node.value))
+        if any(
+            isinstance(n, ast.Name) and n.id in ("Cache", "Session") for n in ast.walk(node.value)
+        )
     ]
     assert found == ["session._DEFAULT"]

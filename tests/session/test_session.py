@@ -28,7 +28,9 @@ LAYOUTS = [
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=60), st.integers(1, 8))
-def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]], most: int) -> None:
+def test_a_store_tells_what_was_made_and_stays_small(
+    asked: list[tuple[int, int]], most: int
+) -> None:
     """Against a plain list of what was used when."""
     store, used, made = Cache(most, lambda value: value[1]), [], []
     for key in asked:
@@ -49,7 +51,8 @@ def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=20), st.integers(1, 6))
 def test_many_keys_are_answered_in_one_call(requests: list[list[int]], most: int) -> None:
-    """In the order of the keys, from one call for those that are absent, each once; more may come with them."""
+    """In the order of the keys, from one call for those that are absent, each once; more may come
+    with them."""
     store, calls = Cache(most), []
 
     def make(absent: list[int]) -> list[tuple[int, str]]:
@@ -92,7 +95,11 @@ def test_a_session_is_used_where_it_is_opened() -> None:
 
 
 def test_clearing_forgets_everything_and_changes_no_answer() -> None:
-    model, cluster, job = pm.model("gpt3-1.3b"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=2048)
+    model, cluster, job = (
+        pm.model("gpt3-1.3b"),
+        pm.cluster("dgx-a100"),
+        Job(global_batch=16, seq_len=2048),
+    )
     with Session() as session:
         problem = step_problem(model, cluster, job)
         assert step_problem(model, cluster, job) is problem
@@ -117,7 +124,9 @@ def test_equal_programs_are_shared_by_problems() -> None:
 @given(st.lists(st.sampled_from(LAYOUTS), min_size=2, max_size=6))
 @settings(max_examples=15)
 def test_a_problem_answers_alike_whatever_it_has_seen(layouts: list[Layout]) -> None:
-    problem = step_problem(pm.model("gpt2-345m"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=512))
+    problem = step_problem(
+        pm.model("gpt2-345m"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=512)
+    )
     with Session():
         for layout in layouts:
             with Session():
@@ -130,7 +139,11 @@ def test_a_problem_answers_alike_whatever_it_has_seen(layouts: list[Layout]) -> 
 
 def test_machines_with_other_rates_share_events_and_not_prices() -> None:
     here = pm.cluster("dgx-a100")
-    faster = replace(here.levels[1], bandwidth_bytes_per_s=2 * here.levels[1].bandwidth_bytes_per_s, latency_s=1e-6)
+    faster = replace(
+        here.levels[1],
+        bandwidth_bytes_per_s=2 * here.levels[1].bandwidth_bytes_per_s,
+        latency_s=1e-6,
+    )
     there = replace(here, levels=(here.levels[0], faster))
     job, layout = Job(global_batch=32, seq_len=2048), Layout.parse("tp=2,pp=2,dp=8,zero=1")
     problems = [step_problem(pm.model("gpt3-1.3b"), cluster, job) for cluster in (here, there)]

@@ -38,7 +38,9 @@ def _age(folder: Path) -> None:
         os.utime(path, ns=(old, old))
 
 
-def test_kernels_collectives_and_runs_change_together(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_kernels_collectives_and_runs_change_together(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     """Families that were asked for after a refit are of the refit, those asked for before too."""
     cluster, job = pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=1024)
     _write(tmp_path, fits[1])
@@ -52,12 +54,16 @@ def test_kernels_collectives_and_runs_change_together(tmp_path: Path, fits: list
         shipped_s = KernelModel.load().times(cluster.device, op).time_s
         assert np.log(problem.kernels.times(cluster.device, op).time_s / shipped_s)[0] > 0.4 * shift
         assert dict(problem.adjustment.values)["gemm"] == pytest.approx(shift / 4)
-    first, second = (next(iter(problem.collectives.weights.curves.values())) for problem in (before, after))
+    first, second = (
+        next(iter(problem.collectives.weights.curves.values())) for problem in (before, after)
+    )
     for place, curve in first.items():
         assert second[place].value - curve.value == pytest.approx(0.1, abs=1e-5)
 
 
-def test_a_folder_is_read_again_exactly_where_it_changed(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_a_folder_is_read_again_exactly_where_it_changed(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     _write(tmp_path, fits[1])
     first = KernelModel.load(tmp_path)
     _write(tmp_path, fits[1])  # other times and numbers, equal content
@@ -67,7 +73,9 @@ def test_a_folder_is_read_again_exactly_where_it_changed(tmp_path: Path, fits: l
     assert KernelModel.load(tmp_path) is not first
 
 
-def test_same_size_in_place_and_same_time_is_another_content(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_same_size_in_place_and_same_time_is_another_content(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     """Times of files are no proof: a write that restores them is seen all the same."""
     _write(tmp_path, fits[1])
     _age(tmp_path)
@@ -82,7 +90,8 @@ def test_same_size_in_place_and_same_time_is_another_content(tmp_path: Path, fit
 def test_a_reader_beside_a_writer_gets_files_that_were_there_together(
     tmp_path: Path, fits: list[dict[str, bytes]]
 ) -> None:
-    """The writer replaces file after file, first the mark of the run, last the same mark: both are always equal."""
+    """The writer replaces file after file, first the mark of the run, last the same mark: both are
+    always equal."""
     names = ("gemm_half.safetensors", "zz.safetensors")
     stop = threading.Event()
 
@@ -108,7 +117,9 @@ def test_a_reader_beside_a_writer_gets_files_that_were_there_together(
         writer.join()
 
 
-def test_a_search_notices_that_its_weights_changed(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_a_search_notices_that_its_weights_changed(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     _write(tmp_path, fits[1])
     question = ask("gpt3-1.3b", "dgx-a100", devices=8, global_batch=16, calibration=tmp_path)
     problem = question.step_problem
@@ -119,10 +130,17 @@ def test_a_search_notices_that_its_weights_changed(tmp_path: Path, fits: list[di
         model_of(question.context)
 
 
-def test_the_state_of_a_search_is_of_its_weights(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
+def test_the_state_of_a_search_is_of_its_weights(
+    tmp_path: Path, fits: list[dict[str, bytes]]
+) -> None:
     """A search is not continued with what other weights in the same folder gave."""
     _write(tmp_path / "fitted", fits[1])
-    given = {"devices": 8, "global_batch": 16, "calibration": tmp_path / "fitted", "resume": tmp_path / "state.npz"}
+    given = {
+        "devices": 8,
+        "global_batch": 16,
+        "calibration": tmp_path / "fitted",
+        "resume": tmp_path / "state.npz",
+    }
     pm.search("gpt2-345m", "dgx-a100", space=questions.SPACE, **given)
     _write(tmp_path / "fitted", fits[2])
     with pytest.raises(pm.PerfModelError, match="state of another search"):
@@ -140,4 +158,6 @@ def test_other_rates_give_other_plans() -> None:
     model = KernelModel(weight_files(None))
     slow_s, fast_s = (model.times(one, op).time_s[0] for one in (device, faster))
     assert fast_s < 0.5 * slow_s
-    assert json.dumps(fast_s) == json.dumps(KernelModel(weight_files(None)).times(faster, op).time_s[0])
+    assert json.dumps(fast_s) == json.dumps(
+        KernelModel(weight_files(None)).times(faster, op).time_s[0]
+    )

@@ -48,10 +48,30 @@ def test_keywords_of_a_model_are_its_fields_but_for_those_that_it_needs() -> Non
     assert get_type_hints(TransformerKeywords) == optional
     needed = set(by_key) - set(optional)
     tiny = Transformer(
-        name="tiny", layers=1, hidden=64, heads=1, kv_heads=1, head_dim=64, ffn_hidden=64, vocab=64, seq_len=8
+        name="tiny",
+        layers=1,
+        hidden=64,
+        heads=1,
+        kv_heads=1,
+        head_dim=64,
+        ffn_hidden=64,
+        vocab=64,
+        seq_len=8,
     )
-    assert needed == {"name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len"}
-    assert tiny.values() == {key: tiny.value(key) for key in needed} | {key: by_key[key].default for key in optional}
+    assert needed == {
+        "name",
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn_hidden",
+        "vocab",
+        "seq_len",
+    }
+    assert tiny.values() == {key: tiny.value(key) for key in needed} | {
+        key: by_key[key].default for key in optional
+    }
 
 
 def test_keywords_of_a_search_are_its_words() -> None:
@@ -99,7 +119,10 @@ def test_what_a_layout_in_words_does_not_say_is_as_the_framework_has_it() -> Non
 
 def test_pieces_by_name() -> None:
     uneven = {"pp": 2, "dp": 2, "partition": (15, 17)}
-    assert pm.predict(**JOB, **uneven).layout == pm.predict(**JOB, layout="pp=2,dp=2,partition=15-17").layout
+    assert (
+        pm.predict(**JOB, **uneven).layout
+        == pm.predict(**JOB, layout="pp=2,dp=2,partition=15-17").layout
+    )
 
 
 def test_a_layout_that_is_given_twice_or_has_another_field_is_refused() -> None:

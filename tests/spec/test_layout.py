@@ -22,7 +22,9 @@ degrees = st.integers(1, 64)
     st.booleans(),
 )
 def test_text_round_trips(tp, pp, dp, zero, recompute, overlap):
-    layout = Layout(tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, overlap_grad_reduce=overlap)
+    layout = Layout(
+        tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, overlap_grad_reduce=overlap
+    )
     assert Layout.parse(str(layout)) == layout
     assert layout.devices == tp * pp * dp
 
@@ -169,7 +171,9 @@ def test_whatever_runs_as_if_it_were_not_said_is_told() -> None:
     for text in IDLE:
         layout = Layout.parse(text)
         changed = {name for name, form in layout.forms.items() if form != getattr(layout, name)}
-        assert all(any(remark.startswith(f"{name}=") for remark in layout.remarks) for name in changed)
+        assert all(
+            any(remark.startswith(f"{name}=") for remark in layout.remarks) for name in changed
+        )
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6))

@@ -20,7 +20,13 @@ def test_quantiles_are_scipys(probability: float) -> None:
 
 
 def test_ends_and_shapes() -> None:
-    assert normal_cdf(np.array([-np.inf, -1e9, 0.0, 1e9, np.inf])).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert normal_cdf(np.array([-np.inf, -1e9, 0.0, 1e9, np.inf])).tolist() == [
+        0.0,
+        0.0,
+        0.5,
+        1.0,
+        1.0,
+    ]
     assert np.isnan(normal_cdf(np.nan))
     assert normal_cdf(np.zeros((2, 0, 3))).shape == (2, 0, 3)
     assert normal_quantile(np.array([[0.5, 0.975]]))[0] == pytest.approx([0.0, 1.959963984540054])

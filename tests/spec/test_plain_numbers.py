@@ -1,4 +1,5 @@
-"""Numbers in layouts, flags and jobs are written in plain digits, finite, and no larger than any system has."""
+"""Numbers in layouts, flags and jobs are written in plain digits, finite, and no larger than any
+system has."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,20 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Layout
 from perfmodel.units import plain_number, plain_whole
 
-NOT_PLAUSIBLE = ("1_0", "+8", "0x8", "nan", "inf", "-inf", "-0.0", "1e300", "1e-300", "1e999", "\uff18", "")
+NOT_PLAUSIBLE = (
+    "1_0",
+    "+8",
+    "0x8",
+    "nan",
+    "inf",
+    "-inf",
+    "-0.0",
+    "1e300",
+    "1e-300",
+    "1e999",
+    "\uff18",
+    "",
+)
 """Numbers that no quantity has, or that are not in plain digits."""
 NOT_PLAIN = (
     "1_0",
@@ -45,7 +59,15 @@ KEYS = (
     "offload_layers",
     "partition",
 )
-COMMAS = ("tp=2,,dp=4", ",tp=2", "tp=2,", "tp=2, ,dp=4", "8M16P1D,", "8M16P1D,,zero=1", "partition=6,,6,pp=2")
+COMMAS = (
+    "tp=2,,dp=4",
+    ",tp=2",
+    "tp=2,",
+    "tp=2, ,dp=4",
+    "8M16P1D,",
+    "8M16P1D,,zero=1",
+    "partition=6,,6,pp=2",
+)
 TWICE = ("tp=2,tp=4", "tp=2,tensor_parallel=2", "8M16P1D,tp=8", "zero=1,zero_stage=1", "TP=2,tp=2")
 
 

@@ -7,7 +7,16 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.spec import Framework, Job, Layout, Sectioned, Transformer, documented, key_fields, nested
+from perfmodel.spec import (
+    Framework,
+    Job,
+    Layout,
+    Sectioned,
+    Transformer,
+    documented,
+    key_fields,
+    nested,
+)
 from perfmodel.spec.framework_facts import MemoryCosts
 
 RECORDS: list[type[Sectioned]] = [Framework, Job, Transformer]
@@ -20,7 +29,9 @@ def sections_of(kind: type) -> list[type]:
 
 
 def of_catalog() -> list[Framework]:
-    return [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]
+    return [
+        version for name in catalog.frameworks() for version in catalog.framework_versions(name)
+    ]
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -53,7 +64,9 @@ def test_a_model_is_made_of_its_values(name: str) -> None:
 @pytest.mark.parametrize("name", ["generic", "megatron-core", "maxtext", "torchtitan"])
 def test_a_job_is_made_of_its_values(name: str) -> None:
     model, cluster = catalog.model("mixtral-8x7b"), catalog.cluster("dgx-h100")
-    job = catalog.framework(name).job(model, cluster.device, global_batch=64, dtype="fp8", frozen=True)
+    job = catalog.framework(name).job(
+        model, cluster.device, global_batch=64, dtype="fp8", frozen=True
+    )
     assert Job(**job.values()) == job == job.replace(**job.values())
 
 
@@ -67,7 +80,9 @@ def test_what_a_framework_states_of_jobs_are_keys_of_jobs() -> None:
 def test_a_key_changes_its_own_value_alone() -> None:
     framework = Framework()
     for key, entry in key_fields(Framework).items():
-        other: Any = {bool: lambda value: not value, int: lambda value: value + 1}.get(entry.hint, lambda value: value)
+        other: Any = {bool: lambda value: not value, int: lambda value: value + 1}.get(
+            entry.hint, lambda value: value
+        )
         changed = framework.replace(**{key: other(framework.value(key))})
         assert changed.values() == framework.values() | {key: other(framework.value(key))}
 
@@ -94,15 +109,21 @@ def test_a_key_beside_its_section_changes_that_section() -> None:
     assert Framework(memory=memory, context_bytes=4.0).memory == replace(memory, context_bytes=4.0)
     job = Job(global_batch=8, seq_len=128, flash_attention=False, optimizer="muon")
     assert replace(job, fused_kernels=False).kernels == replace(job.kernels, fused_kernels=False)
-    assert replace(job, global_batch=4, flash_attention=True) == Job(global_batch=4, seq_len=128, optimizer="muon")
+    assert replace(job, global_batch=4, flash_attention=True) == Job(
+        global_batch=4, seq_len=128, optimizer="muon"
+    )
 
 
 def test_files_name_keys_and_no_sections_and_what_is_neither_is_refused() -> None:
     assert nested(Framework, {"bucket_bytes": 1.0, "florp": 2}) == {"memory": {"bucket_bytes": 1.0}}
-    with pytest.raises(UnknownNameError, match=r"field of Framework 'bucket_byte'; did you mean 'bucket_bytes'"):
+    with pytest.raises(
+        UnknownNameError, match=r"field of Framework 'bucket_byte'; did you mean 'bucket_bytes'"
+    ):
         Framework(bucket_byte=1.0)
     with pytest.raises(PerfModelError, match=r"here: bucket_bytes: .*; memory: unknown key"):
-        catalog.checked(Framework, {"bucket_bytes": "many", "memory": {"bucket_bytes": 1.0}}, "here")
+        catalog.checked(
+            Framework, {"bucket_bytes": "many", "memory": {"bucket_bytes": 1.0}}, "here"
+        )
 
 
 PLAIN: tuple[Job | Layout, ...] = (Job(global_batch=8, seq_len=1024), Layout())

@@ -97,10 +97,14 @@ def test_quantities_are_read_with_their_units(text: str, kind: str, value: float
     [("bandwidth", "B/s", 1.0), ("bandwidth", "Bps", 1.0), ("bandwidth", "bit/s", 1 / 8), ("bandwidth", "b/s", 1 / 8),
      ("bandwidth", "bps", 1 / 8), ("memory", "B", 1.0), ("memory", "bit", 1 / 8), ("memory", "b", 1 / 8)],
 )  # fmt: skip
-def test_prefixes_of_bytes_and_bits_are_a_thousand_or_1024_apart(kind: str, unit: str, value: float) -> None:
+def test_prefixes_of_bytes_and_bits_are_a_thousand_or_1024_apart(
+    kind: str, unit: str, value: float
+) -> None:
     assert parse_quantity(f"3{unit}", kind) == 3 * value
     for power, prefix in enumerate("kMGTPE", start=1):
-        assert parse_quantity(f"3{prefix}{unit}", kind) == pytest.approx(3 * value * 1000**power, rel=1e-12)
+        assert parse_quantity(f"3{prefix}{unit}", kind) == pytest.approx(
+            3 * value * 1000**power, rel=1e-12
+        )
     for power, prefix in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1):
         assert parse_quantity(f"3{prefix}{unit}", kind) == 3 * value * 1024**power
 
@@ -108,17 +112,29 @@ def test_prefixes_of_bytes_and_bits_are_a_thousand_or_1024_apart(kind: str, unit
 @pytest.mark.parametrize(
     ("kind", "unit", "value"),
     [("rate", f"{prefix}FLOP/s", 1000.0**power) for power, prefix in enumerate("kMGTPE", start=1)]
-    + [("frequency", f"{prefix}Hz", 1000.0**power) for power, prefix in enumerate(("", "k", "M", "G"))]
+    + [
+        ("frequency", f"{prefix}Hz", 1000.0**power)
+        for power, prefix in enumerate(("", "k", "M", "G"))
+    ]
     + [("tokens", unit, 1000.0**power) for power, unit in enumerate(("", "k", "M", "B", "T"))]
     + [("power", "mW", 1e-3), ("power", "MW", 1e6), ("time", "min", 60.0), ("time", "ns", 1e-9)]
-    + [("tokens", "K", 1e3), ("tokens", "G", 1e9), ("sequence", "Ki", 1024.0), ("sequence", "Mi", 1024.0**2)],
+    + [
+        ("tokens", "K", 1e3),
+        ("tokens", "G", 1e9),
+        ("sequence", "Ki", 1024.0),
+        ("sequence", "Mi", 1024.0**2),
+    ],
 )
 def test_other_units_are_what_their_prefix_says(kind: str, unit: str, value: float) -> None:
     assert parse_quantity(f"3{unit}", kind) == pytest.approx(3 * value, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"])
-@pytest.mark.parametrize("text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"])
+@pytest.mark.parametrize(
+    "kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"]
+)
+@pytest.mark.parametrize(
+    "text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"]
+)
 def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> None:
     with pytest.raises(PerfModelError, match=r"is not a valid .*; write "):
         parse_quantity(text, kind)
@@ -139,12 +155,16 @@ def test_what_is_no_length_of_a_sequence_is_refused(text: str) -> None:
         parse_length(text)
 
 
-@pytest.mark.parametrize(("text", "number"), [("8", 8), ("0", 0), ("-1", -1), ("007", 7), ("9" * 18, 10**18 - 1)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("8", 8), ("0", 0), ("-1", -1), ("007", 7), ("9" * 18, 10**18 - 1)]
+)
 def test_whole_numbers_are_read_in_plain_digits(text: str, number: int) -> None:
     assert plain_whole(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "-0", "+8", "1_0", " 8", "8 ", "8.0", "8e3", "٨", "9" * 19, "--1", "1-"])
+@pytest.mark.parametrize(
+    "text", ["", "-0", "+8", "1_0", " 8", "8 ", "8.0", "8e3", "٨", "9" * 19, "--1", "1-"]
+)
 def test_whole_numbers_in_other_writing_are_refused(text: str) -> None:
     with pytest.raises(PerfModelError, match="plain digits"):
         plain_whole(text)
@@ -173,7 +193,14 @@ def test_numbers_that_no_quantity_has_are_refused(text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(12.0, "12 s"), (1.0, "1 s"), (0.999, "999 ms"), (1e-3, "1 ms"), (9.9e-4, "990 us"), (2.5e-6, "2.5 us")],
+    [
+        (12.0, "12 s"),
+        (1.0, "1 s"),
+        (0.999, "999 ms"),
+        (1e-3, "1 ms"),
+        (9.9e-4, "990 us"),
+        (2.5e-6, "2.5 us"),
+    ],
 )
 def test_short_times_are_printed_in_s_ms_or_us(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -237,7 +264,9 @@ def test_whole_numbers_lie_between_their_ends() -> None:
     for sizes in ({"a": 0}, {"a": 10**9 + 1}, {"a": 1.0}, {"a": True}, {"a": "8"}, {"a": None}):
         with pytest.raises(PerfModelError, match=r"^job: a=\S+ must be a whole number from 1 to "):
             require_whole("job", sizes)
-    with pytest.raises(PerfModelError, match=r"a=0, c=-1 must be whole numbers from 1 to 1,000,000,000"):
+    with pytest.raises(
+        PerfModelError, match=r"a=0, c=-1 must be whole numbers from 1 to 1,000,000,000"
+    ):
         require_whole("job", {"a": 0, "b": 2, "c": -1})
 
 
@@ -256,7 +285,9 @@ def test_a_positive_number_is_above_zero_and_finite(value: float) -> None:
         positive("rate", value)
 
 
-@pytest.mark.parametrize("check", [lambda x: positive("rate", x), lambda x: require_whole("job", {"batch": x})])
+@pytest.mark.parametrize(
+    "check", [lambda x: positive("rate", x), lambda x: require_whole("job", {"batch": x})]
+)
 def test_values_that_jax_traces_are_refused_with_the_function_that_takes_them(check: Any) -> None:
     import jax
 
@@ -284,7 +315,9 @@ def test_a_noun_goes_with_its_count(noun: str, many: str) -> None:
         (0.0, "does not fit"),
     ],
 )
-def test_words_for_fitting_follow_the_probability_that_is_shown(probability: float, verdict: str) -> None:
+def test_words_for_fitting_follow_the_probability_that_is_shown(
+    probability: float, verdict: str
+) -> None:
     assert fit_words(probability).startswith(f"{verdict} (")
 
 
@@ -317,13 +350,23 @@ def test_a_message_counts_the_numbers_that_are_not_whole() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "size"),
-    [(prefix, 10.0**exponent) for prefix, exponent in (("", 0), ("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12))]
-    + [(f"{prefix}i", 2.0**exponent) for prefix, exponent in (("K", 10), ("M", 20), ("G", 30), ("T", 40))],
+    [
+        (prefix, 10.0**exponent)
+        for prefix, exponent in (("", 0), ("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12))
+    ]
+    + [
+        (f"{prefix}i", 2.0**exponent)
+        for prefix, exponent in (("K", 10), ("M", 20), ("G", 30), ("T", 40))
+    ],
 )
 def test_a_prefix_is_the_same_factor_of_every_unit(prefix: str, size: float) -> None:
     assert parse_quantity(f"3{prefix}B", "memory") == 3 * size
     assert parse_quantity(f"3{prefix}B/s", "bandwidth") == 3 * size
-    assert parse_quantity(f"8{prefix}b/s", "bandwidth") == parse_quantity(f"8{prefix}bit/s", "bandwidth") == size
+    assert (
+        parse_quantity(f"8{prefix}b/s", "bandwidth")
+        == parse_quantity(f"8{prefix}bit/s", "bandwidth")
+        == size
+    )
 
 
 def test_figures_are_shortened_to_few_digits() -> None:

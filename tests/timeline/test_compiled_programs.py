@@ -1,4 +1,5 @@
-"""Compiled programs, entry by entry: order, bundles, slots and padding against a slow and plain compiler."""
+"""Compiled programs, entry by entry: order, bundles, slots and padding against a slow and plain
+compiler."""
 
 import jax
 import numpy as np
@@ -14,7 +15,8 @@ from perfmodel.timeline._many import _items, _rows, _rows_traced
 from perfmodel.timeline._tables import BUNDLE, GROUP, bucket, join, n_cpu_devices
 
 ZERO, NEVER, RESULT, SPARE = range(4)
-"""Special slots: the start of the step, a time that never comes, the end of the step, and what nobody reads."""
+"""Special slots: the start of the step, a time that never comes, the end of the step, and what
+nobody reads."""
 WIDE = structure_of(
     [(-1, -1)] * 40 + [(i, 39 - i) for i in range(40)] + [(40, 79)],
     [1 + i % 3 for i in range(80)] + [0],
@@ -47,7 +49,8 @@ def edges_of(structure: Structure) -> list[list[tuple[int, int]]]:
 
 
 def plainly_compiled(structure: Structure) -> tuple[list[int], list[int], list[list[int]], int]:
-    """Order, bundles, slots (both sources, destination) and their number by the rules, one op after the other."""
+    """Order, bundles, slots (both sources, destination) and their number by the rules, one op after
+    the other."""
     n, edges = structure.n_ops, edges_of(structure)
     level: list[int] = []
     for op in range(n):
@@ -70,7 +73,8 @@ def plainly_compiled(structure: Structure) -> tuple[list[int], list[int], list[l
         bundle.append((bundle[-1] if bundle else -1) + starts_bundle)
         rank.append(0 if starts_bundle else rank[-1] + 1)
 
-    # A block is free for the first bundle that begins behind the group of positions with its last reader.
+    # A block is free for the first bundle that begins behind the group of positions with its last
+    # reader.
     last_reader = list(range(n))
     for place, op in enumerate(order):
         for pred, _ in edges[op]:
@@ -89,7 +93,9 @@ def plainly_compiled(structure: Structure) -> tuple[list[int], list[int], list[l
             blocks += 1
         last = max(last_reader[place] for place in range(n) if bundle[place] == b)
         after = last - last % GROUP + GROUP
-        reusable = next((c for c in range(bundle[-1] + 1) if first_place[c] >= after), bundle[-1] + 1)
+        reusable = next(
+            (c for c in range(bundle[-1] + 1) if first_place[c] >= after), bundle[-1] + 1
+        )
         freed.setdefault(reusable, []).append(block[b])
 
     slots = [BUNDLE * block[b] + r for b, r in zip(bundle, rank, strict=True)]
@@ -145,12 +151,31 @@ def test_small_programs_share_their_sizes() -> None:
     compiled = compile_structure(LONE_LAGS)
     tables, joined = compiled.op_tables, ProgramBatch((compiled,)).tables(0, 1, 0)
     assert (tables.width, tables.program.shape, tables.program.dtype) == (6, (4096 * 6,), np.uint32)
-    assert (tables.pred.shape, tables.longest, tables.n_slots, int(tables.n_ops)) == ((4096 * 2,), 4096, 1024, 5)
+    assert (tables.pred.shape, tables.longest, tables.n_slots, int(tables.n_ops)) == (
+        (4096 * 2,),
+        4096,
+        1024,
+        5,
+    )
     # No edge beside another one has a lag, so that one column holds them all.
-    assert (joined.width, joined.program.shape, joined.program.dtype) == (5, ((1 << 17) * 5,), np.uint16)
-    assert (joined.pred.shape, joined.longest, joined.n_slots, int(joined.n_ops)) == ((0,), 0, 1024, 5)
+    assert (joined.width, joined.program.shape, joined.program.dtype) == (
+        5,
+        ((1 << 17) * 5,),
+        np.uint16,
+    )
+    assert (joined.pred.shape, joined.longest, joined.n_slots, int(joined.n_ops)) == (
+        (0,),
+        0,
+        1024,
+        5,
+    )
     both = join([compiled, compiled])
-    assert (both.width, both.program.shape, both.longest, int(both.n_ops)) == (6, ((1 << 17) * 6,), 4096, 5)
+    assert (both.width, both.program.shape, both.longest, int(both.n_ops)) == (
+        6,
+        ((1 << 17) * 6,),
+        4096,
+        5,
+    )
     rows = compiled.bundle_tables
     assert (rows.rows.shape, rows.n_slots, rows.has_lags) == ((64, 5 * BUNDLE + 1), 256, True)
     assert not compile_structure(FIXED[0]).bundle_tables.has_lags
@@ -161,7 +186,12 @@ def test_small_programs_share_their_sizes() -> None:
     assert [_prepared(compiled, np.ones((n, 3)), 16)[0].shape for n in (1, 16, 17, 33, 65)] == [
         (lanes, 1024) for lanes in (16, 16, 32, 64, 128)
     ]
-    assert [int(_prepared(compiled, np.ones((n, 3)), 16)[1]) for n in (1, 16, 17, 33)] == [1, 1, 2, 3]
+    assert [int(_prepared(compiled, np.ones((n, 3)), 16)[1]) for n in (1, 16, 17, 33)] == [
+        1,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_tables_of_several_programs_lie_end_to_end() -> None:
@@ -177,7 +207,8 @@ def test_tables_of_several_programs_lie_end_to_end() -> None:
         assert not rows[here, columns:].any()
         np.testing.assert_array_equal(preds[here], compiled.pred)
         first += compiled.n_ops
-    # What is behind them changes nothing: it adds 0 to the start and writes to the slot that nobody reads.
+    # What is behind them changes nothing: it adds 0 to the start and writes to the slot that nobody
+    # reads.
     assert (rows[first:] == [ZERO, NEVER, SPARE, 0, 0, 0]).all()
     assert (preds[first:] == -1).all()
     assert int(tables.n_ops) == max(compiled.n_ops for compiled in programs)
@@ -196,17 +227,23 @@ def ends_by_rows(rows: np.ndarray, durations: np.ndarray) -> np.ndarray:
     return np.array(ends)
 
 
-@pytest.mark.parametrize("structure", FIXED, ids=["sends", "lags", "interleaved", "two lags", "lone lags"])
+@pytest.mark.parametrize(
+    "structure", FIXED, ids=["sends", "lags", "interleaved", "two lags", "lone lags"]
+)
 def test_a_lone_lag_stands_at_the_first_predecessor_of_a_batch(structure: Structure) -> None:
     compiled, durations = compile_structure(structure), distinct_durations(structure)
     tables = ProgramBatch((compiled,)).tables(0, 1, 0)
     rows = np.asarray(tables.program).reshape(-1, tables.width)[: compiled.n_ops]
-    np.testing.assert_array_equal(ends_by_rows(rows, durations), ends_by_rows(compiled.program, durations))
+    np.testing.assert_array_equal(
+        ends_by_rows(rows, durations), ends_by_rows(compiled.program, durations)
+    )
     has_two = compiled.program.shape[1] == 6 and (compiled.program[:, 4:] > 0).all(axis=1).any()
     assert tables.width == (6 if has_two else min(5, compiled.program.shape[1]))
 
 
-@pytest.mark.parametrize("structure", FIXED, ids=["sends", "lags", "interleaved", "two lags", "lone lags"])
+@pytest.mark.parametrize(
+    "structure", FIXED, ids=["sends", "lags", "interleaved", "two lags", "lone lags"]
+)
 def test_bundles_are_rows_of_columns(structure: Structure) -> None:
     compiled = compile_structure(structure)
     tables = compiled.bundle_tables
@@ -228,7 +265,9 @@ def test_bundles_are_rows_of_columns(structure: Structure) -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5))
 def test_items_are_rows_of_16_lanes_of_each_program(lanes: list[int]) -> None:
-    programs: list[CompiledStructure] = [compile_structure(FIXED[i % len(FIXED)]) for i in range(len(lanes))]
+    programs: list[CompiledStructure] = [
+        compile_structure(FIXED[i % len(FIXED)]) for i in range(len(lanes))
+    ]
     items = _items(programs, lanes)
     expected = []
     first_op = first_class = 0
@@ -238,13 +277,17 @@ def test_items_are_rows_of_16_lanes_of_each_program(lanes: list[int]) -> None:
             first_class += compiled.structure.n_classes
         first_op += compiled.n_ops
     assert int(items.count) == len(expected)
-    columns = zip(items.first_op.tolist(), items.n_ops.tolist(), items.first_class.tolist(), strict=True)
+    columns = zip(
+        items.first_op.tolist(), items.n_ops.tolist(), items.first_class.tolist(), strict=True
+    )
     padding = [(0, 0, first_class)] * (256 - len(expected))
     assert list(columns) == expected + padding
 
 
 @pytest.mark.parametrize("devices", [0, 1, 3])
-def test_work_is_shared_among_the_cpu_devices_of_jax(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_shared_among_the_cpu_devices_of_jax(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`JAX_PLATFORMS` may leave out the CPU, which then counts as one all the same."""
 
     def local_devices(backend: str) -> list[str]:

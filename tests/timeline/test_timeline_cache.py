@@ -1,4 +1,5 @@
-"""Structures on disk: equal to fresh ones, and rebuilt whenever a file is not exactly what was written."""
+"""Structures on disk: equal to fresh ones, and rebuilt whenever a file is not exactly what was
+written."""
 
 import dataclasses
 import os
@@ -34,7 +35,9 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
+def load_or_compile(
+    key: str, build: Callable[[], Structure]
+) -> tuple[Structure, CompiledStructure]:
     """The structure of a key and its compiled form, as predictions get them."""
     compiled = load_structure(key)
     if compiled is None:
@@ -95,7 +98,9 @@ def test_other_code_has_files_of_its_own(folder, monkeypatch):
     assert built == [1]
 
 
-@pytest.mark.parametrize("code", [_structure_files.CODE, _pipeline.CODE], ids=["structures", "pipelines"])
+@pytest.mark.parametrize(
+    "code", [_structure_files.CODE, _pipeline.CODE], ids=["structures", "pipelines"]
+)
 def test_what_files_follow_from_is_whole(code):
     """A module that one of the listed modules imports from its own package is listed too."""
     for name in code:
@@ -174,9 +179,11 @@ def test_the_least_recently_used_make_room(folder, monkeypatch):
     structure = pipeline_1f1b(2, 2)
     load_or_compile("0", lambda: structure)
     size = only_file(folder).stat().st_size + 16  # keys differ in length
-    same = [str(i) for i in range(2000) if _structure_files._path(str(i)).parent == _structure_files._path("0").parent][
-        :4
-    ]
+    same = [
+        str(i)
+        for i in range(2000)
+        if _structure_files._path(str(i)).parent == _structure_files._path("0").parent
+    ][:4]
     monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", str(3.5 * size * 16 / 0.75e9))
     for age, key in enumerate(same[:3]):
         load_or_compile(key, lambda: structure)
@@ -192,7 +199,9 @@ def test_threads_stay_within_the_limit_together(folder, monkeypatch):
     limit = 40 * only_file(folder).stat().st_size
     monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", str(limit / 0.75e9))
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: load_or_compile(f"key {i}", lambda: structure)[0], range(400)))
+        found = list(
+            pool.map(lambda i: load_or_compile(f"key {i}", lambda: structure)[0], range(400))
+        )
     assert all(one.n_ops == structure.n_ops for one in found)
     assert 0 < sizes(folder) <= limit
     assert not [path for path in folder.rglob("tmp*") if path.is_file()]

@@ -1,4 +1,5 @@
-"""Uniform pipelines against formulas, from an independent generator and from `perfmodel.program`."""
+"""Uniform pipelines against formulas, from an independent generator and from
+`perfmodel.program`."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def test_gpipe_with_sends(stages, micro_batches, forward_s, backward_s, send_s):
 
 
 def makespan_1f1b(stages, micro_batches, forward_s, backward_s, send_s):
-    """Strict alternation puts a hop there and back on the path for every micro-batch but each p-th."""
+    """Strict alternation puts a hop there and back on the path for every micro-batch but each
+    p-th."""
     more = micro_batches - 1
     hops = (stages - 1) + more - -(-more // stages)
     return (micro_batches + stages - 1) * (forward_s + backward_s) + 2 * hops * send_s
@@ -82,7 +84,8 @@ def test_half_a_million_ops():
 
 
 def test_gradient_of_gpipe_is_chimeras_counts():
-    """n_f = n_b = m + p - 1 forward and backward passes lie on the critical path (Chimera, section 3.4)."""
+    """n_f = n_b = m + p - 1 forward and backward passes lie on the critical path (Chimera, section
+    3.4)."""
     structure = build(ProgramSpec(schedule="gpipe", stages=4, micro_batches=10))
     durations = seconds_by_kind(structure, forward=1.0, backward=2.0)
     _, gradient = makespan_and_grad(compile_structure(structure), durations)

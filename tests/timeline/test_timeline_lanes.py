@@ -29,7 +29,9 @@ LAGGED = build(ProgramSpec(stages=4, micro_batches=8))
 
 
 def lanes_of(structure, lanes, seed=0):
-    return np.stack([distinct_durations(structure, seed + i) for i in range(lanes)]).astype(np.float32)
+    return np.stack([distinct_durations(structure, seed + i) for i in range(lanes)]).astype(
+        np.float32
+    )
 
 
 def one_by_one(compiled, lanes):
@@ -52,7 +54,9 @@ def test_lanes_equal_singles(structure, lanes):
 @given(structures(), st.integers(0, 99))
 def test_any_structure_by_bundles(structure, seed):
     compiled, durations = compile_structure(structure), lanes_of(structure, 20, seed)
-    np.testing.assert_array_equal(makespan_lanes(compiled, durations), one_by_one(compiled, durations)[0])
+    np.testing.assert_array_equal(
+        makespan_lanes(compiled, durations), one_by_one(compiled, durations)[0]
+    )
 
 
 @pytest.mark.parametrize("lanes", [5, 40])
@@ -78,7 +82,9 @@ def test_many_structures_equal_each_alone():
     programs = [compile_structure(s) for s in [PIPELINE, *map(build, specs)]]
     durations = [lanes_of(c.structure, n) for c, n in zip(programs, (5, 16, 1, 37), strict=True)]
     for batch in (programs, ProgramBatch(tuple(programs))):
-        for compiled, of_program, spans in zip(programs, durations, makespan_many(batch, durations), strict=True):
+        for compiled, of_program, spans in zip(
+            programs, durations, makespan_many(batch, durations), strict=True
+        ):
             np.testing.assert_array_equal(spans, one_by_one(compiled, of_program)[0])
 
 
@@ -87,32 +93,47 @@ def test_many_structures_equal_each_alone():
 def test_many_of_any_structures(these, seed):
     programs = [compile_structure(s) for s in these]
     durations = [lanes_of(s, 1 + (seed + i) % 20, seed) for i, s in enumerate(these)]
-    for compiled, of_program, spans in zip(programs, durations, makespan_many(programs, durations), strict=True):
+    for compiled, of_program, spans in zip(
+        programs, durations, makespan_many(programs, durations), strict=True
+    ):
         np.testing.assert_array_equal(spans, [makespan(compiled, lane) for lane in of_program])
 
 
 @pytest.mark.parametrize("lanes", [1, 16, 17, 1300])
 def test_many_structures_equal_each_alone_however_large_their_tables_are(lanes: int):
-    """Beyond the smallest sizes that tables are padded to: in lanes, in classes, in ops, and in values kept at once."""
+    """Beyond the smallest sizes that tables are padded to: in lanes, in classes, in ops, and in
+    values kept at once."""
     wide = build(ProgramSpec(schedule="interleaved", stages=16, micro_batches=32, chunks=4))
     deep = build(ProgramSpec(schedule="zb-h2", stages=64, micro_batches=128))
     programs = [compile_structure(s) for s in (LAGGED, wide, deep, PIPELINE)]
     durations = [lanes_of(c.structure, lanes, seed) for seed, c in enumerate(programs)]
-    for compiled, of_program, spans in zip(programs, durations, makespan_many(programs, durations), strict=True):
+    for compiled, of_program, spans in zip(
+        programs, durations, makespan_many(programs, durations), strict=True
+    ):
         np.testing.assert_array_equal(spans, makespan_lanes(compiled, of_program))
         np.testing.assert_array_equal(spans[-1], makespan(compiled, of_program[-1]))
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([PIPELINE, LAGGED]), st.integers(1, 3000)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.sampled_from([PIPELINE, LAGGED]), st.integers(1, 3000)),
+        min_size=1,
+        max_size=12,
+    ),
     st.integers(1, 6),
 )
 def test_threads_share_out_programs_evenly(asked, parts: int):
-    """Neighbouring programs in each part, none left out, and no part with more than its share and one program."""
-    programs, lanes = [compile_structure(structure) for structure, _ in asked], [n for _, n in asked]
+    """Neighbouring programs in each part, none left out, and no part with more than its share and
+    one program."""
+    programs, lanes = (
+        [compile_structure(structure) for structure, _ in asked],
+        [n for _, n in asked],
+    )
     work = [compiled.n_ops * -(-n // LANES) for compiled, n in zip(programs, lanes, strict=True)]
     bounds = _divided(programs, lanes, parts)
-    assert [place for begin, end in bounds for place in range(begin, end)] == list(range(len(programs)))
+    assert [place for begin, end in bounds for place in range(begin, end)] == list(
+        range(len(programs))
+    )
     if sum(work) >= LEAST_DIVIDED and len(programs) >= parts:
         assert max(sum(work[begin:end]) for begin, end in bounds) <= sum(work) / parts + max(work)
     else:
@@ -128,10 +149,14 @@ def test_derivatives_of_many():
 
     gradients = jax.grad(total)([jnp.asarray(d) for d in durations])
     for i, (compiled, of_program) in enumerate(zip(programs, durations, strict=True)):
-        np.testing.assert_allclose(gradients[i], (i + 1) * one_by_one(compiled, of_program)[1], rtol=1e-6)
+        np.testing.assert_allclose(
+            gradients[i], (i + 1) * one_by_one(compiled, of_program)[1], rtol=1e-6
+        )
     arrays = [jnp.asarray(d) for d in durations]
     values, tangents = jax.jvp(lambda values: makespan_many(programs, values), (arrays,), (arrays,))
-    for of_program, value, tangent, compiled in zip(durations, values, tangents, programs, strict=True):
+    for of_program, value, tangent, compiled in zip(
+        durations, values, tangents, programs, strict=True
+    ):
         spans, _ = one_by_one(compiled, of_program)
         np.testing.assert_allclose(value, spans, rtol=1e-6)
         np.testing.assert_allclose(tangent, spans, rtol=1e-5)
@@ -147,7 +172,9 @@ def test_durations_of_one_program_are_differentiated_beside_fixed_ones(traced: i
         return sum(spans.sum() for spans in makespan_many(programs, values))
 
     gradient = jax.grad(total)(jnp.asarray(durations[traced]))
-    np.testing.assert_allclose(gradient, one_by_one(programs[traced], durations[traced])[1], rtol=1e-6)
+    np.testing.assert_allclose(
+        gradient, one_by_one(programs[traced], durations[traced])[1], rtol=1e-6
+    )
 
 
 def test_many_of_none():
@@ -156,7 +183,9 @@ def test_many_of_none():
 
 def test_a_search_needs_few_traces():
     programs = [
-        compile_structure(build(ProgramSpec(schedule=schedule, stages=p, micro_batches=m, chunks=v)))
+        compile_structure(
+            build(ProgramSpec(schedule=schedule, stages=p, micro_batches=m, chunks=v))
+        )
         for schedule, v in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4))
         for p in (2, 4, 8)
         for m in (8, 16, 32)
@@ -175,7 +204,9 @@ def test_working_memory_does_not_grow_with_lanes():
 
     def temporary_bytes(lanes):
         shape = jax.ShapeDtypeStruct((lanes, TILE), jnp.float32)
-        lowered = _many.lower(shape, np.int32(lanes // TILE), compiled.op_tables, compiled.bundle_tables)
+        lowered = _many.lower(
+            shape, np.int32(lanes // TILE), compiled.op_tables, compiled.bundle_tables
+        )
         analysis = lowered.compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
@@ -189,7 +220,11 @@ def test_no_step_of_the_loop_over_bundles_is_split_among_threads():
     compiled = compile_structure(build(ProgramSpec(stages=32, micro_batches=64, sends="op")))
     shape = jax.ShapeDtypeStruct((TILE, 512), jnp.float32)
     lowered = _many.lower(shape, np.int32(1), compiled.op_tables, compiled.bundle_tables)
-    steps = [line for line in (lowered.compile().as_text() or "").splitlines() if "while/body/while/body" in line]
+    steps = [
+        line
+        for line in (lowered.compile().as_text() or "").splitlines()
+        if "while/body/while/body" in line
+    ]
     assert steps
     assert not any('"outer_dimension_partitions":["' in line for line in steps)
 
@@ -202,9 +237,12 @@ def test_bad_lanes():
         makespan_many([compiled, compiled], [np.ones((1, 4))])
 
 
-@pytest.mark.parametrize("call", [lambda c, d: makespan_lanes(c, d), lambda c, d: makespan_many([c], [d])[0]])
+@pytest.mark.parametrize(
+    "call", [lambda c, d: makespan_lanes(c, d), lambda c, d: makespan_many([c], [d])[0]]
+)
 def test_numpy_durations_inside_a_traced_function(call):
-    """What is compiled with options of its own alone is compiled without them inside another function."""
+    """What is compiled with options of its own alone is compiled without them inside another
+    function."""
     compiled, lanes = compile_structure(PIPELINE), lanes_of(PIPELINE, 3)
     jax.clear_caches()
     inside = jax.jit(lambda x: x * call(compiled, lanes))(1.0)

@@ -52,7 +52,8 @@ def test_forward_reverse_and_finite_differences_agree(structure, seed):
     basis = np.eye(len(durations))
     basis[0] = 0
     numeric = [
-        (makespan(compiled, durations + step * e) - makespan(compiled, durations - step * e)) / (2 * step)
+        (makespan(compiled, durations + step * e) - makespan(compiled, durations - step * e))
+        / (2 * step)
         for e in basis
     ]
     np.testing.assert_allclose(numeric, explicit, atol=1e-6)
@@ -75,7 +76,9 @@ def test_the_last_op_counts_even_if_others_do_not_lead_to_it():
 
 
 def test_a_single_op():
-    span, gradient = makespan_and_grad(compile_structure(structure_of([(-1, -1)], [1])), np.array([0, 3.0]))
+    span, gradient = makespan_and_grad(
+        compile_structure(structure_of([(-1, -1)], [1])), np.array([0, 3.0])
+    )
     assert (span, gradient.tolist()) == (3.0, [0, 1])
 
 

@@ -59,6 +59,8 @@ def test_bad_input():
         memory(timeline, np.ones(2), np.ones(1))
     with pytest.raises(PerfModelError, match="one entry for each of 1 devices"):
         memory(timeline, np.ones(3), np.ones(2))
-    homeless = dataclasses.replace(timeline, structure=dataclasses.replace(structure, stream=np.array([-1])))
+    homeless = dataclasses.replace(
+        timeline, structure=dataclasses.replace(structure, stream=np.array([-1]))
+    )
     with pytest.raises(PerfModelError, match="op 0 allocates or frees memory but has no device"):
         memory(homeless, np.ones(3), np.ones(1))

@@ -36,7 +36,14 @@ def test_equals_event_loop(structure, seed, tied):
 
 @pytest.mark.parametrize("sends", ["lag", "op", "blocking"])
 def test_built_programs_equal_the_event_loop(sends):
-    spec = ProgramSpec(schedule="interleaved", stages=4, micro_batches=8, chunks=2, sends=sends, grad_reduce="overlap")
+    spec = ProgramSpec(
+        schedule="interleaved",
+        stages=4,
+        micro_batches=8,
+        chunks=2,
+        sends=sends,
+        grad_reduce="overlap",
+    )
     structure = build(spec)
     durations = distinct_durations(structure)
     start, end = event_loop(structure, durations)
@@ -60,7 +67,9 @@ def test_the_page_of_a_timeline_ends_with_its_last_event():
 
 
 def test_devices():
-    structure = structure_of([(-1, -1), (0, -1), (0, -1), (1, 2)], [1, 2, 3, 0], devices=2, device=[0, 0, 1, -1])
+    structure = structure_of(
+        [(-1, -1), (0, -1), (0, -1), (1, 2)], [1, 2, 3, 0], devices=2, device=[0, 0, 1, -1]
+    )
     timeline = times(structure, np.array([0, 1.0, 2.0, 4.0]))
     assert timeline.device_busy_s().tolist() == [3.0, 4.0]
     assert timeline.idle_fraction() == pytest.approx(1 - 7 / 10)

@@ -125,7 +125,9 @@ def first_path(structure: Structure, end: np.ndarray, durations: np.ndarray) -> 
         op = by
 
 
-def counts_on(structure: Structure, path: list[int], end: np.ndarray, durations: np.ndarray) -> np.ndarray:
+def counts_on(
+    structure: Structure, path: list[int], end: np.ndarray, durations: np.ndarray
+) -> np.ndarray:
     """Occurrences of each class on a path, lags included."""
     counts = np.zeros(structure.n_classes)
     for op, before in zip(path, [-1, *path[:-1]], strict=True):
@@ -167,7 +169,12 @@ def pipeline_1f1b(stages: int, micro_batches: int) -> Structure:
                 if 0 <= source < stages and (kind, source, i) not in arrived:
                     break
                 queue.pop(0)
-                op = add(1 if kind == "F" else 2, stage, previous[stage], arrived.get((kind, source, i), -1))
+                op = add(
+                    1 if kind == "F" else 2,
+                    stage,
+                    previous[stage],
+                    arrived.get((kind, source, i), -1),
+                )
                 previous[stage] = op
                 if 0 <= (stage + 1 if kind == "F" else stage - 1) < stages:
                     arrived[kind, stage, i] = add(3, stage, op)

@@ -1,7 +1,9 @@
-"""Every column of a table of published runs with the words that mean something else, kept in `known_rows.csv`.
+"""Every column of a table of published runs with the words that mean something else, kept in
+`known_rows.csv`.
 
-Words are those of the public tables and of the vocabularies, of which each is there once for what it means. After a
-change that is meant to move what is read, they are looked for again (some minutes) by
+Words are those of the public tables and of the vocabularies, of which each is there once for what
+it means. After a change that is meant to move what is read, they are looked for again (some
+minutes) by
 
     PERFMODEL_DATA=... PYTHONPATH=tests:tests/validation python tests/validation/known_rows.py
 """
@@ -19,7 +21,13 @@ from stored_figures import Figures, StoredCase, read_cases, write_cases
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout, Transformer, key_fields
 from perfmodel.validation.rows import Case, Row, read_case, read_rows, rows_of
-from perfmodel.validation.rows.vocabulary import DTYPE, LAUNCH_SWITCHES, RECOMPUTE, SCHEDULE, SHARDING
+from perfmodel.validation.rows.vocabulary import (
+    DTYPE,
+    LAUNCH_SWITCHES,
+    RECOMPUTE,
+    SCHEDULE,
+    SHARDING,
+)
 
 TABLE = Path(__file__).with_suffix(".csv")
 DENSE: Row = {
@@ -63,7 +71,13 @@ EXPERTS: Row = {
 }
 BASES: Mapping[str, Row] = {
     "dense": DENSE,
-    "megatron": {**DENSE, "framework": "megatron-lm@2022", "vpp": 2, "zero_stage": 1, "recompute": "selective"},
+    "megatron": {
+        **DENSE,
+        "framework": "megatron-lm@2022",
+        "vpp": 2,
+        "zero_stage": 1,
+        "recompute": "selective",
+    },
     "fsdp": {**DENSE, "framework": "fsdp", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 3},
     "maxtext": {
         **DENSE,
@@ -75,11 +89,24 @@ BASES: Mapping[str, Row] = {
         "pp": 1,
         "dp": 32,
     },
-    "deepspeed": {**DENSE, "framework": "deepspeed", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 2, "dtype": "fp16"},
+    "deepspeed": {
+        **DENSE,
+        "framework": "deepspeed",
+        "tp": 1,
+        "pp": 1,
+        "dp": 32,
+        "zero_stage": 2,
+        "dtype": "fp16",
+    },
     "experts": EXPERTS,
     "of the catalog": {
         name: cell
-        for name, cell in {**DENSE, "model": "llama2-70B", "job.frozen": 1, "job.adapter_rank": 16}.items()
+        for name, cell in {
+            **DENSE,
+            "model": "llama2-70B",
+            "job.frozen": 1,
+            "job.adapter_rank": 16,
+        }.items()
         if name not in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab")
     },
 }
@@ -109,20 +136,37 @@ NAMED = ("name", "source", "aliases")
 
 
 def facts(case: Case) -> dict[str, float]:
-    """All that a row says: numbers but 0 by their names, and each word as a name that counts one."""
+    """All that a row says: numbers but 0 by their names, and each word as a name that counts
+    one."""
     # Of framework and cluster what the row chooses: their other figures are the catalog's.
-    network = [(level.name, level.bandwidth_bytes_per_s, level.latency_s) for level in case.cluster.levels]
+    network = [
+        (level.name, level.bandwidth_bytes_per_s, level.latency_s) for level in case.cluster.levels
+    ]
     values: dict[str, Any] = {
         "framework": case.framework.label,
         "job": replace(case.job, assumed=()),
         "layout": case.layout,
     }
-    values |= {"device": case.cluster.device.name, "per_node": case.cluster.devices_per_node, "network": network}
-    values |= {"stated": dict.fromkeys(case.stated, True), "assumed": dict.fromkeys(case.assumed, True)}
+    values |= {
+        "device": case.cluster.device.name,
+        "per_node": case.cluster.devices_per_node,
+        "network": network,
+    }
+    values |= {
+        "stated": dict.fromkeys(case.stated, True),
+        "assumed": dict.fromkeys(case.assumed, True),
+    }
     values["contradictions"] = len(case.contradictions)
     if isinstance(case.model, Transformer):
-        values["model"] = {key: size for key, size in case.model.values().items() if key not in NAMED}
-    return {name: number for key, value in values.items() for name, number in _numbers(key, value) if number}
+        values["model"] = {
+            key: size for key, size in case.model.values().items() if key not in NAMED
+        }
+    return {
+        name: number
+        for key, value in values.items()
+        for name, number in _numbers(key, value)
+        if number
+    }
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -157,7 +201,8 @@ def cases() -> Iterator[StoredCase]:
         yield StoredCase(case.base, case.name, read({**row, **change}))
 
 
-# --- looking for words --------------------------------------------------------------------------------
+# --- looking for words
+# --------------------------------------------------------------------------------
 
 MOST_NUMBERS = 2
 """Most numbers of one column: what is read of one says what is read of all."""
@@ -196,7 +241,9 @@ def looked_for() -> Iterator[StoredCase]:
 
 def _changes(plain: Figures, figures: Figures) -> list[tuple[str, float | None]]:
     names = plain.keys() | figures.keys()
-    return sorted((name, figures.get(name)) for name in names if plain.get(name) != figures.get(name))
+    return sorted(
+        (name, figures.get(name)) for name in names if plain.get(name) != figures.get(name)
+    )
 
 
 def cells_of_columns(folder: Path) -> dict[str, list[Any]]:
@@ -210,7 +257,10 @@ def cells_of_columns(folder: Path) -> dict[str, list[Any]]:
             for column, value in row.items():
                 if value is not None and not column.startswith(MEASURED) and len(str(value)) <= 120:
                     cells.setdefault(column, set()).add(value)
-    return {column: sorted(values, key=lambda cell: (len(str(cell)), str(cell))) for column, values in cells.items()}
+    return {
+        column: sorted(values, key=lambda cell: (len(str(cell)), str(cell)))
+        for column, values in cells.items()
+    }
 
 
 def words_of_columns() -> Iterator[tuple[str, list[Any]]]:
@@ -259,13 +309,19 @@ def _examples_of_part(kind: Any, argument: Any) -> list[str]:
         case "SUBPATTERN":
             return _examples_of_parts(argument[-1])
         case "MAX_REPEAT" | "MIN_REPEAT":
-            return ["", *_examples_of_parts(argument[2])] if argument[0] == 0 else _examples_of_parts(argument[2])
+            return (
+                ["", *_examples_of_parts(argument[2])]
+                if argument[0] == 0
+                else _examples_of_parts(argument[2])
+            )
         case "IN":
             return _examples_of_part(*argument[0])
         case "CATEGORY":
             return ["4"] if "DIGIT" in str(argument) else ["x"]
         case "RANGE":
-            return [chr(number) for number in range(argument[0], min(argument[1], argument[0] + 4) + 1)]
+            return [
+                chr(number) for number in range(argument[0], min(argument[1], argument[0] + 4) + 1)
+            ]
         case _:
             return [""]
 

@@ -34,7 +34,9 @@ RUNS = pd.DataFrame(
         "status": "ok",
     }
 )
-KNOWN = KnownSources(before_first_look=("b*",), changes=(Change(sources=("a",), what="networks are read"),))
+KNOWN = KnownSources(
+    before_first_look=("b*",), changes=(Change(sources=("a",), what="networks are read"),)
+)
 
 
 def predicted(seconds: float):
@@ -43,7 +45,8 @@ def predicted(seconds: float):
     def predict(rows: pd.DataFrame) -> pd.DataFrame:
         at = pd.Series(seconds, index=rows.index)
         return pd.DataFrame(
-            {"predicted_iter_time_s": at, "lo_s": at / 2, "hi_s": at * 2, "skipped_reason": None}, index=rows.index
+            {"predicted_iter_time_s": at, "lo_s": at / 2, "hi_s": at * 2, "skipped_reason": None},
+            index=rows.index,
         )
 
     return predict
@@ -65,7 +68,10 @@ def test_a_first_look_is_kept_whatever_is_predicted_later(tmp_path: Path) -> Non
 
 def test_rows_that_come_after_their_sources_look_stay_without_one(tmp_path: Path) -> None:
     record_first_looks("later", RUNS.head(1), "c0ffee", predicted(1.0), tmp_path)
-    assert record_first_looks("later", RUNS.head(2), "decade", predicted(1.0), tmp_path) == ([], ["a2"])
+    assert record_first_looks("later", RUNS.head(2), "decade", predicted(1.0), tmp_path) == (
+        [],
+        ["a2"],
+    )
     assert recorded_looks("later", tmp_path)["case_id"].tolist() == ["a1"]
 
 
@@ -74,7 +80,9 @@ def test_a_record_without_its_rows_and_rows_of_one_name_are_refused(tmp_path: Pa
     with pytest.raises(PerfModelError, match="b1 has a first look"):
         record_first_looks("later", RUNS.head(2), "decade", predicted(1.0), tmp_path)
     with pytest.raises(PerfModelError, match="two rows are named a1"):
-        record_first_looks("later", pd.concat([RUNS, RUNS.head(1)]), "decade", predicted(1.0), tmp_path)
+        record_first_looks(
+            "later", pd.concat([RUNS, RUNS.head(1)]), "decade", predicted(1.0), tmp_path
+        )
 
 
 def test_scores_are_means_over_sources_median_rows_and_shares_inside() -> None:
@@ -98,7 +106,10 @@ def test_sources_seen_before_their_first_look_count_for_no_blind_figure() -> Non
     assert set(figures["sources"]) == {"a", "b"}
     nothing = blind_figures(first, Look.of(RUNS, not_predicted(RUNS)), KNOWN)
     looks = [RUNS[["source"]].assign(commit="c0ffee")]
-    assert "today |" not in blind_page(nothing, looks, today, KNOWN).partition("## Source by source")[0]
+    assert (
+        "today |"
+        not in blind_page(nothing, looks, today, KNOWN).partition("## Source by source")[0]
+    )
     page = blind_page(figures, looks, today, KNOWN)
     (line,) = [line for line in page.splitlines() if line.startswith("| a |")]
     assert "| c0ffee |" in line
@@ -135,7 +146,9 @@ def test_wide_intervals_are_told_from_narrow_ones() -> None:
 
 def test_today_knows_the_settings_that_notes_state() -> None:
     """The compiled step of a script whose table has the word in its notes alone."""
-    runs = pd.DataFrame([{"case_id": "a", "source": "s", "status": "ok", "measured_iter_time_s": 1.0}])
+    runs = pd.DataFrame(
+        [{"case_id": "a", "source": "s", "status": "ok", "measured_iter_time_s": 1.0}]
+    )
     runs["notes"] = "from 250 ms to 135 ms by torch.compile"
     asked = []
 
@@ -152,10 +165,14 @@ def test_first_looks_of_the_second_collection_are_as_they_were_given(data_dir: P
     collection = data_dir / "published2"
     runs, looks = runs_of(collection), recorded_looks("published2")
     assert looks["case_id"].tolist() == runs["case_id"].tolist()
-    given = pd.concat([pd.read_csv(file) for file in sorted((collection / "first_look").glob("*.csv"))])
+    given = pd.concat(
+        [pd.read_csv(file) for file in sorted((collection / "first_look").glob("*.csv"))]
+    )
     given = given.set_index("case_id").loc[runs["case_id"]]
     for name in ("predicted_iter_time_s", "lo_s", "hi_s"):
-        np.testing.assert_allclose(looks[name].to_numpy(float), given[name].to_numpy(float), rtol=1e-5)
+        np.testing.assert_allclose(
+            looks[name].to_numpy(float), given[name].to_numpy(float), rtol=1e-5
+        )
     known = KnownSources.read(FOLDER / "sources.toml")
     blind = np.array([known.was_blind(source) for source in runs["source"]])
     score = Look.of(runs, looks).take(blind).score()
@@ -167,7 +184,9 @@ def test_first_looks_of_the_second_collection_are_as_they_were_given(data_dir: P
 
 
 def test_rows_that_leave_nothing_open_and_those_told_not_to_fit_are_counted() -> None:
-    predictions = predicted(2.0)(RUNS).assign(open_deviation=[0.0, 0.3, 0.01], fits_probability=[0.05, 1.0, 0.5])
+    predictions = predicted(2.0)(RUNS).assign(
+        open_deviation=[0.0, 0.3, 0.01], fits_probability=[0.05, 1.0, 0.5]
+    )
     look = Look.of(RUNS, predictions)
     assert look.described().source.tolist() == ["a", "b"]
     assert look.unlikely_to_fit() == 1
@@ -183,7 +202,9 @@ def test_the_narrower_half_has_the_narrowest_intervals() -> None:
 
 
 def test_errors_are_told_apart_by_device_and_kind_every_source_counting_the_same() -> None:
-    predictions = predicted(2.0)(RUNS).assign(device_generation=["Hopper", "Hopper", "Volta"], model_kind="decoder")
+    predictions = predicted(2.0)(RUNS).assign(
+        device_generation=["Hopper", "Hopper", "Volta"], model_kind="decoder"
+    )
     look = Look.of(RUNS, predictions)
     by_device = look.by_group("device_generation")
     assert by_device["Hopper"]["rows"] == 2
@@ -195,8 +216,11 @@ def test_errors_are_told_apart_by_device_and_kind_every_source_counting_the_same
 
 
 def test_errors_are_told_apart_by_framework_and_by_adapters() -> None:
-    """Of the runs themselves: the framework without its year, and LoRA where a row has a rank, even an open one."""
-    runs = RUNS.assign(framework=["nemo@2024", "nemo@2025", None]).assign(**{ADAPTERS: [16, None, 0]})
+    """Of the runs themselves: the framework without its year, and LoRA where a row has a rank, even
+    an open one."""
+    runs = RUNS.assign(framework=["nemo@2024", "nemo@2025", None]).assign(
+        **{ADAPTERS: [16, None, 0]}
+    )
     look = Look.of(runs, predicted(2.0)(runs))
     by_framework = look.by_group("framework")
     assert by_framework.keys() == {"nemo"}

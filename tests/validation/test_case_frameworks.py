@@ -1,4 +1,5 @@
-"""A run is predicted as anybody would predict it who says what its row says and names its framework."""
+"""A run is predicted as anybody would predict it who says what its row says and names its
+framework."""
 
 from typing import Any
 
@@ -10,7 +11,13 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.validation import counter_of, predict_cases, read_case, unstated_share, validate_cases
+from perfmodel.validation import (
+    counter_of,
+    predict_cases,
+    read_case,
+    unstated_share,
+    validate_cases,
+)
 from perfmodel.validation.rows import framework_name, layout_switches, read_rows, recipe_of, rows_of
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
@@ -33,14 +40,18 @@ TABLE = [
 
 
 def words(row: dict[str, Any]) -> dict[str, Any]:
-    """What a user passes to `predict` who knows the cells of a row, its model, its machine and the recipe that it
-    leaves settings to."""
+    """What a user passes to `predict` who knows the cells of a row, its model, its machine and the
+    recipe that it leaves settings to."""
     case = read_case(row)
     preset = recipe_of(row, case.framework, case.model, case.cluster.device, case.job.dtype)
     cells = {"zero": "zero_stage", "sequence_parallel": "sequence_parallel"}
-    degrees = {name: getattr(case.layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")}
+    degrees = {
+        name: getattr(case.layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")
+    }
     degrees |= {} if case.layout.etp is None else {"etp": case.layout.etp}
-    said = degrees | {key: int(float(row[column])) for key, column in cells.items() if given(row, column)}
+    said = degrees | {
+        key: int(float(row[column])) for key, column in cells.items() if given(row, column)
+    }
     if given(row, "recompute") or given(row, "recompute_detail"):
         said["recompute"] = case.layout.recompute
     if case.layout.recompute_full_layers:  # counted from what the row measured
@@ -48,7 +59,9 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     if given(row, "schedule") or case.layout.vpp > 1:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
     said |= layout_switches(row)
-    said |= preset.layout | {name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")}
+    said |= preset.layout | {
+        name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")
+    }
     if given(row, "sharding"):
         said["zero"] = case.layout.zero
     if case.layout.offload:
@@ -81,12 +94,22 @@ def assert_equal(row: dict[str, Any], told: Any) -> None:
     assert found.memory_counted_bytes[counter] == told.predicted_peak_memory_bytes
 
 
-STATED = {"flash_attention": 0, "recompute": "full", "zero_stage": 1, "sequence_parallel": 0, "vpp": 1}
+STATED = {
+    "flash_attention": 0,
+    "recompute": "full",
+    "zero_stage": 1,
+    "sequence_parallel": 0,
+    "vpp": 1,
+}
 """What every row of `TABLE` must say for nothing to be open."""
 
 
 def test_runs_of_many_frameworks_that_state_all_are_predicted_as_anybody_would() -> None:
-    table = [row | STATED for row in TABLE if row["framework"].partition("@")[0] in ("megatron-lm", "nanotron")]
+    table = [
+        row | STATED
+        for row in TABLE
+        if row["framework"].partition("@")[0] in ("megatron-lm", "nanotron")
+    ]
     for row, told in zip(table, predict_cases(pd.DataFrame(table)).itertuples(), strict=True):
         assert told.skipped_reason is None
         if told.completions == 1:
@@ -118,9 +141,12 @@ def test_frameworks_that_are_not_known_are_assumed_and_said() -> None:
 
 
 @pytest.mark.parametrize(("framework", "vocab"), [("generic", 50264), ("megatron-lm@2022", 51200)])
-def test_a_vocabulary_that_is_not_stated_is_padded_as_the_framework_pads(framework: str, vocab: int) -> None:
+def test_a_vocabulary_that_is_not_stated_is_padded_as_the_framework_pads(
+    framework: str, vocab: int
+) -> None:
     assert (
-        read_case(GPT | {"model": "ours", "vocab": None, "framework": framework}).model.vocab == vocab
+        read_case(GPT | {"model": "ours", "vocab": None, "framework": framework}).model.vocab
+        == vocab
     )  # of tp, or 128 tp
 
 
@@ -158,13 +184,19 @@ def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
             said = words(row)
             layout, problem = said.pop("layout"), catalog.problem(**said)
             asked_for, _ = problem.framework.layout(layout, problem.model)
-            assert (asked_for, problem.job, problem.framework) == (case.layout, case.job, case.framework), case.case_id
+            assert (asked_for, problem.job, problem.framework) == (
+                case.layout,
+                case.job,
+                case.framework,
+            ), case.case_id
             asked += 1
             first.setdefault((row["source"], row["framework"]), row)
     assert asked > 3000
     runs = pd.DataFrame(list(first.values())).astype(object)
     for row, told in zip(first.values(), predict_cases(runs).itertuples(), strict=True):
-        if told.skipped_reason is None and told.completions == 1:  # what leaves something open is several questions
+        if (
+            told.skipped_reason is None and told.completions == 1
+        ):  # what leaves something open is several questions
             assert_equal(row, told)
 
 
@@ -186,9 +218,17 @@ def test_a_launch_that_compiles_is_the_compiled_framework():
         compiled = name if plain.endswith("-compile") else f"{plain}-compile{at}{year}"
         row = {"framework": name, "device": "H100"}
         for words, is_compiled in COMPILED_WORDS.items():
-            assert framework_name(row | {"framework_as_stated": words}) == (compiled if is_compiled else name), words
-        for switches, is_compiled in {"compile=1": True, "compile": True, "compile=0": False}.items():
-            assert framework_name(row | {"launch_and_overlap": switches}) == (compiled if is_compiled else name)
+            assert framework_name(row | {"framework_as_stated": words}) == (
+                compiled if is_compiled else name
+            ), words
+        for switches, is_compiled in {
+            "compile=1": True,
+            "compile": True,
+            "compile=0": False,
+        }.items():
+            assert framework_name(row | {"launch_and_overlap": switches}) == (
+                compiled if is_compiled else name
+            )
         assert catalog.framework(compiled).name == compiled.partition("@")[0]
 
 
@@ -197,13 +237,21 @@ def test_a_framework_that_compiles_by_default_has_an_entry_for_the_switch_turned
     assert framework_name(row) == "kempnerforge@2026"
     assert framework_name(row | {"launch_and_overlap": "compile=1"}) == "kempnerforge@2026"
     assert framework_name(row | {"launch_and_overlap": "compile=0"}) == "kempnerforge-eager@2026"
-    compiled, eager = catalog.framework("kempnerforge@2026"), catalog.framework("kempnerforge-eager@2026")
-    assert set(compiled.default_job.kernels.eager_kernels) < set(eager.default_job.kernels.eager_kernels)
+    compiled, eager = (
+        catalog.framework("kempnerforge@2026"),
+        catalog.framework("kempnerforge-eager@2026"),
+    )
+    assert set(compiled.default_job.kernels.eager_kernels) < set(
+        eager.default_job.kernels.eager_kernels
+    )
 
 
 @pytest.mark.parametrize("name", ["megatron-core@2025", "maxtext@2025", "somebody@2024", ""])
 def test_a_framework_without_a_compiled_entry_keeps_its_name(name: str):
-    assert framework_name({"framework": name, "device": "H100", "launch_and_overlap": "compile=1"}) == name
+    assert (
+        framework_name({"framework": name, "device": "H100", "launch_and_overlap": "compile=1"})
+        == name
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ ROW = KORTHIKANTI_22B | {
     "tp": 2, "dp": 4, "recompute": "none", "params_b": None,
     "global_batch": 32, "num_microbatches": 2, "kv_heads": 8, "dtype": "bf16",
 }  # fmt: skip
-MOE = ROW | {"family": "moe", "n_experts": 8, "top_k": 2, "ffn_hidden": 4096, "ep": 4, "sequence_parallel": 1}
+MOE = ROW | {
+    "family": "moe",
+    "n_experts": 8,
+    "top_k": 2,
+    "ffn_hidden": 4096,
+    "ep": 4,
+    "sequence_parallel": 1,
+}
 V3 = ROW | {
     "model": "deepseekv3", "family": "moe", "tp": 1, "dp": 8, "ep": 8, "layers": None, "hidden": None, "heads": None,
     "kv_heads": None, "ffn_hidden": None, "vocab": None, "params_b": None,
@@ -67,9 +74,15 @@ def test_an_empty_micro_batch_follows_or_is_assumed_and_said(tmp_path):
     assumed = read_case(ROW | {"micro_batch": None, "num_microbatches": None})
     assert (assumed.layout.micro_batch, assumed.assumed) == (1, ("micro_batch",))
     counted = read_case(ROW | {"micro_batch": None, "global_batch": None})
-    assert (counted.layout.micro_batch, counted.job.global_batch, counted.assumed) == (1, 8, ("micro_batch",))
+    assert (counted.layout.micro_batch, counted.job.global_batch, counted.assumed) == (
+        1,
+        8,
+        ("micro_batch",),
+    )
     path = tmp_path / "runs.csv"
-    pd.DataFrame([ROW, ROW | {"case_id": "open", "micro_batch": None, "num_microbatches": None}]).to_csv(path)
+    pd.DataFrame(
+        [ROW, ROW | {"case_id": "open", "micro_batch": None, "num_microbatches": None}]
+    ).to_csv(path)
     report = validate_cases([path], out=tmp_path / "p.csv")
     assert (report["all"]["n"], report["skipped"], report["assumed"]["micro_batch"]) == (2, {}, 1)
     named = pd.read_csv(tmp_path / "p.csv")["assumed"].fillna("")
@@ -82,13 +95,21 @@ def test_one_open_degree_follows_from_the_devices(missing):
 
 
 def test_an_open_batch_follows_from_the_throughput():
-    row = ROW | {"global_batch": None, "measured_iter_time_s": 2.0, "measured_tokens_per_s_per_device": 4096.0}
+    row = ROW | {
+        "global_batch": None,
+        "measured_iter_time_s": 2.0,
+        "measured_tokens_per_s_per_device": 4096.0,
+    }
     assert read_case(row).job.global_batch == 32  # 4096 tokens/s x 2 s x 8 devices / 2048
 
 
 def test_heads_are_those_of_the_table_s_other_rows_of_that_width_where_these_agree():
     sizes = ROW | {"model": "ours", "kv_heads": None}
-    table = [sizes | {"heads": 32}, sizes | {"heads": None}, sizes | {"heads": None, "source": "another"}]
+    table = [
+        sizes | {"heads": 32},
+        sizes | {"heads": None},
+        sizes | {"heads": None, "source": "another"},
+    ]
     alone, filled, other = map(read_case, rows_of(with_heads(pd.DataFrame(table))))
     assert (alone.model.heads, filled.model.heads) == (32, 32)
     assert ("heads" in alone.assumed, "heads" in filled.assumed) == (False, True)
@@ -146,13 +167,19 @@ def test_switches_of_the_launch_are_read(flags, graphs, overlap):
 def test_tensorwise_scales_are_what_the_framework_calls_so(framework, recipe):
     for words in ("fp8 tensorwise", "fp8 tensorwise hybrid"):
         assert (
-            read_case(ROW | {"framework": framework, "dtype": words, "dtype_recipe": words}).job.narrow.fp8_recipe
+            read_case(
+                ROW | {"framework": framework, "dtype": words, "dtype_recipe": words}
+            ).job.narrow.fp8_recipe
             == recipe
         )
 
 
 def test_the_operation_fuser_is_read_from_the_launch():
-    for flags, fused in ((None, False), ("use_te_ops=0", False), ("use_te_ops=1; lora_a2a=1", True)):
+    for flags, fused in (
+        (None, False),
+        ("use_te_ops=0", False),
+        ("use_te_ops=1; lora_a2a=1", True),
+    ):
         case = read_case(ROW | {"framework": "nemo@2025", "launch_and_overlap": flags})
         assert case.job.kernels.operation_fuser == fused
 
@@ -160,8 +187,13 @@ def test_the_operation_fuser_is_read_from_the_launch():
 def test_adapters_exchange_where_the_launch_says_so():
     row = ROW | {"framework": "nemo@2024", "model": "m-lora"}
     for flags, exchanges in ((None, False), ("lora_a2a=0", False), ("lora_a2a=1", True)):
-        assert read_case(row | {"launch_and_overlap": flags}).job.fine_tuning.adapter_all_to_all == exchanges
-    assert not read_case(ROW | {"launch_and_overlap": "lora_a2a=1"}).job.fine_tuning.adapter_all_to_all
+        assert (
+            read_case(row | {"launch_and_overlap": flags}).job.fine_tuning.adapter_all_to_all
+            == exchanges
+        )
+    assert not read_case(
+        ROW | {"launch_and_overlap": "lora_a2a=1"}
+    ).job.fine_tuning.adapter_all_to_all
 
 
 @pytest.mark.parametrize(
@@ -174,7 +206,14 @@ def test_adapters_exchange_where_the_launch_says_so():
     ],
 )  # fmt: skip
 def test_what_replicas_shard_and_over_how_many_of_them(sharding, zero, replicate):
-    row = ROW | {"zero_stage": None, "tp": 1, "pp": 1, "dp": 16, "n_devices": 16, "sharding": sharding}
+    row = ROW | {
+        "zero_stage": None,
+        "tp": 1,
+        "pp": 1,
+        "dp": 16,
+        "n_devices": 16,
+        "sharding": sharding,
+    }
     layout = read_case(row | {"global_batch": 32}).layout
     assert (layout.zero, layout.replicate) == (zero, replicate)
     stated = read_case(row | {"global_batch": 32, "zero_stage": 2}).layout
@@ -182,33 +221,55 @@ def test_what_replicas_shard_and_over_how_many_of_them(sharding, zero, replicate
 
 
 def test_deepspeed_is_the_framework_whose_zero_a_row_runs():
-    row = ROW | {"framework": "nemo@2024", "sharding": "DeepSpeed ZeRO-3", "pp": 1, "zero_stage": None}
+    row = ROW | {
+        "framework": "nemo@2024",
+        "sharding": "DeepSpeed ZeRO-3",
+        "pp": 1,
+        "zero_stage": None,
+    }
     assert read_case(row | {"dp": 8 // ROW["tp"]}).framework.label == "deepspeed@2024"
 
 
 def test_on_gaudi_megatron_deepspeed_is_habanas_and_nemo_is_deepspeed():
-    row = ROW | {"framework": "megatron-deepspeed@2023", "device": "Gaudi2", "dtype": "bf16", "intra_link": ""}
+    row = ROW | {
+        "framework": "megatron-deepspeed@2023",
+        "device": "Gaudi2",
+        "dtype": "bf16",
+        "intra_link": "",
+    }
     assert read_case(row).framework.label == "megatron-deepspeed-gaudi@2023"
     tuned = read_case(
         row
         | {"framework": "nemo@2024", "tp": 1, "pp": 1, "dp": ROW["n_devices"], "recompute": None}
         | {"zero_stage": None}
     )
-    assert (tuned.framework.label, tuned.framework.host.execution) == ("deepspeed-gaudi@2024", "compiled")
+    assert (tuned.framework.label, tuned.framework.host.execution) == (
+        "deepspeed-gaudi@2024",
+        "compiled",
+    )
     assert (tuned.layout.zero, tuned.layout.recompute) == (3, "full")
-    assert read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
+    assert (
+        read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
+    )
 
 
 def test_weights_in_16_bits_alone_have_their_states_so_too():
     for dtype in ("bf16", "fp16"):
-        job = read_case(ROW | {"dtype": dtype, "dtype_recipe": f"{dtype} (pure {dtype} assumed)"}).job
+        job = read_case(
+            ROW | {"dtype": dtype, "dtype_recipe": f"{dtype} (pure {dtype} assumed)"}
+        ).job
         assert (job.optimizer, job.gradients.grad_dtype) == ("adam16bit", dtype)
     assert read_case(ROW).job.optimizer == "adam"
 
 
 def test_adapters_that_a_name_or_columns_tell():
     columns = {"job.frozen": "true", "job.adapter_rank": 8}
-    said = ({}, False, 0), ({"model": "m-LoRA"}, True, 16), (columns, True, 8), (columns | {"model": "m-lora"}, True, 8)
+    said = (
+        ({}, False, 0),
+        ({"model": "m-LoRA"}, True, 16),
+        (columns, True, 8),
+        (columns | {"model": "m-lora"}, True, 8),
+    )
     for cells, frozen, rank in said:
         case = read_case(ROW | cells)
         assert (case.job.fine_tuning.frozen, case.job.fine_tuning.adapter_rank) == (frozen, rank)
@@ -235,7 +296,9 @@ def test_a_cut_of_a_model_does_not_keep_all_its_dense_layers(change, dense, assu
 
 def test_a_name_may_end_with_the_size_of_its_model():
     named = {"family": "moe-mla", "first_dense_layers": 3}
-    assert read_case(V3 | named | {"model": "deepseek-v3-671B"}).model == catalog.model("deepseek-v3")
+    assert read_case(V3 | named | {"model": "deepseek-v3-671B"}).model == catalog.model(
+        "deepseek-v3"
+    )
     # Another size is another model.
     with pytest.raises(PerfModelError):
         read_case(V3 | named | {"model": "deepseek-v3-16B"})
@@ -246,12 +309,18 @@ def test_a_name_may_end_with_the_size_of_its_model():
     [{"hidden": 4096, "heads": 32}, {"n_experts": 64}, {"top_k": 4}, {"vocab": 32000}, {"layers": 12},
      {"ffn_hidden": 1024}],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseekv2", "grok1-314B", "gpt oss 120b"])
+@pytest.mark.parametrize(
+    "name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseekv2", "grok1-314B", "gpt oss 120b"]
+)
 def test_a_stated_size_wins_over_the_name(name, size):
     row = V3 | {"model": name, "ep": 1} | size
     model = read_case(row).model
     stated = {name: getattr(model, name) for name in ("hidden", "heads", "vocab", "layers")}
-    stated |= {"n_experts": model.experts.count, "top_k": model.experts.topk, "ffn_hidden": model.experts.ffn_hidden}
+    stated |= {
+        "n_experts": model.experts.count,
+        "top_k": model.experts.topk,
+        "ffn_hidden": model.experts.ffn_hidden,
+    }
     assert {key: stated[key] for key in size} == size
 
 
@@ -260,7 +329,12 @@ def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_length
                  "hidden": 2048,
                  "heads": 32, "kv_heads": 32, "ffn_hidden": 5120, "seq_len": 512, "vocab": None}  # fmt: skip
     model = read_case(row).model
-    assert (model.hidden, model.ffn_hidden, model.head_dim, model.block.gated_ffn) == (2048, 5120, 64, True)
+    assert (model.hidden, model.ffn_hidden, model.head_dim, model.block.gated_ffn) == (
+        2048,
+        5120,
+        64,
+        True,
+    )
     assert model.decoder_seq_len == 128
 
 
@@ -301,13 +375,17 @@ def test_what_cannot_be_laid_out_keeps_its_head_and_loses_its_figures(tmp_path):
 
 def test_runs_of_doubtful_status_are_predicted_but_not_compared(tmp_path):
     path = tmp_path / "runs.csv"
-    rows = [{"case_id": s, "status": s, "measured_peak_memory_gb": 50} for s in ("ok", "duplicate", "suspect", "oom")]
+    rows = [
+        {"case_id": s, "status": s, "measured_peak_memory_gb": 50}
+        for s in ("ok", "duplicate", "suspect", "oom")
+    ]
     pd.DataFrame([ROW | row for row in rows]).to_csv(path)
     report = validate_cases([path], out=tmp_path / "p.csv")
     assert report["all"]["n"] == 1
     assert pd.read_csv(tmp_path / "p.csv")["predicted_iter_time_s"].notna().all()
     assert report["skipped"] == {
-        f"predicted, but not compared: the run's status is {s}": 1 for s in ("duplicate", "suspect", "oom")
+        f"predicted, but not compared: the run's status is {s}": 1
+        for s in ("duplicate", "suspect", "oom")
     }
 
 
@@ -337,16 +415,22 @@ def test_every_device_and_network_of_the_published_runs_is_known(data_dir):
                 assert cluster_for("H100-SXM5-80GB", 8, "", words).levels, words
 
 
-SHAPELESS = ROW | dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "params_b"))
+SHAPELESS = ROW | dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "params_b")
+)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "dense"])
 @pytest.mark.parametrize("name", ["ours-300M", "ours 1.3B", "gemma9-31b", "ours-175B", "ours-1T"])
-def test_a_shape_that_only_family_and_parameters_tell_has_these_parameters_and_is_said(family, name):
+def test_a_shape_that_only_family_and_parameters_tell_has_these_parameters_and_is_said(
+    family, name
+):
     row = SHAPELESS | {"model": name, "family": family}
     case = read_case(row)
     assert "shape" in case.assumed
-    billions = float(re.split(r"[- ]", name)[-1][:-1]) * {"m": 1e-3, "b": 1, "t": 1e3}[name[-1].lower()]
+    billions = (
+        float(re.split(r"[- ]", name)[-1][:-1]) * {"m": 1e-3, "b": 1, "t": 1e3}[name[-1].lower()]
+    )
     shapes = open_shapes(row)
     assert sum(probability for _, probability in shapes) == 1
     assert len({cells["hidden"] for cells, _ in shapes}) == 3
@@ -355,12 +439,20 @@ def test_a_shape_that_only_family_and_parameters_tell_has_these_parameters_and_i
         assert completed.contradictions == ()
         assert parameter_count(completed.model) == pytest.approx(billions * 1e9, rel=0.1)
     by_column = read_case(row | {"model": "ours", "params_b": billions})
-    assert (by_column.model.layers, by_column.model.hidden) == (case.model.layers, case.model.hidden)
+    assert (by_column.model.layers, by_column.model.hidden) == (
+        case.model.layers,
+        case.model.hidden,
+    )
 
 
 @pytest.mark.parametrize(
     "cells",
-    [{"model": "ours"}, {"model": "ours-7b-of-13b"}, {"family": "moe", "model": "ours-30B-A3B"}, {"family": "unet"}],
+    [
+        {"model": "ours"},
+        {"model": "ours-7b-of-13b"},
+        {"family": "moe", "model": "ours-30B-A3B"},
+        {"family": "unet"},
+    ],
 )
 def test_a_shape_that_nothing_tells_is_refused(cells):
     with pytest.raises(PerfModelError, match="shape is not stated"):
@@ -369,7 +461,12 @@ def test_a_shape_that_nothing_tells_is_refused(cells):
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("meta-llama/Meta-Llama-3-8B", 32), ("Qwen/Qwen3-30B-A3B", 48), ("mixtral-8x7b", 32), ("llama2-70b", 80)],
+    [
+        ("meta-llama/Meta-Llama-3-8B", 32),
+        ("Qwen/Qwen3-30B-A3B", 48),
+        ("mixtral-8x7b", 32),
+        ("llama2-70b", 80),
+    ],
 )
 def test_a_model_of_the_catalog_needs_no_columns_of_its_shape(name, layers):
     model = read_case(SHAPELESS | {"model": name, "family": None}).model
@@ -389,4 +486,6 @@ def test_a_step_time_that_is_not_stated_follows_from_the_throughput(tmp_path):
     path = tmp_path / "runs.csv"
     pd.DataFrame(rows).to_csv(path)
     # 32 sequences of 2048 tokens on 8 devices.
-    np.testing.assert_allclose(read_rows(path)["measured_iter_time_s"].astype(float), [2, 2, np.nan, np.nan, 3])
+    np.testing.assert_allclose(
+        read_rows(path)["measured_iter_time_s"].astype(float), [2, 2, np.nan, np.nan, 3]
+    )

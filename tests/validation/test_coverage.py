@@ -1,4 +1,5 @@
-"""Intervals of runs of which little is known: folds that leave whole groups out, and the width that covers them."""
+"""Intervals of runs of which little is known: folds that leave whole groups out, and the width that
+covers them."""
 
 from dataclasses import replace
 
@@ -26,8 +27,8 @@ ADDED = 0.4
 
 
 def left_out_runs(n: int = 400, seed: int = 0) -> LeftOutRuns:
-    """Runs of 40 sources whose errors follow the square root of the model's half-width, and are larger without a named
-    framework."""
+    """Runs of 40 sources whose errors follow the square root of the model's half-width, and are
+    larger without a named framework."""
     rng = np.random.default_rng(seed)
     unknown = np.zeros((n, len(NAMES)))
     unknown[:, NAMES.index("framework_unnamed")] = np.arange(n) % 2
@@ -70,10 +71,16 @@ def test_what_a_run_leaves_open_is_not_paid_for_twice() -> None:
     runs = left_out_runs(2000)
     rng = np.random.default_rng(1)
     open_deviation = np.where(np.arange(2000) % 3 == 0, 0.4, 0.0)
-    wider = replace(runs, error=runs.error + open_deviation * rng.standard_normal(2000), open_deviation=open_deviation)
+    wider = replace(
+        runs,
+        error=runs.error + open_deviation * rng.standard_normal(2000),
+        open_deviation=open_deviation,
+    )
     before, after = fit_coverage(runs), fit_coverage(wider)
     assert after.half_width(0.2) == pytest.approx(before.half_width(0.2), rel=0.15)
-    assert np.average(np.abs(wider.error) <= covered_half_widths(after, wider)) == pytest.approx(0.9, abs=0.02)
+    assert np.average(np.abs(wider.error) <= covered_half_widths(after, wider)) == pytest.approx(
+        0.9, abs=0.02
+    )
 
 
 def test_knowing_less_makes_no_interval_narrower() -> None:
@@ -100,8 +107,11 @@ def test_predictions_have_the_width_that_was_fitted() -> None:
 
 
 def test_a_quarter_of_a_driver_has_five_eighths_of_its_effect() -> None:
-    """s (1 + c) / (s + c) at c = 1/4: nothing for nothing, all for all, and ever less for the next tenth."""
-    coverage = Coverage(base=np.log(2.0), power=0.5, added={"extrapolated": 0.6, "settings_unstated": 0.3})
+    """s (1 + c) / (s + c) at c = 1/4: nothing for nothing, all for all, and ever less for the next
+    tenth."""
+    coverage = Coverage(
+        base=np.log(2.0), power=0.5, added={"extrapolated": 0.6, "settings_unstated": 0.3}
+    )
     known = 2 * 0.25**0.5
 
     def half_width(**shares: float) -> float:
@@ -110,7 +120,9 @@ def test_a_quarter_of_a_driver_has_five_eighths_of_its_effect() -> None:
     assert half_width() == half_width(extrapolated=0.0) == pytest.approx(known)
     assert half_width(extrapolated=1.0) == pytest.approx(np.hypot(known, 0.6))
     assert half_width(extrapolated=0.25) == pytest.approx(np.hypot(known, 0.6 * (5 / 8) ** 0.5))
-    assert half_width(extrapolated=1.0, settings_unstated=1.0) == pytest.approx(np.sqrt(known**2 + 0.6**2 + 0.3**2))
+    assert half_width(extrapolated=1.0, settings_unstated=1.0) == pytest.approx(
+        np.sqrt(known**2 + 0.6**2 + 0.3**2)
+    )
     squares = [half_width(extrapolated=share) ** 2 for share in np.linspace(0, 1, 11)]
     assert (np.diff(squares) > 0).all()
     assert (np.diff(squares, 2) < 0).all()
@@ -169,7 +181,9 @@ def test_folds_come_in_batches_of_similar_size() -> None:
         sizes = batch.is_run.sum(axis=1)
         assert sizes.max() == batch.index.shape[1] <= 4 * sizes.min()
         for index, is_run, predicted in zip(*batch, strict=True):
-            batched.setdefault(tuple(index[is_run].tolist()), []).append(tuple(index[predicted].tolist()))
+            batched.setdefault(tuple(index[is_run].tolist()), []).append(
+                tuple(index[predicted].tolist())
+            )
     expected: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
         name = tuple(np.flatnonzero(left_out).tolist())
@@ -196,7 +210,9 @@ def test_kinds_of_folds_that_leave_nothing_are_left_out() -> None:
 
 
 def test_what_was_never_seen_is_told() -> None:
-    seen = Seen(frozenset({"nemo"}), frozenset({"Hopper"}), frozenset({2024}), frozenset({"decoder"}))
+    seen = Seen(
+        frozenset({"nemo"}), frozenset({"Hopper"}), frozenset({2024}), frozenset({"decoder"})
+    )
     assert Seen.from_dict(seen.to_dict()) == seen
     known = seen.unknown("nemo", "Hopper", 2024, "decoder", generic="generic")
     assert not any(known.values())

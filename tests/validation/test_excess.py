@@ -10,7 +10,9 @@ def runs(**columns: object) -> pd.DataFrame:
     frame["predicted_iter_time_s"] = 2.0
     per_layer_s = 1e-3 * frame["tp"] * (frame["pp"] > 1)
     beyond_s = frame.pop("slow") * 1.2 if "slow" in frame else 0.0
-    frame["measured_s"] = 2.0 + frame["num_microbatches"] * (per_layer_s * frame["layers"] / frame["pp"] + beyond_s)
+    frame["measured_s"] = 2.0 + frame["num_microbatches"] * (
+        per_layer_s * frame["layers"] / frame["pp"] + beyond_s
+    )
     return frame
 
 
@@ -33,11 +35,18 @@ def test_runs_of_few_micro_batches_or_without_a_prediction_say_nothing() -> None
 
 
 def test_slow_runs_and_regret_are_counted_by_devices() -> None:
-    few = pd.DataFrame({"n_devices": 8, "pp": [1, 1, 1, 2, 2], "measured_s": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    few = pd.DataFrame(
+        {"n_devices": 8, "pp": [1, 1, 1, 2, 2], "measured_s": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    )
     few["predicted_iter_time_s"] = [1.0, 2.0, 3.0, 3.5, 5.0]
     many = few.assign(n_devices=64, measured_s=[5.0, 2.0, 3.0, 4.0, 15.0])
     first, last = by_devices(pd.concat([few, many]).assign(source="s"))
-    assert (first["devices"], first["runs"], first["slow"], first["regret"]) == (8, [3, 2], [0.0, 0.0], 0.0)
+    assert (first["devices"], first["runs"], first["slow"], first["regret"]) == (
+        8,
+        [3, 2],
+        [0.0, 0.0],
+        0.0,
+    )
     assert last["slow"] == pytest.approx([1 / 3, 1 / 2])
     assert last["regret"] == last["worst_regret"] == pytest.approx(1.5)
     assert by_devices(pd.DataFrame({"case_id": []})) == []

@@ -36,10 +36,15 @@ def test_memory_and_lost_rows_are_held_too() -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_source_of_the_subset_is_less_accurate_than_committed(data_dir: Path, tmp_path: Path, every: int) -> None:
+def test_no_source_of_the_subset_is_less_accurate_than_committed(
+    data_dir: Path, tmp_path: Path, every: int
+) -> None:
     before = json.loads((ROOT / "validate" / "gate.json").read_text())
     runs, _ = read_tables(prepared(sorted((data_dir / "published").glob("*.csv")), tmp_path))
     runs = runs[runs["case_id"].isin(before["runs"])]
     assert len(runs) == len(before["runs"])
-    held = {source: before["cases"]["sources"][source] for source in sorted(before["cases"]["sources"])[::every]}
+    held = {
+        source: before["cases"]["sources"][source]
+        for source in sorted(before["cases"]["sources"])[::every]
+    }
     assert worse(held, figures(runs[runs["source"].isin(held)].reset_index(drop=True))) == []

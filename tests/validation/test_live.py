@@ -1,4 +1,5 @@
-"""Live validation on a few small configurations: calibrated, predicted, run for real and compared."""
+"""Live validation on a few small configurations: calibrated, predicted, run for real and
+compared."""
 
 import json
 
@@ -10,7 +11,9 @@ from perfmodel.ir.distribute import Degrees
 from perfmodel.ir.execution import PairTimes
 from perfmodel.measure.ranks import unavailable
 
-needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
+needs_hosts = pytest.mark.skipif(
+    bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}"
+)
 
 
 def test_there_are_forty_configurations_and_none_belongs_to_the_calibration():
@@ -59,11 +62,17 @@ def test_profiling_cost_is_measured_device_time_on_both_sides():
 @needs_hosts
 def test_the_loop_closes_on_small_configurations():
     cases = [
-        LiveCase(model="mlp-s", degrees=Degrees(pipeline=2, data=2, micro_batches=4), ranks_per_host=2),
+        LiveCase(
+            model="mlp-s", degrees=Degrees(pipeline=2, data=2, micro_batches=4), ranks_per_host=2
+        ),
         LiveCase(model="mlp-s", degrees=Degrees(tensor=2, data=2), ranks_per_host=2),
     ]
-    checks = [LiveCase(model="check-mlp", degrees=Degrees(pipeline=2, micro_batches=m)) for m in (2, 4)]
-    report = validate_live(LiveSettings(bandwidth_bytes_per_s=5e7, iterations=1, patience_s=0.0), cases, checks)
+    checks = [
+        LiveCase(model="check-mlp", degrees=Degrees(pipeline=2, micro_batches=m)) for m in (2, 4)
+    ]
+    report = validate_live(
+        LiveSettings(bandwidth_bytes_per_s=5e7, iterations=1, patience_s=0.0), cases, checks
+    )
     figures = json.loads(json.dumps(report.to_dict()))
     assert figures["configurations"] == 2
     assert len(figures["check_errors"]) == 2

@@ -29,12 +29,14 @@ MODEL = Transformer(
     [(1, None), (2, (11, 5)), (4, (6, 5, 5, 0)), (8, (3, 3, 2, 3, 2, 2, 1, 0)), (32, None)],
 )
 def test_stages_balanced_by_cost_count_the_head_as_four_layers(stages, layers):
-    """h V = 4 (4 h^2 + 3 h f): 20 units over the stages, each closed by the block that goes beyond its share."""
+    """h V = 4 (4 h^2 + 3 h f): 20 units over the stages, each closed by the block that goes beyond
+    its share."""
     assert partition_by_cost(MODEL, stages) == layers
 
 
 def closed_by_thresholds(layer: int, layers: int, head: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage as nanotron's `build_model` goes through its blocks: embedding, layers, norm, head, cast."""
+    """Layers per stage as nanotron's `build_model` goes through its blocks: embedding, layers,
+    norm, head, cast."""
     costs = [0, *[layer] * layers, 0, head, 0]
     held, stage, cost = [0] * stages, 0, 0
     for position, of_block in enumerate(costs):
@@ -55,9 +57,12 @@ def closed_by_thresholds(layer: int, layers: int, head: int, stages: int) -> tup
     ],
 )
 def test_stages_are_cut_as_the_loop_of_nanotron_cuts_them(change: dict[str, int]) -> None:
-    """Its layers cost 4 h^2 whatever the size of their heads, and 2 h f without a gate (`get_block_compute_costs`)."""
+    """Its layers cost 4 h^2 whatever the size of their heads, and 2 h f without a gate
+    (`get_block_compute_costs`)."""
     model = replace(MODEL, **change)
-    layer = 4 * model.hidden**2 + (3 if model.block.gated_ffn else 2) * model.hidden * model.ffn_hidden
+    layer = (
+        4 * model.hidden**2 + (3 if model.block.gated_ffn else 2) * model.hidden * model.ffn_hidden
+    )
     compared = 0
     for stages in (2, 3, 4, 6, 8):
         loop = closed_by_thresholds(layer, model.layers, model.hidden * model.vocab, stages)
@@ -78,7 +83,11 @@ def test_stages_are_cut_as_the_loop_of_nanotron_cuts_them(change: dict[str, int]
         ("generic", "", "device"),
         ("megatron-lm@2023", "nvidia-smi", "device"),
         ("megatron-bridge@2026", "rank 0 torch allocated after iteration 2", "resting"),
-        ("megatron-bridge@2026", "largest torch allocated, after optimizer step of iteration 2", "resting"),
+        (
+            "megatron-bridge@2026",
+            "largest torch allocated, after optimizer step of iteration 2",
+            "resting",
+        ),
     ],
 )
 def test_counters_follow_words_and_then_reports(framework, kind, counter):
@@ -89,25 +98,38 @@ def test_counters_nest_and_the_first_rank_keeps_its_outputs():
     layout = Layout(tp=2, pp=4, dp=1, sequence_parallel=True, partition=(6, 5, 5, 0))
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
     found = explain(step_problem(MODEL, cluster, job), layout)
-    allocated, reserved, device = (found.memory_counted_bytes[k] for k in ("allocated", "reserved", "device"))
+    allocated, reserved, device = (
+        found.memory_counted_bytes[k] for k in ("allocated", "reserved", "device")
+    )
     first = found.memory_per_stage[0]
     assert found.memory == first
     moving = first.activations + first.buffers - EAGER.memory.context_bytes
-    assert allocated == pytest.approx(first.peak - EAGER.memory.context_bytes + workspace_bytes(cluster.device))
+    assert allocated == pytest.approx(
+        first.peak - EAGER.memory.context_bytes + workspace_bytes(cluster.device)
+    )
     assert reserved - allocated == pytest.approx(moving * FRAGMENTATION / (1 - FRAGMENTATION))
-    assert device - reserved == pytest.approx(EAGER.memory.context_bytes - workspace_bytes(cluster.device))
+    assert device - reserved == pytest.approx(
+        EAGER.memory.context_bytes - workspace_bytes(cluster.device)
+    )
     nanotron = EAGER.replace(keeps_outputs=True, reported_ranks="first_rank")
-    kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes["reserved"]
+    kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes[
+        "reserved"
+    ]
     # four micro-batches of half a sequence
     assert kept - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
 
 
 def test_a_prediction_says_what_its_framework_reports():
-    """`memory` is the figure of the framework's own counter on the rank that it prints, whatever must fit."""
+    """`memory` is the figure of the framework's own counter on the rank that it prints, whatever
+    must fit."""
     layout = Layout(tp=2, pp=4, dp=1, sequence_parallel=True, partition=(3, 5, 5, 3))
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
     plain = explain(step_problem(MODEL, cluster, job), layout)
-    assert plain.memory.peak == plain.memory_needed_bytes == max(stage.peak for stage in plain.memory_per_stage)
+    assert (
+        plain.memory.peak
+        == plain.memory_needed_bytes
+        == max(stage.peak for stage in plain.memory_per_stage)
+    )
     for counter in get_args(MemoryCounter):
         for ranks in get_args(ReportedRanks):
             framework = EAGER.replace(memory_counter=counter, reported_ranks=ranks)
@@ -117,7 +139,9 @@ def test_a_prediction_says_what_its_framework_reports():
             assert found.memory_needed_bytes == plain.memory_needed_bytes
             assert found.fits == plain.fits
             assert found.to_dict()["memory_bytes"]["peak"] == found.memory.peak
-    resting = explain(step_problem(MODEL, cluster, job, None, EAGER.replace(memory_counter="resting")), layout).memory
+    resting = explain(
+        step_problem(MODEL, cluster, job, None, EAGER.replace(memory_counter="resting")), layout
+    ).memory
     settled = max(s.weights + s.gradients + s.optimizer for s in plain.memory_per_stage)
     assert resting.peak == pytest.approx(settled + workspace_bytes(cluster.device))
 
@@ -125,8 +149,15 @@ def test_a_prediction_says_what_its_framework_reports():
 def test_every_communicator_takes_its_buffers():
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
     framework = EAGER.replace(communicator_bytes=1e9)
-    for layout, groups in ((Layout(), 0), (Layout(dp=8), 2), (Layout(tp=2, pp=2, dp=2, sequence_parallel=True), 5)):
-        less, more = (explain(step_problem(MODEL, cluster, job, None, one), layout) for one in (EAGER, framework))
+    for layout, groups in (
+        (Layout(), 0),
+        (Layout(dp=8), 2),
+        (Layout(tp=2, pp=2, dp=2, sequence_parallel=True), 5),
+    ):
+        less, more = (
+            explain(step_problem(MODEL, cluster, job, None, one), layout)
+            for one in (EAGER, framework)
+        )
         assert more.memory.peak - less.memory.peak == pytest.approx(groups * 1e9)
         gap = more.memory_counted_bytes["allocated"] - less.memory_counted_bytes["allocated"]
         assert gap == pytest.approx(0, abs=1e3)
@@ -135,20 +166,33 @@ def test_every_communicator_takes_its_buffers():
 def test_frozen_weights_in_8_bits_are_held_once():
     """Transposes are not kept; and frozen products keep no input for weight gradients."""
     layout = Layout(tp=8, sequence_parallel=True)
-    usual, frozen = (Job(global_batch=8, seq_len=4096, dtype="fp8", frozen=one) for one in (False, True))
+    usual, frozen = (
+        Job(global_batch=8, seq_len=4096, dtype="fp8", frozen=one) for one in (False, True)
+    )
     held = {
-        (name, job.fine_tuning.frozen): explain(step_problem(MODEL, catalog.cluster(name), job), layout).memory
+        (name, job.fine_tuning.frozen): explain(
+            step_problem(MODEL, catalog.cluster(name), job), layout
+        ).memory
         for name in ("dgx-h100", "hgx-b200")
         for job in (usual, frozen)
     }
-    assert held["hgx-b200", True].weights == held["dgx-h100", True].weights == held["dgx-h100", False].weights / 2
+    assert (
+        held["hgx-b200", True].weights
+        == held["dgx-h100", True].weights
+        == held["dgx-h100", False].weights / 2
+    )
     assert held["dgx-h100", True].activations < held["dgx-h100", False].activations
 
 
-@pytest.mark.parametrize("name", ["megatron-deepspeed@2022", "megatron-lm@2021", "megatron-core@2025"])
+@pytest.mark.parametrize(
+    "name", ["megatron-deepspeed@2022", "megatron-lm@2021", "megatron-core@2025"]
+)
 def test_bf16_gradients_may_accumulate_wider_than_fp16_ones(name: str):
     """And 8-bit products have the gradients of 16-bit weights."""
-    types = [catalog.framework(name).job_defaults(dtype)["grad_dtype"] for dtype in ("fp16", "bf16", "fp8", "fp32")]
+    types = [
+        catalog.framework(name).job_defaults(dtype)["grad_dtype"]
+        for dtype in ("fp16", "bf16", "fp8", "fp32")
+    ]
     assert types == ["fp16", "fp32", "fp32", "fp32"]
 
 
@@ -161,7 +205,13 @@ def test_more_room_never_fits_less_likely(needed, capacity, bias, deviation):
 
 
 def test_spread_is_of_the_other_sources():
-    figures = {"a": (0.1, 0.0), "b": (-0.1, 0.0), "c": (0.0, 0.0), "NeMo 1.0": (5.0, 9.0), "Megatron-Core": (5.0, 9.0)}
+    figures = {
+        "a": (0.1, 0.0),
+        "b": (-0.1, 0.0),
+        "c": (0.0, 0.0),
+        "NeMo 1.0": (5.0, 9.0),
+        "Megatron-Core": (5.0, 9.0),
+    }
     alone = spread_from(figures, "Korthikanti 2022")  # of NVIDIA too
     assert alone.bias == 0
     assert alone.deviation == pytest.approx(1.4826 * 0.1, rel=1e-3)
@@ -170,14 +220,23 @@ def test_spread_is_of_the_other_sources():
     assert all(spread >= 0 for _, spread in known.values())
     # an outlier hardly moves what is said of the others
     assert spread_from(known).deviation < 0.3
-    assert spread_from(known | {"an outlier": (5.0, 0.0)}).deviation < 1.2 * spread_from(known).deviation
+    assert (
+        spread_from(known | {"an outlier": (5.0, 0.0)}).deviation
+        < 1.2 * spread_from(known).deviation
+    )
 
 
 def test_buckets_and_dummies_of_gradients():
-    cluster, job, layout = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096), Layout(tp=4, dp=2)
+    cluster, job, layout = (
+        catalog.cluster("dgx-h100"),
+        Job(global_batch=8, seq_len=4096),
+        Layout(tp=4, dp=2),
+    )
 
     def buffers(layout: Layout = layout, **changes: object) -> float:
-        return explain(step_problem(MODEL, cluster, job, None, EAGER.replace(**changes)), layout).memory.buffers
+        return explain(
+            step_problem(MODEL, cluster, job, None, EAGER.replace(**changes)), layout
+        ).memory.buffers
 
     weights = explain(step_problem(MODEL, cluster, job), layout).memory.weights
     assert buffers() - buffers(bucket_bytes=0.0) == pytest.approx(320e6)
@@ -190,9 +249,14 @@ def test_buckets_and_dummies_of_gradients():
 
 
 def test_a_node_shows_no_more_than_the_fullest_rank_and_no_less_than_the_first():
-    """8 devices of a node hold two of four stages of 4 ranks, and all of them where a stage has two."""
+    """8 devices of a node hold two of four stages of 4 ranks, and all of them where a stage has
+    two."""
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=64, seq_len=4096)
-    for layout, on_node in ((Layout(pp=4, dp=4), 2), (Layout(pp=4, dp=2), 4), (Layout(pp=4, dp=16), 1)):
+    for layout, on_node in (
+        (Layout(pp=4, dp=4), 2),
+        (Layout(pp=4, dp=2), 4),
+        (Layout(pp=4, dp=16), 1),
+    ):
         shown = {}
         for ranks in get_args(ReportedRanks):
             framework = EAGER.replace(memory_counter="device", reported_ranks=ranks)
@@ -210,7 +274,9 @@ def test_the_chance_to_fit_is_that_of_what_a_device_would_show():
     for layout in (Layout(dp=8), Layout(tp=2, pp=4, sequence_parallel=True)):
         found = explain(step_problem(MODEL, cluster, job, None, EAGER, Site(memory=spread)), layout)
         planned = EAGER.replace(planned_memory=True)
-        tight = explain(step_problem(MODEL, cluster, job, None, planned, Site(memory=spread)), layout)
+        tight = explain(
+            step_problem(MODEL, cluster, job, None, planned, Site(memory=spread)), layout
+        )
         capacity, shown = found.memory_capacity_bytes, found.memory_counted_bytes["device"]
         assert shown > found.memory_needed_bytes
         assert found.fits_probability == pytest.approx(spread.probability(shown, capacity))
@@ -219,7 +285,8 @@ def test_the_chance_to_fit_is_that_of_what_a_device_would_show():
 
 
 def test_half_gradients_are_kept_beside_wider_ones_only():
-    """DeepSpeed: fp16 gradients are the ones that are accumulated; bf16 ones are added to fp32 ones and stay."""
+    """DeepSpeed: fp16 gradients are the ones that are accumulated; bf16 ones are added to fp32 ones
+    and stay."""
     cluster, layout = catalog.cluster("dgx-a100"), Layout(tp=8)
     forked = catalog.framework("megatron-deepspeed@2022")
     per_weight = {}
@@ -241,7 +308,9 @@ def test_a_peak_above_the_device_is_of_another_one():
 def test_a_measured_peak_is_in_the_unit_of_its_row():
     peaks = {"measured_peak_memory_gb": [70.0, 70.0, -1.0, float("nan")]}
     units = {"memory_unit": ["GB", "GiB", "GB", "GiB"]}
-    np.testing.assert_array_equal(memory_bytes(pd.DataFrame(peaks | units)), [70e9, 70 * 2**30, np.nan, np.nan])
+    np.testing.assert_array_equal(
+        memory_bytes(pd.DataFrame(peaks | units)), [70e9, 70 * 2**30, np.nan, np.nan]
+    )
     np.testing.assert_array_equal(memory_bytes(pd.DataFrame(peaks)), [70e9, 70e9, np.nan, np.nan])
     status = {"status": ["ok", "oom", "suspect", "duplicate"]}
     doubted = pd.DataFrame({"measured_peak_memory_gb": [1.0] * 4} | units | status)
@@ -255,7 +324,9 @@ def test_a_measured_peak_is_in_the_unit_of_its_row():
     st.sampled_from(["none", "selective", "full"]),
     st.sampled_from(["generic", "nanotron@2024", "megatron-deepspeed@2022"]),
 )
-def test_memory_grows_with_the_model_and_falls_with_its_shards(tp, pp, dp, zero, recompute, framework):
+def test_memory_grows_with_the_model_and_falls_with_its_shards(
+    tp, pp, dp, zero, recompute, framework
+):
     """More layers, wider ones, fewer tensor or sharding ranks: never less, on the fullest rank."""
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=2048)
     layout = Layout(tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, sequence_parallel=tp > 1)

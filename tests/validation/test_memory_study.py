@@ -18,7 +18,11 @@ from memory import (
 
 
 def runs_table(
-    sources: list[str], measured: list[float], peaks: list[float], likely: list[float], ran: list[bool]
+    sources: list[str],
+    measured: list[float],
+    peaks: list[float],
+    likely: list[float],
+    ran: list[bool],
 ) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -34,7 +38,9 @@ def runs_table(
     )
 
 
-TABLE = runs_table(["a", "a", "b"], [10.0, 10.0, 20.0], [11.0, 9.0, 30.0], [1.0, 0.05, 0.5], [True, True, False])
+TABLE = runs_table(
+    ["a", "a", "b"], [10.0, 10.0, 20.0], [11.0, 9.0, 30.0], [1.0, 0.05, 0.5], [True, True, False]
+)
 
 
 def test_errors_of_a_group_are_means_of_its_rows():
@@ -84,7 +90,9 @@ def test_the_page_names_runs_that_ran_against_the_odds_and_weighs_groups_alike()
         ),
     ],
 )
-def test_a_run_says_all_of_its_memory_if_only_choices_of_time_are_open(assumed: str, says_all: bool) -> None:
+def test_a_run_says_all_of_its_memory_if_only_choices_of_time_are_open(
+    assumed: str, says_all: bool
+) -> None:
     assert says_all_of_memory(assumed) == says_all
 
 

@@ -1,4 +1,5 @@
-"""Mixtures of log-normal step times: quantiles, weights, effects of choices, and a few that stand for all."""
+"""Mixtures of log-normal step times: quantiles, weights, effects of choices, and a few that stand
+for all."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def test_one_completion_is_itself_to_the_bit():
 
 def test_copies_of_one_completion_are_that_completion():
     copies = LogNormalMixture(np.full(3, 1 / 3), np.full(3, 2.0), np.full(3, 1.5), np.full(3, 3.5))
-    assert [copies.quantile(share) for share in (0.05, 0.5, 0.95)] == pytest.approx([1.5, 2.0, 3.5], rel=1e-9)
+    assert [copies.quantile(share) for share in (0.05, 0.5, 0.95)] == pytest.approx(
+        [1.5, 2.0, 3.5], rel=1e-9
+    )
 
 
 def test_two_equal_weights_are_symmetric_in_the_logarithm():
@@ -45,7 +48,11 @@ def test_two_equal_weights_are_symmetric_in_the_logarithm():
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.floats(0.02, 0.8)), min_size=2, max_size=6),
+    st.lists(
+        st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.floats(0.02, 0.8)),
+        min_size=2,
+        max_size=6,
+    ),
     st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95]),
 )
 def test_quantiles_are_those_of_an_oracle(components, share):
@@ -75,7 +82,9 @@ def test_weights_are_prior_times_likelihood():
     assert posterior_weights(np.array([1.0, 3.0]), np.zeros(2)) == pytest.approx([0.25, 0.75])
 
 
-GROUPS = st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.sampled_from("ab")), min_size=1, max_size=8)
+GROUPS = st.lists(
+    st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.sampled_from("ab")), min_size=1, max_size=8
+)
 
 
 @given(GROUPS, st.integers(1, 6))
@@ -84,7 +93,10 @@ def test_tries_never_make_it_harder_to_fit_nor_better_than_the_best(completions,
     weight = weight / weight.sum()
     once, often = (fits_after_tries(weight, fits, groups.tolist(), n) for n in (1, tries))
     assert once == pytest.approx(weight @ fits)
-    best = sum(weight[groups == group].sum() * fits[groups == group].max() for group in set(groups.tolist()))
+    best = sum(
+        weight[groups == group].sum() * fits[groups == group].max()
+        for group in set(groups.tolist())
+    )
     assert once - 1e-9 <= often <= best + 1e-9
     # Enough tries come upon the best.
     assert fits_after_tries(weight, fits, groups.tolist(), 100_000) == pytest.approx(best, abs=1e-3)
@@ -100,16 +112,22 @@ def test_tries_are_draws_where_it_is_certain_what_fits():
 def test_people_prefer_what_is_faster():
     weight, times = np.array([0.5, 0.5]), np.array([1.0, 2.0])
     assert tuned_weights(weight, times, ["a", "a"], Tuning()) == pytest.approx(weight)
-    assert tuned_weights(weight, times, ["a", "a"], Tuning(choices=1.0)) == pytest.approx([2 / 3, 1 / 3])
+    assert tuned_weights(weight, times, ["a", "a"], Tuning(choices=1.0)) == pytest.approx(
+        [2 / 3, 1 / 3]
+    )
     assert tuned_weights(weight, times, ["a", "a"], Tuning(choices=1e4)) == pytest.approx([1, 0])
     # Nobody can choose between networks, but fewer jobs are run on the slow one.
     networks = ["fast network", "slow network"]
     assert tuned_weights(weight, times, networks, Tuning(choices=8.0)) == pytest.approx(weight)
-    assert tuned_weights(weight, times, networks, Tuning(sites=1.0)) == pytest.approx([2 / 3, 1 / 3])
+    assert tuned_weights(weight, times, networks, Tuning(sites=1.0)) == pytest.approx(
+        [2 / 3, 1 / 3]
+    )
 
 
 COMPLETIONS = st.lists(
-    st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.sampled_from("abc")), min_size=1, max_size=8
+    st.tuples(st.floats(0.01, 1), st.floats(0.1, 10), st.sampled_from("abc")),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -137,7 +155,9 @@ def test_a_density_is_the_slope_of_the_distribution(weight, ratio):
     mixture = mixture_of([weight, 1 - weight], [1.0, ratio], [0.2, 0.4])
     for value in (0.9, 1.1, 1.5, 2.5):
         step = 1e-5
-        slope = (mixture.below(value * np.exp(step)) - mixture.below(value * np.exp(-step))) / (2 * step)
+        slope = (mixture.below(value * np.exp(step)) - mixture.below(value * np.exp(-step))) / (
+            2 * step
+        )
         assert mixture.density(value) == pytest.approx(slope, rel=1e-3)
 
 
@@ -166,7 +186,9 @@ def test_effects_of_independent_choices_add_up():
 
 def test_an_effect_is_said_relative_to_the_answer():
     times = np.array([0.9, 1.2])
-    (effect,) = choice_effects(np.array([0.5, 0.5]), times, [{"recompute": "none"}, {"recompute": "full"}], 1.0)
+    (effect,) = choice_effects(
+        np.array([0.5, 0.5]), times, [{"recompute": "none"}, {"recompute": "full"}], 1.0
+    )
     assert effect.text == "recompute (-10% to +20%)"
 
 
@@ -193,7 +215,8 @@ def test_few_stand_for_all(weights, most):
 
 
 def test_few_are_fair_to_a_choice_that_alternates():
-    """A hundred equal items whose last choice is yes and no in turn: about half of those kept are yes."""
+    """A hundred equal items whose last choice is yes and no in turn: about half of those kept are
+    yes."""
     kept, share = representatives(np.ones(100), 16)
     assert float(share[kept % 2 == 0].sum()) == pytest.approx(0.5, abs=0.15)
     assert float(share[kept < 50].sum()) == pytest.approx(0.5, abs=0.1)

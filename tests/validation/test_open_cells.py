@@ -1,4 +1,5 @@
-"""What a row leaves open of degrees, batch and element type is filled in by every plausible value, and nothing else."""
+"""What a row leaves open of degrees, batch and element type is filled in by every plausible value,
+and nothing else."""
 
 from dataclasses import replace
 
@@ -26,13 +27,19 @@ ROW = {
     "sequence_parallel": 1,
 }  # fmt: skip
 FEATURES = model_features(
-    catalog.model("llama3-8b"), catalog.device("H100"), 8192, catalog.framework("megatron-core@2025"), 2025
+    catalog.model("llama3-8b"),
+    catalog.device("H100"),
+    8192,
+    catalog.framework("megatron-core@2025"),
+    2025,
 )
 
 
 def filled(row, micro_batch=None, narrow=None, names_schedules=False):
     """Filled rows, and the names of what was open."""
-    found = filled_rows(row, FEATURES, choice_priors(), micro_batch, narrow, names_schedules=names_schedules)
+    found = filled_rows(
+        row, FEATURES, choice_priors(), micro_batch, narrow, names_schedules=names_schedules
+    )
     names = list(dict.fromkeys(name for each in found for name in each.chosen))
     return [each.cells for each in found], names
 
@@ -45,12 +52,17 @@ def test_degrees_that_nothing_tells():
     rows, names = filled(ROW | {"tp": None, "pp": None, "dp": None})
     assert names == ["degrees"]
     degrees = {(row["tp"], row["pp"], row["dp"]) for row in rows}
-    assert degrees == {(t, p, 32 // (t * p)) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8, 16) if t * p <= 32}
+    assert degrees == {
+        (t, p, 32 // (t * p)) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8, 16) if t * p <= 32
+    }
     open_too, _ = filled(ROW | {"tp": None, "pp": None, "dp": None, "cp": None})
     assert {row["cp"] for row in open_too} == {1, 2, 4, 8}
     assert all(row["tp"] * row["pp"] * row["cp"] * row["dp"] == 32 for row in open_too)
     rows, _ = filled(ROW | {"tp": None, "dp": None, "global_batch": 4})
-    assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {(4, 2, 4), (8, 2, 2)}  # replicas share the batch
+    assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {
+        (4, 2, 4),
+        (8, 2, 2),
+    }  # replicas share the batch
 
 
 def test_over_how_many_replicas_weights_are_sharded():
@@ -75,22 +87,31 @@ def test_degrees_that_contradict_the_devices():
     assert filled(odd) == ([odd], [])
 
 
-@pytest.mark.parametrize(("batch", "sizes"), [(64, (1, 2, 4, 8)), (16, (1, 2)), (8, (1,)), (24, (1,))])
+@pytest.mark.parametrize(
+    ("batch", "sizes"), [(64, (1, 2, 4, 8)), (16, (1, 2)), (8, (1,)), (24, (1,))]
+)
 def test_micro_batches_that_divide_a_replica_s_share(batch, sizes):
     rows, names = filled(ROW | {"micro_batch": None, "global_batch": batch})
     assert names == ["micro_batch"]
     assert tuple(row["micro_batch"] for row in rows) == sizes
 
 
-@given(share=st.integers(2, 96), framework=st.sampled_from(("maxtext", "fsdp", "megatron-core", "nanotron")))
-def test_without_a_pipeline_all_that_a_replica_gets_is_as_likely_as_such_runs_do_not_accumulate(share, framework):
+@given(
+    share=st.integers(2, 96),
+    framework=st.sampled_from(("maxtext", "fsdp", "megatron-core", "nanotron")),
+)
+def test_without_a_pipeline_all_that_a_replica_gets_is_as_likely_as_such_runs_do_not_accumulate(
+    share, framework
+):
     features = replace(FEATURES, framework=framework)
     row = ROW | {"pp": 1, "dp": 16, "micro_batch": None, "global_batch": 16 * share}
     priors = choice_priors()
     rows = filled_rows(row, features, priors, None, None, names_schedules=False)
     weights = {each.cells["micro_batch"]: each.weight for each in rows}
     assert sum(weights.values()) == pytest.approx(1)
-    whole, _ = priors.probabilities(ACCUMULATION, features.contexts(ACCUMULATION_CHAIN), (WHOLE_SHARE, IN_PARTS))
+    whole, _ = priors.probabilities(
+        ACCUMULATION, features.contexts(ACCUMULATION_CHAIN), (WHOLE_SHARE, IN_PARTS)
+    )
     assert weights[share] == pytest.approx(whole)
     assert all(share % size == 0 for size in weights)
 
@@ -113,19 +134,32 @@ def test_what_a_framework_takes_by_default_is_not_open():
 def test_chunks_of_stages_that_nothing_tells_divide_their_layers_or_are_powers_of_two():
     row = ROW | {"vpp": None}
     assert [one["vpp"] for one in filled(row)[0]] == [1, 2, 4, 8, 16]
-    assert [one["vpp"] for one in filled(row | {"layers": 12, "schedule": "1f1b"})[0]] == [1, 2, 3, 4, 6]
+    assert [one["vpp"] for one in filled(row | {"layers": 12, "schedule": "1f1b"})[0]] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+    ]
     for told in ({"schedule": "zb-1p"}, {"pp": 1, "dp": 16}):
         assert filled(row | told) == ([row | told], [])
 
 
 def test_the_name_of_a_schedule_tells_whether_it_interleaves():
     row = ROW | {"vpp": None}
-    # Where launches name schedules, 1F1B is that of one chunk per stage. Elsewhere it may have several.
+    # Where launches name schedules, 1F1B is that of one chunk per stage. Elsewhere it may have
+    # several.
     for name in ("1f1b", "1F1B"):
         one_chunk = row | {"schedule": name}
         assert filled(one_chunk, names_schedules=True) == ([one_chunk], [])
         assert [filled_row["vpp"] for filled_row in filled(one_chunk)[0]] == [1, 2, 4, 8, 16]
-    assert [filled_row["vpp"] for filled_row in filled(row, names_schedules=True)[0]] == [1, 2, 4, 8, 16]
+    assert [filled_row["vpp"] for filled_row in filled(row, names_schedules=True)[0]] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+    ]
     for name in ("interleaved", "Interleaved-1F1B", "1F1B-I"):
         rows, names = filled(row | {"schedule": name})
         assert (names, [filled_row["vpp"] for filled_row in rows]) == (["vpp"], [2, 4, 8, 16])
@@ -142,7 +176,11 @@ def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_h
     assert (names, [one["dtype"] for one in rows]) == (["dtype"], ["bf16", "fp8"])
     for told in ({"dtype": "bf16"}, {"dtype_recipe": "fp8 delayed"}):
         assert filled(row | told, narrow="fp8") == ([row | told], [])
-    frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16", "fp8"}, "nanotron@2024": {"bf16"}}
+    frameworks = {
+        "nemo@2024": {"bf16", "fp8"},
+        "torchtitan@2024": {"bf16", "fp8"},
+        "nanotron@2024": {"bf16"},
+    }
     for framework, dtypes in frameworks.items():
         found, _ = completions(RowRun(row | {"framework": framework}), None, choice_priors())
         assert {each.case.job.dtype for each in found} == dtypes
@@ -157,7 +195,10 @@ def test_open_values_multiply_and_their_priors_are_products():
     rows = filled_rows(row, FEATURES, choice_priors(), None, None, names_schedules=False)
     cells = [each.cells for each in rows]
     assert len(rows) == len({(row["tp"], row["micro_batch"]) for row in cells}) == 1 + 2 + 3 + 4
-    assert all(row["tp"] * row["pp"] * row["dp"] == 32 and 16 // row["dp"] % row["micro_batch"] == 0 for row in cells)
+    assert all(
+        row["tp"] * row["pp"] * row["dp"] == 32 and 16 // row["dp"] % row["micro_batch"] == 0
+        for row in cells
+    )
     by_tp = {each["tp"]: [] for each in cells}
     for each in rows:
         by_tp[each.cells["tp"]].append((each.cells["micro_batch"], each.weight))
@@ -180,17 +221,23 @@ def test_tensor_parallelism_of_tpus_is_bounded_by_the_slice_and_copies_lie_on_sl
     found = on_tpus(256 * slices)
     assert max(each.case.layout.tp for each in found) > 4
     assert {each.case.layout.replicate for each in found} == {1, slices}
-    stated = on_tpus(256 * slices, sharding="FSDP over 16 devices, replicated beyond", tp=1, dp=256 * slices)
+    stated = on_tpus(
+        256 * slices, sharding="FSDP over 16 devices, replicated beyond", tp=1, dp=256 * slices
+    )
     assert {each.case.layout.replicate for each in stated} == {16 * slices}
 
 
 def test_shards_of_gpus_are_not_bounded_by_their_nodes():
-    found, _ = completions(RowRun(ROW | {"tp": 1, "pp": 1, "dp": 32, "zero_stage": 3}), None, choice_priors())
+    found, _ = completions(
+        RowRun(ROW | {"tp": 1, "pp": 1, "dp": 32, "zero_stage": 3}), None, choice_priors()
+    )
     assert {each.case.layout.replicate for each in found} == {1}
 
 
 def test_schedules_are_named_by_launches_of_torchtitan_alone():
-    by_name = {name for name in catalog.frameworks() if catalog.framework(name).launch.names_schedules}
+    by_name = {
+        name for name in catalog.frameworks() if catalog.framework(name).launch.names_schedules
+    }
     assert by_name == {"torchtitan", "torchtitan-compile"}
 
 
@@ -205,6 +252,10 @@ def test_a_shape_that_only_family_and_parameters_tell_has_several_widths():
 def test_words_that_are_not_understood_leave_a_cell_open():
     unread = ROW | {"dtype": "florp", "schedule": "florp", "vpp": None}
     stated_nothing = ROW | {"dtype": None, "schedule": None, "vpp": None}
-    assert filled(unread, narrow="fp8")[1] == filled(stated_nothing, narrow="fp8")[1] == ["vpp", "dtype"]
+    assert (
+        filled(unread, narrow="fp8")[1]
+        == filled(stated_nothing, narrow="fp8")[1]
+        == ["vpp", "dtype"]
+    )
     named = {"dtype": "mixed precision", "schedule": "interleaved 1F1B (v=2)"}
     assert filled(with_plain_columns(unread | named), narrow="fp8")[1] == []

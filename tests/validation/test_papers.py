@@ -32,12 +32,17 @@ def test_distsim_finds_the_papers_best_and_worst():
     """DistSim, arXiv 2306.08423, section 6: 2D x 8P is best, 16M worst, of 15 strategies."""
     table, ours = distsim.distsim_table()
     assert len(table) == 15
-    assert (ours["best"], ours["worst"]) == (distsim.PAPER["best"], distsim.PAPER["worst"]) == ("1M8P2D", "16M1P1D")
+    assert (
+        (ours["best"], ours["worst"])
+        == (distsim.PAPER["best"], distsim.PAPER["worst"])
+        == ("1M8P2D", "16M1P1D")
+    )
     assert 5 < ours["best/worst"] < 12
 
 
 def test_throughput_over_batches_is_the_pipelines():
-    """DistSim, figure 11, and Megatron-LM, figure 17: m p / (m + p - 1) of one micro-batch a sequence."""
+    """DistSim, figure 11, and Megatron-LM, figure 17: m p / (m + p - 1) of one micro-batch a
+    sequence."""
     table = distsim.batch_table()
     np.testing.assert_allclose(table["none / batch 1"], table["pipeline"], rtol=0.01)
     assert 0.2 < distsim.recompute_figures(table)[0] <= distsim.RECOMPUTE_COST
@@ -45,8 +50,9 @@ def test_throughput_over_batches_is_the_pipelines():
 
 @pytest.mark.parametrize("study", chimera.STUDIES, ids=lambda study: study.model)
 def test_schemes_come_in_the_papers_order_on_the_networks_own_rate(study):
-    """Figures 14 and 15, section 4.2.3: Chimera is fastest of all at the largest scale, by the paper's factors within a
-    third (GEMS on GPT-2 is furthest off: Chimera scales by 91 % from 512 to 2,048 nodes there, by 99 % here)."""
+    """Figures 14 and 15, section 4.2.3: Chimera is fastest of all at the largest scale, by the
+    paper's factors within a third (GEMS on GPT-2 is furthest off: Chimera scales by 91 % from 512
+    to 2,048 nodes there, by 99 % here)."""
     table = scaling_table(study).set_index("messages").loc["network"]
     last = table[table["nodes"] == study.scales[-1]].iloc[0]
     speedups = [last[f"over {scheme}"] for scheme in ("pipedream-2bw", "1f1b", "gems")]
@@ -68,7 +74,9 @@ def test_pipedream_is_slower_than_chimera_with_the_papers_batches(study):
 
 def test_gloos_rate_is_that_of_the_run_it_is_from():
     """pytorch/gloo issue 248: 20 MB of two hosts at 1.073 GB/s."""
-    op = Collective(collective="all_reduce", bytes=20e6, num_ranks=2, ranks_per_node=1, dtype="fp32")
+    op = Collective(
+        collective="all_reduce", bytes=20e6, num_ranks=2, ranks_per_node=1, dtype="fp32"
+    )
     (seconds,) = CollectiveModel.load().times(catalog.cluster("piz-daint-gloo"), [op]).time_s
     assert 20e6 / seconds == pytest.approx(1.073e9, rel=0.03)
 
@@ -77,7 +85,11 @@ def test_two_pipelines_are_best_but_at_depth_32():
     """Figure 19, section 4.4, where messages go by gloo."""
     table = pipelines_table()
     by_gloo = table.set_index(["messages", "p"]).loc["gloo"]
-    assert by_gloo.idxmax(axis=1).to_dict() == {32: "4 pipelines", 16: "2 pipelines", 8: "2 pipelines"}
+    assert by_gloo.idxmax(axis=1).to_dict() == {
+        32: "4 pipelines",
+        16: "2 pipelines",
+        8: "2 pipelines",
+    }
     # The page says so in words that follow the table.
     assert "`gloo`: 4 at depth 32, 2 at depth 16, 2 at depth 8." in fastest_pipelines(table)
 
@@ -109,7 +121,10 @@ def test_gpt2_takes_deep_pipelines_without_recompute_where_memory_is_short():
     """Figures 13 and 15: depth 32 for Chimera, recompute at depth 16 for PipeDream-2BW."""
     study, short = chimera.STUDIES[1], chimera.Conditions().with_margin(0.25)
     for scheme in ("chimera", "pipedream-2bw", "gems"):
-        assert chimera.choices_of(chimera.chimera_search(study, scheme, short))[0] == study.best[scheme]
+        assert (
+            chimera.choices_of(chimera.chimera_search(study, scheme, short))[0]
+            == study.best[scheme]
+        )
 
 
 def test_loading_weights_by_name_takes_the_square_of_their_number():
@@ -125,15 +140,20 @@ def test_closed_form_of_equal_stages():
     forms = chimera_closed_form(problem, layout)
     assert forms["mean"].step_s == pytest.approx(forms["longest"].step_s, rel=1e-6)
     assert (forms["mean"].forwards, forms["mean"].backwards) == (4, 6)
-    assert forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]  # updates of weights are none of it
+    assert (
+        forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]
+    )  # updates of weights are none of it
     with pytest.raises(LayoutError, match="closed form exists only"):
         chimera_closed_form(problem, layout.replace(schedule="1f1b"))
 
 
 def test_backward_halving_keeps_the_activations_of_direct_concatenation(monkeypatch):
-    """Section 3.5: backwards run on halves, so that no activations are doubled; a single sequence has no halves."""
+    """Section 3.5: backwards run on halves, so that no activations are doubled; a single sequence
+    has no halves."""
     tried: list[Layout] = []
-    monkeypatch.setattr(chimera_figures, "rate_s", lambda study, layout, conditions: tried.append(layout) or 1.0)
+    monkeypatch.setattr(
+        chimera_figures, "rate_s", lambda study, layout, conditions: tried.append(layout) or 1.0
+    )
     bert, gpt2 = (large_batch_table(study) for study in chimera.STUDIES)
     assert bert["chimera-halving"].notna().all()
     assert gpt2["chimera-halving"].isna().all()
@@ -141,10 +161,14 @@ def test_backward_halving_keeps_the_activations_of_direct_concatenation(monkeypa
     study = chimera.STUDIES[0]
     problem = chimera_figures.problem_of(replace(study, batch=1024), chimera.Conditions())
     halving, direct = (
-        next(layout for layout in tried if layout.schedule == name) for name in ("chimera-halving", "chimera")
+        next(layout for layout in tried if layout.schedule == name)
+        for name in ("chimera-halving", "chimera")
     )
     doubled = halving.replace(micro_batch=direct.micro_batch)
-    peaks = [max(rank.peak for rank in needed_memory(problem, layout)) for layout in (halving, direct, doubled)]
+    peaks = [
+        max(rank.peak for rank in needed_memory(problem, layout))
+        for layout in (halving, direct, doubled)
+    ]
     # Its fullest worker holds a little more than that of direct concatenation.
     assert peaks[0] <= 1.1 * peaks[1]
     assert peaks[2] >= 1.5 * peaks[1]
@@ -163,13 +187,16 @@ def test_the_verdict_on_memory_counts_the_rows_below_it():
         }
     )
     verdict = memory_verdict(table)
-    assert "GPipe runs out of memory in 1 of 2, PipeDream-2BW in 1; GEMS needs least in 1" in verdict
+    assert (
+        "GPipe runs out of memory in 1 of 2, PipeDream-2BW in 1; GEMS needs least in 1" in verdict
+    )
     assert "below DAPPLE's in 1." in verdict
 
 
 @pytest.mark.slow
 def test_no_setting_has_both_memory_and_speed_of_timeprest():
-    """TiMePReSt, section 5: the last stage of PipeDream has no mini-batch to save, and a version with vertical sync."""
+    """TiMePReSt, section 5: the last stage of PipeDream has no mini-batch to save, and a version
+    with vertical sync."""
     summary = timeprest.summary_table(timeprest.settings_table())
     assert summary["all"].sum() == 0
     by_baseline = summary.set_index(["PipeDream with", "order"])

@@ -31,13 +31,17 @@ def seen(team: str, value: str, *contexts: str) -> Observation:
 def test_a_team_counts_once_however_many_runs_it_has():
     many = [seen("sweep", "full")] * 1000
     priors = priors_of(*many, seen("other", "none"))
-    assert priors.probabilities("recompute", (EVERYWHERE,), ("full", "none")) == pytest.approx([0.5, 0.5])
+    assert priors.probabilities("recompute", (EVERYWHERE,), ("full", "none")) == pytest.approx(
+        [0.5, 0.5]
+    )
     divided = priors_of(seen("a", "full"), seen("a", "full"), seen("a", "none"), seen("a", "none"))
     assert divided.counts["recompute"][EVERYWHERE]["full"]["a"] == 0.5
 
 
 def test_without_counts_every_value_is_as_likely():
-    assert priors_of().probabilities("recompute", ("",), ("a", "b", "c", "d")) == pytest.approx([0.25] * 4)
+    assert priors_of().probabilities("recompute", ("",), ("a", "b", "c", "d")) == pytest.approx(
+        [0.25] * 4
+    )
 
 
 def test_counts_are_smoothed_towards_the_more_general_context():
@@ -52,7 +56,9 @@ def test_counts_are_smoothed_towards_the_more_general_context():
 
 def test_a_team_is_left_out():
     told = (seen("a", "full"), seen("b", "none"))
-    assert priors_of(*told, without="a").probabilities("recompute", ("",), ("full", "none"))[0] == pytest.approx(0.25)
+    assert priors_of(*told, without="a").probabilities("recompute", ("",), ("full", "none"))[
+        0
+    ] == pytest.approx(0.25)
 
 
 def test_values_that_are_not_possible_do_not_count():
@@ -99,5 +105,7 @@ def test_the_shipped_priors_are_whole():
 def test_leaving_a_team_out_of_the_shipped_priors_changes_what_it_states():
     values = ("0", "1", "2", "3")
     with_all = choice_priors().probabilities("zero", ("", "framework nanotron"), values)
-    without = choice_priors("hugging face").probabilities("zero", ("", "framework nanotron"), values)
+    without = choice_priors("hugging face").probabilities(
+        "zero", ("", "framework nanotron"), values
+    )
     assert not np.allclose(with_all, without)

@@ -1,4 +1,5 @@
-"""The record of published runs: naive rate, ranking, fits, bars, text, and the residual explorer."""
+"""The record of published runs: naive rate, ranking, fits, bars, text, and the residual
+explorer."""
 
 import json
 from pathlib import Path
@@ -21,7 +22,16 @@ LIVE = Path(__file__).parents[2] / "validate" / "live.json"
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight layouts of a small model under the names of a source with a bar."""
     rows = []
-    for tp, dp, micro_batch in ((1, 8, 1), (1, 8, 2), (2, 4, 1), (2, 4, 2), (4, 2, 1), (4, 2, 2), (8, 1, 2), (8, 1, 4)):
+    for tp, dp, micro_batch in (
+        (1, 8, 1),
+        (1, 8, 2),
+        (2, 4, 1),
+        (2, 4, 2),
+        (4, 2, 1),
+        (4, 2, 2),
+        (8, 1, 2),
+        (8, 1, 4),
+    ):
         rows.append(
             {
                 "case_id": f"vtrain-single-{tp}-{dp}-{micro_batch}", "source": "vTrain validation measurements",
@@ -33,7 +43,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "measured_peak_memory_gb": 20.0, "memory_unit": "GiB",
             }
         )  # fmt: skip
-    failed = {"case_id": "vtrain-single-oom", "micro_batch": 8, "status": "oom", "measured_iter_time_s": None}
+    failed = {
+        "case_id": "vtrain-single-oom",
+        "micro_batch": 8,
+        "status": "oom",
+        "measured_iter_time_s": None,
+    }
     rows.append(rows[0] | failed)
     path = tmp_path_factory.mktemp("runs") / "runs.csv"
     pd.DataFrame(rows).to_csv(path, index=False)
@@ -69,14 +84,27 @@ def test_ranking_and_regret() -> None:
 def test_fits_counts_runs_of_sources_where_some_did_not_fit() -> None:
     status = ["ok", "oom", "oom_or_crash", "ok", "suspect", "ok"]
     runs = pd.DataFrame({"source": ["a", "a", "a", "b", "a", "b"], "status": status})
-    found = fit_figures(runs, pd.Series([True, False, True, True, True, None]), [0.9, 0.1, 0.8, 0.4, 1.0, np.nan])
+    found = fit_figures(
+        runs, pd.Series([True, False, True, True, True, None]), [0.9, 0.1, 0.8, 0.4, 1.0, np.nan]
+    )
     assert set(found["sources"]) == {"a"}
     of = found["sources"]["a"]
     assert (of["ran"], of["did_not_run"], of["precision"]) == (1, 2, 0.5)
-    assert (of["ran_likely"], of["ran_told"], of["did_not_run_unlikely"], of["did_not_run_told"]) == (1, 1, 0.5, 0.5)
+    assert (
+        of["ran_likely"],
+        of["ran_told"],
+        of["did_not_run_unlikely"],
+        of["did_not_run_told"],
+    ) == (1, 1, 0.5, 0.5)
     assert of["brier"] == pytest.approx((0.1**2 + 0.1**2 + 0.8**2) / 3)
-    assert (found["all"]["ran"], found["all"]["ran_likely"], found["all"]["ran_told"]) == (2, 0.5, 1)
-    assert sum(of["n"] for of in found["reliability"]) == 4  # neither what is suspect nor what is not predicted
+    assert (found["all"]["ran"], found["all"]["ran_likely"], found["all"]["ran_told"]) == (
+        2,
+        0.5,
+        1,
+    )
+    assert (
+        sum(of["n"] for of in found["reliability"]) == 4
+    )  # neither what is suspect nor what is not predicted
     (top,) = [of for of in found["reliability"] if of["from"] == 0.75]
     assert (top["n"], top["said"], top["ran"]) == (2, pytest.approx(0.85), 0.5)
 
@@ -91,11 +119,15 @@ def test_record_of_a_table(table: Path) -> None:
     assert own["mean_ape"] == pytest.approx(error)
     assert record["bars"]["vTrain, one node"]["time"]["error"] == pytest.approx(error)
     assert record["over_sources"]["mean_ape"] == pytest.approx(error)  # of one source
-    assert record["generic"]["sources"]["vTrain validation measurements"]["mean_ape"] != own["mean_ape"]
+    assert (
+        record["generic"]["sources"]["vTrain validation measurements"]["mean_ape"]
+        != own["mean_ape"]
+    )
     assert (own["frameworks"], own["width_90"] > 1) == (["megatron-deepspeed@2022"], True)
     assert record["fits"]["sources"]["vTrain validation measurements"]["did_not_run"] == 1
     assert record["groups"]["every source"]["error"] == pytest.approx(error)
-    # terms are switched off on the likeliest of what a run may have been, which is near the median of all
+    # terms are switched off on the likeliest of what a run may have been, which is near the median
+    # of all
     assert record["terms"]["over_sources"]["mean_ape"] == pytest.approx(error, rel=0.05)
     json.dumps(record)
     text = record_text(record, {"families": {}}, json.loads(LIVE.read_text()))
@@ -125,7 +157,14 @@ def test_nearest_measured_kernel_is_the_same_shape_where_it_was_measured(table: 
     shape = {"m": 1024, "n": 8192, "k": 2048}
     kernels = pd.DataFrame(
         [
-            {"device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "pass": "fwd", "time_us": us, **at}
+            {
+                "device": "A100-SXM4-80GB",
+                "op_family": "gemm",
+                "op": "linear",
+                "pass": "fwd",
+                "time_us": us,
+                **at,
+            }
             for us, at in ((7.0, shape), (9.0, {"m": 64, "n": 64, "k": 64}))
         ]
     )

@@ -57,9 +57,17 @@ ALLOWED = {
 def sentences(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Texts of a module that are not documentation, nor what others have reached."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    cited = {id(k.value) for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in ("elsewhere", "help")}
+    cited = {
+        id(k.value)
+        for k in ast.walk(tree)
+        if isinstance(k, ast.keyword) and k.arg in ("elsewhere", "help")
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation | cited:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documentation | cited
+        ):
             yield node.lineno, INTERVAL.sub("", node.value)
 
 
@@ -83,7 +91,14 @@ def test_the_scan_finds_what_was_typed() -> None:
         "5% of",
     ):
         assert TYPED.search(text)
-    for text in ("the 90 % interval", "A100 with tp = 8", "SC21 T1", "figure 4)", "gpt3-1.3b", "2,520 devices"):
+    for text in (
+        "the 90 % interval",
+        "A100 with tp = 8",
+        "SC21 T1",
+        "figure 4)",
+        "gpt3-1.3b",
+        "2,520 devices",
+    ):
         assert not TYPED.search(INTERVAL.sub("", text))
 
 
@@ -101,17 +116,21 @@ def report_of(name: str) -> dict:
 
 
 def test_the_report_is_of_its_figures() -> None:
-    """Every figure of every table: nothing of the page was written by hand, and nothing is of an earlier record."""
+    """Every figure of every table: nothing of the page was written by hand, and nothing is of an
+    earlier record."""
     report = report_of("report.json")
     page = record_text(report["cases"], report["kernels"], report_of("live.json"))
     assert page == (ROOT / "validate" / "report.md").read_text()
 
 
 def test_the_report_says_how_often_runs_ran_by_their_probability() -> None:
-    """Every run with a prediction is in one range, and the probability is no further off than it was."""
+    """Every run with a prediction is in one range, and the probability is no further off than it
+    was."""
     fits = report_of("report.json")["cases"]["fits"]
     ranges = fits["reliability"]
-    assert sum(members["n"] for members in ranges) == fits["all"]["ran"] + fits["all"]["did_not_run"]
+    assert (
+        sum(members["n"] for members in ranges) == fits["all"]["ran"] + fits["all"]["did_not_run"]
+    )
     assert (ranges[0]["from"], ranges[-1]["to"]) == (0, 1)
     ran = sum(members["n"] * members["ran"] for members in ranges)
     assert ran == pytest.approx(fits["all"]["ran"])
@@ -126,7 +145,9 @@ def test_the_report_says_how_often_runs_ran_by_their_probability() -> None:
 @pytest.fixture(scope="module")
 def readme_tables() -> ModuleType:
     """The script that puts figures into README.md."""
-    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "training" / "readme_tables.py")
+    spec = importlib.util.spec_from_file_location(
+        "readme_tables", ROOT / "training" / "readme_tables.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -135,7 +156,10 @@ def readme_tables() -> ModuleType:
 
 
 def test_the_readme_has_the_figures_of_the_reports(readme_tables: ModuleType) -> None:
-    assert f"-->\n{readme_tables.accuracy()}\n<!-- accuracy:end -->" in (ROOT / "README.md").read_text()
+    assert (
+        f"-->\n{readme_tables.accuracy()}\n<!-- accuracy:end -->"
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def test_a_site_without_factors_multiplies_no_time() -> None:
@@ -146,7 +170,9 @@ def test_a_site_without_factors_multiplies_no_time() -> None:
         assert any(value != 0 for _, value in adjustment.values) is multiplies
 
 
-def test_what_a_framework_s_factors_are_worth_is_told_by_the_report(readme_tables: ModuleType) -> None:
+def test_what_a_framework_s_factors_are_worth_is_told_by_the_report(
+    readme_tables: ModuleType,
+) -> None:
     page = (ROOT / "docs" / "explanation" / "where_it_is_wrong.md").read_text()
     assert f"-->\n{readme_tables.factors()}\n<!-- factors:end -->" in page
     assert not re.search(r"\d points", page.replace(readme_tables.factors(), ""))
@@ -160,8 +186,11 @@ def test_the_first_figure_is_the_one_of_strangers(readme_tables: ModuleType) -> 
 
 
 def test_sources_weigh_alike_in_the_readme_and_rows_stand_beside(readme_tables: ModuleType) -> None:
-    """One rule for steps, memory, kernels and collectives: more rows of one source move no mean but the one by row."""
-    figures = {line.split("|")[1].strip(" *"): line for line in readme_tables.accuracy().splitlines()}
+    """One rule for steps, memory, kernels and collectives: more rows of one source move no mean but
+    the one by row."""
+    figures = {
+        line.split("|")[1].strip(" *"): line for line in readme_tables.accuracy().splitlines()
+    }
     cases = report_of("report.json")["cases"]
     times = {name: of for name, of in cases["sources"].items() if of["n"]}
     memory = {name: of["memory"] for name, of in cases["sources"].items() if of["memory"]["n"]}
@@ -186,12 +215,19 @@ def test_the_mean_by_row_stands_beside_wherever_it_is_another_figure(
     assert alike == pytest.approx(sum(errors) / len(errors))
     rows = [error for error, count in sources for _ in range(count)]
     assert by_row == pytest.approx(sum(rows) / len(rows))
-    assert (f"by row {by_row:.1%}; " == readme_tables.beside(alike, by_row)) == (abs(by_row / alike - 1) > 0.1)
+    assert (f"by row {by_row:.1%}; " == readme_tables.beside(alike, by_row)) == (
+        abs(by_row / alike - 1) > 0.1
+    )
     assert readme_tables.beside(alike, alike) == ""
 
 
 def test_errors_are_judged_only_where_the_noise_of_real_runs_allows_it() -> None:
-    assert [judged(error, 0.01, 0.02) for error in (0.02, -0.02, 0.021, -0.021)] == ["yes", "yes", "no", "no"]
+    assert [judged(error, 0.01, 0.02) for error in (0.02, -0.02, 0.021, -0.021)] == [
+        "yes",
+        "yes",
+        "no",
+        "no",
+    ]
     assert judged(0.0, 0.011, 0.02) == "too noisy"
     assert claims(["yes", "no", "yes"], 0.02) == "2 of the 3 whose noise is at most 1% within 2%"
     assert claims(["yes", "too noisy"], 0.02) == (
@@ -200,5 +236,8 @@ def test_errors_are_judged_only_where_the_noise_of_real_runs_allows_it() -> None
 
 
 def test_reports_tell_how_long_turns_waited_for_a_quiet_machine() -> None:
-    assert waited_text([{"waited_s": 3.0}, {"waited_s": 4.0}]) == "Turns waited 7 s in all for a quiet machine."
+    assert (
+        waited_text([{"waited_s": 3.0}, {"waited_s": 4.0}])
+        == "Turns waited 7 s in all for a quiet machine."
+    )
     assert "before turns waited" in waited_text([{"waited_s": 3.0}, {}])

@@ -32,7 +32,11 @@ def test_releases_differ_in_what_their_recipes_set():
     assert (early.job.kernels.cuda_graphs, early.layout.ep_overlap) == ("layers", False)
     assert (late.job.kernels.cuda_graphs, late.layout.ep_overlap) == ("step", True)
     assert early.layout.recompute == late.layout.recompute == "selective"
-    assert early.job.activations.recompute_modules == late.job.activations.recompute_modules == ("mla_up_proj",)
+    assert (
+        early.job.activations.recompute_modules
+        == late.job.activations.recompute_modules
+        == ("mla_up_proj",)
+    )
     assert early.recompute_stated
     assert at("26.06", device="GB300-NVL72").layout.recompute == "none"
     assert (early.job.experts.fused_experts, late.job.experts.fused_experts) == (False, True)
@@ -50,12 +54,17 @@ def test_what_a_row_says_goes_before_its_recipe():
 def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
     assert at("26.06").layout.partition == (*[4] * 15, 1)
     assert at("26.06", pp=8, dp=32, ep=32, vpp=1).layout.partition == (*[8] * 7, 5)
-    assert at("26.06", pp=8, dp=32, ep=32, vpp=4).layout.partition is None  # two layers a stage are less than three
+    assert (
+        at("26.06", pp=8, dp=32, ep=32, vpp=4).layout.partition is None
+    )  # two layers a stage are less than three
 
 
 @pytest.mark.parametrize(("gflop", "modules"), [(259.9, 1), (249.7, 0), (None, 0)])
 def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
-    rates = {"measured_tokens_per_s_per_device": 5000, "measured_tflops_per_device": gflop and 5 * gflop}
+    rates = {
+        "measured_tokens_per_s_per_device": 5000,
+        "measured_tflops_per_device": gflop and 5 * gflop,
+    }
     model = at("26.06", **rates).model
     assert (model.name, model.mtp.mtp_layers) == ("deepseek-v3", modules)
 
@@ -78,7 +87,9 @@ def test_every_recipe_names_models_and_devices_of_the_catalog():
         ("nobody's", "H100-SXM5-80GB", "bf16", "26.04", {}),
     ],
 )  # fmt: skip
-def test_a_recipe_is_found_by_model_device_element_type_and_release(model, device, dtype, release, found):
+def test_a_recipe_is_found_by_model_device_element_type_and_release(
+    model, device, dtype, release, found
+):
     assert recipe("megatron-bridge", model, device, dtype, release) == found
     assert recipe("no-framework", model, device, dtype, release) == {}
 
@@ -96,17 +107,38 @@ LLAMA = V3 | {
 def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, release, layers):
     row = LLAMA | {"device": device, "dtype": dtype, "recipe_release": f"v{release}"}
     case = read_case(row)
-    assert (case.layout.offload_layers, case.layout.recompute, case.layout.zero) == (layers, "none", 3)
+    assert (case.layout.offload_layers, case.layout.recompute, case.layout.zero) == (
+        layers,
+        "none",
+        3,
+    )
     assert case.layout.recompute_full_layers == (None if layers else (5,))
     assert case.recompute_stated
-    assert read_case(row | {"recompute": "full", "recompute_detail": "full"}).layout.offload_layers == 0
+    assert (
+        read_case(row | {"recompute": "full", "recompute_detail": "full"}).layout.offload_layers
+        == 0
+    )
     assert read_case(row | {"tp": 2, "pp": 4, "vpp": 5, "dp": 8, "zero_stage": 1, "sharding": None,
                             "micro_batch": 1}).layout.offload_layers == 0  # fmt: skip
 
 
 def test_a_recipe_without_releases_is_of_several_frameworks():
-    pax = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 256, "ep": 1, "micro_batch": 8, "global_batch": 2048, "dtype": "bf16"}
-    pax |= {"model": "gpt3-5B", "framework": "pax-te@2025", "family": "gpt", "device": "H100-SXM5-80GB"}
+    pax = V3 | {
+        "tp": 1,
+        "pp": 1,
+        "vpp": 1,
+        "dp": 256,
+        "ep": 1,
+        "micro_batch": 8,
+        "global_batch": 2048,
+        "dtype": "bf16",
+    }
+    pax |= {
+        "model": "gpt3-5B",
+        "framework": "pax-te@2025",
+        "family": "gpt",
+        "device": "H100-SXM5-80GB",
+    }
     pax |= {"seq_len": 2048, "flash_attention": None, "recipe_release": "default"}
     read = read_case(pax)
     assert (read.layout.recompute, read.recompute_stated) == ("selective", True)
@@ -114,27 +146,60 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     assert read.job.kernels.flash_attention
     assert not read_case(pax | {"model": "gpt3-126M"}).job.kernels.flash_attention
     assert not read_case(pax | {"recipe_release": ""}).recompute_stated
-    assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
+    assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe(
+        "pax-te", "gpt3-5b", "A100", "fp8", "25.04"
+    )
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
 
 
 def test_default_configurations_of_a_launcher_are_its_recipes():
-    row = V3 | {"framework": "nemo@2023", "device": "A100-SXM4-80GB", "dtype": "bf16", "vpp": 1, "ep": 1, "pp": 1}
+    row = V3 | {
+        "framework": "nemo@2023",
+        "device": "A100-SXM4-80GB",
+        "dtype": "bf16",
+        "vpp": 1,
+        "ep": 1,
+        "pp": 1,
+    }
     row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "recipe_release": "default"}
-    overlaps = {name: read_case(row | {"model": name}).layout.overlap_grad_reduce for name in ("mt5-3b", "gpt3-5b")}
+    overlaps = {
+        name: read_case(row | {"model": name}).layout.overlap_grad_reduce
+        for name in ("mt5-3b", "gpt3-5b")
+    }
     assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
     assert read_case(row | {"model": "mt5-3b", "recipe_release": ""}).layout.overlap_grad_reduce
-    bert = row | {"model": "bert-base", "framework": "pytorch@2020", "tp": 1, "dp": 16, "recipe_release": "default"}
+    bert = row | {
+        "model": "bert-base",
+        "framework": "pytorch@2020",
+        "tp": 1,
+        "dp": 16,
+        "recipe_release": "default",
+    }
     assert not read_case(bert).layout.overlap_grad_reduce
     assert read_case(bert | {"recipe_release": ""}).layout.overlap_grad_reduce
 
 
 @pytest.mark.parametrize(
-    ("notes", "blocks"), [("source section 'Re-do'", True), ("CUDA launch blocking state not stated", False)]
+    ("notes", "blocks"),
+    [("source section 'Re-do'", True), ("CUDA launch blocking state not stated", False)],
 )
 def test_launch_scripts_beside_a_page_are_its_recipes(notes, blocks):
-    row = V3 | {"framework": "megatron-deepspeed@2022", "device": "A100-SXM4-80GB", "dtype": "fp16", "vpp": 1, "ep": 1}
-    row |= {"model": "gpt3-175b", "tp": 8, "pp": 8, "dp": 4, "n_devices": 256, "seq_len": 2048, "notes": notes}
+    row = V3 | {
+        "framework": "megatron-deepspeed@2022",
+        "device": "A100-SXM4-80GB",
+        "dtype": "fp16",
+        "vpp": 1,
+        "ep": 1,
+    }
+    row |= {
+        "model": "gpt3-175b",
+        "tp": 8,
+        "pp": 8,
+        "dp": 4,
+        "n_devices": 256,
+        "seq_len": 2048,
+        "notes": notes,
+    }
     page = "bigscience-workshop/bigscience@9e64ede:train/{}/chronicles-prequel.md"
     pages = [row | {"url_or_repo": page.format(name)} for name in ("tr11-176B-ml", "tr10-104B-ml")]
     its_own, other = map(read_case, rows_of(prepare(pd.DataFrame(pages))))
@@ -142,12 +207,41 @@ def test_launch_scripts_beside_a_page_are_its_recipes(notes, blocks):
     assert not other.job.kernels.blocking_launches
 
 
-@pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])
+@pytest.mark.parametrize(
+    ("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})]
+)
 def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded, replicas):
-    row = V3 | {"tp": 1, "pp": 1, "vpp": 1, "dp": 32, "ep": 1, "micro_batch": 4, "n_devices": 32, "global_batch": 128}
-    row |= {"model": "gpt-5B (paxml)", "framework": "pax@2024", "family": "gpt", "device": "H100-SXM5-80GB"}
-    row |= {"layers": 24, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 16384, "vocab": 50304}
-    row |= {"dtype": "fp8", "seq_len": 2048, "zero_stage": 3, "sharding": "FSDP+DP", "devices_per_node": 8}
+    row = V3 | {
+        "tp": 1,
+        "pp": 1,
+        "vpp": 1,
+        "dp": 32,
+        "ep": 1,
+        "micro_batch": 4,
+        "n_devices": 32,
+        "global_batch": 128,
+    }
+    row |= {
+        "model": "gpt-5B (paxml)",
+        "framework": "pax@2024",
+        "family": "gpt",
+        "device": "H100-SXM5-80GB",
+    }
+    row |= {
+        "layers": 24,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 32,
+        "ffn_hidden": 16384,
+        "vocab": 50304,
+    }
+    row |= {
+        "dtype": "fp8",
+        "seq_len": 2048,
+        "zero_stage": 3,
+        "sharding": "FSDP+DP",
+        "devices_per_node": 8,
+    }
     row |= {"recipe_release": re.sub(r"\.1$", "", tag), "flash_attention": None}
     found = [completion.case for completion in completions(RowRun(row), None, choice_priors())[0]]
     assert {case.layout.replicate for case in found} == replicas
@@ -157,11 +251,22 @@ def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded
 
 
 def test_a_recipe_says_what_stays_wide():
-    row = V3 | {"model": "nemotron-3-super", "device": "GB300-NVL72", "pp": 1, "vpp": 1, "n_devices": 64}
+    row = V3 | {
+        "model": "nemotron-3-super",
+        "device": "GB300-NVL72",
+        "pp": 1,
+        "vpp": 1,
+        "n_devices": 64,
+    }
     row |= {"recipe_release": "v26.06"}
     narrow, wider = (read_case(row | {"dtype": dtype}).job for dtype in ("nvfp4", "mxfp8"))
     assert narrow.narrow.wide_last_layers == 14
-    assert set(narrow.narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
+    assert set(narrow.narrow.wide_modules) == {
+        "attention",
+        "latent",
+        "further_tokens",
+        "mamba_output",
+    }
     assert (wider.narrow.wide_last_layers, wider.narrow.wide_modules) == (0, ("further_tokens",))
 
 
@@ -187,13 +292,18 @@ def test_a_recipe_may_leave_tensor_parallel_collectives_alone():
     ],
 )
 def test_notes_tell_whether_a_launch_compiles(cells: dict[str, str], switch: str) -> None:
-    row = {"notes": "", "framework": "torchtitan@2025", "launch_and_overlap": "overlap_dp=1"} | cells
+    row = {
+        "notes": "",
+        "framework": "torchtitan@2025",
+        "launch_and_overlap": "overlap_dp=1",
+    } | cells
     (launch,) = prepare(pd.DataFrame([row]))["launch_and_overlap"]
     assert launch == f"overlap_dp=1{switch}"
 
 
 @pytest.mark.parametrize(
-    ("stated", "framework"), [("ATorch FSDP", "atorch@2023"), ("PyTorch FSDP", "fsdp@2023"), (None, "fsdp@2023")]
+    ("stated", "framework"),
+    [("ATorch FSDP", "atorch@2023"), ("PyTorch FSDP", "fsdp@2023"), (None, "fsdp@2023")],
 )
 def test_rows_of_atorch_are_of_its_own_entry(stated: str | None, framework: str) -> None:
     row = {"notes": "", "framework": "fsdp@2023", "framework_as_stated": stated}
@@ -203,21 +313,40 @@ def test_rows_of_atorch_are_of_its_own_entry(stated: str | None, framework: str)
 @pytest.mark.parametrize(
     ("page", "recompute", "settings"),
     [
-        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md", None, ("true", "none")),
-        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md", "full", ("true", "full")),
-        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-megatron-deepspeed/README.md", None, (None, None)),
+        (
+            "FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md",
+            None,
+            ("true", "none"),
+        ),
+        (
+            "FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md",
+            "full",
+            ("true", "full"),
+        ),
+        (
+            "FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-megatron-deepspeed/README.md",
+            None,
+            (None, None),
+        ),
         ("other/benchmarks@1b5:training/nvidia/llama2_7b-deepspeed/README.md", None, (None, None)),
     ],
 )
 def test_scripts_of_a_benchmark_tell_what_their_page_leaves_out(
     page: str, recompute: str | None, settings: tuple[str | None, str | None]
 ) -> None:
-    row = {"notes": "", "url_or_repo": page, "recompute": recompute, "job.saves_gathered_weights": None}
+    row = {
+        "notes": "",
+        "url_or_repo": page,
+        "recompute": recompute,
+        "job.saves_gathered_weights": None,
+    }
     prepared_row = prepare(pd.DataFrame([row])).iloc[0]
     assert (prepared_row["job.saves_gathered_weights"], prepared_row["recompute"]) == settings
 
 
-@pytest.mark.parametrize(("per_device", "accumulations", "replicas"), [(8, 4, 8), (8, 4, 32), (6, 2, 1), (4, 1, 16)])
+@pytest.mark.parametrize(
+    ("per_device", "accumulations", "replicas"), [(8, 4, 8), (8, 4, 32), (6, 2, 1), (4, 1, 16)]
+)
 def test_openlm_divides_the_batch_of_a_device_into_micro_batches(
     per_device: int, accumulations: int, replicas: int
 ) -> None:
@@ -244,7 +373,9 @@ def test_openlm_divides_the_batch_of_a_device_into_micro_batches(
 
 
 def test_notes_tell_which_layers_have_experts_and_how_many_tokens_these_take() -> None:
-    notes = "experts in every OTHER layer (moe-freq 2), which no column can say; capacity factor 1.25"
+    notes = (
+        "experts in every OTHER layer (moe-freq 2), which no column can say; capacity factor 1.25"
+    )
     cells = {"family": "moe", "n_experts": 8, "top_k": 2, "layers": 12, "framework": "open_lm@2024"}
     (prepared_row,) = rows_of(prepare(pd.DataFrame([ROW | cells | {"notes": notes}])))
     case = read_case(prepared_row)
@@ -258,24 +389,52 @@ def test_notes_tell_which_layers_have_experts_and_how_many_tokens_these_take() -
 @pytest.mark.parametrize(
     ("page", "notes", "tp_overlaps", "gradients_overlap"),
     [
-        ("MooreThreads/SimuMax@4dc:docs/b200.json", "Megatron-LM 0.14, no comm overlap, fp32", False, False),
-        ("github NVIDIA/Megatron-LM@core_v0.15.3:t.png (README performance section)", "", True, True),
+        (
+            "MooreThreads/SimuMax@4dc:docs/b200.json",
+            "Megatron-LM 0.14, no comm overlap, fp32",
+            False,
+            False,
+        ),
+        (
+            "github NVIDIA/Megatron-LM@core_v0.15.3:t.png (README performance section)",
+            "",
+            True,
+            True,
+        ),
         ("github NVIDIA/Megatron-LM@core_v0.15.3:docs/other.md", "", None, True),
-        ("github pytorch/torchtitan@b5b:benchmarks/t.md", "torch.compile=no; async tensor parallel", True, True),
-        ("github pytorch/torchtitan@b5b:benchmarks/t.md", "torch.compile=no; vanilla tensor parallel", False, True),
+        (
+            "github pytorch/torchtitan@b5b:benchmarks/t.md",
+            "torch.compile=no; async tensor parallel",
+            True,
+            True,
+        ),
+        (
+            "github pytorch/torchtitan@b5b:benchmarks/t.md",
+            "torch.compile=no; vanilla tensor parallel",
+            False,
+            True,
+        ),
     ],
 )
 def test_pages_and_notes_tell_what_communication_overlaps(
     tp: int, page: str, notes: str, tp_overlaps: bool | None, gradients_overlap: bool
 ) -> None:
-    row = ROW | {"url_or_repo": page, "notes": notes, "tp": tp, "dp": 8 // tp, "framework": "megatron-core@2025"}
+    row = ROW | {
+        "url_or_repo": page,
+        "notes": notes,
+        "tp": tp,
+        "dp": 8 // tp,
+        "framework": "megatron-core@2025",
+    }
     row |= {"n_devices": 8, "pp": 1, "sharding": "overlapped grad reduce and param gather"}
     row |= dict.fromkeys(("layout.tp_overlap", "layout.overlap_grad_reduce"))
     if not gradients_overlap:
         row["sharding"] = None
     (prepared_row,) = rows_of(prepare(pd.DataFrame([row])))
     case = read_case(prepared_row)
-    assert ("tp_overlap" in case.stated) == (tp_overlaps is not None and (tp > 1 or not gradients_overlap))
+    assert ("tp_overlap" in case.stated) == (
+        tp_overlaps is not None and (tp > 1 or not gradients_overlap)
+    )
     assert case.layout.tp_overlap == bool(tp_overlaps and tp > 1)
     assert case.layout.overlap_grad_reduce == gradients_overlap
 

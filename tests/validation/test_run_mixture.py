@@ -11,7 +11,12 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
-from perfmodel.validation.unstated import CONVERSATION_TOKENS, OPEN_CHOICES, case_features, real_tokens
+from perfmodel.validation.unstated import (
+    CONVERSATION_TOKENS,
+    OPEN_CHOICES,
+    case_features,
+    real_tokens,
+)
 from perfmodel.validation.unstated.priors import choice_priors
 from perfmodel.workload import parameter_count
 
@@ -33,7 +38,9 @@ EMPTIED = {
 def test_a_run_that_states_all_is_one_prediction():
     run = predict_run(ROW)
     case = read_case(ROW)
-    alone = explain(step_problem(case.model, case.cluster, case.job, None, case.framework, Site()), case.layout)
+    alone = explain(
+        step_problem(case.model, case.cluster, case.job, None, case.framework, Site()), case.layout
+    )
     assert len(run.completions) == 1
     assert (run.step_time_s, run.step_time_lo_s, run.step_time_hi_s) == (
         alone.step_time_s, alone.step_time_lo_s, alone.step_time_hi_s,
@@ -58,8 +65,15 @@ def test_an_emptied_cell_is_integrated_over_and_named(cell, choice):
 
 @pytest.mark.parametrize("devices", [16, 1024])
 def test_who_competes_tunes_a_small_machine_like_a_large_one(devices: int) -> None:
-    """What a submission leaves open is taken as fast as on the largest machines, where people tune most."""
-    open_row = ROW | {"n_devices": devices, "global_batch": 4 * devices, "tp": None, "dp": None, "micro_batch": None}
+    """What a submission leaves open is taken as fast as on the largest machines, where people tune
+    most."""
+    open_row = ROW | {
+        "n_devices": devices,
+        "global_batch": 4 * devices,
+        "tp": None,
+        "dp": None,
+        "micro_batch": None,
+    }
     usual = predict_run(open_row)
     competing = predict_run(open_row | {"source": "MLPerf Training v9.9"})
     if devices > 512:
@@ -70,7 +84,10 @@ def test_who_competes_tunes_a_small_machine_like_a_large_one(devices: int) -> No
 
 
 def test_who_competes_and_states_all_is_predicted_like_anybody() -> None:
-    assert predict_run(ROW | {"source": "MLPerf Training v9.9"}).to_dict() == predict_run(ROW).to_dict()
+    assert (
+        predict_run(ROW | {"source": "MLPerf Training v9.9"}).to_dict()
+        == predict_run(ROW).to_dict()
+    )
 
 
 def open_choices_of(**cells) -> set[str]:
@@ -81,7 +98,9 @@ def test_a_switch_that_a_run_does_not_state_is_open_where_its_framework_has_it()
     silent = "overlap_grad_reduce=1; overlap_param_gather=1; layer_cuda_graph=0"
     assert "tp_overlap" not in open_choices_of()
     assert "tp_overlap" in open_choices_of(launch_and_overlap=silent)
-    assert "tp_overlap" not in open_choices_of(launch_and_overlap=silent, framework="torchtitan@2025")
+    assert "tp_overlap" not in open_choices_of(
+        launch_and_overlap=silent, framework="torchtitan@2025"
+    )
 
 
 def test_every_open_choice_tells_its_value():
@@ -89,12 +108,24 @@ def test_every_open_choice_tells_its_value():
     case = read_case(ROW)
     for choice in OPEN_CHOICES:
         # Switches tell what they are of every run; the others where they are relevant.
-        if choice.matters(case) or choice.name in ("chunked_loss", "fp8_activation_inputs", "operation_fuser"):
+        if choice.matters(case) or choice.name in (
+            "chunked_loss",
+            "fp8_activation_inputs",
+            "operation_fuser",
+        ):
             assert choice.value(case)
 
 
 def test_a_run_of_experts_may_hide_their_exchanges_behind_another_micro_batch():
-    experts = {"model": "qwen3-30b-a3b", "tp": 1, "pp": 2, "dp": 8, "ep": 8, "seq_len": 4096, "etp": 1}
+    experts = {
+        "model": "qwen3-30b-a3b",
+        "tp": 1,
+        "pp": 2,
+        "dp": 8,
+        "ep": 8,
+        "seq_len": 4096,
+        "etp": 1,
+    }
     assert "ep_overlap" in open_choices_of(**experts, vpp=3)
     # It takes two model chunks in a pipeline, and layers that are not repeated as a whole.
     assert "ep_overlap" not in open_choices_of(**experts)
@@ -103,12 +134,27 @@ def test_a_run_of_experts_may_hide_their_exchanges_behind_another_micro_batch():
 
 
 def test_experts_of_maxtext_may_have_dropped_tokens():
-    cells = {"model": "mixtral-8x7b", "tp": 1, "pp": 1, "dp": 8, "ep": 1, "seq_len": 4096, "recompute": "full"}
+    cells = {
+        "model": "mixtral-8x7b",
+        "tp": 1,
+        "pp": 1,
+        "dp": 8,
+        "ep": 1,
+        "seq_len": 4096,
+        "recompute": "full",
+    }
     cells |= {"launch_and_overlap": None, "framework": "maxtext@2025"}
     run = predict_run(ROW | cells)
-    capacities = {(c.job.experts.expert_capacity_factor, c.job.experts.einsum_dispatch) for c in run.completions}
+    capacities = {
+        (c.job.experts.expert_capacity_factor, c.job.experts.einsum_dispatch)
+        for c in run.completions
+    }
     assert capacities == {(None, False), (1.25, True)}
-    for settled in ({"framework": "maxtext@2026"}, {"model": "llama2-7b"}, {"job.expert_capacity_factor": 1.0}):
+    for settled in (
+        {"framework": "maxtext@2026"},
+        {"model": "llama2-7b"},
+        {"job.expert_capacity_factor": 1.0},
+    ):
         assert "expert_capacity_factor" not in open_choices_of(**cells | settled)
 
 
@@ -124,14 +170,21 @@ def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
 def test_a_framework_with_several_dispatchers_leaves_open_which_exchanges_tokens():
     experts = ROW | {"model": "mixtral-8x7b", "ep": 8, "seq_len": 4096}
     run = predict_run(experts)
-    assert {case.job.experts.expert_dispatcher for case in run.completions} == {"alltoall", "deepep", "hybridep"}
+    assert {case.job.experts.expert_dispatcher for case in run.completions} == {
+        "alltoall",
+        "deepep",
+        "hybridep",
+    }
     assert any(text.startswith("expert_dispatcher") for text in run.assumed)
     # Its kernels are written for Hopper and what came after.
     older = predict_run(experts | {"device": "A100-SXM4-80GB"})
     assert {case.job.experts.expert_dispatcher for case in older.completions} == {"alltoall"}
     # DeepEP reaches eight ranks by NVLink, so that nobody takes it in a rack.
     rack = predict_run(experts | {"device": "GB200-NVL72"})
-    assert {case.job.experts.expert_dispatcher for case in rack.completions} == {"alltoall", "hybridep"}
+    assert {case.job.experts.expert_dispatcher for case in rack.completions} == {
+        "alltoall",
+        "hybridep",
+    }
     stated = predict_run(experts | {"job.expert_dispatcher": "deepep"})
     assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
 
@@ -141,14 +194,22 @@ def test_a_framework_with_several_dispatchers_leaves_open_which_exchanges_tokens
     [
         ("nemo@2024", "llama3-8b", {"none", "layers"}),
         ("nemo@2025", "llama3-8b", {"none", "layers", "step"}),
-        # The host has to know the sizes of experts' products, unless kernels read them on the device.
+        # The host has to know the sizes of experts' products, unless kernels read them on the
+        # device.
         ("nemo@2025", "mixtral-8x7b", {"none", "layers"}),
         ("nemo@2026", "mixtral-8x7b", {"none", "layers", "step"}),
         ("megatron-core@2025", "llama3-8b", {"none"}),
     ],
 )
-def test_graphs_of_layers_or_of_the_step_are_open_where_the_framework_has_them(framework, model, graphs):
-    row = ROW | {"framework": framework, "model": model, "seq_len": 4096, "launch_and_overlap": None}
+def test_graphs_of_layers_or_of_the_step_are_open_where_the_framework_has_them(
+    framework, model, graphs
+):
+    row = ROW | {
+        "framework": framework,
+        "model": model,
+        "seq_len": 4096,
+        "launch_and_overlap": None,
+    }
     run = predict_run(row)
     assert {case.job.kernels.cuda_graphs for case in run.completions} == graphs
 
@@ -157,7 +218,9 @@ def test_the_choice_that_moves_most_comes_first():
     run = predict_run(ROW | {"recompute": None, "flash_attention": None, "inter_link": None})
     variances = [effect.variance for effect in run.effects]
     assert variances == sorted(variances, reverse=True)
-    assert [text.split(" (")[0] for text in run.assumed[: len(run.effects)]] == [each.name for each in run.effects]
+    assert [text.split(" (")[0] for text in run.assumed[: len(run.effects)]] == [
+        each.name for each in run.effects
+    ]
 
 
 def test_the_same_question_has_the_same_answer():
@@ -177,13 +240,16 @@ def test_no_framework_is_a_mixture_of_the_known_ones():
         "maxtext" not in names
         or run.weights[[case.framework.name == "maxtext" for case in run.completions]].max() < 0.5
     )
-    named = predict_run(ROW | {"framework": "pytorch-rocm@2024", "launch_and_overlap": None, "tp": 1, "dp": 16})
+    named = predict_run(
+        ROW | {"framework": "pytorch-rocm@2024", "launch_and_overlap": None, "tp": 1, "dp": 16}
+    )
     assert {case.framework.name for case in named.completions} == {"pytorch"}
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "gb200-nvl72", "tpu-v5p-pod"])
 def test_a_machine_is_as_large_as_its_devices_make_it(cluster):
-    """Whatever links them: people try as hard with 128 devices of two racks as with those of 16 nodes."""
+    """Whatever links them: people try as hard with 128 devices of two racks as with those of 16
+    nodes."""
     case = read_case(ROW)
     scales = []
     for devices in (64, 128, 1024):
@@ -202,7 +268,8 @@ def need(**cells) -> int:
 
 
 def test_need_of_memory_falls_with_shards_and_grows_with_the_model_and_its_tokens():
-    # 8 billion parameters over two ranks: 16 + 4 + 6 GB of states, and 17 GB for a sequence of 8192 tokens, of 80 GB.
+    # 8 billion parameters over two ranks: 16 + 4 + 6 GB of states, and 17 GB for a sequence of 8192
+    # tokens, of 80 GB.
     assert NEEDS[need()] == "0.5 to 1"
     assert need(tp=8, dp=2) < need(tp=2) <= need(tp=1, dp=16)
     assert need(zero_stage=3) <= need(zero_stage=1) < need(zero_stage=0)
@@ -211,12 +278,20 @@ def test_need_of_memory_falls_with_shards_and_grows_with_the_model_and_its_token
     assert lengths[0] < lengths[-1]
     # Recomputation is what the class explains, so it does not move it.
     assert need(recompute="full") == need()
-    many_devices = {"model": "mixtral-8x7b", "n_devices": 64, "tp": 1, "dp": 64, "global_batch": 64, "seq_len": 4096}
+    many_devices = {
+        "model": "mixtral-8x7b",
+        "n_devices": 64,
+        "tp": 1,
+        "dp": 64,
+        "global_batch": 64,
+        "seq_len": 4096,
+    }
     assert need(**many_devices, ep=8) < need(**many_devices, ep=1)
 
 
 def test_need_of_memory_by_hand():
-    """States, then activations of 34 bytes per token, element and layer, over the memory of a device."""
+    """States, then activations of 34 bytes per token, element and layer, over the memory of a
+    device."""
     case = read_case(ROW | {"model": "gpt3-13b", "seq_len": 2048, "zero_stage": 0})
     params = parameter_count(case.model)
     states = {
@@ -228,7 +303,12 @@ def test_need_of_memory_by_hand():
     jobs = {
         "training": {},
         "frozen": {"frozen": True, "adapter_rank": 16},
-        "frozen in 8 bits": {"frozen": True, "adapter_rank": 16, "dtype": "fp8", "fp8_params": True},
+        "frozen in 8 bits": {
+            "frozen": True,
+            "adapter_rank": 16,
+            "dtype": "fp8",
+            "fp8_params": True,
+        },
     }
     for name, fields in jobs.items():
         # The class changes where the device is just as large as a class's bound says.
@@ -242,7 +322,8 @@ def test_need_of_memory_by_hand():
 
 
 def test_who_has_memory_to_spare_repeats_less():
-    """Runs that state their recomputation say so: the more of a device a run fills, the more it repeats."""
+    """Runs that state their recomputation say so: the more of a device a run fills, the more it
+    repeats."""
     priors = choice_priors()
     unrepeated = []
     for name in NEEDS:
@@ -250,7 +331,10 @@ def test_who_has_memory_to_spare_repeats_less():
         chances = priors.probabilities("recompute", contexts, ("none", "selective", "full"))
         unrepeated.append(float(chances[0]))
     assert unrepeated == sorted(unrepeated, reverse=True)
-    roomy, tight = predict_run(ROW | {"recompute": None, "tp": 8, "dp": 2}), predict_run(ROW | {"recompute": None})
+    roomy, tight = (
+        predict_run(ROW | {"recompute": None, "tp": 8, "dp": 2}),
+        predict_run(ROW | {"recompute": None}),
+    )
 
     def share_without(run) -> float:
         return sum(w for w, c in zip(run.weights, run.completions, strict=True) if c.layout.recompute == "none"
@@ -268,14 +352,28 @@ def test_a_name_means_what_it_meant_in_its_year():
 
 
 def test_a_policy_of_its_own_may_copy_activations_to_the_host():
-    """A run that fits only with activations on the host has them there, if its words leave that open."""
-    columns = {"device": "TPU-v6e", "n_devices": 8, "devices_per_node": 8, "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3}
+    """A run that fits only with activations on the host has them there, if its words leave that
+    open."""
+    columns = {
+        "device": "TPU-v6e",
+        "n_devices": 8,
+        "devices_per_node": 8,
+        "tp": 1,
+        "pp": 1,
+        "dp": 8,
+        "zero_stage": 3,
+    }
     batch = {"micro_batch": 4, "num_microbatches": 1, "global_batch": 32, "seq_len": 8192}
     row = (
         ROW
         | columns
         | batch
-        | {"model": "gpt3-1.3b", "framework": "maxtext@2025", "launch_and_overlap": None, "inter_link": None}
+        | {
+            "model": "gpt3-1.3b",
+            "framework": "maxtext@2025",
+            "launch_and_overlap": None,
+            "inter_link": None,
+        }
     )
     own = predict_run(row | {"recompute": "custom"})
     full = predict_run(row | {"recompute": "full"})
@@ -286,13 +384,17 @@ def test_a_policy_of_its_own_may_copy_activations_to_the_host():
 
 @pytest.mark.parametrize("seq_len", [1024, 8192, 32768])
 def test_conversations_that_a_trainer_packs_attend_to_themselves_alone(seq_len):
-    """Attention to documents is no longer than to the whole sequence, and the longer that is the more it saves."""
+    """Attention to documents is no longer than to the whole sequence, and the longer that is the
+    more it saves."""
     row = ROW | {"seq_len": seq_len, "framework_as_stated": "Megatron-SWIFT"}
     single, packed = predict_run(ROW | {"seq_len": seq_len}), predict_run(row)
     assert "packing" in {effect.name for effect in packed.effects}
     assert packed.step_time_s <= single.step_time_s * (1 + 1e-9)
     for case in packed.completions:
-        assert case.job.attended_tokens in (seq_len, pytest.approx(min(seq_len, 2 * CONVERSATION_TOKENS)))
+        assert case.job.attended_tokens in (
+            seq_len,
+            pytest.approx(min(seq_len, 2 * CONVERSATION_TOKENS)),
+        )
     # Who states the lengths leaves nothing open.
     stated = predict_run(row | {"job.rms_tokens": seq_len / 2})
     assert "packing" not in {effect.name for effect in stated.effects}
@@ -337,11 +439,17 @@ OF_WORDS = {"zero_stage": "zero", "inter_link": ""}
 def described(without: str = ""):
     """The run of `ROW` in the words of a job, without one of its settings."""
     words = {name: value for name, value in WORDS.items() if name != without}
-    layout = ",".join(f"{name}={value}" for name, value in LAYOUT.items() if name != OF_WORDS.get(without, without))
+    layout = ",".join(
+        f"{name}={value}"
+        for name, value in LAYOUT.items()
+        if name != OF_WORDS.get(without, without)
+    )
     return described_job("llama3-8b", read_case(ROW).cluster, layout, **words)
 
 
-@pytest.mark.parametrize("cell", ["", "recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch"])
+@pytest.mark.parametrize(
+    "cell", ["", "recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch"]
+)
 def test_a_job_and_a_row_describe_one_run_alike(cell):
     row, job = predict_run(ROW | {cell: None} if cell else ROW), predict_run(described(cell))
     assert (row.step_time_s, row.step_time_lo_s, row.step_time_hi_s, row.fits_probability) == (
@@ -364,12 +472,25 @@ def test_validate_cases_says_what_predict_run_says():
 
 
 def test_the_command_line_integrates_over_what_flags_leave_open(capsys):
-    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--open"]
+    argv = [
+        "predict",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "64",
+        "--open",
+    ]
     assert main([*argv, "--devices", "16", "--framework", "torchtitan@2025", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["completions"] > 1
     assert {"degrees", "recompute"} <= {choice["name"] for choice in told["open_choices"]}
-    run = predict_run(described_job("llama3-8b", "dgx-h100", framework="torchtitan@2025", devices=16, global_batch=64))
+    run = predict_run(
+        described_job(
+            "llama3-8b", "dgx-h100", framework="torchtitan@2025", devices=16, global_batch=64
+        )
+    )
     assert (told["step_time_s"], told["assumed"]) == (run.step_time_s, list(run.assumed))
     assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
     assert "open settings" in capsys.readouterr().out
@@ -386,19 +507,34 @@ def test_a_point_prediction_names_what_it_takes_at_its_defaults(capsys):
     fewer = json.loads(capsys.readouterr().out)["not_stated"]
     assert not {"framework", "recompute", "zero", "micro_batch"} & set(fewer)
     assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
-    assert "not stated, so defaults are used: framework" in " ".join(capsys.readouterr().out.split())
+    assert "not stated, so defaults are used: framework" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
         (["--devices", "16", "--strict"], "--strict needs one layout with every setting stated"),
-        (["--devices", "16", "--tokens", "1e12"], "--tokens needs one layout with every setting stated"),
+        (
+            ["--devices", "16", "--tokens", "1e12"],
+            "--tokens needs one layout with every setting stated",
+        ),
         ([], "--layout"),
     ],
 )
 def test_what_does_not_go_with_open_is_refused(more, reason, capsys):
-    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--open", *more]
+    argv = [
+        "predict",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "64",
+        "--open",
+        *more,
+    ]
     assert main(argv) == 2
     assert reason in capsys.readouterr().err
 
@@ -410,22 +546,38 @@ def test_a_described_job_names_what_is_wrong():
         described_job("llama3-8b", catalog.cluster("dgx-h100"), global_batch=8, batch=1)
 
 
-@pytest.mark.parametrize(("device", "choices"), [("V100-SXM2-32GB", {False}), ("A100-SXM4-80GB", {False, True})])
+@pytest.mark.parametrize(
+    ("device", "choices"), [("V100-SXM2-32GB", {False}), ("A100-SXM4-80GB", {False, True})]
+)
 def test_devices_before_flash_attention_run_none(device, choices):
-    older = {"model": "gpt2-345m", "seq_len": 1024, "dtype": "fp16", "framework": "megatron-lm@2023"}
+    older = {
+        "model": "gpt2-345m",
+        "seq_len": 1024,
+        "dtype": "fp16",
+        "framework": "megatron-lm@2023",
+    }
     run = predict_run(ROW | older | {"device": device, "inter_link": None, "flash_attention": None})
     assert {case.job.kernels.flash_attention for case in run.completions} == choices
 
 
 def test_text_of_pretraining_data_fills_less_of_longer_sequences():
-    assert [round(real_tokens(length) / length, 2) for length in (64, 128, 256, 512)] == [1.0, 0.83, 0.66, 0.52]
+    assert [round(real_tokens(length) / length, 2) for length in (64, 128, 256, 512)] == [
+        1.0,
+        0.83,
+        0.66,
+        0.52,
+    ]
 
 
 @pytest.mark.parametrize(
     ("framework", "columns", "left_open"),
     [
         ("pytorch@2020", {}, {"padding", "encoder_head"}),
-        ("pytorch@2021", {}, set()),  # its loader sorts by length, and its code gathers masked tokens
+        (
+            "pytorch@2021",
+            {},
+            set(),
+        ),  # its loader sorts by length, and its code gathers masked tokens
         ("tensorflow-xla@2021", {}, {"encoder_head"}),  # compiled steps have fixed shapes
         ("oneflow@2020", {}, {"padding"}),  # its code gathers masked tokens
         ("pytorch@2020", {"job.mean_tokens": 100, "job.masked_head": 1}, set()),
@@ -450,7 +602,12 @@ def test_encoders_of_text_leave_padding_and_head_open(framework, columns, left_o
 )
 def test_a_loader_that_sorts_by_length_pads_half_a_bin(seq_len, head, most_tokens):
     plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
-    encoder = {"model": "bert-large", "seq_len": seq_len, "framework": "pytorch@2021", "dtype": "fp16"}
+    encoder = {
+        "model": "bert-large",
+        "seq_len": seq_len,
+        "framework": "pytorch@2021",
+        "dtype": "fp16",
+    }
     jobs = [completion.job for completion in predict_run(ROW | plain | encoder).completions]
     assert {(job.loss.head, job.mean_tokens) for job in jobs} == {(head, most_tokens)}
 
@@ -460,7 +617,9 @@ def test_encoders_of_unstated_length_may_have_either_of_berts_lengths():
     plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
     encoder = {"model": "bert-large", "seq_len": None, "framework": "oneflow@2020", "dtype": "fp16"}
     run = predict_run(ROW | plain | encoder)
-    lengths = {case.job.seq_len: weight for case, weight in zip(run.completions, run.weights, strict=True)}
+    lengths = {
+        case.job.seq_len: weight for case, weight in zip(run.completions, run.weights, strict=True)
+    }
     assert set(lengths) == {128, 512}
     stated = predict_run(ROW | plain | encoder | {"seq_len": 512})
     assert {case.job.seq_len for case in stated.completions} == {512}

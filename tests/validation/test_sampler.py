@@ -11,8 +11,9 @@ pytest.importorskip("numpyro")
 
 @pytest.mark.slow
 def test_the_posterior_is_that_of_a_sampler():
-    """Means within a third of a standard deviation, standard deviations within a quarter: the fit puts scatter of
-    sources and weights of runs at one value each; one source scatters three times as much, and two runs lie far off."""
+    """Means within a third of a standard deviation, standard deviations within a quarter: the fit
+    puts scatter of sources and weights of runs at one value each; one source scatters three times
+    as much, and two runs lie far off."""
     from studies.sampler import compared
 
     rng, of, each = np.random.default_rng(0), 4, 6

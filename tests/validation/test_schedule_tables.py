@@ -40,4 +40,6 @@ def test_zero_bubble_runs(data_dir) -> None:
         "1F1B": schedule_facts("1f1b", 8, 24), "ZB-1p": schedule_facts("zb-h1", 8, 24),
         "1F1B-I": schedule_facts("interleaved", 8, 24, chunks=3), "ZB-2p": schedule_facts("zb-h2", 8, 24),
     }  # fmt: skip
-    assert measured.sort_values().index.tolist() == sorted(ours, key=lambda name: ours[name].activations[1])
+    assert measured.sort_values().index.tolist() == sorted(
+        ours, key=lambda name: ours[name].activations[1]
+    )

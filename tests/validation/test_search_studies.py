@@ -32,7 +32,11 @@ def _layouts(batch: int, mode: Literal["train", "inference"], schedule: str) -> 
     problem = Problem(model=model, cluster=cluster, job=job, devices=distir.DEVICES)
     every = enumerate_layouts(distir.space(job, schedule), problem, Counter())
     counts = [(job.num_microbatches(layout), layout) for layout in every]
-    return [layout for count, layout in counts if count in (distir.MICRO_BATCHES if layout.pp > 1 else (1,))]
+    return [
+        layout
+        for count, layout in counts
+        if count in (distir.MICRO_BATCHES if layout.pp > 1 else (1,))
+    ]
 
 
 @pytest.mark.parametrize("batch", [16384, 131072])
@@ -48,15 +52,20 @@ def test_distir_counts_inference_layouts_as_the_paper():
     assert sum(len(_layouts(batch, "inference", "gpipe")) for batch in distir.BATCHES) == 1035
 
 
-@pytest.mark.parametrize(("model", "batch"), [("mlp-1b", 128), ("mlp-17b", 4096), ("mlp-103b", 1024)])
+@pytest.mark.parametrize(
+    ("model", "batch"), [("mlp-1b", 128), ("mlp-17b", 4096), ("mlp-103b", 1024)]
+)
 def test_distir_rows_of_table_2(model, batch):
     found = distir.training_search(model, batch)
     assert distir.name(found.layouts[0], batch) == distir.TRAINING[model][batch]
 
 
 def test_the_page_of_distir_counts_rows_as_its_two_tables_do():
-    """One statement for programs and layouts: what `docs/systems/distir.md` says is what both pages print."""
-    programs, layouts = ((ROOT / "validate" / name).read_text() for name in ("distir.md", "search.md"))
+    """One statement for programs and layouts: what `docs/systems/distir.md` says is what both pages
+    print."""
+    programs, layouts = (
+        (ROOT / "validate" / name).read_text() for name in ("distir.md", "search.md")
+    )
     inference = programs.split("## Table 3")[1].split("## Table 4")[0]
     in_rows = [line.split(" | ")[4] for line in inference.splitlines() if line.startswith("| gpt2")]
     counts = [
@@ -87,7 +96,9 @@ def test_ranked_layouts_are_in_order_and_leave_out_what_does_not_divide():
     found = rank(model, cluster, job, 16, space, constraints=["micro_batches >= 2"])
     degrees = {(lay.tp, lay.pp, lay.dp, lay.micro_batch) for lay in found.layouts}
     assert degrees == {(1, 1, 16, 64), (1, 2, 8, 64), (1, 16, 1, 64), (4, 1, 4, 64), (4, 2, 2, 64)}
-    np.testing.assert_allclose(found.step_s, evaluate(step_problem(model, cluster, job), found.layouts).step_time_s)
+    np.testing.assert_allclose(
+        found.step_s, evaluate(step_problem(model, cluster, job), found.layouts).step_time_s
+    )
     assert (np.diff(found.step_s) >= 0).all()
     assert found.place(found.layouts[1]) == 1
     assert found.place(Layout(dp=3)) is None
@@ -104,7 +115,9 @@ def test_blocking_sends_lengthen_pipelines_only():
     )
     layouts = [Layout(pp=4, micro_batch=64, dp=1), Layout(tp=4, micro_batch=4096)]
     free, held = (
-        evaluate(step_problem(model, cluster, job, None, Framework(blocking_sends=b)), layouts).step_time_s
+        evaluate(
+            step_problem(model, cluster, job, None, Framework(blocking_sends=b)), layouts
+        ).step_time_s
         for b in (False, True)
     )
     assert held[0] > free[0] * (1 + 1e-5)
@@ -125,7 +138,9 @@ def test_megatron_searches_transformers_only():
     job = Job(global_batch=8, seq_len=1)
     case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8),
                 catalog.framework("generic"))  # fmt: skip
-    with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
+    with pytest.raises(
+        PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"
+    ):
         search.megatron_search(case)
 
 
@@ -139,5 +154,7 @@ def test_megatron_layouts_are_in_the_space_searched(data_dir):
 
 
 def test_markdown_says_what_a_cell_is():
-    text = markdown_table(pd.DataFrame({"a": [1.23456, np.inf], "b": [True, False], "c": ["x", None]}))
+    text = markdown_table(
+        pd.DataFrame({"a": [1.23456, np.inf], "b": [True, False], "c": ["x", None]})
+    )
     assert text.splitlines()[2:] == ["| 1.235 | yes | x |", "| does not fit | **no** | - |"]

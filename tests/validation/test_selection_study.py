@@ -19,7 +19,9 @@ from perfmodel.spec import Job, Layout, Mlp
 CLUSTER = catalog.cluster("dgx-a100")
 SIZES = [2**e for e in range(8, 15)]
 ROWS = [Gemm(m=m, n=n, k=k, dtype="fp16") for m in SIZES for n in SIZES for k in SIZES]
-SECONDS = roofline_seconds(CLUSTER.device, ROWS) * np.exp([0.3 + 0.02 * np.log2(op.m) for op in ROWS])
+SECONDS = roofline_seconds(CLUSTER.device, ROWS) * np.exp(
+    [0.3 + 0.02 * np.log2(op.m) for op in ROWS]
+)
 TABLE = dict(zip(ROWS, SECONDS.tolist(), strict=True))
 
 
@@ -40,7 +42,9 @@ def test_backward_of_a_layer_is_one_row_half_to_each_product():
     # forward C[m, n] = A[m, k] B[k, n]
     whole = Gemm(m=64, n=32, k=16, pass_="bwd")
     assert halved_backward(Gemm(m=64, n=16, k=32, pass_="dgrad")) == Entry(whole, 0.5)
-    assert halved_backward(Gemm(m=32, n=16, k=64, pass_="wgrad", accumulate=True)) == Entry(whole, 0.5)
+    assert halved_backward(Gemm(m=32, n=16, k=64, pass_="wgrad", accumulate=True)) == Entry(
+        whole, 0.5
+    )
     assert halved_backward(Gemm(m=64, n=32, k=16)) == Entry(Gemm(m=64, n=32, k=16), 1.0)
     assert halved_backward(Gemm(op="bmm", m=64, n=32, k=16)) is None
 

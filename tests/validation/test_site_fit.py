@@ -1,4 +1,5 @@
-"""Constants of an unknown site: clocks under load from runs, half-widths of intervals from residuals of others."""
+"""Constants of an unknown site: clocks under load from runs, half-widths of intervals from
+residuals of others."""
 
 import json
 import os
@@ -18,7 +19,14 @@ from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import CLASSES, NEUTRAL, Seen, SitePopulation, key, population
 from perfmodel.spec import Framework
 from perfmodel.validation import fit_sustained, read_case
-from perfmodel.validation.population import PopulationFit, Score, SiteRuns, State, fit_population, posterior
+from perfmodel.validation.population import (
+    PopulationFit,
+    Score,
+    SiteRuns,
+    State,
+    fit_population,
+    posterior,
+)
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
@@ -37,11 +45,18 @@ def runs(tmp_path: Path) -> Path:
     rows = []
     for source in ("our lab", "their recipes"):
         for batch in (2, 4, 8):
-            row = ROW | {"case_id": f"{source} {batch}", "source": source, "micro_batch": batch, "global_batch": batch}
+            row = ROW | {
+                "case_id": f"{source} {batch}",
+                "source": source,
+                "micro_batch": batch,
+                "global_batch": batch,
+            }
             case = read_case(row)
             site = Site(sustained=(("Volta", SLOWER),), population=NEUTRAL)
             model = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
-            rows.append(row | {"measured_iter_time_s": float(step_times_s(model, [case.layout])[0])})
+            rows.append(
+                row | {"measured_iter_time_s": float(step_times_s(model, [case.layout])[0])}
+            )
     path = tmp_path / "runs.csv"
     pd.DataFrame(rows).to_csv(path, index=False)
     return path
@@ -53,7 +68,16 @@ def test_slower_products_of_runs_are_found_again(
     # Set before it is deleted, so that what the command sets is undone after the test.
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    argv = ["fit", "--sites", str(runs), "--unstated", "their", "--out", str(tmp_path / "out"), "--json"]
+    argv = [
+        "fit",
+        "--sites",
+        str(runs),
+        "--unstated",
+        "their",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
     assert main(argv) == 0
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
     report = json.loads(capsys.readouterr().out)
@@ -75,7 +99,8 @@ def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def drawn_runs() -> SiteRuns:
-    """Of four sources and two frameworks, which have something in common beside what is a site's own."""
+    """Of four sources and two frameworks, which have something in common beside what is a site's
+    own."""
     rng, of, each = np.random.default_rng(0), 4, 6
     source = np.repeat(np.arange(of), each)
     shares = rng.dirichlet(np.ones(len(CLASSES)), of * each)
@@ -116,28 +141,36 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(
     """And the interval of a source left out holds nine tenths of its runs."""
     runs, source, fit = drawn_runs, drawn_runs.levels["source"], fitted
     means = [np.mean(fit.parameters[""]["of"][key(f"f{at}", "X")]["mean"]) for at in range(2)]
-    assert -0.05 < means[0] < means[1] < 0.22  # two sources each: drawn towards what all have in common
+    assert (
+        -0.05 < means[0] < means[1] < 0.22
+    )  # two sources each: drawn towards what all have in common
     inside = []
     for at in range(len(source)):
         told = fit.parameters[str(runs.labels["group"][at])]
-        site_prior = SitePopulation(told["common"], told["of"], Seen.from_dict(told["seen"])).site_prior(
-            Framework(name=str(runs.labels["framework"][at])), device("V100-SXM2-32GB")
-        )
+        site_prior = SitePopulation(
+            told["common"], told["of"], Seen.from_dict(told["seen"])
+        ).site_prior(Framework(name=str(runs.labels["framework"][at])), device("V100-SXM2-32GB"))
         half = site_prior.half_width(dict(zip(CLASSES, runs.shares[at].tolist(), strict=True)))
         inside.append(abs(runs.log[at] - runs.shares[at] @ site_prior.mean) < half)
     assert 0.8 < np.mean(inside) <= 1.0
     assert fit.score.sources.tolist() == sorted(set(runs.labels["source"].tolist()))
 
 
-def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns, fitted: PopulationFit) -> None:
+def test_what_holds_without_a_group_never_saw_its_runs(
+    drawn_runs: SiteRuns, fitted: PopulationFit
+) -> None:
     """Not even by the variances: whatever they measured."""
-    other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.labels["group"] == "s1 lab", 0.5, 0.0))
+    other = replace(
+        drawn_runs, log=drawn_runs.log + np.where(drawn_runs.labels["group"] == "s1 lab", 0.5, 0.0)
+    )
     before, after = fitted.parameters, fit_population(other).parameters
 
     def learned(fit: dict[str, dict[str, Any]], group: str) -> np.ndarray:
         told = fit[group]
         common = [told["common"][name] for name in ("events", "near", "length", "layout", "noise")]
-        return np.concatenate([common, *(told["of"]["|X"][name] for name in ("mean", "covariance"))])
+        return np.concatenate(
+            [common, *(told["of"]["|X"][name] for name in ("mean", "covariance"))]
+        )
 
     # what runs weigh that are not seen is not quite nothing, for the inverse of a covariance
     np.testing.assert_allclose(learned(after, "s1 lab"), learned(before, "s1 lab"), atol=5e-4)
@@ -145,8 +178,11 @@ def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns, fit
 
 
 @pytest.mark.parametrize("off", [0.6, -0.6])
-def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(drawn_runs: SiteRuns, off: float) -> None:
-    """Its runs agree with one another: their level is unusual, and neither their scatter nor any single one of them."""
+def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(
+    drawn_runs: SiteRuns, off: float
+) -> None:
+    """Its runs agree with one another: their level is unusual, and neither their scatter nor any
+    single one of them."""
     is_off = drawn_runs.labels["source"] == "s3 lab"
     runs = replace(drawn_runs, log=drawn_runs.log + np.where(is_off, off, 0.0))
     with jax.enable_x64(True):
@@ -162,7 +198,11 @@ def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(dra
     def log_factor(of_runs: SiteRuns, at_state: State) -> float:
         everything = np.ones(len(of_runs.log), bool)
         return float(
-            np.mean(posterior(of_runs, score, at_state, everything, {("f1", "X")})["of"][key("f1", "X")]["mean"])
+            np.mean(
+                posterior(of_runs, score, at_state, everything, {("f1", "X")})["of"][
+                    key("f1", "X")
+                ]["mean"]
+            )
         )
 
     # A normal level would let the source pull its framework along.
@@ -173,7 +213,9 @@ def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(dra
 
 def test_a_source_is_left_out_with_its_group():
     assert population("vTrain validation measurements") is not population()
-    nemo, bridge = (population(f"NVIDIA {name} performance summary") for name in ("NeMo", "Megatron-Bridge"))
+    nemo, bridge = (
+        population(f"NVIDIA {name} performance summary") for name in ("NeMo", "Megatron-Bridge")
+    )
     assert nemo.posteriors == bridge.posteriors != population().posteriors
     assert population("nobody's runs").posteriors == population().posteriors
 

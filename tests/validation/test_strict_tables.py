@@ -1,4 +1,5 @@
-"""A table of runs is read strictly: by keys of job files, by closed vocabularies, and never from notes."""
+"""A table of runs is read strictly: by keys of job files, by closed vocabularies, and never from
+notes."""
 
 import json
 from dataclasses import asdict, is_dataclass
@@ -28,13 +29,20 @@ def model_table(model: Model) -> dict[str, Any]:
     """A model as a file states it: by the keys of its sections."""
     if not isinstance(model, Transformer):
         return asdict(model)
-    return {key: asdict(value) if is_dataclass(value) else value for key, value in model.values().items()}
+    return {
+        key: asdict(value) if is_dataclass(value) else value
+        for key, value in model.values().items()
+    }
 
 
 def told(case: Case) -> dict[str, Any]:
     """What a case states, as a parsed job file."""
     fields = {name: case.job.value(name) for name in case.stated_job}
-    fields |= {"global_batch": case.job.global_batch, "seq_len": case.job.seq_len, "dtype": case.job.dtype}
+    fields |= {
+        "global_batch": case.job.global_batch,
+        "seq_len": case.job.seq_len,
+        "dtype": case.job.dtype,
+    }
     kinds = {"Transformer": "transformer", "Mlp": "mlp", "ConvNet": "convnet"}
     levels = [
         {
@@ -75,7 +83,9 @@ def columns(case: Case, folder: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 fill(f"{table}.{name}", value)
             elif value is not None:
-                cells[f"{table}.{name}"] = json.dumps(value) if isinstance(value, list | bool) else value
+                cells[f"{table}.{name}"] = (
+                    json.dumps(value) if isinstance(value, list | bool) else value
+                )
 
     if data["model"]["kind"] == "transformer":
         fill("model", data["model"])
@@ -106,11 +116,19 @@ def test_a_job_file_and_columns_say_what_a_row_says_bit_for_bit(sample, tmp_path
             case = read_case(row)
         except PerfModelError:
             continue
-        problem, layout_text = catalog.problem_and_layout(job_files.job_from_toml(told(case), "job.toml"))
+        problem, layout_text = catalog.problem_and_layout(
+            job_files.job_from_toml(told(case), "job.toml")
+        )
         layout, _ = case.framework.layout(str(layout_text), problem.model)
-        assert (problem.model, problem.job, problem.framework) == (case.model, case.job, case.framework), row["case_id"]
+        assert (problem.model, problem.job, problem.framework) == (
+            case.model,
+            case.job,
+            case.framework,
+        ), row["case_id"]
         assert layout == case.layout, row["case_id"]
-        assert problem.cluster.levels == pytest.approx(case.cluster.levels) or _alike(problem.cluster, case.cluster)
+        assert problem.cluster.levels == pytest.approx(case.cluster.levels) or _alike(
+            problem.cluster, case.cluster
+        )
         again = read_case(columns(case, tmp_path))
         for name in ("model", "job", "framework", "layout"):
             assert getattr(again, name) == getattr(case, name), (row["case_id"], name)
@@ -120,10 +138,16 @@ def test_a_job_file_and_columns_say_what_a_row_says_bit_for_bit(sample, tmp_path
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two clusters are alike but for the last bit of figures that went through other units."""
+    """Whether two clusters are alike but for the last bit of figures that went through other
+    units."""
     for level, same in zip(one.levels, other.levels, strict=True):
-        figures = [(n.bandwidth_bytes_per_s, n.latency_s, n.contention, n.rank_latency_s) for n in (level, same)]
-        if (level.name, level.size) != (same.name, same.size) or not np.allclose(*figures, rtol=1e-12, atol=0):
+        figures = [
+            (n.bandwidth_bytes_per_s, n.latency_s, n.contention, n.rank_latency_s)
+            for n in (level, same)
+        ]
+        if (level.name, level.size) != (same.name, same.size) or not np.allclose(
+            *figures, rtol=1e-12, atol=0
+        ):
             return False
     return (one.device, one.name) == (other.device, other.name)
 
@@ -199,7 +223,10 @@ def test_keys_and_values_that_there_are_not_are_refused(cells, said):
         ({"recompute": "none", "recompute_detail": "full"}, "recompute=none and recompute_detail"),
         ({"dtype": "bf16", "dtype_recipe": "fp8 delayed"}, "dtype=bf16 and dtype_recipe"),
         ({"cluster": "dgx-a100"}, "device=H100-SXM5-80GB and cluster=dgx-a100"),
-        ({"inter_link": "8x 200 Gb/s RoCE", "nics_per_node": 4}, "nics_per_node=4 and the network's words"),
+        (
+            {"inter_link": "8x 200 Gb/s RoCE", "nics_per_node": 4},
+            "nics_per_node=4 and the network's words",
+        ),
     ],
 )
 def test_contradictions_between_columns_are_said(cells, said):
@@ -235,13 +262,27 @@ def test_every_cell_of_both_collections_is_understood_or_a_number_of_a_part(data
             table = pd.read_csv(path, low_memory=False)
             for column, vocabulary in vocabularies.items():
                 for words in table[column].dropna().unique() if column in table else ():
-                    assert not read_phrases(str(words), vocabulary).unread, (path.stem, column, words)
+                    assert not read_phrases(str(words), vocabulary).unread, (
+                        path.stem,
+                        column,
+                        words,
+                    )
             for words in table["schedule"].dropna().unique() if "schedule" in table else ():
                 assert not unread_words({"schedule": str(words)}), (path.stem, words)
-            for words in table["launch_and_overlap"].dropna().unique() if "launch_and_overlap" in table else ():
+            for words in (
+                table["launch_and_overlap"].dropna().unique()
+                if "launch_and_overlap" in table
+                else ()
+            ):
                 _, unread = read_switches(str(words))
-                assert all("FSDP over 8 local" in part or "replicated beyond" in part for part in unread), words
-            links = [name for name in ("inter_link", "inter_link_as_stated", "intra_link") if name in table]
+                assert all(
+                    "FSDP over 8 local" in part or "replicated beyond" in part for part in unread
+                ), words
+            links = [
+                name
+                for name in ("inter_link", "inter_link_as_stated", "intra_link")
+                if name in table
+            ]
             for _, cells in table[links].drop_duplicates().iterrows():
                 row = {name: value for name, value in cells.items() if isinstance(value, str)}
                 assert {each.split("'")[1] for each in unread_words(row)} <= UNREAD_PARTS, row
@@ -264,7 +305,11 @@ def test_the_record_has_its_notes_in_columns_once():
         ROW | {"notes": "1 dense layer; batch per DP rank 36", "global_batch": None},
     ]
     first, second = rows_of(prepare(pd.DataFrame(rows)))
-    assert (first["recipe_release"], first["seq_len"], first["job.adapter_rank"]) == ("v26.06", 128, 8)
+    assert (first["recipe_release"], first["seq_len"], first["job.adapter_rank"]) == (
+        "v26.06",
+        128,
+        8,
+    )
     assert (second["first_dense_layers"], second["global_batch"]) == (1, 36 * 4)
     plain = pd.DataFrame([ROW | {"notes": "nothing", "url_or_repo": ""}])
     pd.testing.assert_frame_equal(prepare(plain), plain)
@@ -309,6 +354,9 @@ def test_an_emptied_column_of_words_changes_less_than_the_interval(data_dir, eve
                     except PerfModelError:
                         continue
                     after = predict_run(row | {words: None})
-                    assert before.step_time_lo_s <= after.step_time_s <= before.step_time_hi_s, (row["case_id"], words)
+                    assert before.step_time_lo_s <= after.step_time_s <= before.step_time_hi_s, (
+                        row["case_id"],
+                        words,
+                    )
                     tried += 1
     assert tried > 20 / every

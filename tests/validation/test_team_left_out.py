@@ -1,4 +1,5 @@
-"""Runs predicted without their teams, and the score of what is left, against plain conditioning of normal variables."""
+"""Runs predicted without their teams, and the score of what is left, against plain conditioning of
+normal variables."""
 
 import jax
 import numpy as np
@@ -7,7 +8,15 @@ from scipy.stats import multivariate_normal, norm
 
 from perfmodel.prediction.sites import CLASSES, DEGREES
 from perfmodel.prediction.sites.known_runs import scales
-from perfmodel.validation.population import SHARED, START, Score, SiteRuns, factors, own_parts, unpack
+from perfmodel.validation.population import (
+    SHARED,
+    START,
+    Score,
+    SiteRuns,
+    factors,
+    own_parts,
+    unpack,
+)
 
 RUNS_OF_SOURCE = (1, 2, 4, 10, 9, 3, 5)
 TEAM_OF_SOURCE = ("a", "b", "a+c", "c", "d", "a", "e")
@@ -57,19 +66,32 @@ def test_a_run_is_predicted_from_the_runs_of_other_teams(runs: SiteRuns) -> None
     for source in score.sources.tolist():
         chosen = np.flatnonzero(runs.labels["source"] == source)
         others = np.array([not (teams[chosen[0]] & team) for team in teams])
-        gain = total[np.ix_(chosen, np.flatnonzero(others))] @ np.linalg.inv(total[np.ix_(others, others)])
+        gain = total[np.ix_(chosen, np.flatnonzero(others))] @ np.linalg.inv(
+            total[np.ix_(others, others)]
+        )
         residual = runs.log[chosen] - gain @ runs.log[others]
         np.testing.assert_allclose(np.asarray(left_out.residual)[chosen], residual, rtol=1e-8)
         covariance = shared[np.ix_(chosen, chosen)] - gain @ total[np.ix_(others, chosen)]
-        np.testing.assert_allclose(np.asarray(left_out.shared)[np.ix_(chosen, chosen)], covariance, atol=1e-10)
+        np.testing.assert_allclose(
+            np.asarray(left_out.shared)[np.ix_(chosen, chosen)], covariance, atol=1e-10
+        )
 
 
 def test_the_score_is_that_of_normal_variables(runs: SiteRuns) -> None:
-    """Of every source as a whole and given 1, 3 and 8 of its runs, as a mixture over how much it scatters."""
+    """Of every source as a whole and given 1, 3 and 8 of its runs, as a mixture over how much it
+    scatters."""
     with jax.enable_x64(True):
         score = Score(runs)
         state = score.start()
-        negative = float(score(state.vector, state.level_scale, state.scale, state.weight, np.ones(len(score.sources))))
+        negative = float(
+            score(
+                state.vector,
+                state.level_scale,
+                state.scale,
+                state.weight,
+                np.ones(len(score.sources)),
+            )
+        )
         left_out = score.left_out(state)
     nodes = scales((START["scatter"][0], START["scatter"][1]))
     residual = np.asarray(left_out.residual)
@@ -85,19 +107,29 @@ def test_the_score_is_that_of_normal_variables(runs: SiteRuns) -> None:
             covariance = fixed[block] + of_within * within[block] + of_single * repeats[block]
             of_known = covariance[np.ix_(known, known)]
             gain = covariance[np.ix_(others, known)] @ np.linalg.inv(of_known)
-            variance = np.diag(covariance[np.ix_(others, others)] - gain @ covariance[np.ix_(known, others)])
+            variance = np.diag(
+                covariance[np.ix_(others, others)] - gain @ covariance[np.ix_(known, others)]
+            )
             error = residual[chosen]
-            log_others.append(norm.logpdf(error[others] - gain @ error[known], scale=np.sqrt(variance)))
-            log_known.append(multivariate_normal.logpdf(error[known], cov=of_known) if len(known) else 0.0)
+            log_others.append(
+                norm.logpdf(error[others] - gain @ error[known], scale=np.sqrt(variance))
+            )
+            log_known.append(
+                multivariate_normal.logpdf(error[known], cov=of_known) if len(known) else 0.0
+            )
         weight = nodes.weight * np.exp(log_known)
         return float(np.log(weight / weight.sum() @ np.exp(log_others)).mean())
 
     expected = 0.0
-    for source, members, there in zip(range(len(score.sources)), score.members, score.there, strict=True):
+    for source, members, there in zip(
+        range(len(score.sources)), score.members, score.there, strict=True
+    ):
         expected += mean_log_score(members[there], np.zeros(0, int))
         for drawn, has_more in score.known.values():
             if has_more[source]:
-                expected += 0.5 * np.mean([mean_log_score(members[there], known) for known in drawn[source]])
+                expected += 0.5 * np.mean(
+                    [mean_log_score(members[there], known) for known in drawn[source]]
+                )
     assert -negative == pytest.approx(expected, rel=1e-9)
 
 
@@ -111,5 +143,7 @@ def test_the_gradient_of_the_score_is_that_of_differences(runs: SiteRuns) -> Non
         step = 1e-5
         for at in range(len(state.vector)):
             direction = step * np.eye(len(state.vector))[at]
-            above, below = (float(compiled(state.vector + sign * direction, *rest)[0]) for sign in (1, -1))
+            above, below = (
+                float(compiled(state.vector + sign * direction, *rest)[0]) for sign in (1, -1)
+            )
             assert gradient[at] == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-6)

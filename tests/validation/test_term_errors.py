@@ -29,7 +29,9 @@ def runs(measured_by: Site) -> pd.DataFrame:
         for source, tp in (("a", 1), ("a", 2), ("b", 1))
     ]  # fmt: skip
     table = pd.DataFrame(rows)
-    table["measured_iter_time_s"] = predict_cases(table, site_of=lambda _: measured_by)["predicted_iter_time_s"]
+    table["measured_iter_time_s"] = predict_cases(table, site_of=lambda _: measured_by)[
+        "predicted_iter_time_s"
+    ]
     return table
 
 
@@ -54,7 +56,9 @@ def test_a_term_that_the_runs_have_is_missed_without_it() -> None:
         assert without[CLOCK]["mean_ape"] == pytest.approx(-without[CLOCK]["bias"])
         assert without[CLOCK]["mean_ape"] == pytest.approx(without[CLOCK]["adds"])
         assert 0.05 < without[CLOCK]["adds"] < 1 - np.exp(-0.2)
-        assert without["overhead of a step"] == pytest.approx({"mean_ape": 0.0, "bias": 0.0, "adds": 0.0})
+        assert without["overhead of a step"] == pytest.approx(
+            {"mean_ape": 0.0, "bias": 0.0, "adds": 0.0}
+        )
         assert without[EVERY_TERM]["adds"] >= without[CLOCK]["adds"]
 
 
@@ -105,9 +109,14 @@ def test_means_over_groups_of_sources() -> None:
             "to_reach": 0,
         }
     )
-    assert (found["every source but the logs of MLPerf"]["error"], found["GB200"]["error"]) == pytest.approx(
-        (0.15, 0.2)
-    )
-    assert (found["mixtures of experts"]["n"], found["context parallelism"]["n"], "H200" in found) == (1, 1, False)
+    assert (
+        found["every source but the logs of MLPerf"]["error"],
+        found["GB200"]["error"],
+    ) == pytest.approx((0.15, 0.2))
+    assert (
+        found["mixtures of experts"]["n"],
+        found["context parallelism"]["n"],
+        "H200" in found,
+    ) == (1, 1, False)
     assert found["context parallelism"]["error"] == pytest.approx(0.1)
     assert found["median source"]["error"] == pytest.approx(0.225)

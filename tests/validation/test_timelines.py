@@ -44,10 +44,16 @@ def two_stage_step() -> Structure:
     )  # fmt: skip
 
 
-def oracle(predicted: Timeline, runs: list[Timeline]) -> tuple[dict[int, float], dict[tuple, float]]:
+def oracle(
+    predicted: Timeline, runs: list[Timeline]
+) -> tuple[dict[int, float], dict[tuple, float]]:
     """Activity error per device and stage error per pass, by plain loops over the ops."""
     s = predicted.structure
-    shown = [i for i in range(s.n_ops) if s.stream[i] >= 0 and s.stream[i] % N_STREAMS == 0 and s.kind[i] != Kind.ZERO]
+    shown = [
+        i
+        for i in range(s.n_ops)
+        if s.stream[i] >= 0 and s.stream[i] % N_STREAMS == 0 and s.kind[i] != Kind.ZERO
+    ]
     first = min(shown, key=lambda i: (predicted.start_s[i], s.device[i]))
     by_device: dict[int, list[float]] = {}
     by_pass: dict[tuple, list[float]] = {}
@@ -55,13 +61,25 @@ def oracle(predicted: Timeline, runs: list[Timeline]) -> tuple[dict[int, float],
         p0, m0 = predicted.start_s[first], run.start_s[first]
         passes: dict[tuple, list[int]] = {}
         for i in shown:
-            for p, m in ((predicted.start_s[i], run.start_s[i]), (predicted.end_s[i], run.end_s[i])):
-                by_device.setdefault(int(s.device[i]), []).append(abs((p - p0) - (m - m0)) / run.makespan_s)
-            key = (int(s.device[i]), int(s.class_stage[s.duration[i]]), int(s.kind[i]), int(s.micro_batch[i]))
+            for p, m in (
+                (predicted.start_s[i], run.start_s[i]),
+                (predicted.end_s[i], run.end_s[i]),
+            ):
+                by_device.setdefault(int(s.device[i]), []).append(
+                    abs((p - p0) - (m - m0)) / run.makespan_s
+                )
+            key = (
+                int(s.device[i]),
+                int(s.class_stage[s.duration[i]]),
+                int(s.kind[i]),
+                int(s.micro_batch[i]),
+            )
             if s.kind[i] in (Kind.FORWARD, Kind.BACKWARD):
                 passes.setdefault(key, []).append(i)
         for key, ops in passes.items():
-            start = min(predicted.start_s[i] - p0 for i in ops) - min(run.start_s[i] - m0 for i in ops)
+            start = min(predicted.start_s[i] - p0 for i in ops) - min(
+                run.start_s[i] - m0 for i in ops
+            )
             end = max(predicted.end_s[i] - p0 for i in ops) - max(run.end_s[i] - m0 for i in ops)
             by_pass.setdefault(key, []).append((abs(start) + abs(end)) / 2 / run.makespan_s)
     return (
@@ -88,8 +106,8 @@ def test_by_hand() -> None:
     predicted = times(structure, [0.0, 1, 1, 2, 2])
     measured = times(structure, [0.0, 2, 1, 2, 2])  # forwards of stage 0 take twice as long
     errors = compare_timelines(predicted, measured)
-    # predicted: device 0 F[0,1][1,2] B[2,4][4,6], device 1 the same a second later; measured: device 0 F[0,2][2,4]
-    # B[4,6][6,8], device 1 F[2,3][4,5] B[5,7][7,9]
+    # predicted: device 0 F[0,1][1,2] B[2,4][4,6], device 1 the same a second later; measured:
+    # device 0 F[0,2][2,4] B[4,6][6,8], device 1 F[2,3][4,5] B[5,7][7,9]
     assert (errors.predicted_batch_s, errors.measured_batch_s) == (7, 9)
     assert errors.batch_time_error == pytest.approx(2 / 9)
     late = np.array([0, 1, 1, 2, 2, 2, 2, 2]), np.array([1, 1, 2, 2, 2, 2, 2, 2])
@@ -97,8 +115,12 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(errors.activity_bias, -errors.activity_error)
     np.testing.assert_allclose(errors.predicted_idle, [1 / 7, 1 / 7])
     np.testing.assert_allclose(errors.measured_idle, [1 / 9, 3 / 9])
-    first = errors.stages[(errors.stages["device"] == 0) & (errors.stages["phase"] == "forward")].iloc[0]
-    assert (first["start_error"], first["end_error"], first["time_error"]) == pytest.approx((0, 1 / 9, -0.5))
+    first = errors.stages[
+        (errors.stages["device"] == 0) & (errors.stages["phase"] == "forward")
+    ].iloc[0]
+    assert (first["start_error"], first["end_error"], first["time_error"]) == pytest.approx(
+        (0, 1 / 9, -0.5)
+    )
     assert errors.largest_stage_error == pytest.approx(2 / 9)
     assert errors.to_dict()["measured_bubble_fraction"] == pytest.approx(2 / 9)
     assert len(errors.to_frame()) == 8
@@ -106,7 +128,9 @@ def test_by_hand() -> None:
 
 def test_itself_has_no_error_whatever_its_clock() -> None:
     predicted = times(two_stage_step(), [0.0, 1, 1, 2, 2])
-    shifted = dataclasses.replace(predicted, start_s=predicted.start_s + 5, end_s=predicted.end_s + 5)
+    shifted = dataclasses.replace(
+        predicted, start_s=predicted.start_s + 5, end_s=predicted.end_s + 5
+    )
     errors = compare_timelines(predicted, shifted)
     assert errors.activity_error.max() < 1e-15
     assert errors.largest_stage_error < 1e-15
@@ -125,12 +149,15 @@ def test_against_plain_loops(durations: list[list[float]]) -> None:
 
 
 def test_program_of_single_instructions() -> None:
-    program = distribute(training_step(mlp(8, (4, 8, 4), "fp32")), Degrees(pipeline=2, micro_batches=4))
+    program = distribute(
+        training_step(mlp(8, (4, 8, 4), "fp32")), Degrees(pipeline=2, micro_batches=4)
+    )
     predicted = simulate(program.function, lambda ops: np.full(len(ops), 1e-3))
     # the same program prepared anew, with times of its own
     rng = np.random.default_rng(0)
     runs = [
-        simulate(program_structure(program.function), lambda ops: rng.uniform(5e-4, 2e-3, len(ops))) for _ in range(3)
+        simulate(program_structure(program.function), lambda ops: rng.uniform(5e-4, 2e-3, len(ops)))
+        for _ in range(3)
     ]
     errors = compare_timelines(predicted, runs)
     assert_as_the_oracle(errors, predicted, runs)

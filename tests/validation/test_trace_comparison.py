@@ -1,4 +1,5 @@
-"""Measured traces against predictions: matching by names, tags and order, and errors known beforehand."""
+"""Measured traces against predictions: matching by names, tags and order, and errors known
+beforehand."""
 
 import dataclasses
 from pathlib import Path
@@ -23,11 +24,17 @@ def pipeline(forward_s: float = 1.0, backward_s: float = 2.0) -> Timeline:
     """1F1B of two stages and four micro-batches without communication."""
     structure = build(ProgramSpec(stages=2, micro_batches=4))
     kinds = np.array([PHASES[k] for k in structure.class_kind])
-    return times(structure, np.where(kinds == "forward", forward_s, np.where(kinds == "backward", backward_s, 0.0)))
+    return times(
+        structure,
+        np.where(kinds == "forward", forward_s, np.where(kinds == "backward", backward_s, 0.0)),
+    )
 
 
-def kernels_of(timeline: Timeline, replicas: int = 1, steps: int = 1, tagged: bool = True) -> MeasuredTrace:
-    """A profiler's view: two kernels per pass with a gap between them, on every replica, with a collective beside."""
+def kernels_of(
+    timeline: Timeline, replicas: int = 1, steps: int = 1, tagged: bool = True
+) -> MeasuredTrace:
+    """A profiler's view: two kernels per pass with a gap between them, on every replica, with a
+    collective beside."""
     trace = timeline_trace(timeline)
     found = []
     for step in range(steps):
@@ -35,12 +42,20 @@ def kernels_of(timeline: Timeline, replicas: int = 1, steps: int = 1, tagged: bo
             for replica in range(replicas):
                 start_s, end_s = trace.start_s[op] + 100 * step, trace.end_s[op] + 100 * step
                 middle_s = (start_s + end_s) / 2
-                tags = (PHASES[trace.phase[op]], int(trace.stage[op]), int(trace.micro_batch[op])) if tagged else ()
+                tags = (
+                    (PHASES[trace.phase[op]], int(trace.stage[op]), int(trace.micro_batch[op]))
+                    if tagged
+                    else ()
+                )
                 marks = dict(zip(("phase", "stage", "micro_batch"), tags, strict=False))
                 device = int(trace.device[op]) * replicas + replica
                 for name, a, b in (("k1", start_s, middle_s - 0.1), ("k2", middle_s + 0.1, end_s)):
-                    found.append(Activity(device, 7, a, b, name, ActivityKind.COMPUTE, step=step, **marks))
-                nccl = Activity(device, 20, middle_s, end_s, "nccl", ActivityKind.COMMUNICATION, step=step)
+                    found.append(
+                        Activity(device, 7, a, b, name, ActivityKind.COMPUTE, step=step, **marks)
+                    )
+                nccl = Activity(
+                    device, 20, middle_s, end_s, "nccl", ActivityKind.COMMUNICATION, step=step
+                )
                 found.append(nccl)
     return trace_of(found, "test")
 
@@ -73,23 +88,31 @@ def test_untagged_traces_match_only_in_order() -> None:
     predicted, measured = pipeline(), pipeline(1.0, 2.5)
     nothing = compare_traces(predicted, kernels_of(measured, tagged=False))
     assert nothing.matched_by == "nothing"
-    assert nothing.errors.batch_time_error == pytest.approx(compare_timelines(predicted, measured).batch_time_error)
+    assert nothing.errors.batch_time_error == pytest.approx(
+        compare_timelines(predicted, measured).batch_time_error
+    )
     assert np.isnan(nothing.errors.activity_error).all()
     assert nothing.to_dict()["mean_activity_error"] is None
     assert nothing.errors.stages.empty
     # as many activities as predicted: in order
     bare = timeline_trace(measured)
-    bare = dataclasses.replace(bare, phase=np.zeros(bare.n, int), names=tuple("abcdefgh"[: len(bare.names)]))
+    bare = dataclasses.replace(
+        bare, phase=np.zeros(bare.n, int), names=tuple("abcdefgh"[: len(bare.names)])
+    )
     ordered = compare_traces(predicted, bare)
     assert ordered.matched_by == "order"
-    np.testing.assert_allclose(ordered.errors.activity_error, compare_timelines(predicted, measured).activity_error)
+    np.testing.assert_allclose(
+        ordered.errors.activity_error, compare_timelines(predicted, measured).activity_error
+    )
 
 
 def test_what_the_measurement_does_not_tell_apart_is_not_compared_apart() -> None:
     predicted, measured = pipeline(), pipeline(1.0, 2.5)
     coarse = timeline_trace(measured)
     unknown = np.full(coarse.n, -1)
-    coarse = dataclasses.replace(coarse, micro_batch=unknown, stage=unknown, names=tuple(f"k{i}" for i in range(2)))
+    coarse = dataclasses.replace(
+        coarse, micro_batch=unknown, stage=unknown, names=tuple(f"k{i}" for i in range(2))
+    )
     found = compare_traces(predicted, coarse)
     assert found.matched_by == "phase"
     assert found.errors.stages[["device", "phase", "micro_batch"]].to_numpy().tolist() == [
@@ -99,7 +122,9 @@ def test_what_the_measurement_does_not_tell_apart_is_not_compared_apart() -> Non
 
 def test_traces_of_programs_match_by_name(tmp_path: Path) -> None:
     """A simulated trace against one of other times, through their files."""
-    program = distribute(training_step(mlp(8, (4, 8, 4), "fp32")), Degrees(pipeline=2, micro_batches=4))
+    program = distribute(
+        training_step(mlp(8, (4, 8, 4), "fp32")), Degrees(pipeline=2, micro_batches=4)
+    )
     prepared = program_structure(program.function)
     rng = np.random.default_rng(1)
     predicted = simulate(prepared, lambda ops: np.full(len(ops), 1e-3))
@@ -107,7 +132,9 @@ def test_traces_of_programs_match_by_name(tmp_path: Path) -> None:
     for name, timeline in (("p.json", predicted), ("m.json.gz", measured)):
         write_chrome_trace(prepared, timeline, tmp_path / name)
     traces = [read_trace("auto", [tmp_path / name]) for name in ("p.json", "m.json.gz")]
-    assert traces[0].n == sum(event["ph"] == "X" for event in chrome_trace(prepared, predicted)["traceEvents"])
+    assert traces[0].n == sum(
+        event["ph"] == "X" for event in chrome_trace(prepared, predicted)["traceEvents"]
+    )
     found = compare_traces(*traces)
     want = compare_timelines(predicted, measured)
     assert found.matched_by == "name"
@@ -120,8 +147,14 @@ def test_picture_of_both(tmp_path: Path) -> None:
     predicted, measured = timeline_trace(pipeline()), kernels_of(pipeline(1.0, 2.5), steps=2)
     figure = draw_comparison(predicted, measured, "title")
     panels = [axis for axis in figure.axes if axis.collections]
-    assert [axis.get_title(loc="left").split(":")[0] for axis in panels] == ["predicted", "measured"]
-    boxes = [sum(len(c.get_paths()) for c in axis.collections if isinstance(c, PolyCollection)) for axis in panels]
+    assert [axis.get_title(loc="left").split(":")[0] for axis in panels] == [
+        "predicted",
+        "measured",
+    ]
+    boxes = [
+        sum(len(c.get_paths()) for c in axis.collections if isinstance(c, PolyCollection))
+        for axis in panels
+    ]
     assert boxes == [predicted.n, measured.steps()[0].n]
     save_figure(figure, tmp_path / "both.png")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")

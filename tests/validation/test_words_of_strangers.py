@@ -1,4 +1,5 @@
-"""Words of strangers for layout and element type: synonyms read alike, whatever case, joints, switches and order."""
+"""Words of strangers for layout and element type: synonyms read alike, whatever case, joints,
+switches and order."""
 
 from typing import Any
 
@@ -15,7 +16,14 @@ from perfmodel.spec.notation import schedule_name
 from perfmodel.validation import Case, read_case, read_runs
 from perfmodel.validation.rows import with_plain_columns
 
-PIPELINE = ROW | {"tp": 1, "pp": 4, "dp": 2, "vpp": None, "num_microbatches": None, "micro_batch": 1}
+PIPELINE = ROW | {
+    "tp": 1,
+    "pp": 4,
+    "dp": 2,
+    "vpp": None,
+    "num_microbatches": None,
+    "micro_batch": 1,
+}
 REPLICAS = ROW | {"tp": 1, "dp": 16, "n_devices": 16, "num_microbatches": None, "zero_stage": None}
 
 
@@ -114,7 +122,9 @@ def unread(case: Case) -> list[str]:
 def test_synonyms_read_alike(wording, case, joint, around):
     column, words, meaning = wording
     base, _ = COLUMNS[column]
-    spelled = around.format(case(words.replace(" ", joint) if "," not in words and "/" not in words else words))
+    spelled = around.format(
+        case(words.replace(" ", joint) if "," not in words and "/" not in words else words)
+    )
     read = read_case(base | {column: spelled})
     assert unread(read) == []
     for name, value in meaning["layout"].items() if "layout" in meaning else ():
@@ -130,8 +140,12 @@ def test_every_wording_has_its_meaning(column):
         cases = [read_case(base | {column: words}) for words in wordings]
         for words, case in zip(wordings, cases, strict=True):
             assert unread(case) == [], words
-            assert {name: getattr(case.layout, name) for name in meaning.get("layout", {})} == meaning.get("layout", {})
-            assert {name: case.job.value(name) for name in meaning.get("job", {})} == meaning.get("job", {}), words
+            assert {
+                name: getattr(case.layout, name) for name in meaning.get("layout", {})
+            } == meaning.get("layout", {})
+            assert {name: case.job.value(name) for name in meaning.get("job", {})} == meaning.get(
+                "job", {}
+            ), words
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -168,10 +182,15 @@ def test_words_for_chunks_fill_the_columns_that_numbers_win_over():
     assert contradicted.layout.vpp == 2
     assert "vpp=2 and schedule=interleaved (v=4)" in contradicted.contradictions
     assert "schedule" in read_case(PIPELINE | {"schedule": "zero bubble"}).assumed
-    assert "schedule 'chunks' not understood" in read_case(PIPELINE | {"schedule": "ZB-V, 4 chunks"}).assumed
+    assert (
+        "schedule 'chunks' not understood"
+        in read_case(PIPELINE | {"schedule": "ZB-V, 4 chunks"}).assumed
+    )
 
 
-@pytest.mark.parametrize(("stage", "words"), [(1, "DDP"), (1, "DDP + distributed optimizer"), (3, "FSDP"), (0, "DDP")])
+@pytest.mark.parametrize(
+    ("stage", "words"), [(1, "DDP"), (1, "DDP + distributed optimizer"), (3, "FSDP"), (0, "DDP")]
+)
 def test_a_sharded_optimizer_beside_data_parallelism_is_no_contradiction(stage, words):
     assert read_case(REPLICAS | {"zero_stage": stage, "sharding": words}).contradictions == ()
     assert read_case(REPLICAS | {"zero_stage": 3, "sharding": "DDP"}).contradictions
@@ -179,7 +198,12 @@ def test_a_sharded_optimizer_beside_data_parallelism_is_no_contradiction(stage, 
 
 @pytest.mark.parametrize(
     ("name", "stated", "computed"),
-    [("A100", "fp8", "bf16"), ("V100", "bf16", "fp16"), ("TPU-v6e", "fp8", "bf16"), ("H100", "nvfp4", "fp8")],
+    [
+        ("A100", "fp8", "bf16"),
+        ("V100", "bf16", "fp16"),
+        ("TPU-v6e", "fp8", "bf16"),
+        ("H100", "nvfp4", "fp8"),
+    ],
 )
 def test_a_type_without_units_is_a_contradiction_and_runs_as_the_next_wider(name, stated, computed):
     row = ROW | {"device": name, "intra_link": None, "inter_link": None, "dtype": stated}
@@ -191,11 +215,15 @@ def test_a_type_without_units_is_a_contradiction_and_runs_as_the_next_wider(name
 
 
 def test_tf32_on_a_device_without_it_is_fp32():
-    case = read_case(ROW | {"device": "V100", "intra_link": None, "inter_link": None, "dtype": "tf32"})
+    case = read_case(
+        ROW | {"device": "V100", "intra_link": None, "inter_link": None, "dtype": "tf32"}
+    )
     assert (case.job.dtype, case.contradictions) == ("fp32", ())
 
 
-@pytest.mark.parametrize("words", ["ZB1P", "zb_h1", "1F1B interleaved", "AFAB", "F-then-B", "ScheduleInterleaved1F1B"])
+@pytest.mark.parametrize(
+    "words", ["ZB1P", "zb_h1", "1F1B interleaved", "AFAB", "F-then-B", "ScheduleInterleaved1F1B"]
+)
 def test_layouts_and_runs_to_fit_know_a_schedule_by_the_same_names(words):
     registered = schedule_name(words)
     table = PIPELINE | {
@@ -206,7 +234,10 @@ def test_layouts_and_runs_to_fit_know_a_schedule_by_the_same_names(words):
     (run,), _ = read_runs(pd.DataFrame([table]))
     chunks = ",vpp=2" if registered == "interleaved" else ""
     problem, text = problem_and_layout(
-        model="llama3-8b", cluster="dgx-h100", layout=f"pp=4,dp=2,schedule={words}{chunks}", global_batch=32
+        model="llama3-8b",
+        cluster="dgx-h100",
+        layout=f"pp=4,dp=2,schedule={words}{chunks}",
+        global_batch=32,
     )
     layout, _ = layout_of(problem, text)
     assert layout.schedule == run.layout.schedule == registered

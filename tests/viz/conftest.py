@@ -1,4 +1,5 @@
-"""Predictions that are drawn, and a real headless browser for pages; tests are skipped where there is none."""
+"""Predictions that are drawn, and a real headless browser for pages; tests are skipped where there
+is none."""
 
 import shutil
 
@@ -11,7 +12,9 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 @pytest.fixture(scope="session")
 def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install perfmodel[browser]")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright: pip install perfmodel[browser]"
+    )
     path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
     with api.sync_playwright() as playwright:
         try:
@@ -24,7 +27,8 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """Opens HTML offline; fails the test on a script error or on any request but that of the file."""
+    """Opens HTML offline; fails the test on a script error or on any request but that of the
+    file."""
     context = browser.new_context(viewport={"width": 1100, "height": 700}, offline=True)
     trouble = []
 
@@ -32,7 +36,10 @@ def open_page(browser, tmp_path):
         (tmp_path / "t.html").write_text(html, encoding="utf-8")
         page = context.new_page()
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda r: trouble.append(r.url) if not r.url.endswith(("t.html", "srcdoc")) else None)
+        page.on(
+            "request",
+            lambda r: trouble.append(r.url) if not r.url.endswith(("t.html", "srcdoc")) else None,
+        )
         page.goto((tmp_path / "t.html").as_uri())
         return page
 
@@ -48,4 +55,10 @@ def prediction():
 
 @pytest.fixture(scope="session")
 def bidirectional():
-    return predict("gpt3-1.3b", "dgx-a100", "tp=2,pp=4,dp=2,zero=1,schedule=chimera", global_batch=16, timeline=True)
+    return predict(
+        "gpt3-1.3b",
+        "dgx-a100",
+        "tp=2,pp=4,dp=2,zero=1,schedule=chimera",
+        global_batch=16,
+        timeline=True,
+    )

@@ -1,4 +1,5 @@
-"""The page of a calibration in a real headless browser: how far off, how sure, what to measure next."""
+"""The page of a calibration in a real headless browser: how far off, how sure, what to measure
+next."""
 
 import json
 
@@ -60,9 +61,13 @@ def test_nothing_to_show_is_refused():
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 420)])
-def test_the_page_answers_and_its_parts_follow_the_chosen_group(made, browser, tmp_path, scheme, width):
+def test_the_page_answers_and_its_parts_follow_the_chosen_group(
+    made, browser, tmp_path, scheme, width
+):
     (tmp_path / "c.html").write_text(made.to_html(), encoding="utf-8")
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
+    )
     page, trouble = context.new_page(), []
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.goto((tmp_path / "c.html").as_uri())
@@ -90,4 +95,8 @@ def test_the_page_answers_and_its_parts_follow_the_chosen_group(made, browser, t
 def test_a_notebook_shows_the_pages(made):
     assert made._repr_html_().startswith("<iframe")
     assert len(made.to_frame()) == len(made.data["groups"])
-    assert report("gpt3-125m", "dgx-a100", "tp=2,dp=4", global_batch=8)._repr_html_().startswith("<iframe")
+    assert (
+        report("gpt3-125m", "dgx-a100", "tp=2,dp=4", global_batch=8)
+        ._repr_html_()
+        .startswith("<iframe")
+    )

@@ -24,7 +24,11 @@ def events() -> list[dict[str, Any]]:
 
 
 def _passes(events: list[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
-    return [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] in ("forward", "backward")]
+    return [
+        e
+        for e in events
+        if e["ph"] == "X" and e["pid"] == rank and e["cat"] in ("forward", "backward")
+    ]
 
 
 def _inside(events: list[dict[str, Any]], one: dict[str, Any]) -> list[dict[str, Any]]:
@@ -38,7 +42,10 @@ def _inside(events: list[dict[str, Any]], one: dict[str, Any]) -> list[dict[str,
 def test_every_rank_does_what_its_stage_does(events: list[dict[str, Any]]) -> None:
     """Ranks in Megatron-LM's order: tensor first, then data, then pipeline."""
     drawn = [e for e in events if e["ph"] == "X"]
-    of_rank = [[{k: v for k, v in e.items() if k != "pid"} for e in drawn if e["pid"] == rank] for rank in range(8)]
+    of_rank = [
+        [{k: v for k, v in e.items() if k != "pid"} for e in drawn if e["pid"] == rank]
+        for rank in range(8)
+    ]
     assert {e["pid"] for e in drawn} == set(range(8))
     assert of_rank[0] != of_rank[4]
     assert all(mine == of_rank[0 if rank < 4 else 4] for rank, mine in enumerate(of_rank))
@@ -53,7 +60,9 @@ def test_every_pass_holds_its_kernels_and_collectives(events: list[dict[str, Any
         assert any(e["args"].get("group") == "tp" for e in inside), one
 
 
-def test_transfers_join_ranks_of_one_pipeline_and_nothing_else(events: list[dict[str, Any]]) -> None:
+def test_transfers_join_ranks_of_one_pipeline_and_nothing_else(
+    events: list[dict[str, Any]],
+) -> None:
     begins, ends = ({e["id"]: e["pid"] for e in events if e["ph"] == phase} for phase in "sf")
     assert begins
     assert begins.keys() == ends.keys()
@@ -65,7 +74,11 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "--seq-len", "512"]  # fmt: skip
     path = tmp_path / "all.json"
     assert main([*argv, "--out", str(path), "--every-rank", "--every-pass"]) == 0
-    names = {e["args"]["name"] for e in json.loads(path.read_text())["traceEvents"] if e["name"] == "process_name"}
+    names = {
+        e["args"]["name"]
+        for e in json.loads(path.read_text())["traceEvents"]
+        if e["name"] == "process_name"
+    }
     assert "rank 7 (pipeline rank 1)" in names
     assert main([*argv, "--png", str(tmp_path / "x.png"), "--every-pass"]) == 2
     assert "give --out FILE" in capsys.readouterr().err

@@ -24,11 +24,19 @@ def move_to(page, event):
 def test_zoom_hover_search_and_critical_path(prediction, open_page):
     page = open_page(interactive(prediction))
     drawn = slices(prediction.timeline)
-    drawn = drawn.select(np.lexsort((drawn.start_s, drawn.stream, drawn.device)))  # as the page holds them
+    drawn = drawn.select(
+        np.lexsort((drawn.start_s, drawn.stream, drawn.device))
+    )  # as the page holds them
     assert page.evaluate("perfmodelTimeline.count") == len(drawn)
     whole = state(page)
-    assert (whole["from"], whole["to"], whole["drawn"]) == (0, pytest.approx(prediction.step_time_s), len(drawn))
-    event = int(np.flatnonzero((drawn.device == 2) & (drawn.stream == 0) & (drawn.micro_batch == 5))[0])
+    assert (whole["from"], whole["to"], whole["drawn"]) == (
+        0,
+        pytest.approx(prediction.step_time_s),
+        len(drawn),
+    )
+    event = int(
+        np.flatnonzero((drawn.device == 2) & (drawn.stream == 0) & (drawn.micro_batch == 5))[0]
+    )
     move_to(page, event)
     for _ in range(4):
         page.mouse.wheel(0, -400)
@@ -74,7 +82,9 @@ def test_a_wide_pass_shows_its_blocks_and_kernels(prediction, open_page):
     page = open_page(interactive(prediction))
     drawn = slices(prediction.timeline)
     drawn = drawn.select(np.lexsort((drawn.start_s, drawn.stream, drawn.device)))
-    event = int(np.flatnonzero((drawn.device == 1) & (drawn.stream == 0) & (drawn.micro_batch == 3))[0])
+    event = int(
+        np.flatnonzero((drawn.device == 1) & (drawn.stream == 0) & (drawn.micro_batch == 3))[0]
+    )
     parts = prediction.pass_parts[int(drawn.duration_class[event])]
     assert sum(part.time_s for part in parts) == pytest.approx(drawn.duration_s[event])
     before = page.locator("#rows").screenshot()
@@ -84,7 +94,9 @@ def test_a_wide_pass_shows_its_blocks_and_kernels(prediction, open_page):
     assert page.locator("#rows").screenshot() != before
     kernel = parts[1].events[2]
     inside_s = parts[0].time_s + sum(one.time_s for one in parts[1].events[:2]) + kernel.time_s / 2
-    told = page.evaluate(f"perfmodelTimeline.describe({event}, {drawn.start_s[event] + inside_s})").splitlines()
+    told = page.evaluate(
+        f"perfmodelTimeline.describe({event}, {drawn.start_s[event] + inside_s})"
+    ).splitlines()
     assert any(line.startswith(parts[1].name.replace("_", " ")) for line in told)
     assert kernel.name.replace("_", " ") in told[-1]
 

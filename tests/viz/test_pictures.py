@@ -70,7 +70,9 @@ def test_gantt_boxes_lie_where_the_timeline_says_in_the_colour_of_their_kind(pre
     np.testing.assert_allclose(corners[:, 1, 0], drawn.end_s * 1e3, rtol=1e-9)
     np.testing.assert_array_equal(np.floor(corners[:, :, 1].mean(axis=1)), drawn.device)
     assert colours == [EVENTS[KIND_NAMES[k]].colour for k in drawn.kind.tolist()]
-    numbers = {t.get_text() for t in figure.axes[0].texts} | {t.get_text() for t in figure.axes[1].texts}
+    numbers = {t.get_text() for t in figure.axes[0].texts} | {
+        t.get_text() for t in figure.axes[1].texts
+    }
     assert {str(m) for m in range(8)} <= numbers
     labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
     assert {"forward", "backward", "gradient reduction"} <= labels
@@ -97,7 +99,9 @@ def test_directions_of_a_bidirectional_pipeline_differ_in_shade(bidirectional):
             first.setdefault((int(low[1]), colour), low[0])
     # down runs from the first rank to the last, up the other way
     assert [first[d, forward] for d in range(4)] == sorted(first[d, forward] for d in range(4))
-    assert [first[d, up] for d in range(4)] == sorted((first[d, up] for d in range(4)), reverse=True)
+    assert [first[d, up] for d in range(4)] == sorted(
+        (first[d, up] for d in range(4)), reverse=True
+    )
     assert any("down, up" in t.get_text() for t in figure.legends[0].get_texts())
     assert_legible(figure)
 
@@ -119,7 +123,13 @@ def test_bars_sum_to_the_step_time(width):
     found = [predict("gpt3-1.3b", "dgx-a100", layout, global_batch=64) for layout in layouts]
     figure = viz.draw_breakdown(found, width)
     axis = figure.axes[0]
-    heights = np.array([[bar.get_height() for bar in group] for group in axis.containers if hasattr(group, "patches")])
+    heights = np.array(
+        [
+            [bar.get_height() for bar in group]
+            for group in axis.containers
+            if hasattr(group, "patches")
+        ]
+    )
     np.testing.assert_allclose(heights.sum(axis=0), [1e3 * p.step_time_s for p in found])
     assert to_hex(axis.containers[0].patches[0].get_facecolor()).upper() == PARTS["forward"].colour
     assert [t.get_text().split("\n")[0] for t in axis.get_xticklabels()] == ["1", "2", "8"]
@@ -140,7 +150,10 @@ def test_pareto_names_layouts_of_the_front(width):
     time_s = rng.uniform(1, 3, 200)
     table = pd.DataFrame(
         {
-            "layout": [f"tp=8,pp={i},dp=8,zero=1,recompute=selective,sequence_parallel=true" for i in range(200)],
+            "layout": [
+                f"tp=8,pp={i},dp=8,zero=1,recompute=selective,sequence_parallel=true"
+                for i in range(200)
+            ],
             "step_time_s": time_s,
             "peak_bytes": GIB * (80 / time_s + rng.uniform(0, 20, 200)),
             "cost": time_s * rng.choice([1, 2], 200),
@@ -174,7 +187,9 @@ def test_roofline_holds_every_kernel_under_its_roof(width):
     np.testing.assert_allclose(points[:, 1], work["flops"] / work["time_s"])
     roof = axis.get_lines()[0]
     assert roof.get_ydata()[-1] == device.peak.flops_per_s("bf16")
-    np.testing.assert_allclose(roof.get_ydata()[0] / roof.get_xdata()[0], device.memory_bandwidth_bytes_per_s)
+    np.testing.assert_allclose(
+        roof.get_ydata()[0] / roof.get_xdata()[0], device.memory_bandwidth_bytes_per_s
+    )
     assert_legible(figure)
     with pytest.raises(PerfModelError, match="no measured kernel"):
         viz.draw_roofline(catalog.device("t4"), measured_work(table, catalog.device("t4")))
@@ -196,11 +211,17 @@ def test_parity_draws_every_row_with_its_interval(width):
 
 @pytest.mark.parametrize("width", ["column", "page"])
 def test_bubble_curves_are_the_facts(width):
-    facts = [schedule_facts(name, 4, m) for name in ("gpipe", "1f1b", "zb-h1", "chimera") for m in (4, 8, 16)]
+    facts = [
+        schedule_facts(name, 4, m)
+        for name in ("gpipe", "1f1b", "zb-h1", "chimera")
+        for m in (4, 8, 16)
+    ]
     figure = viz.draw_bubble_curves(facts, width)
     by_name = {line.get_label(): line for line in figure.axes[0].get_lines()}
     # GPipe and 1F1B: (p - 1) / (m + p - 1)
-    np.testing.assert_allclose(by_name["gpipe, 1f1b"].get_ydata(), [100 * 3 / (m + 3) for m in (4, 8, 16)])
+    np.testing.assert_allclose(
+        by_name["gpipe, 1f1b"].get_ydata(), [100 * 3 / (m + 3) for m in (4, 8, 16)]
+    )
     assert_legible(figure)
 
 
@@ -214,7 +235,9 @@ def test_curves_share_a_panel_if_they_are_multiples(width):
     ]
     figure = viz.draw_curves(curves, width)
     shared, own = figure.axes
-    np.testing.assert_allclose([line.get_ydata() for line in shared.get_lines()], [c.step_s for c in curves[:2]])
+    np.testing.assert_allclose(
+        [line.get_ydata() for line in shared.get_lines()], [c.step_s for c in curves[:2]]
+    )
     assert own.get_title("left") == "hidden up to 1.2 ms"
     np.testing.assert_allclose(own.get_lines()[0].get_xdata(), [0, 1, 2])
     assert_legible(figure)
@@ -232,7 +255,9 @@ def test_links_are_busy_as_long_as_their_slices(prediction, width):
     assert share.min() >= 0
     assert share.max() <= 1 + 1e-9
     np.testing.assert_allclose(
-        share.sum(axis=1) * end_s / 100, np.bincount(own.device, own.duration_s, minlength=4), rtol=1e-9
+        share.sum(axis=1) * end_s / 100,
+        np.bincount(own.device, own.duration_s, minlength=4),
+        rtol=1e-9,
     )
     figure = viz.draw_link_utilisation(prediction, width)
     assert [axis.get_title("left").split(":")[0] for axis in figure.axes[:2]] == [
@@ -242,9 +267,9 @@ def test_links_are_busy_as_long_as_their_slices(prediction, width):
 
 
 def test_overlapping_transfers_count_once():
-    slices_of = slices(predict("gpt3-1.3b", "dgx-a100", "pp=2", global_batch=4, timeline=True).timeline).select(
-        np.array([0, 0])
-    )
+    slices_of = slices(
+        predict("gpt3-1.3b", "dgx-a100", "pp=2", global_batch=4, timeline=True).timeline
+    ).select(np.array([0, 0]))
     edges_s = np.array([0.0, slices_of.end_s[0]])
     assert busy_share(slices_of, 2, edges_s)[slices_of.device[0], 0] == pytest.approx(
         slices_of.duration_s[0] / edges_s[1]
@@ -291,7 +316,15 @@ def test_notebooks_show_pictures_by_themselves(prediction):
 
 
 def test_colours_of_events_are_apart_and_text_on_them_is_seen():
-    named = ("forward", "backward", "backward_weight", "grad_reduce", "param_gather", "embedding_reduce", "optimizer")
+    named = (
+        "forward",
+        "backward",
+        "backward_weight",
+        "grad_reduce",
+        "param_gather",
+        "embedding_reduce",
+        "optimizer",
+    )
     rgb = np.array([[int(EVENTS[n].colour[i : i + 2], 16) for i in (1, 3, 5)] for n in named])
     apart = np.linalg.norm(rgb[:, None] - rgb[None], axis=-1) + 1e3 * np.eye(len(named))
     assert apart.min() > 60
@@ -301,7 +334,9 @@ def test_colours_of_events_are_apart_and_text_on_them_is_seen():
 
 @pytest.fixture(scope="module")
 def crowded():
-    return predict("gpt3-1.3b", "dgx-a100", "tp=2,pp=4,dp=4,zero=1", global_batch=4096, timeline=True)
+    return predict(
+        "gpt3-1.3b", "dgx-a100", "tp=2,pp=4,dp=4,zero=1", global_batch=4096, timeline=True
+    )
 
 
 def test_passes_too_short_to_be_seen_are_shares_of_the_time(crowded):
@@ -310,13 +345,16 @@ def test_passes_too_short_to_be_seen_are_shares_of_the_time(crowded):
     _, *filled, _ = (c for c in figure.axes[0].collections if isinstance(c, PolyCollection))
     shares = [c for c in filled if to_hex(c.get_facecolor()[0]).upper() in colours]
     assert len(shares) == 4 * 2  # ranks and kinds of pass
-    # steady 1F1B leaves the last rank hardly a gap: its passes fill the lane's height, each by its share
+    # steady 1F1B leaves the last rank hardly a gap: its passes fill the lane's height, each by its
+    # share
     drawn = slices(crowded.timeline)
     for share, name in zip(shares[-2:], ("forward", "backward"), strict=True):
         own = (drawn.device == 3) & (drawn.kind == KIND_NAMES.index(name))
         x, y = share.get_paths()[0].vertices.T
         middle = np.abs(x - np.median(x)) < 0.2 * np.ptp(x)
-        assert np.ptp(y[middle]) == pytest.approx(0.62 * drawn.duration_s[own].sum() / crowded.step_time_s, rel=0.1)
+        assert np.ptp(y[middle]) == pytest.approx(
+            0.62 * drawn.duration_s[own].sum() / crowded.step_time_s, rel=0.1
+        )
     assert not figure.axes[0].texts
     assert {"0", "1", "2"} <= {t.get_text() for t in figure.axes[1].texts}
     assert_legible(figure)
@@ -339,14 +377,23 @@ def test_highs_are_the_most_in_use_within_each_bin(at, bins, random):
     held = np.array([random.random() for _ in time_s])
     edges_s = np.linspace(0, 10, bins + 1)
     want = [
-        max(h for h, a, b in zip(held, time_s, [*time_s[1:], np.inf], strict=True) if a < hi and b > lo)
+        max(
+            h
+            for h, a, b in zip(held, time_s, [*time_s[1:], np.inf], strict=True)
+            if a < hi and b > lo
+        )
         for lo, hi in itertools.pairwise(edges_s)
     ]
-    np.testing.assert_array_equal(highs(MemorySteps(time_s=time_s, in_use_bytes=held), edges_s), want)
+    np.testing.assert_array_equal(
+        highs(MemorySteps(time_s=time_s, in_use_bytes=held), edges_s), want
+    )
 
 
 def test_of_many_ranks_some_have_a_line_and_the_fullest():
-    steps = [MemorySteps(time_s=np.zeros(1), in_use_bytes=np.array([1.0 + (rank == 37)])) for rank in range(64)]
+    steps = [
+        MemorySteps(time_s=np.zeros(1), in_use_bytes=np.array([1.0 + (rank == 37)]))
+        for rank in range(64)
+    ]
     found = drawn_ranks(steps)
     assert {0, 37, 63} <= set(found)
     assert len(found) < 16

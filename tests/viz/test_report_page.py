@@ -1,4 +1,5 @@
-"""The report of a search in a real headless browser: found at once, and fast at a thousand layouts."""
+"""The report of a search in a real headless browser: found at once, and fast at a thousand
+layouts."""
 
 import copy
 import json
@@ -42,7 +43,9 @@ def took_ms(page, code):
 def visible(page):
     """Layouts of the table in their order; those in sight are elements of the page."""
     listed = page.evaluate("perfmodelReport.state.listed")
-    lines = page.eval_on_selector_all("#table tr[data-row]", "rows => rows.map((row) => Number(row.dataset.row))")
+    lines = page.eval_on_selector_all(
+        "#table tr[data-row]", "rows => rows.map((row) => Number(row.dataset.row))"
+    )
     assert lines == listed[: len(lines)]
     return listed
 
@@ -67,7 +70,11 @@ def test_a_thousand_layouts_are_painted_sorted_and_filtered_within_a_second(thou
     most = int(sorted(memory)[500] / 2**30)
     assert took_ms(page, typed.format(f"memory<{most} prefetch=9")) < 1000
     rows = thousand.data["rows"]
-    wanted = {i for i, r in enumerate(rows) if r["memory_bytes"] < most * 2**30 and "prefetch=9" in r["layout"]}
+    wanted = {
+        i
+        for i, r in enumerate(rows)
+        if r["memory_bytes"] < most * 2**30 and "prefetch=9" in r["layout"]
+    }
     assert set(visible(page)) == wanted != set()
     assert took_ms(page, typed.format("")) < 1000
     assert took_ms(page, "document.querySelector('#knobs button').click()") < 1000
@@ -84,10 +91,15 @@ def test_the_four_questions_are_answered_at_the_top(made, open_page):
     outer = names.index("inter_node_bandwidth")
     ratio = best["ratio"][outer][0]  # exact, at half the bandwidth
     step = (
-        f"{1e3 * best['step_s'] * ratio:#.4g} ms" if best["step_s"] * ratio < 1 else f"{best['step_s'] * ratio:#.4g} s"
+        f"{1e3 * best['step_s'] * ratio:#.4g} ms"
+        if best["step_s"] * ratio < 1
+        else f"{best['step_s'] * ratio:#.4g} s"
     )
     change = f"{100 * (ratio - 1):+.1f} %"
-    assert f"bandwidth between nodes: {step} ({change.removeprefix('+') if change == '+0.0 %' else change})" in answer
+    assert (
+        f"bandwidth between nodes: {step} ({change.removeprefix('+') if change == '+0.0 %' else change})"
+        in answer
+    )
     page.fill("#tokens", "2e12")
     page.press("#tokens", "Enter")
     days = 2e12 / best["tokens_per_s"] / best["goodput"] / 86400
@@ -113,7 +125,9 @@ def test_keys_choose_filter_and_compare(made, open_page):
     page.keyboard.type("zero=1 step<1e9")
     at = next(i for i, one in enumerate(made.data["settings"]) if one["key"] == "zero")
     zero = made.data["settings"][at]["at"]
-    assert set(visible(page)) == {i for i, r in enumerate(made.data["rows"]) if r["settings"][zero] == 1}
+    assert set(visible(page)) == {
+        i for i, r in enumerate(made.data["rows"]) if r["settings"][zero] == 1
+    }
     page.keyboard.press("Escape")
     assert len(visible(page)) == 12
 
@@ -125,11 +139,14 @@ def test_front_and_clicks_of_the_scatter(made, open_page):
     front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
     assert {points[i] for i in page.evaluate("perfmodelReport.front()")} == front
     at = page.evaluate("perfmodelReport.point(7)")
-    # A pointer reaches what is in sight alone, and the decision above the picture may fill the window.
+    # A pointer reaches what is in sight alone, and the decision above the picture may fill the
+    # window.
     page.locator("#scatter canvas").scroll_into_view_if_needed()
     box = page.locator("#scatter canvas").bounding_box()
     page.mouse.click(box["x"] + at["x"], box["y"] + at["y"])
-    assert points[page.evaluate("perfmodelReport.state.chosen")] == pytest.approx(points[7], rel=0.02)
+    assert points[page.evaluate("perfmodelReport.state.chosen")] == pytest.approx(
+        points[7], rel=0.02
+    )
 
 
 def test_sliders_hold_to_exact_steps_and_tell_their_error(made, open_page):
@@ -138,7 +155,9 @@ def test_sliders_hold_to_exact_steps_and_tell_their_error(made, open_page):
     for i, knob in enumerate(machine["knobs"]):
         for k, factor in enumerate(machine["factors"]):
             code = f"perfmodelReport.rows.map((row) => perfmodelReport.changed(row, {{{knob['name']}: {factor}}}))"
-            assert page.evaluate(code) == pytest.approx([row["ratio"][i][k] for row in made.data["rows"]], rel=1e-9)
+            assert page.evaluate(code) == pytest.approx(
+                [row["ratio"][i][k] for row in made.data["rows"]], rel=1e-9
+            )
     one, together = page.evaluate("perfmodelReport.errors()")
     assert 0 < one < 0.05
     assert 0 < together < 0.1
@@ -165,7 +184,9 @@ def test_timeline_launch_files_and_clusters(made, open_page):
     frame.wait_for_function("window.perfmodelTimeline")
     assert frame.evaluate("perfmodelTimeline.count") > 0
     page.evaluate("perfmodelReport.choose(11)")
-    assert f"--layout {made.data['rows'][11]['layout']} --html timeline.html" in page.inner_text("#timeline")
+    assert f"--layout {made.data['rows'][11]['layout']} --html timeline.html" in page.inner_text(
+        "#timeline"
+    )
     clusters = page.inner_text("#clusters")
     assert "<b>x</b>" in clusters
     assert "3.25" in clusters
@@ -224,16 +245,24 @@ def test_a_narrow_screen_needs_no_scrolling_below_the_decision(made, open_page, 
     page = open_page(made.to_html())
     page.set_viewport_size({"width": width, "height": 800})
     for name in ("header", "#sensitivity > div", "#sensitivity table"):
-        assert page.evaluate(f"((e) => e.scrollWidth - e.clientWidth)(document.querySelector('{name}'))") <= 0
+        assert (
+            page.evaluate(
+                f"((e) => e.scrollWidth - e.clientWidth)(document.querySelector('{name}'))"
+            )
+            <= 0
+        )
     # The facts below the title take the whole width instead of a narrow column beside the buttons.
     assert page.evaluate("document.querySelector('#facts').clientWidth") > 0.85 * width
 
 
 def test_both_ends_of_an_interval_are_in_its_unit(made, open_page):
-    """In a row from 0.3606 s to 0.4925 s, too, where the lower end alone would have the unit of the upper one."""
+    """In a row from 0.3606 s to 0.4925 s, too, where the lower end alone would have the unit of the
+    upper one."""
     page = open_page(made.to_html())
     scales = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    cells = page.eval_on_selector_all("#table td.interval", "cells => cells.map((c) => c.textContent)")
+    cells = page.eval_on_selector_all(
+        "#table td.interval", "cells => cells.map((c) => c.textContent)"
+    )
     for text, row in zip(cells, made.data["rows"], strict=True):
         low, _, high, unit = text.replace(",", "").split()
         assert float(low) * scales[unit] == pytest.approx(row["lo_s"], rel=1e-3)
@@ -242,7 +271,9 @@ def test_both_ends_of_an_interval_are_in_its_unit(made, open_page):
 
 def test_a_share_that_rounds_to_zero_has_no_sign(made, open_page):
     page = open_page(made.to_html())
-    assert page.evaluate("[[-1e-6, 2], [1e-6], [0.01], [-0.01]].map((args) => perfmodelReport.signed(...args))") == [
+    assert page.evaluate(
+        "[[-1e-6, 2], [1e-6], [0.01], [-0.01]].map((args) => perfmodelReport.signed(...args))"
+    ) == [
         "0.00 %",
         "0.0 %",
         "+1.0 %",
@@ -254,7 +285,9 @@ def test_a_share_that_rounds_to_zero_has_no_sign(made, open_page):
 def test_what_the_step_depends_on_stands_below_the_decision(made, open_page):
     page = open_page(made.to_html())
     assert page.evaluate("document.querySelector('#answer').nextElementSibling.id") == "sensitivity"
-    shown = page.eval_on_selector_all("#sensitivity tbody td:nth-child(3)", "cells => cells.map((c) => c.textContent)")
+    shown = page.eval_on_selector_all(
+        "#sensitivity tbody td:nth-child(3)", "cells => cells.map((c) => c.textContent)"
+    )
     effects = [abs(float(text.replace("\u2212", "-").removesuffix(" %"))) for text in shown]
     assert effects
     assert effects == sorted(effects, reverse=True)

@@ -1,4 +1,5 @@
-"""Results in notebooks: their tables hold the results' figures, and progress shows only where it is seen."""
+"""Results in notebooks: their tables hold the results' figures, and progress shows only where it is
+seen."""
 
 import sys
 from html.parser import HTMLParser
@@ -50,7 +51,9 @@ def test_prediction_folds_its_breakdown_memory_and_critical_path(prediction):
         "where the times come from",
         "timeline",
     ]
-    assert f"{prediction.mfu:.1%}, {prediction.tflops_per_device:.0f} TFLOP/s per device" in read.cells
+    assert (
+        f"{prediction.mfu:.1%}, {prediction.tflops_per_device:.0f} TFLOP/s per device" in read.cells
+    )
     assert prediction.critical_path[0].event in read.cells
     assert "srcdoc" in html
     assert "srcdoc" not in pm.predict("gpt3-1.3b", "dgx-a100", "dp=8", global_batch=8)._repr_html_()
@@ -72,8 +75,17 @@ def test_frames_hold_what_they_are_made_from(prediction):
     assert len(frame) == sum(len(steps.time_s) for steps in memory.steps)
     assert frame["in_use_bytes"].max() == memory.peak_bytes.max()
     Reader(memory._repr_html_())
-    figures = {"n": 2, "median_ape": 0.1, "mean_ape": 0.1, "p90_ape": 0.2, "bias": 0.0, "coverage_90": 1.0}
-    report = ValidationReport(families={"gemm": {"all": figures}}, provenance={}, skipped={"no <shape>": 3})
+    figures = {
+        "n": 2,
+        "median_ape": 0.1,
+        "mean_ape": 0.1,
+        "p90_ape": 0.2,
+        "bias": 0.0,
+        "coverage_90": 1.0,
+    }
+    report = ValidationReport(
+        families={"gemm": {"all": figures}}, provenance={}, skipped={"no <shape>": 3}
+    )
     assert report.to_frame()["median_ape"].tolist() == [0.1]
     assert "no &lt;shape&gt;" in report._repr_html_()
 
@@ -109,7 +121,9 @@ def test_progress_in_a_notebook_goes_away(monkeypatch):
             shown.append(html.data)
 
     monkeypatch.setattr(ipython, "get_ipython", lambda: type("Shell", (), {"kernel": True})())
-    monkeypatch.setattr("IPython.display.display", lambda html, display_id: shown.append(html.data) or Handle())
+    monkeypatch.setattr(
+        "IPython.display.display", lambda html, display_id: shown.append(html.data) or Handle()
+    )
     monkeypatch.setattr("perfmodel.display._progress._BEGINS_AFTER_S", 0.0)
     monkeypatch.setattr("perfmodel.display._progress._EVERY_S", 0.0)
     with progress("work") as report:

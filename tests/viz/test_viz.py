@@ -10,7 +10,14 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import predict
 from perfmodel.program import Stream
 from perfmodel.timeline import slices
-from perfmodel.viz import gantt, interactive, trace_events, write_gantt, write_interactive, write_trace
+from perfmodel.viz import (
+    gantt,
+    interactive,
+    trace_events,
+    write_gantt,
+    write_interactive,
+    write_trace,
+)
 
 
 def test_slices_cover_every_op_that_takes_time_and_every_transfer(prediction):
@@ -21,7 +28,8 @@ def test_slices_cover_every_op_that_takes_time_and_every_transfer(prediction):
     assert len(drawn) == took.sum() + transfers.sum()
     compute = drawn.stream == Stream.COMPUTE
     np.testing.assert_allclose(
-        np.bincount(drawn.device[compute], drawn.duration_s[compute]), prediction.timeline.device_busy_s()
+        np.bincount(drawn.device[compute], drawn.duration_s[compute]),
+        prediction.timeline.device_busy_s(),
     )
 
 
@@ -46,10 +54,16 @@ def test_joined_slices_are_fewer_and_take_the_same_time(prediction):
 
 
 def test_trace_has_every_micro_batch_on_every_rank(prediction):
-    events = [e for e in trace_events(prediction)["traceEvents"] if e["ph"] == "X" and e["cat"] != "inside"]
+    events = [
+        e
+        for e in trace_events(prediction)["traceEvents"]
+        if e["ph"] == "X" and e["cat"] != "inside"
+    ]
     for rank in range(4):
         for what in ("forward", "backward"):
-            own = [e["args"]["micro_batch"] for e in events if e["pid"] == rank and e["cat"] == what]
+            own = [
+                e["args"]["micro_batch"] for e in events if e["pid"] == rank and e["cat"] == what
+            ]
             assert sorted(set(own)) == list(range(8))
     assert any(e["cat"] == "gradient reduction" for e in events)
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(prediction.step_time_s * 1e6)
@@ -63,7 +77,11 @@ def test_kernels_lie_in_blocks_and_blocks_in_passes(prediction):
     assert {e["pid"] for e in blocks} == set(range(4))
     held = []
     for one in blocks:
-        (own,) = [e for e in passes if e["pid"] == one["pid"] and e["ts"] <= one["ts"] < e["ts"] + e["dur"] - 1e-9]
+        (own,) = [
+            e
+            for e in passes
+            if e["pid"] == one["pid"] and e["ts"] <= one["ts"] < e["ts"] + e["dur"] - 1e-9
+        ]
         assert one["args"]["inside"] == own["args"]["event"]
         assert one["ts"] + one["dur"] <= own["ts"] + own["dur"] * (1 + 1e-12)
         kernels = [e for e in inside if "count" in e["args"] and e["pid"] == one["pid"]
@@ -81,9 +99,15 @@ def test_arrows_go_from_sends_to_the_passes_that_wait_for_them(prediction):
     sends = [e for e in events if e["ph"] == "X" and e["cat"].startswith("send")]
     starts, ends = ({e["id"]: e for e in events if e["ph"] == ph} for ph in ("s", "f"))
     assert starts.keys() == ends.keys()
-    assert len(starts) == len(sends) == 2 * 3 * 8  # both ways between four ranks, for eight micro-batches
+    assert (
+        len(starts) == len(sends) == 2 * 3 * 8
+    )  # both ways between four ranks, for eight micro-batches
     left = {(e["pid"], e["tid"], e["ts"]): e for e in sends}
-    began = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X" and e["cat"] in ("forward", "backward")}
+    began = {
+        (e["pid"], e["tid"], e["ts"])
+        for e in events
+        if e["ph"] == "X" and e["cat"] in ("forward", "backward")
+    }
     for number, start in starts.items():
         send, end = left[start["pid"], start["tid"], start["ts"]], ends[number]
         assert abs(end["pid"] - start["pid"]) == 1
@@ -92,7 +116,9 @@ def test_arrows_go_from_sends_to_the_passes_that_wait_for_them(prediction):
 
 
 def test_every_send_has_its_arrow_where_passes_overlap():
-    p = predict("gpt3-1.3b", "dgx-a100", "tp=1,pp=4,dp=2,schedule=dualpipe", global_batch=16, timeline=True)
+    p = predict(
+        "gpt3-1.3b", "dgx-a100", "tp=1,pp=4,dp=2,schedule=dualpipe", global_batch=16, timeline=True
+    )
     events = trace_events(p)["traceEvents"]
     sends = sum(e["ph"] == "X" and e["cat"].startswith("send") for e in events)
     assert sends == sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) > 0

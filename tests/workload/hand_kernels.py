@@ -1,4 +1,5 @@
-"""A small model with no two sizes alike, and kernels by their names and sizes, for tests that list them by hand."""
+"""A small model with no two sizes alike, and kernels by their names and sizes, for tests that list
+them by hand."""
 
 from typing import Any, NamedTuple
 
@@ -69,7 +70,16 @@ def named(op: KernelOp) -> Kernel:
             return (op.op, op.rows, op.hidden, op.n_inputs)
         case Attention():
             values = op.head_dim_v or op.head_dim
-            return (op.op, op.batch, op.heads, op.kv_heads, op.seq_q, op.seq_kv, op.head_dim, values)
+            return (
+                op.op,
+                op.batch,
+                op.heads,
+                op.kv_heads,
+                op.seq_q,
+                op.seq_kv,
+                op.head_dim,
+                values,
+            )
         case Recurrence():
             return (op.op, op.tokens, op.products_per_token, op.bytes_per_token)
         case Embedding():

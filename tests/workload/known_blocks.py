@@ -1,8 +1,8 @@
 """Blocks of models of every kind under every optional feature, kept in `known_blocks.csv`.
 
-For each base: its parameters, the FLOPs of its step and the bytes of its cache; then every block's kernels,
-collectives and bytes on one rank, as it is and with one field of the job, of the shard or of the model changed. A
-change that is meant to move them is followed by
+For each base: its parameters, the FLOPs of its step and the bytes of its cache; then every block's
+kernels, collectives and bytes on one rank, as it is and with one field of the job, of the shard or
+of the model changed. A change that is meant to move them is followed by
 
     PYTHONPATH=tests python tests/workload/known_blocks.py
 """
@@ -60,7 +60,14 @@ class Base:
     varied: tuple[str, ...] = ()
 
 
-def _base(name: str, layers: int = 0, *varied: str, layout: Layout = LAYOUT, job: Job = JOB, **changes: Any) -> Base:
+def _base(
+    name: str,
+    layers: int = 0,
+    *varied: str,
+    layout: Layout = LAYOUT,
+    job: Job = JOB,
+    **changes: Any,
+) -> Base:
     """A model of the catalog with so many of its layers (0: all) and with other fields."""
     model: Any = catalog.model(name)
     if layers:
@@ -68,11 +75,25 @@ def _base(name: str, layers: int = 0, *varied: str, layout: Layout = LAYOUT, job
     return Base(model.replace(**changes) if changes else model, layout, job, varied)
 
 
-TINY: dict[str, Any] = {"hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 8, "ffn_hidden": 80, "vocab": 320}
+TINY: dict[str, Any] = {
+    "hidden": 64,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 8,
+    "ffn_hidden": 80,
+    "vocab": 320,
+}
 """Sizes so small that one parameter or byte more shows in what is stored."""
 FEW_TOKENS = Job(global_batch=4, seq_len=24)
 SMALL_EXPERTS = Experts(
-    count=8, topk=3, ffn_hidden=48, shared_ffn_hidden=32, shared_gate=True, router_bias=True, groups=4, groups_kept=2
+    count=8,
+    topk=3,
+    ffn_hidden=48,
+    shared_ffn_hidden=32,
+    shared_gate=True,
+    router_bias=True,
+    groups=4,
+    groups_kept=2,
 )
 EVERY_MIXER = _base(
     "llama3-8b",
@@ -83,14 +104,18 @@ EVERY_MIXER = _base(
     mixers="*E M- S L C W- *- C- LE",
     mamba=Mamba(heads=16, head_dim=8, state=4, groups=2),
     selective_scan=SelectiveScan(inner=96, state=4, step_rank=5, inner_norms=True),
-    delta_net=DeltaNet(heads=8, key_heads=4, head_dim=8, key_dim=6, channel_decays=True, gate_rank=3),
+    delta_net=DeltaNet(
+        heads=8, key_heads=4, head_dim=8, key_dim=6, channel_decays=True, gate_rank=3
+    ),
     short_conv=ShortConv(kernel=3),
 ).model
 BASES = {
     "llama3-8b": _base("llama3-8b", 4, "layout", "job"),
     "gpt3-1.3b": _base("gpt3-1.3b", 2, "job", layout=LAYOUT.replace(tp=4)),
     "mixtral-8x7b": _base("mixtral-8x7b", 2, "layout", "job", layout=LAYOUT.replace(dp=4, ep=4)),
-    "deepseek-v3-mtp": _base("deepseek-v3-mtp", 6, "layout", "job", layout=LAYOUT.replace(tp=4, dp=2, ep=8, etp=1)),
+    "deepseek-v3-mtp": _base(
+        "deepseek-v3-mtp", 6, "layout", "job", layout=LAYOUT.replace(tp=4, dp=2, ep=8, etp=1)
+    ),
     "gpt-oss-20b": _base("gpt-oss-20b", 4),
     "gemma-2-9b": _base("gemma-2-9b", 4),
     "command-r-35b": _base("command-r-35b", 2),
@@ -104,11 +129,15 @@ BASES = {
     "resnet-50": _base("resnet-50", layout=Layout(micro_batch=2)),
     "vgg-16": _base("vgg-16", layout=Layout(micro_batch=2)),
     "mlp-1b": _base("mlp-1b", layout=Layout(micro_batch=2)),
-    "frozen convolutions": _base("resnet-50", layout=Layout(micro_batch=2), job=JOB.replace(frozen=True)),
+    "frozen convolutions": _base(
+        "resnet-50", layout=Layout(micro_batch=2), job=JOB.replace(frozen=True)
+    ),
     "llama-4-scout": _base("llama-4-scout", 4, job=JOB.replace(seq_len=20000)),
     "opt-350m": _base("opt-350m", 2),
     "siglip-b-16": _base("siglip-b-16", 2),
-    "nemotron-3-super-mtp": _base("nemotron-3-super-mtp", layout=LAYOUT.replace(dp=4, ep=4), mtp_layers=3),
+    "nemotron-3-super-mtp": _base(
+        "nemotron-3-super-mtp", layout=LAYOUT.replace(dp=4, ep=4), mtp_layers=3
+    ),
     "tiny": _base("llama3-8b", 2, "model", "job", job=FEW_TOKENS, **TINY),
     "tiny experts": _base(
         "mixtral-8x7b",
@@ -119,10 +148,16 @@ BASES = {
         **TINY | {"experts": SMALL_EXPERTS},
     ),
     "every mixer": Base(EVERY_MIXER, job=FEW_TOKENS, varied=("layout", "job")),
-    "every mixer on one rank": Base(EVERY_MIXER, Layout(micro_batch=2), FEW_TOKENS, varied=("model",)),
-    "encoder and decoder on one rank": _base("t5-v1.1-base", 2, layout=Layout(micro_batch=2), job=FEW_TOKENS),
+    "every mixer on one rank": Base(
+        EVERY_MIXER, Layout(micro_batch=2), FEW_TOKENS, varied=("model",)
+    ),
+    "encoder and decoder on one rank": _base(
+        "t5-v1.1-base", 2, layout=Layout(micro_batch=2), job=FEW_TOKENS
+    ),
     "tables on one rank": _base("gpt3-1.3b", 2, layout=Layout(micro_batch=2), job=FEW_TOKENS),
-    "further tokens on one rank": _base("deepseek-v3-mtp", 5, layout=Layout(micro_batch=2), job=FEW_TOKENS),
+    "further tokens on one rank": _base(
+        "deepseek-v3-mtp", 5, layout=Layout(micro_batch=2), job=FEW_TOKENS
+    ),
     "experts as products": _base(
         "mixtral-8x7b",
         2,
@@ -130,18 +165,33 @@ BASES = {
         job=JOB.replace(einsum_dispatch=True, expert_capacity_factor=1.25),
     ),
     "spectrogram": _base("t5-v1.1-base", spectrogram=Spectrogram(channels=80), positions="learned"),
-    "narrow tables": _base("bert-large", 4, narrow_embedding=NarrowEmbedding(width=128, all_tables=True, bias=True)),
+    "narrow tables": _base(
+        "bert-large", 4, narrow_embedding=NarrowEmbedding(width=128, all_tables=True, bias=True)
+    ),
     "other heads in the window": _base(
-        "gemma-2-9b", 4, window_heads=WindowHeads(heads=8, kv_heads=2, head_dim=128, value_dim=64, attention_sinks=True)
+        "gemma-2-9b",
+        4,
+        window_heads=WindowHeads(
+            heads=8, kv_heads=2, head_dim=128, value_dim=64, attention_sinks=True
+        ),
     ),
     "long sequence": _base(
-        "llama3-8b", 2, "layout", "model", layout=LAYOUT.replace(cp=4), job=JOB.replace(seq_len=16384)
+        "llama3-8b",
+        2,
+        "layout",
+        "model",
+        layout=LAYOUT.replace(cp=4),
+        job=JOB.replace(seq_len=16384),
     ),
     "latent attention over ranks": _base(
         "deepseek-v2-lite", 3, "layout", layout=LAYOUT.replace(cp=2), job=JOB.replace(seq_len=16384)
     ),
     "window over ranks": _base(
-        "gemma-2-9b", 4, "layout", layout=LAYOUT.replace(cp=4, cp_kind="all_gather"), job=JOB.replace(seq_len=32768)
+        "gemma-2-9b",
+        4,
+        "layout",
+        layout=LAYOUT.replace(cp=4, cp_kind="all_gather"),
+        job=JOB.replace(seq_len=32768),
     ),
     "adapters": _base("llama3-8b", 2, "layout", "job", job=ADAPTERS),
     "adapters without dropout": _base(
@@ -155,17 +205,27 @@ BASES = {
         ),
         **TINY,
     ),
-    "adapters of experts": _base("mixtral-8x7b", 2, layout=LAYOUT.replace(dp=4, ep=4), job=ADAPTERS),
+    "adapters of experts": _base(
+        "mixtral-8x7b", 2, layout=LAYOUT.replace(dp=4, ep=4), job=ADAPTERS
+    ),
     "adapters of latent attention": _base("deepseek-v2-lite", 3, job=ADAPTERS),
     "adapters of encoder and decoder": _base("t5-v1.1-base", job=ADAPTERS, decoder_seq_len=200),
-    "adapters of every mixer": Base(EVERY_MIXER, job=FEW_TOKENS.replace(frozen=True, adapter_rank=3)),
+    "adapters of every mixer": Base(
+        EVERY_MIXER, job=FEW_TOKENS.replace(frozen=True, adapter_rank=3)
+    ),
     "adapters of 4-bit weights": _base("qwen2.5-3b", 4, job=ADAPTERS.replace(base_weights="nf4")),
     "fp8": _base("llama3-8b", 2, "job", job=JOB.replace(dtype="fp8", fp8_recipe="delayed")),
     "fp8 of experts": _base(
-        "mixtral-8x7b", 2, layout=LAYOUT.replace(dp=4, ep=4), job=JOB.replace(dtype="fp8", fp8_recipe="blockwise")
+        "mixtral-8x7b",
+        2,
+        layout=LAYOUT.replace(dp=4, ep=4),
+        job=JOB.replace(dtype="fp8", fp8_recipe="blockwise"),
     ),
     "a step of a server": _base(
-        "llama3-8b", 4, layout=Layout(tp=4, micro_batch=4), job=JOB.replace(mode="inference", cached_tokens=3000)
+        "llama3-8b",
+        4,
+        layout=Layout(tp=4, micro_batch=4),
+        job=JOB.replace(mode="inference", cached_tokens=3000),
     ),
     "a step of a server of experts": _base(
         "mixtral-8x7b",
@@ -181,7 +241,17 @@ BASES = {
     ),
 }
 """What is varied, each in a form in which its parts have an effect."""
-SHAPES = ("tp", "cp", "cp_kind", "cp_balanced", "ep", "etp", "micro_batch", "sequence_parallel", "ep_overlap")
+SHAPES = (
+    "tp",
+    "cp",
+    "cp_kind",
+    "cp_balanced",
+    "ep",
+    "etp",
+    "micro_batch",
+    "sequence_parallel",
+    "ep_overlap",
+)
 """Fields of a layout that shapes depend on."""
 
 
@@ -216,12 +286,15 @@ def figures(model: Model, layout: Layout, job: Job) -> dict[str, float]:
             shapes = block.weight_shapes(experts=of_experts)
             found[f"{i}.{part}.weights"] = sum(m * n * number for (m, n), number in shapes.items())
             products = orthogonalisation(block, job, experts=of_experts)
-            found[f"{i}.{part}.orthogonalised"] = sum(op.flops * number for op, number in products.items())
+            found[f"{i}.{part}.orthogonalised"] = sum(
+                op.flops * number for op, number in products.items()
+            )
     return {name: value for name, value in found.items() if value}
 
 
 def _block_figures(block: BlockOps) -> Iterator[tuple[str, float]]:
-    """FLOPs, bytes and number of the kernels of each phase, bytes and number of its collectives, and all sizes."""
+    """FLOPs, bytes and number of the kernels of each phase, bytes and number of its collectives,
+    and all sizes."""
     for field in fields(block):
         value = getattr(block, field.name)
         if isinstance(value, (int, float)):
@@ -234,7 +307,9 @@ def _block_figures(block: BlockOps) -> Iterator[tuple[str, float]]:
             yield from _kernel_figures(field.name, value)
 
 
-def _kernel_figures(phase: str, kernels: Sequence[tuple[KernelOp, int]]) -> Iterator[tuple[str, float]]:
+def _kernel_figures(
+    phase: str, kernels: Sequence[tuple[KernelOp, int]]
+) -> Iterator[tuple[str, float]]:
     yield f"{phase}.kernels", float(sum(count for _, count in kernels))
     yield f"{phase}.flops", sum(op.flops * count for op, count in kernels)
     yield f"{phase}.bytes", float(sum(op.bytes * count for op, count in kernels))

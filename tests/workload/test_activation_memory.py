@@ -44,7 +44,10 @@ def test_selective_recompute_equation_6(t):
 def test_full_recompute_keeps_the_input():
     assert parts()["dense_layer"].activation_bytes.full == 2 * S * B * H
     assert parts(tp=8)["dense_layer"].activation_bytes.full == 2 * S * B * H
-    assert parts(tp=8, sequence_parallel=True)["dense_layer"].activation_bytes.full == 2 * S * B * H / 8
+    assert (
+        parts(tp=8, sequence_parallel=True)["dense_layer"].activation_bytes.full
+        == 2 * S * B * H / 8
+    )
 
 
 def test_input_and_output_layers_section_4_3():
@@ -68,14 +71,17 @@ def test_context_parallelism_divides_everything():
 
 
 def test_fp32_training_keeps_twice_the_bytes_less_the_masks():
-    fp32 = parts(job=Job(global_batch=B, seq_len=S, dtype="fp32", flash_attention=False))["dense_layer"]
+    fp32 = parts(job=Job(global_batch=B, seq_len=S, dtype="fp32", flash_attention=False))[
+        "dense_layer"
+    ]
     masks = S * B * H * 2 + B * A * S * S
     fp16 = parts()["dense_layer"].activation_bytes.none
     assert fp32.activation_bytes.none == 2 * (fp16 - masks) + masks
 
 
 def test_llama_layer_written_out():
-    """GQA, gated feed-forward, no dropout: norm inputs and outputs, Q K V, output, gate, value, product."""
+    """GQA, gated feed-forward, no dropout: norm inputs and outputs, Q K V, output, gate, value,
+    product."""
     llama = model("llama3-8b")
     s, h, d, f = llama.seq_len, llama.hidden, llama.head_dim, llama.ffn_hidden
     layer = blocks(llama, Job(global_batch=1, seq_len=s), Shard())[1][0].activation_bytes
@@ -85,7 +91,8 @@ def test_llama_layer_written_out():
 
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("fp32", 4)])
 def test_an_rms_norm_of_operators_keeps_an_fp32_copy_and_what_its_weight_multiplies(dtype, width):
-    """Instead of its input: 4 bytes an element more, whatever the type. A layer norm is one kernel everywhere."""
+    """Instead of its input: 4 bytes an element more, whatever the type. A layer norm is one kernel
+    everywhere."""
     llama = model("llama3-8b")
     plain = Job(global_batch=1, seq_len=llama.seq_len, dtype=dtype)
     eager = Job(global_batch=1, seq_len=llama.seq_len, dtype=dtype, eager_kernels=("norm",))
@@ -94,16 +101,25 @@ def test_an_rms_norm_of_operators_keeps_an_fp32_copy_and_what_its_weight_multipl
     assert apart.none - fused.none == 2 * 4 * tensor
     assert apart.full == fused.full == width * tensor
 
-    gpt_eager = Job(global_batch=B, seq_len=S, dtype="fp16", flash_attention=False, eager_kernels=("norm",))
-    assert parts(job=gpt_eager)["dense_layer"].activation_bytes == parts()["dense_layer"].activation_bytes
+    gpt_eager = Job(
+        global_batch=B, seq_len=S, dtype="fp16", flash_attention=False, eager_kernels=("norm",)
+    )
+    assert (
+        parts(job=gpt_eager)["dense_layer"].activation_bytes
+        == parts()["dense_layer"].activation_bytes
+    )
 
 
 def test_the_encoder_output_is_kept_once():
     t5 = model("t5-large")
     s, h, f = 512, t5.hidden, t5.ffn_hidden
-    parts = {b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=s, dtype="bf16"), Shard())}
+    parts = {
+        b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=s, dtype="bf16"), Shard())
+    }
     statistics = 4 * s * t5.heads
-    one_attention = 2 * s * (2 * h + 3 * h + h) + s * h + statistics  # norm, Q K V, output, dropout mask
+    one_attention = (
+        2 * s * (2 * h + 3 * h + h) + s * h + statistics
+    )  # norm, Q K V, output, dropout mask
     cross = one_attention  # its keys and values come from elsewhere but are as large
     ffn = 2 * s * (2 * h + f) + s * h
     assert parts["decoder_layer"].activation_bytes.none == one_attention + cross + ffn

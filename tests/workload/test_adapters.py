@@ -26,7 +26,11 @@ def layer(tp=4, sequence_parallel=True, **job):
 def added(phase, **how):
     """Collectives of the adapters: those that a layer without them does not have."""
     of = [
-        [(c.collective, c.bytes) for c in getattr(layer(**how, **job), phase) for _ in range(c.count)]
+        [
+            (c.collective, c.bytes)
+            for c in getattr(layer(**how, **job), phase)
+            for _ in range(c.count)
+        ]
         for job in ({}, {"adapter_rank": RANK})
     ]
     for one in of[0]:
@@ -43,7 +47,8 @@ def test_ranks_gather_and_sum_rows_of_the_low_rank_and_gather_results():
     sums = [("all_reduce", LOW_BYTES)] * 2
     assert added("forward_comm") == sorted([*low, ("all_gather", FULL_BYTES)])
     assert added("backward_comm") == sorted([*sums, ("all_gather", FULL_BYTES)])
-    # whole rows on every rank: nothing is gathered back, but the gradient of the column-parallel input is summed
+    # whole rows on every rank: nothing is gathered back, but the gradient of the column-parallel
+    # input is summed
     alone = {"sequence_parallel": False}
     assert added("forward_comm", **alone) == sorted([*low, ("all_gather", FULL_BYTES)])
     assert added("backward_comm", **alone) == sorted([*sums, ("all_reduce", FULL_BYTES)])
@@ -51,11 +56,19 @@ def test_ranks_gather_and_sum_rows_of_the_low_rank_and_gather_results():
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_an_all_to_all_sends_a_share_of_what_is_gathered(tp):
-    job = Job(global_batch=1, seq_len=TOKENS, frozen=True, adapter_rank=RANK, adapter_all_to_all=True)
-    found = next(b for b, _ in blocks(NET, job, Shard(tp=tp, sequence_parallel=True)) if b.name == "dense_layer")
+    job = Job(
+        global_batch=1, seq_len=TOKENS, frozen=True, adapter_rank=RANK, adapter_all_to_all=True
+    )
+    found = next(
+        b
+        for b, _ in blocks(NET, job, Shard(tp=tp, sequence_parallel=True))
+        if b.name == "dense_layer"
+    )
     for comms in (found.forward_comm, found.backward_comm):
         assert [c.bytes for c in comms if c.collective == "all_to_all"] == [FULL_BYTES / tp]
-        assert not [c for c in comms if c.collective == "all_gather" and c.bytes == FULL_BYTES and c.follows]
+        assert not [
+            c for c in comms if c.collective == "all_gather" and c.bytes == FULL_BYTES and c.follows
+        ]
 
 
 @pytest.mark.parametrize("exchanges", [False, True])
@@ -65,7 +78,9 @@ def test_ranks_share_the_adapters_weights_and_products(exchanges):
 
     def flops(block):
         passes = (*block.forward, *block.backward_input)
-        low = [(op, n) for op, n in passes if isinstance(op, Gemm) and min(op.m, op.n, op.k) <= RANK]
+        low = [
+            (op, n) for op, n in passes if isinstance(op, Gemm) and min(op.m, op.n, op.k) <= RANK
+        ]
         return sum(2 * op.m * op.n * op.k * n for op, n in low)
 
     width = (NET.heads + 2 * NET.kv_heads) * NET.head_dim
@@ -86,22 +101,32 @@ def test_an_exchange_is_faster_than_a_gather_and_ring_steps_hide_neither():
     def step_s(layout, **more):
         return predict(NET, "dgx-h100", layout, job=replace(job, **more)).step_time_s
 
-    for layout in ("tp=4,dp=2,sequence_parallel=true", "tp=4,dp=2,sequence_parallel=true,tp_overlap=true"):
+    for layout in (
+        "tp=4,dp=2,sequence_parallel=true",
+        "tp=4,dp=2,sequence_parallel=true,tp_overlap=true",
+    ):
         gathered_s, exchanged_s = step_s(layout), step_s(layout, adapter_all_to_all=True)
         assert step_s(layout, adapter_rank=0) < exchanged_s < gathered_s
 
 
 def test_ranks_that_have_just_met_wait_for_none_of_them():
-    """Collectives of adapters follow those of their layers: ranks wait for no larger a share of their kernels."""
+    """Collectives of adapters follow those of their layers: ranks wait for no larger a share of
+    their kernels."""
     job = Job(global_batch=8, seq_len=TOKENS, frozen=True)
     shares = []
     for rank in (0, RANK):
         adapted = replace(job, adapter_rank=rank)
         prediction = predict(
-            NET, "dgx-h100", "tp=4,dp=2,sequence_parallel=true", job=adapted, framework=framework("nemo@2024")
+            NET,
+            "dgx-h100",
+            "tp=4,dp=2,sequence_parallel=true",
+            job=adapted,
+            framework=framework("nemo@2024"),
         )
         parts_s = prediction.breakdown_s
-        shares.append(parts_s["waiting_for_slowest_rank"] / (parts_s["forward"] + parts_s["backward"]))
+        shares.append(
+            parts_s["waiting_for_slowest_rank"] / (parts_s["forward"] + parts_s["backward"])
+        )
     without, with_adapters = shares
     assert 0 < with_adapters <= without
     assert with_adapters == pytest.approx(without, rel=0.05)
@@ -111,7 +136,10 @@ def _trained(modules, **job):
     """Parameters of adapters of a layer, and FLOPs of their forward products."""
     job = {"adapter_rank": RANK, "adapter_modules": modules} | job
     bare, adapted = layer(tp=1), layer(tp=1, **job)
-    flops = [sum(op.flops * n for op, n in block.forward if isinstance(op, Gemm)) for block in (bare, adapted)]
+    flops = [
+        sum(op.flops * n for op, n in block.forward if isinstance(op, Gemm))
+        for block in (bare, adapted)
+    ]
     return adapted.params - bare.params, flops[1] - flops[0]
 
 
@@ -124,14 +152,18 @@ SIDES = {
 """Inputs and outputs of every product of a layer."""
 
 
-@pytest.mark.parametrize("modules", [(name,) for name in SIDES] + [("q_proj", "v_proj"), ("linear_proj", "linear_fc2")])
+@pytest.mark.parametrize(
+    "modules", [(name,) for name in SIDES] + [("q_proj", "v_proj"), ("linear_proj", "linear_fc2")]
+)
 def test_adapters_stand_beside_the_products_that_are_named(modules):
     """Each has a matrix of its rank on either side, which every token passes."""
     params, flops = _trained(modules)
     sides = sum(SIDES[name] for name in modules)
     assert params == RANK * sides
     assert flops == 2 * TOKENS * params
-    job = Job(global_batch=1, seq_len=TOKENS, frozen=True, adapter_rank=RANK, adapter_modules=modules)
+    job = Job(
+        global_batch=1, seq_len=TOKENS, frozen=True, adapter_rank=RANK, adapter_modules=modules
+    )
     assert step_flops(NET, job).adapters_forward == pytest.approx(NET.layers * flops)
 
 
@@ -156,19 +188,27 @@ def test_stored_weights_take_their_bytes_and_a_pass_before_every_product(base, n
     of_layers = NET.layers * layer(tp=1).params
     outside = 2 * NET.vocab * NET.hidden
     found = {
-        each.fine_tuning.base_weights: predict("llama3-8b", "dgx-a100", "dp=8", global_batch=8, job=each)
+        each.fine_tuning.base_weights: predict(
+            "llama3-8b", "dgx-a100", "dp=8", global_batch=8, job=each
+        )
         for each in (job, narrow)
     }
     assert found[base].memory.weights == pytest.approx(2 * outside + n_bytes * of_layers, rel=0.01)
     assert found[""].memory.weights == pytest.approx(2 * (outside + of_layers), rel=0.01)
     assert found[base].step_time_s > found[""].step_time_s
     sharded = [
-        predict("llama3-8b", "dgx-a100", "dp=8,zero=3", global_batch=8, job=each).memory for each in (job, narrow)
+        predict("llama3-8b", "dgx-a100", "dp=8,zero=3", global_batch=8, job=each).memory
+        for each in (job, narrow)
     ]
     assert sharded[1].buffers < sharded[0].buffers
     # what comes out wide is read as often as products read their weights
     block = layer(tp=1, base_weights=base)
-    passes = [op for op, n in (*block.forward, *block.backward_input) for _ in range(n) if op.op == "mul_scalar"]
+    passes = [
+        op
+        for op, n in (*block.forward, *block.backward_input)
+        for _ in range(n)
+        if op.op == "mul_scalar"
+    ]
     assert sum(op.rows * op.hidden for op in passes) == pytest.approx(
         2 * layer(tp=1).params * (n_bytes + 2) / 4, rel=0.01
     )
@@ -218,7 +258,9 @@ def test_the_operation_fuser_leaves_products_and_takes_their_neighbours():
     assert layer(4, adapter_rank=RANK) == layer(4, adapter_rank=RANK, operation_fuser=True)
 
 
-@pytest.mark.parametrize(("recipe", "fewer"), [("delayed", 1), ("mxfp8", 1), ("current", 0), ("nvfp4", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("recipe", "fewer"), [("delayed", 1), ("mxfp8", 1), ("current", 0), ("nvfp4", 0), ("", 0)]
+)
 def test_the_operation_fuser_casts_in_activations_where_scales_are_known(recipe, fewer):
     job = {"dtype": "fp4" if recipe == "nvfp4" else "fp8", "fp8_recipe": recipe}
     for phase in ("forward", "backward_input"):
@@ -227,7 +269,11 @@ def test_the_operation_fuser_casts_in_activations_where_scales_are_known(recipe,
             for on in (False, True)
         ]
         assert casts[0] - casts[1] == fewer
-    adapted = job | {"adapter_rank": RANK, "adapter_modules": ("linear_fc1", "linear_fc2"), "operation_fuser": True}
+    adapted = job | {
+        "adapter_rank": RANK,
+        "adapter_modules": ("linear_fc1", "linear_fc2"),
+        "operation_fuser": True,
+    }
     casts = sum(n for op, n in layer(1, **adapted).forward if is_cast(op))
     assert casts == sum(n for op, n in layer(1, **job).forward if is_cast(op))
 
@@ -238,7 +284,9 @@ def test_frozen_weights_need_no_transposed_operands(recipe):
         next(
             block
             for block, _ in blocks(
-                NET, Job(global_batch=1, seq_len=TOKENS, dtype="fp8", fp8_recipe=recipe, frozen=frozen), Shard()
+                NET,
+                Job(global_batch=1, seq_len=TOKENS, dtype="fp8", fp8_recipe=recipe, frozen=frozen),
+                Shard(),
             )
             if block.name == "dense_layer"
         )

@@ -1,4 +1,5 @@
-"""A small transformer in plain jax.numpy: its jaxpr holds the matrix products that the blocks list."""
+"""A small transformer in plain jax.numpy: its jaxpr holds the matrix products that the blocks
+list."""
 
 from functools import partial
 
@@ -13,7 +14,15 @@ from perfmodel.workload import Shard, blocks, matmul_flops
 
 SEQ, BATCH = 32, 2
 GPT = Transformer(
-    name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn_hidden=256, vocab=256, seq_len=SEQ
+    name="gpt",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    ffn_hidden=256,
+    vocab=256,
+    seq_len=SEQ,
 )
 LLAMA = Transformer(
     name="llama", layers=3, hidden=64, heads=8, kv_heads=2, head_dim=16, ffn_hidden=160, vocab=384, seq_len=SEQ,
@@ -72,7 +81,11 @@ def experts(net, w, i, x):
     rows = x.reshape(-1, net.hidden)
     copies = jnp.repeat(rows, net.experts.topk, 0).reshape(net.experts.count, -1, net.hidden)
     inner = act(net, jnp.einsum("emh,ehf->emf", copies, w[f"eup{i}"]))
-    back = jnp.einsum("emf,efh->emh", inner, w[f"edown{i}"]).reshape(-1, net.experts.topk, net.hidden).sum(1)
+    back = (
+        jnp.einsum("emf,efh->emh", inner, w[f"edown{i}"])
+        .reshape(-1, net.experts.topk, net.hidden)
+        .sum(1)
+    )
     gates = jax.nn.softmax(rows @ w[f"route{i}"]).max(-1, keepdims=True)
     return (back * gates).reshape(x.shape)
 
@@ -120,7 +133,9 @@ def test_forward_products(net):
 def test_forward_and_backward_products(net):
     tokens = jnp.zeros((BATCH, SEQ), jnp.int32)
     jaxpr = jax.make_jaxpr(jax.value_and_grad(partial(loss, net)))(weights(net), tokens)
-    assert dot_flops(jaxpr.jaxpr) == block_flops(net, "forward", "backward_input", "backward_weight")
+    assert dot_flops(jaxpr.jaxpr) == block_flops(
+        net, "forward", "backward_input", "backward_weight"
+    )
 
 
 @pytest.mark.usefixtures("compiled_anew")

@@ -13,7 +13,11 @@ from perfmodel.workload import BlockOps, Shard, blocks, is_cast, optimizer_op
 
 
 def shapes(block, phase="forward"):
-    return [(op.m, op.n, op.k) for op, _ in getattr(block, phase) if op.family == "gemm" and op.op == "linear"]
+    return [
+        (op.m, op.n, op.k)
+        for op, _ in getattr(block, phase)
+        if op.family == "gemm" and op.op == "linear"
+    ]
 
 
 def layer_of(name, job=None, **shard):
@@ -25,7 +29,12 @@ def layer_of(name, job=None, **shard):
 def test_megatron_shapes_of_gpt3_on_eight_devices():
     block = layer_of("gpt3-175b", tp=8, micro_batch=2)
     n, h = 2 * 2048, 12288
-    assert shapes(block) == [(n, 3 * h // 8, h), (n, h, h // 8), (n, 4 * h // 8, h), (n, h, 4 * h // 8)]
+    assert shapes(block) == [
+        (n, 3 * h // 8, h),
+        (n, h, h // 8),
+        (n, 4 * h // 8, h),
+        (n, h, 4 * h // 8),
+    ]
     assert shapes(block, "backward_input") == [(m, k, n) for m, n, k in reversed(shapes(block))]
     assert shapes(block, "backward_weight") == [(n, k, m) for m, n, k in reversed(shapes(block))]
     assert all(op.accumulate for op, _ in block.backward_weight)
@@ -73,7 +82,12 @@ def test_latent_attention_projections():
         (s, h, 128 * 128),
     ]
     attention = next(op for op, _ in block.forward if op.family == "attention")
-    assert (attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim_v) == (128, 128, 192, 128)
+    assert (attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim_v) == (
+        128,
+        128,
+        192,
+        128,
+    )
 
 
 def test_materialised_attention_is_two_batched_products_around_a_softmax():
@@ -83,19 +97,28 @@ def test_materialised_attention_is_two_batched_products_around_a_softmax():
         "layer_norm", "linear", "bmm", "scale_mask_softmax", "dropout", "bmm", "linear", "bias_dropout_add",
         "layer_norm", "linear", "bias_gelu", "linear", "bias_dropout_add",
     ]  # fmt: skip
-    eager = Job(global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False, fused_kernels=False)
+    eager = Job(
+        global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False, fused_kernels=False
+    )
     assert len(layer_of("gpt3-175b", eager, tp=8).forward) > len(names)
 
 
 def _unfused_scores(name: str) -> tuple[list[str], list[str]]:
-    """Names of element-wise kernels on scores, forward and backward, of the first layer that attends."""
+    """Names of element-wise kernels on scores, forward and backward, of the first layer that
+    attends."""
     net = model(name)
     job = Job(global_batch=8, seq_len=net.seq_len, dtype="fp32", flash_attention=False)
-    layer = next(block for block, _ in blocks(net, job, Shard(micro_batch=2)) if "layer" in block.name)
+    layer = next(
+        block for block, _ in blocks(net, job, Shard(micro_batch=2)) if "layer" in block.name
+    )
     keys = net.seq_len
 
     def names(kernels) -> list[str]:
-        return [op.op for op, _ in kernels if isinstance(op, MemoryBound) and op.hidden == keys != net.hidden]
+        return [
+            op.op
+            for op, _ in kernels
+            if isinstance(op, MemoryBound) and op.hidden == keys != net.hidden
+        ]
 
     return names(layer.forward), names(layer.backward_input)
 
@@ -103,23 +126,31 @@ def _unfused_scores(name: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(
     ("name", "forward", "backward"),
     [
-        ("gpt2-1.5b", ["mul_scalar", "masked_fill", "softmax"], ["softmax", "masked_fill", "mul_scalar"]),
+        (
+            "gpt2-1.5b",
+            ["mul_scalar", "masked_fill", "softmax"],
+            ["softmax", "masked_fill", "mul_scalar"],
+        ),
         ("bert-large", ["mul_scalar", "add", "softmax"], ["softmax", "mul_scalar"]),
         ("vit-l-16", ["mul_scalar", "softmax"], ["softmax", "mul_scalar"]),
         ("t5-11b", ["add", "softmax"], ["softmax", "add"]),
     ],
 )
 def test_only_decoders_fill_the_gradient_of_masked_scores(name, forward, backward):
-    """Encoders add their mask, images have none, and T5 adds positions to scores that it does not scale."""
+    """Encoders add their mask, images have none, and T5 adds positions to scores that it does not
+    scale."""
     there, back = _unfused_scores(name)
     assert [kernel for kernel in there if kernel != "dropout"] == forward
     assert [kernel for kernel in back if kernel != "dropout"] == backward
 
 
-@pytest.mark.parametrize("name", ["bert-large", "gpt2-1.5b", "vit-l-16", "mixtral-8x7b", "resnet-50"])
+@pytest.mark.parametrize(
+    "name", ["bert-large", "gpt2-1.5b", "vit-l-16", "mixtral-8x7b", "resnet-50"]
+)
 @pytest.mark.parametrize("flash", [True, False])
 def test_every_product_of_a_tf32_job_runs_in_tf32(name, flash):
-    """The head, batched products of scores, routers and adapters too; what is no product is in fp32."""
+    """The head, batched products of scores, routers and adapters too; what is no product is in
+    fp32."""
     net = model(name)
     job = Job(global_batch=8, seq_len=net.seq_len, dtype="tf32", flash_attention=flash)
     for block, _ in blocks(net, job, Shard()):
@@ -141,30 +172,46 @@ def test_selective_recompute_repeats_the_attention_core():
 def test_fp8_products_quantise_their_inputs_and_leave_the_rest_in_16_bit():
     block = layer_of("llama3-8b", Job(global_batch=1, seq_len=4096, dtype="fp8"))
     kinds = {(op.op, op.dtype) for op, _ in block.forward}
-    assert {("linear", "fp8"), ("quantize_fp8_static", "bf16"), ("flash_attention", "bf16")} <= kinds
+    assert {
+        ("linear", "fp8"),
+        ("quantize_fp8_static", "bf16"),
+        ("flash_attention", "bf16"),
+    } <= kinds
 
 
 def test_inputs_of_swiglu_in_8_bits_are_half_the_bytes_for_two_casts():
     job = Job(global_batch=1, seq_len=4096, dtype="fp8")
-    plain, narrow = (layer_of("llama3-8b", replace(job, fp8_activation_inputs=on)) for on in (False, True))
+    plain, narrow = (
+        layer_of("llama3-8b", replace(job, fp8_activation_inputs=on)) for on in (False, True)
+    )
     assert plain.activation_bytes.none - narrow.activation_bytes.none == 4096 * 2 * 14336
     for phase, further in (("forward", 1), ("backward_input", 1), ("backward_weight", 0)):
         casts = [sum(n for op, n in getattr(one, phase) if is_cast(op)) for one in (plain, narrow)]
         assert casts[1] - casts[0] == further
     # nothing else than fused SwiGLU can
-    for name, other in (("gpt3-175b", job), ("llama3-8b", replace(job, eager_kernels=("activation",)))):
+    for name, other in (
+        ("gpt3-175b", job),
+        ("llama3-8b", replace(job, eager_kernels=("activation",))),
+    ):
         assert layer_of(name, other) == layer_of(name, replace(other, fp8_activation_inputs=True))
 
 
 @pytest.mark.parametrize(
     ("job", "per_token"),
     [
-        # norms' inputs; queries, keys and values; attention's result and statistics; the inputs of SwiGLU
+        # norms' inputs; queries, keys and values; attention's result and statistics; the inputs of
+        # SwiGLU
         ({}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336),
         ({"dtype": "fp8"}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336),
-        ({"dtype": "fp8", "fp8_attention": True}, 2 * 2 * 4096 + 6144 + 4096 + 4 * 32 + 2 * 2 * 14336),
+        (
+            {"dtype": "fp8", "fp8_attention": True},
+            2 * 2 * 4096 + 6144 + 4096 + 4 * 32 + 2 * 2 * 14336,
+        ),
         # an adapter's input as it was dropped from, and the mask, of both projections
-        ({"adapter_rank": 16}, 2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336 + 2 * 3 * 4096),
+        (
+            {"adapter_rank": 16},
+            2 * 2 * 4096 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 2 * 14336 + 2 * 3 * 4096,
+        ),
     ],
 )
 def test_a_frozen_layer_keeps_what_gradients_of_its_inputs_need(job, per_token):
@@ -203,7 +250,9 @@ def test_recipes_differ_by_what_quantising_moves():
     plain, delayed, current, rowwise = map(quantised_bytes, ("", "delayed", "current", "rowwise"))
     assert delayed == pytest.approx(plain * 4 / 3, rel=1e-3)
     assert current == pytest.approx(plain * 6 / 3, rel=1e-3)
-    assert delayed < quantised_bytes("mxfp8") < quantised_bytes("nvfp4") < quantised_bytes("blockwise")
+    assert (
+        delayed < quantised_bytes("mxfp8") < quantised_bytes("nvfp4") < quantised_bytes("blockwise")
+    )
     # weights too, for each micro-batch
     assert rowwise > plain * 5 / 3
 
@@ -212,13 +261,18 @@ def test_recipes_differ_by_what_quantising_moves():
 def test_weight_gradients_of_16_bits_are_not_quantised(name):
     """torchao float8/config.py, LW_AXISWISE_WITH_GW_HP."""
     job = Job(global_batch=1, seq_len=4096, dtype="fp8", fp8_recipe="rowwise")
-    narrow, wide = (layer_of(name, replace(job, fp8_recipe=r)) for r in ("rowwise", "rowwise_with_gw_hp"))
-    # Scales of rows multiply both gradients after their products, unless the weight gradient has 16 bits.
+    narrow, wide = (
+        layer_of(name, replace(job, fp8_recipe=r)) for r in ("rowwise", "rowwise_with_gw_hp")
+    )
+    # Scales of rows multiply both gradients after their products, unless the weight gradient has 16
+    # bits.
     input_gradients = [entry for entry in narrow.backward_input if entry[0].op != "mul_scalar"]
     assert (wide.forward, list(wide.backward_input)) == (narrow.forward, input_gradients)
     assert any(is_cast(op) for op, _ in narrow.backward_weight)
     assert not any(is_cast(op) for op, _ in wide.backward_weight)
-    products = [[(op, n) for op, n in one.backward_weight if op.family == "gemm"] for one in (narrow, wide)]
+    products = [
+        [(op, n) for op, n in one.backward_weight if op.family == "gemm"] for one in (narrow, wide)
+    ]
     assert [(replace(op, dtype="bf16"), n) for op, n in products[0]] == products[1]
     # the weight gradient's operand is kept in 16 bits either way
     assert wide.activation_bytes == narrow.activation_bytes
@@ -228,7 +282,9 @@ def test_the_head_stays_in_16_bits():
     job = Job(global_batch=1, seq_len=4096, dtype="fp8")
     (head,) = (b for b, _ in blocks(model("llama3-8b"), job, Shard()) if b.name == "head")
     products = {
-        op.dtype for op, _ in (*head.forward, *head.backward_input, *head.backward_weight) if op.family == "gemm"
+        op.dtype
+        for op, _ in (*head.forward, *head.backward_input, *head.backward_weight)
+        if op.family == "gemm"
     }
     assert products == {"bf16"}
 
@@ -245,12 +301,20 @@ def test_experts_run_as_grouped_products_and_as_one_fused_kernel_in_inference():
     block = layer_of("mixtral-8x7b", ep=8)
     forward = [op for op, _ in block.forward if op.op == "grouped_linear"]
     grouped = [op for op, _ in block.backward_weight if op.op == "grouped_linear"]
-    assert [(op.groups, op.m, op.n, op.k) for op in forward] == [(1, 8192, 28672, 4096), (1, 8192, 4096, 14336)]
-    assert [(op.groups, op.m, op.n, op.k) for op in grouped] == [(1, 8192, 4096, 14336), (1, 8192, 28672, 4096)]
+    assert [(op.groups, op.m, op.n, op.k) for op in forward] == [
+        (1, 8192, 28672, 4096),
+        (1, 8192, 4096, 14336),
+    ]
+    assert [(op.groups, op.m, op.n, op.k) for op in grouped] == [
+        (1, 8192, 4096, 14336),
+        (1, 8192, 28672, 4096),
+    ]
 
 
 def test_encoder_decoder_layers_differ_by_cross_attention():
-    parts = {b.name: b for b, _ in blocks(model("t5-large"), Job(global_batch=1, seq_len=512), Shard())}
+    parts = {
+        b.name: b for b, _ in blocks(model("t5-large"), Job(global_batch=1, seq_len=512), Shard())
+    }
     heads = 1024
     assert shapes(parts["encoder_layer"])[0] == (512, 3 * heads, 1024)
     assert (512, 2 * heads, 1024) in shapes(parts["decoder_layer"])
@@ -272,8 +336,9 @@ def test_residual_units_repeat():
 
 
 def test_a_softmax_in_fp32_moves_scores_through_casts_of_their_own():
-    """Per score 28 bytes forward (2 casts of 6, a mask and a softmax of 8) and 36 backward, instead of fused 4 and 6;
-    products and fp32 jobs are as without, and the fp32 result is kept for the softmax's gradient."""
+    """Per score 28 bytes forward (2 casts of 6, a mask and a softmax of 8) and 36 backward, instead
+    of fused 4 and 6; products and fp32 jobs are as without, and the fp32 result is kept for the
+    softmax's gradient."""
     net, shard = model("gpt2-117m"), Shard(micro_batch=4)
     job = Job(global_batch=4, seq_len=1024, dtype="fp16", flash_attention=False)
 
@@ -295,7 +360,8 @@ def test_a_softmax_in_fp32_moves_scores_through_casts_of_their_own():
 
 
 def test_a_loss_with_its_gradient_passes_over_the_logits_once():
-    """Backward has no kernel of the loss, the logits are streamed in one kernel, and kept once in their own type."""
+    """Backward has no kernel of the loss, the logits are streamed in one kernel, and kept once in
+    their own type."""
     net, shard = model("gpt2-117m"), Shard(micro_batch=4)
     apart, together = (
         blocks(net, Job(global_batch=4, seq_len=1024, loss_with_gradient=value), shard)[-1][0]
@@ -318,7 +384,8 @@ def test_a_loss_with_its_gradient_passes_over_the_logits_once():
 
 @pytest.mark.parametrize(("name", "tp"), [("llama3-8b", 1), ("llama3-8b", 2), ("gpt3-6.7b", 1)])
 def test_checkpoints_of_operators_keep_half_of_the_products_and_attention(name, tp):
-    """They repeat the other half, everything element-wise and no attention; what they keep lies between the rest."""
+    """They repeat the other half, everything element-wise and no attention; what they keep lies
+    between the rest."""
     sequence, net = 2048, model(name)
     job = Job(global_batch=1, seq_len=sequence, recompute_modules=("second_products",))
     layer = layer_of(name, job, tp=tp)
@@ -326,9 +393,13 @@ def test_checkpoints_of_operators_keep_half_of_the_products_and_attention(name, 
     def flops(kernels, kind) -> float:
         return sum(op.flops * n for op, n in kernels if op.family == kind)
 
-    assert flops(layer.recompute_selective, "gemm") == pytest.approx(flops(layer.forward, "gemm") / 2)
+    assert flops(layer.recompute_selective, "gemm") == pytest.approx(
+        flops(layer.forward, "gemm") / 2
+    )
     assert flops(layer.recompute_selective, "attention") == 0
-    assert flops(layer.recompute_selective, "memory") == pytest.approx(flops(layer.forward, "memory"))
+    assert flops(layer.recompute_selective, "memory") == pytest.approx(
+        flops(layer.forward, "memory")
+    )
     kept = layer.activation_bytes
     assert kept.full < kept.selective < kept.none
     widths = (net.heads + 2 * net.kv_heads) * net.head_dim + net.hidden * tp * 2
@@ -342,7 +413,8 @@ def test_narrow_logits_are_kept_once_in_their_own_type():
     """No fp32 copy is kept, nor a buffer for the gradient; kernels stay the same."""
     net, shard = model("gpt2-117m"), Shard(micro_batch=4)
     wide, narrow = (
-        blocks(net, Job(global_batch=4, seq_len=1024, narrow_logits=value), shard)[-1][0] for value in (False, True)
+        blocks(net, Job(global_batch=4, seq_len=1024, narrow_logits=value), shard)[-1][0]
+        for value in (False, True)
     )
     logits = 4 * 1024 * next(op.hidden for op, _ in wide.forward if op.op == "cross_entropy")
     assert wide.activation_bytes.none - narrow.activation_bytes.none == pytest.approx(2 * logits)
@@ -350,22 +422,28 @@ def test_narrow_logits_are_kept_once_in_their_own_type():
     assert (narrow.forward, narrow.backward_input) == (wide.forward, wide.backward_input)
     # tensors of 32 bits have nothing narrower
     full = [
-        blocks(net, Job(global_batch=4, seq_len=1024, dtype="fp32", narrow_logits=value), shard)[-1][0]
+        blocks(net, Job(global_batch=4, seq_len=1024, dtype="fp32", narrow_logits=value), shard)[
+            -1
+        ][0]
         for value in (False, True)
     ]
     assert full[0].activation_bytes.none == full[1].activation_bytes.none
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "gpt3-1.3b", "t5-v1.1-base", "t5-base"])
+@pytest.mark.parametrize(
+    "name", ["llama3-8b", "mixtral-8x7b", "gpt3-1.3b", "t5-v1.1-base", "t5-base"]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_gradients_that_overwrite_gate_and_value_are_no_new_tensor(name: str, tp: int) -> None:
-    """The workspace is smaller by one tensor of the activation's size, where there is a gate; nothing else changes."""
+    """The workspace is smaller by one tensor of the activation's size, where there is a gate;
+    nothing else changes."""
     net = model(name)
     assert isinstance(net, Transformer)
     shard = Shard(tp=tp, sequence_parallel=tp > 1)
     job = Job(global_batch=4, seq_len=1024)
     plain, in_place = (
-        [block for block, _ in blocks(net, replace(job, in_place_activation=on), shard)] for on in (False, True)
+        [block for block, _ in blocks(net, replace(job, in_place_activation=on), shard)]
+        for on in (False, True)
     )
     for before, after in zip(plain, in_place, strict=True):
         assert replace(before, workspace_bytes=0.0) == replace(after, workspace_bytes=0.0)
@@ -381,31 +459,48 @@ def test_a_chunked_loss_never_has_more_logits_than_hidden_states(tp):
     """It keeps the gradient of the hidden states instead, and passes over as much."""
     net, shard = model("llama3-8b"), Shard(micro_batch=1, tp=tp)
     together, chunked = (
-        blocks(net, Job(global_batch=4, seq_len=4096, loss_with_gradient=True, chunked_loss=value), shard)[-1][0]
+        blocks(
+            net,
+            Job(global_batch=4, seq_len=4096, loss_with_gradient=True, chunked_loss=value),
+            shard,
+        )[-1][0]
         for value in (False, True)
     )
     hidden, logits = 2 * 4096 * net.hidden, 2 * 4096 * net.vocab / tp
-    assert together.activation_bytes.none - chunked.activation_bytes.none == pytest.approx(logits - hidden)
+    assert together.activation_bytes.none - chunked.activation_bytes.none == pytest.approx(
+        logits - hidden
+    )
     # Besides a chunk's logits there is its weight gradient, in 16 bits and in fp32.
     assert 0 < chunked.workspace_bytes - (2 + 4) * net.vocab / tp * net.hidden <= hidden
     assert chunked.forward == together.forward
 
 
 def test_a_fused_batch_norm_takes_in_what_follows_it():
-    """No sum, no ReLU and none of their traffic is left; products, weights and what is kept stay."""
+    """No sum, no ReLU and none of their traffic is left; products, weights and what is kept
+    stay."""
     own, fused = (
-        blocks(model("resnet-50"), Job(global_batch=8, seq_len=1, fused_batch_norm=value), Shard(micro_batch=8))
+        blocks(
+            model("resnet-50"),
+            Job(global_batch=8, seq_len=1, fused_batch_norm=value),
+            Shard(micro_batch=8),
+        )
         for value in (False, True)
     )
 
     def names(parts) -> list[str]:
-        return [op.op for block, n in parts for op, count in block.forward for _ in range(n * count)]
+        return [
+            op.op for block, n in parts for op, count in block.forward for _ in range(n * count)
+        ]
 
     left = [name for name in names(own) if name not in ("add", "relu")]
     assert names(fused) == left
     assert {"add", "relu"} <= set(names(own))
     for (alone, n), (together, m) in zip(own, fused, strict=True):
-        assert (n, alone.params, alone.activation_bytes) == (m, together.params, together.activation_bytes)
+        assert (n, alone.params, alone.activation_bytes) == (
+            m,
+            together.params,
+            together.activation_bytes,
+        )
 
 
 def test_batch_norms_of_channels_last_images_move_three_and_five_tensors():
@@ -458,13 +553,23 @@ def test_causal_context_parallelism_gives_each_rank_two_chunks():
 
 
 def test_sequence_parallelism_needs_a_divisible_sequence():
-    with pytest.raises(LayoutError, match=r"1004 is not divisible by 8 \(tp\*cp of sequence_parallel\)"):
-        blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=1004), Shard(tp=8, sequence_parallel=True))
+    with pytest.raises(
+        LayoutError, match=r"1004 is not divisible by 8 \(tp\*cp of sequence_parallel\)"
+    ):
+        blocks(
+            model("gpt3-175b"),
+            Job(global_batch=1, seq_len=1004),
+            Shard(tp=8, sequence_parallel=True),
+        )
 
 
 def test_context_parallelism_needs_flash_attention():
     with pytest.raises(LayoutError, match="needs flash attention"):
-        blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048, flash_attention=False), Shard(cp=2))
+        blocks(
+            model("gpt3-175b"),
+            Job(global_batch=1, seq_len=2048, flash_attention=False),
+            Shard(cp=2),
+        )
 
 
 @pytest.mark.parametrize("bad", [{"tp": 0}, {"micro_batch": -1}, {"tp": 4, "etp": 0}])
@@ -478,7 +583,9 @@ def test_a_shard_checks_itself(bad):
 @pytest.mark.parametrize("fused", [True, False])
 def test_every_model_builds_in_every_mode(name, flash, fused):
     net = model(name)
-    job = Job(global_batch=2, seq_len=min(net.seq_len, 512), flash_attention=flash, fused_kernels=fused)
+    job = Job(
+        global_batch=2, seq_len=min(net.seq_len, 512), flash_attention=flash, fused_kernels=fused
+    )
     parts = blocks(net, job, Shard(micro_batch=2))
     assert hash(parts)
     for block, n in parts:
@@ -507,7 +614,10 @@ def test_kernel_names_are_those_of_the_measurement_tables(data_dir):
         for flash, fused in ((True, True), (False, True), (False, False)):
             job = Job(global_batch=1, seq_len=64, flash_attention=flash, fused_kernels=fused)
             for block, _ in blocks(net, job, Shard()):
-                named |= {op.op for op, _ in (*block.forward, *block.backward_input, *block.backward_weight)}
+                named |= {
+                    op.op
+                    for op, _ in (*block.forward, *block.backward_input, *block.backward_weight)
+                }
     # the tables have neither a fused cross entropy nor recurrences by chunks
     assert named - measured == {"cross_entropy", "state_space", "delta_rule"}
 
@@ -519,33 +629,49 @@ def test_a_shard_is_what_a_layout_divides():
 
 def test_optimizer_traffic():
     mixed = Job(global_batch=1, seq_len=1)
-    assert optimizer_op(1000, mixed).bytes == 42 * 1000  # gradient 4, states 12 + 12, weight 2, clipping 12
+    assert (
+        optimizer_op(1000, mixed).bytes == 42 * 1000
+    )  # gradient 4, states 12 + 12, weight 2, clipping 12
     assert optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp32")).bytes == 28 * 1000
     # of fp16 a gradient is also copied to fp32, and rid of the loss scale there: 2 + 4 and 4 + 4
-    assert optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp16")).bytes == (42 + 6 + 8) * 1000
+    assert (
+        optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp16")).bytes
+        == (42 + 6 + 8) * 1000
+    )
     sgd = Job(global_batch=1, seq_len=1, optimizer="sgd", grad_dtype="bf16")
     assert optimizer_op(1000, sgd).bytes == (2 + 16 + 2) * 1000
 
 
 def test_inputs_of_activations_are_cut_by_kernels_of_their_own_where_nothing_fuses_that() -> None:
-    """Megatron-Core's two clamps and their concatenation; with `moe_act` recomputed only what they cut is kept."""
+    """Megatron-Core's two clamps and their concatenation; with `moe_act` recomputed only what they
+    cut is kept."""
     net = model("gpt-oss-120b")
     job = Job(global_batch=4, seq_len=4096, dtype="bf16", recompute_modules=("moe_act",))
-    whole, cut = (blocks(net, replace(job, eager_kernels=kinds), Shard(ep=64)) for kinds in ((), ("clamp",)))
+    whole, cut = (
+        blocks(net, replace(job, eager_kernels=kinds), Shard(ep=64)) for kinds in ((), ("clamp",))
+    )
     (one, other) = (max((b for b, _ in of), key=lambda b: b.expert_params) for of in (whole, cut))
     rows, wide = 4096 * 4, 2 * 2880
 
     def kernels(block: BlockOps, phase: str) -> dict[tuple[str, int], int]:
-        found = [(op, n) for op, n in getattr(block, phase) if isinstance(op, MemoryBound) and op.rows == rows]
+        found = [
+            (op, n)
+            for op, n in getattr(block, phase)
+            if isinstance(op, MemoryBound) and op.rows == rows
+        ]
         return {(op.op, op.hidden): n for op, n in found if op.op in ("relu", "mul_scalar")}
 
     for phase in ("forward", "backward_input", "recompute_selective"):
         assert kernels(other, phase) == {("relu", 2880): 2, ("mul_scalar", wide): 1}
         assert not kernels(one, phase)
-    kept = [(block.activation_bytes.none, block.activation_bytes.selective) for block in (one, other)]
+    kept = [
+        (block.activation_bytes.none, block.activation_bytes.selective) for block in (one, other)
+    ]
     assert kept[1][0] - kept[0][0] == 2 * rows * wide / 2 * 2
     assert kept[1][1] == kept[0][1]
-    joined, plain = (replace(job, eager_kernels=kinds, fused_experts=True) for kinds in (("clamp",), ()))
+    joined, plain = (
+        replace(job, eager_kernels=kinds, fused_experts=True) for kinds in (("clamp",), ())
+    )
     assert blocks(net, joined, Shard(ep=64)) == blocks(net, plain, Shard(ep=64))
 
 
@@ -557,7 +683,9 @@ def test_a_loss_of_several_operators_makes_narrow_logits_wide_and_back(dtype, ca
         for kinds in ((), ("cross_entropy",))
     )
     for phase in ("forward", "backward_input"):
-        wide = [(op, n) for op, n in getattr(apart, phase) if op.op == "add" and op.hidden == 128256]
+        wide = [
+            (op, n) for op, n in getattr(apart, phase) if op.op == "add" and op.hidden == 128256
+        ]
         assert sum(n for _, n in wide) == casts
         # it reads 2 bytes and writes 4, or the other way round
         assert all(op.bytes == 6 * 1024 * 128256 for op, _ in wide)
@@ -565,7 +693,8 @@ def test_a_loss_of_several_operators_makes_narrow_logits_wide_and_back(dtype, ca
 
 
 FORWARD_KERNELS_OF_BACKWARD = {"add", "mul_scalar", "quantize_fp8_static", "silu"}
-"""Sums of gradients, an adapter's scale, casts of operands, and what Mamba's fused kernel computes again."""
+"""Sums of gradients, an adapter's scale, casts of operands, and what Mamba's fused kernel computes
+again."""
 
 
 @pytest.mark.parametrize(
@@ -575,11 +704,18 @@ FORWARD_KERNELS_OF_BACKWARD = {"add", "mul_scalar", "quantize_fp8_static", "silu
 )  # fmt: skip
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"flash_attention": False}, {"dtype": "fp8", "fp8_recipe": "current"}, {"frozen": True, "adapter_rank": 8}],
+    [
+        {},
+        {"flash_attention": False},
+        {"dtype": "fp8", "fp8_recipe": "current"},
+        {"frozen": True, "adapter_rank": 8},
+    ],
 )
 def test_kernels_of_backward_are_those_of_gradients_and_all_others_are_not(name, fields):
     net = model(name)
-    if "adapter_rank" in fields and (not isinstance(net, Transformer) or net.decoder_layers or net.norms.adaln):
+    if "adapter_rank" in fields and (
+        not isinstance(net, Transformer) or net.decoder_layers or net.norms.adaln
+    ):
         fields = {"frozen": True}
     job = Job(global_batch=1, seq_len=net.seq_len, **fields)
     for shard in (Shard(), Shard(tp=2, sequence_parallel=True)):
@@ -593,10 +729,12 @@ def test_kernels_of_backward_are_those_of_gradients_and_all_others_are_not(name,
             assert "fwd" not in {op.pass_ for op, _ in block.backward_weight}, block.name
 
 
-@pytest.mark.parametrize(("name", "fills"), [("llama3-8b", 1), ("gpt3-1.3b", 1), ("deepseek-v2-lite", 0)])
+@pytest.mark.parametrize(
+    ("name", "fills"), [("llama3-8b", 1), ("gpt3-1.3b", 1), ("deepseek-v2-lite", 0)]
+)
 def test_servers_fill_their_cache_with_the_keys_and_values_of_prompts(name, fills):
-    """A kernel writes those of a prompt; of single tokens the one that reads the cache does, of latent attention the
-    projection. Training has no cache."""
+    """A kernel writes those of a prompt; of single tokens the one that reads the cache does, of
+    latent attention the projection. Training has no cache."""
     net = model(name)
     prompt = Job(global_batch=1, seq_len=1024, mode="inference")
     token = replace(prompt, seq_len=1, cached_tokens=1024)

@@ -1,4 +1,5 @@
-"""Collectives against Megatron's counting (arXiv 1909.08053 section 3, 2205.05198 section 4.2.2)."""
+"""Collectives against Megatron's counting (arXiv 1909.08053 section 3, 2205.05198 section
+4.2.2)."""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,13 +46,16 @@ def test_tensor_parallelism_has_four_all_reduces_per_layer():
 
 
 def test_sequence_parallelism_moves_the_same_bytes():
-    """An all-reduce is a reduce-scatter and an all-gather; one gather per product is repeated in backward."""
+    """An all-reduce is a reduce-scatter and an all-gather; one gather per product is repeated in
+    backward."""
     plain = layer(tp=8, micro_batch=B)
     sharded = layer(tp=8, micro_batch=B, sequence_parallel=True)
     assert kinds(sharded.forward_comm) == {"all_gather": 2, "reduce_scatter": 2}
     assert kinds(sharded.backward_comm) == {"all_gather": 4, "reduce_scatter": 2}
     assert volume(sharded.forward_comm) == volume(plain.forward_comm)
-    repeated = sum(c.bytes for c in sharded.backward_comm if c.collective == "all_gather" and c.overlappable)
+    repeated = sum(
+        c.bytes for c in sharded.backward_comm if c.collective == "all_gather" and c.overlappable
+    )
     assert volume(sharded.backward_comm) - repeated == volume(plain.backward_comm)
 
 
@@ -72,20 +76,30 @@ def copied_bytes(kernels, usual):
 
 
 @pytest.mark.parametrize("micro_batch", [1, B])
-def test_copies_along_the_sequence_are_of_all_that_is_scattered_and_of_what_several_sequences_gather(micro_batch):
-    """Of one sequence, what ranks gathered lies in order; parts of several alternate. Scattered parts never do."""
+def test_copies_along_the_sequence_are_of_all_that_is_scattered_and_of_what_several_sequences_gather(
+    micro_batch,
+):
+    """Of one sequence, what ranks gathered lies in order; parts of several alternate. Scattered
+    parts never do."""
     kept = replace(JOB, keep_gathered=True)
     copying = replace(kept, eager_kernels=("sequence_copy",))
     for place in ("embedding", "layer", "head"):
         usual, more = (block_named(place, job, micro_batch) for job in (kept, copying))
         for phase in ("forward", "backward"):
-            comms = [c for c in getattr(more, f"{phase}_comm") if c.collective in ("all_gather", "reduce_scatter")]
+            comms = [
+                c
+                for c in getattr(more, f"{phase}_comm")
+                if c.collective in ("all_gather", "reduce_scatter")
+            ]
             sent = Counter()
             for comm in comms:
                 sent[comm.collective] += comm.count * comm.bytes
             kernels = "backward_input" if phase == "backward" else phase
             copied = copied_bytes(getattr(more, kernels), getattr(usual, kernels))
-            assert copied == sent["reduce_scatter"] + (micro_batch > 1) * sent["all_gather"], (place, phase)
+            assert copied == sent["reduce_scatter"] + (micro_batch > 1) * sent["all_gather"], (
+                place,
+                phase,
+            )
         assert more.backward_weight == usual.backward_weight
         assert more.activation_bytes == usual.activation_bytes
 
@@ -132,8 +146,13 @@ def test_context_parallel_ring(cp):
     assert hop.bytes == 2 * B * (S // cp) * 2 * H / 2  # keys and values of half the heads
     back = [c for c in block.backward_comm if c.group == "cp"]
     assert {(c.collective, c.bytes) for c in back} == {("send_recv", hop.bytes)}
-    # keys and values as forward; their gradients go on to where they belong, the last time with nothing beside
-    assert [(c.count, c.beside_attention) for c in back] == [(cp - 1, True), (cp - 1, True), (1, False)]
+    # keys and values as forward; their gradients go on to where they belong, the last time with
+    # nothing beside
+    assert [(c.count, c.beside_attention) for c in back] == [
+        (cp - 1, True),
+        (cp - 1, True),
+        (1, False),
+    ]
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -169,13 +188,19 @@ def test_expert_parallelism_sends_each_token_to_its_experts_and_back():
 def test_tensor_parallel_experts_gather_dispatched_tokens():
     net = model("mixtral-8x7b")
     job = Job(global_batch=1, seq_len=4096)
-    with_tp = next(b for b, _ in blocks(net, job, Shard(ep=4, tp=2, sequence_parallel=True)) if b.name == "moe_layer")
+    with_tp = next(
+        b
+        for b, _ in blocks(net, job, Shard(ep=4, tp=2, sequence_parallel=True))
+        if b.name == "moe_layer"
+    )
     copies = 4096 * 2 * 4096 * 2
     assert [c.bytes for c in with_tp.forward_comm if c.group == "ep"] == [copies / 2] * 2
     gathers = [c for c in with_tp.forward_comm if c.bytes == copies]
     assert kinds(gathers) == {"all_gather": 1, "reduce_scatter": 1}
     whole_experts = next(
-        b for b, _ in blocks(net, job, Shard(ep=4, tp=2, etp=1, sequence_parallel=True)) if b.name == "moe_layer"
+        b
+        for b, _ in blocks(net, job, Shard(ep=4, tp=2, etp=1, sequence_parallel=True))
+        if b.name == "moe_layer"
     )
     assert [c.bytes for c in whole_experts.forward_comm if c.group == "ep"] == [copies / 2] * 2
     assert not [c for c in whole_experts.forward_comm if c.bytes == copies]
@@ -187,8 +212,12 @@ def test_tensor_parallel_experts_without_sequence_parallelism_sum_partial_result
     assert kinds(block.forward_comm) == kinds(block.backward_comm) == {"all_reduce": 2}
 
 
-@pytest.mark.parametrize("job", [{}, {"frozen": True, "adapter_rank": 8}, {"dtype": "fp8", "fp8_recipe": "current"}])
-@pytest.mark.parametrize("name", ["gpt3-1.3b", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "nemotron-3-nano"])
+@pytest.mark.parametrize(
+    "job", [{}, {"frozen": True, "adapter_rank": 8}, {"dtype": "fp8", "fp8_recipe": "current"}]
+)
+@pytest.mark.parametrize(
+    "name", ["gpt3-1.3b", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "nemotron-3-nano"]
+)
 def test_one_rank_sends_nothing(name, job):
     """Whatever was asked of groups that it is alone in."""
     net = model(name)
@@ -208,7 +237,9 @@ def test_decoder_stages_pass_the_encoder_on():
 def test_mlp_pairs_reduce_once_each_way():
     block = layer(model("mlp-1b"), Job(global_batch=8, seq_len=1, dtype="fp16"), micro_batch=8)
     assert block.name == "mlp_layer"
-    ((pair, n),) = blocks(model("mlp-1b"), Job(global_batch=8, seq_len=1, dtype="fp16"), Shard(tp=4, micro_batch=8))
+    ((pair, n),) = blocks(
+        model("mlp-1b"), Job(global_batch=8, seq_len=1, dtype="fp16"), Shard(tp=4, micro_batch=8)
+    )
     assert (pair.name, n) == ("mlp_pair", 8)
     assert kinds([*pair.forward_comm, *pair.backward_comm]) == {"all_reduce": 2}
     assert pair.params == 2 * 8192 * 8192 // 4

@@ -1,4 +1,5 @@
-"""Kinds of context parallelism: the same visible pairs however they are spread, and who waits for whom."""
+"""Kinds of context parallelism: the same visible pairs however they are spread, and who waits for
+whom."""
 
 from dataclasses import replace
 
@@ -45,7 +46,9 @@ def test_slices_share_the_visible_pairs_too(cp, kind, slices, seq):
     tokens = seq // slices
     jobs = [Job(global_batch=1, seq_len=tokens, cached_tokens=i * tokens) for i in range(slices)]
     parts = [attention_flops(job, cp=cp, cp_kind=kind) for job in jobs]
-    assert cp * sum(parts) == pytest.approx(attention_flops(Job(global_batch=1, seq_len=seq)), rel=1e-9)
+    assert cp * sum(parts) == pytest.approx(
+        attention_flops(Job(global_batch=1, seq_len=seq)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring"])
@@ -73,8 +76,9 @@ def test_steps_are_merged_and_eager_merges_are_chains():
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_bytes_that_ranks_exchange_by_hand(tp, cp, micro_batch):
-    """Keys and values hop around a ring (arXiv 2310.01889), are gathered whole, or are exchanged for heads together
-    with queries, as results are (arXiv 2309.14509); in backward they are exchanged again, and their gradients."""
+    """Keys and values hop around a ring (arXiv 2310.01889), are gathered whole, or are exchanged
+    for heads together with queries, as results are (arXiv 2309.14509); in backward they are
+    exchanged again, and their gradients."""
     seq = 8192
     tokens, d, element = micro_batch * seq, LLAMA.head_dim, 2
     heads, kv_heads = LLAMA.heads // tp, LLAMA.kv_heads // tp
@@ -94,9 +98,17 @@ def test_bytes_that_ranks_exchange_by_hand(tp, cp, micro_batch):
     }
     for kind, (forward, backward) in by_hand.items():
         shard = Shard(tp=tp, cp=cp, cp_kind=kind, micro_batch=micro_batch)
-        layer = next(b for b, _ in blocks(LLAMA, Job(global_batch=3, seq_len=seq), shard) if "layer" in b.name)
+        layer = next(
+            b
+            for b, _ in blocks(LLAMA, Job(global_batch=3, seq_len=seq), shard)
+            if "layer" in b.name
+        )
         for comms, expected in ((layer.forward_comm, forward), (layer.backward_comm, backward)):
-            of_context = [(c.collective, c.bytes, c.count, c.beside_attention) for c in comms if c.group == "cp"]
+            of_context = [
+                (c.collective, c.bytes, c.count, c.beside_attention)
+                for c in comms
+                if c.group == "cp"
+            ]
             assert of_context == expected, kind
 
 
@@ -107,9 +119,13 @@ def test_copied_keys_are_exchanged_as_often_as_heads_share_them(kind, tp):
 
     def exchanged(net, copied):
         job = Job(global_batch=1, seq_len=8192, repeated_keys=copied)
-        layer = next(b for b, _ in blocks(net, job, Shard(tp=tp, cp=4, cp_kind=kind)) if "layer" in b.name)
+        layer = next(
+            b for b, _ in blocks(net, job, Shard(tp=tp, cp=4, cp_kind=kind)) if "layer" in b.name
+        )
         passes = (layer.forward_comm, layer.backward_comm)
-        return [sum(comm.bytes * comm.count for comm in each if comm.group == "cp") for each in passes]
+        return [
+            sum(comm.bytes * comm.count for comm in each if comm.group == "cp") for each in passes
+        ]
 
     for whole, copies in zip(exchanged(LLAMA, False), exchanged(LLAMA, True), strict=True):
         assert copies == pytest.approx(LLAMA.heads / LLAMA.kv_heads * whole)
@@ -117,7 +133,9 @@ def test_copied_keys_are_exchanged_as_often_as_heads_share_them(kind, tp):
     alone = model("llama2-7b")
     assert exchanged(alone, True) == exchanged(alone, False)
     copied = Job(global_batch=1, seq_len=8192, repeated_keys=True)
-    assert attention_flops(copied, tp=tp, cp=4, cp_kind=kind) == attention_flops(tp=tp, cp=4, cp_kind=kind)
+    assert attention_flops(copied, tp=tp, cp=4, cp_kind=kind) == attention_flops(
+        tp=tp, cp=4, cp_kind=kind
+    )
 
 
 def test_ulysses_divides_heads():
@@ -128,7 +146,9 @@ def test_ulysses_divides_heads():
 
 
 def test_kinds_say_nothing_without_context_parallelism():
-    assert Shard.of(Layout(cp_kind="ulysses", cp_balanced=False, ep_overlap=True)) == Shard.of(Layout())
+    assert Shard.of(Layout(cp_kind="ulysses", cp_balanced=False, ep_overlap=True)) == Shard.of(
+        Layout()
+    )
     with pytest.raises(LayoutError, match="cp_kind must be one of ring"):
         Layout(cp=2, cp_kind="star")
 
@@ -136,7 +156,9 @@ def test_kinds_say_nothing_without_context_parallelism():
 @pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring", "ulysses"])
 def test_every_part_of_an_attention_names_the_one_over_the_whole_sequence(kind):
     def kernels(cp):
-        layer = next(b for b, _ in blocks(LLAMA, job, Shard(cp=cp, cp_kind=kind)) if "layer" in b.name)
+        layer = next(
+            b for b, _ in blocks(LLAMA, job, Shard(cp=cp, cp_kind=kind)) if "layer" in b.name
+        )
         return [op for op, _ in (*layer.forward, *layer.backward_input) if op.family == "attention"]
 
     job = Job(global_batch=1, seq_len=8192)

@@ -1,4 +1,5 @@
-"""How tokens reach their experts: how many ranks a token goes to, what is exchanged, copied and waited for."""
+"""How tokens reach their experts: how many ranks a token goes to, what is exchanged, copied and
+waited for."""
 
 from dataclasses import replace
 
@@ -30,7 +31,9 @@ def drawn(parts, choice, seed=0, tokens=20_000):
     reached = []
     for _ in range(tokens):
         kept = random.choice(choice.groups, choice.groups_kept, replace=False)
-        chosen = kept[random.integers(0, len(kept), choice.topk)] * of_group + random.integers(0, of_group, choice.topk)
+        chosen = kept[random.integers(0, len(kept), choice.topk)] * of_group + random.integers(
+            0, of_group, choice.topk
+        )
         reached.append(len(set((chosen * parts // experts).tolist())))
     return np.mean(reached)
 
@@ -44,8 +47,15 @@ def test_ranks_that_a_token_reaches(parts, choice):
     assert choice.reached(parts) == pytest.approx(drawn(parts, choice), rel=0.03)
 
 
-@given(parts=st.integers(1, 512), topk=st.integers(1, 16), groups=st.sampled_from([1, 2, 4, 8]), kept=st.integers(1, 8))
-def test_a_token_reaches_no_more_than_its_choices_and_no_more_than_there_are(parts, topk, groups, kept):
+@given(
+    parts=st.integers(1, 512),
+    topk=st.integers(1, 16),
+    groups=st.sampled_from([1, 2, 4, 8]),
+    kept=st.integers(1, 8),
+)
+def test_a_token_reaches_no_more_than_its_choices_and_no_more_than_there_are(
+    parts, topk, groups, kept
+):
     kept = min(kept, groups)
     reached = ExpertChoice(topk, groups, kept).reached(parts)
     assert reached <= min(parts, topk) * (1 + 1e-12)
@@ -69,7 +79,11 @@ def test_dispatchers_exchange_and_copy():
     assert {c.exchange for c in exchanged["alltoall"]} == {None}
 
     def moved(name):
-        copies = [(op.bytes, n) for op, n in layer(expert_dispatcher=name).forward if getattr(op, "op", "") == "add"]
+        copies = [
+            (op.bytes, n)
+            for op, n in layer(expert_dispatcher=name).forward
+            if getattr(op, "op", "") == "add"
+        ]
         return sum(size * n for size, n in copies)
 
     assert moved("alltoall") > moved("deepep") == moved("hybridep") > 0
@@ -84,14 +98,22 @@ def test_the_busiest_rank_counts(load, ep):
     assert experts(busy) == pytest.approx(min(load, ep) * experts(even), rel=1e-3)
     sent = lambda block: sum(c.bytes for c in block.forward_comm if c.group == "ep")  # noqa: E731
     assert sent(busy) == pytest.approx(min(load, ep) * sent(even))
-    assert matmul_flops(layer(Shard(), expert_imbalance=load).forward) == matmul_flops(layer(Shard()).forward)
+    assert matmul_flops(layer(Shard(), expert_imbalance=load).forward) == matmul_flops(
+        layer(Shard()).forward
+    )
 
 
 def test_places_of_experts_bound_the_load():
     full, even = layer(expert_capacity_factor=1.5, expert_imbalance=3.0), layer()
-    experts = [matmul_flops([(op, n) for op, n in b.forward if op.family == "moe"]) for b in (full, even)]
+    experts = [
+        matmul_flops([(op, n) for op, n in b.forward if op.family == "moe"]) for b in (full, even)
+    ]
     assert experts[0] == pytest.approx(1.5 * experts[1], rel=1e-3)
-    for wrong in ({"expert_capacity_factor": 0.0}, {"expert_imbalance": 0.5}, {"expert_dispatcher": "post"}):
+    for wrong in (
+        {"expert_capacity_factor": 0.0},
+        {"expert_imbalance": 0.5},
+        {"expert_dispatcher": "post"},
+    ):
         with pytest.raises(LayoutError, match=next(iter(wrong))):
             Job(global_batch=1, seq_len=8, **wrong)
 
@@ -116,7 +138,9 @@ def vars_of(op):
 
 def test_sending_tokens_once_is_faster_over_nodes_and_overlap_faster_still():
     def step_s(layout="dp=16,ep=16", **job):
-        return predict(QWEN, "dgx-h100", layout, job=Job(global_batch=64, seq_len=4096, **job)).step_time_s
+        return predict(
+            QWEN, "dgx-h100", layout, job=Job(global_batch=64, seq_len=4096, **job)
+        ).step_time_s
 
     plain, once = step_s(), step_s(expert_dispatcher="hybridep")
     assert once < 0.8 * plain
@@ -155,9 +179,13 @@ def test_fused_experts_leave_out_what_lies_between_their_products():
         left_out.remove(op)
     rows, inner = 4096 * 8, QWEN.experts.ffn_hidden
     casts, activations = (
-        [op for op in left_out if op.op.startswith("quantize") == is_cast] for is_cast in (True, False)
+        [op for op in left_out if op.op.startswith("quantize") == is_cast]
+        for is_cast in (True, False)
     )
-    assert sorted(op.hidden for op in casts) == [inner, 2 * inner]  # of the activation, and of its gradient
+    assert sorted(op.hidden for op in casts) == [
+        inner,
+        2 * inner,
+    ]  # of the activation, and of its gradient
     assert [(op.rows, op.hidden) for op in activations] == [(rows, inner)] * 2
     # other recipes and biases are not fused
     for other in (
@@ -169,19 +197,28 @@ def test_fused_experts_leave_out_what_lies_between_their_products():
 
 
 @settings(deadline=None, max_examples=20)
-@given(capacity=st.sampled_from([0.5, 1.0, 1.25]), sequences=st.integers(1, 4), length=st.sampled_from([512, 4096]))
+@given(
+    capacity=st.sampled_from([0.5, 1.0, 1.25]),
+    sequences=st.integers(1, 4),
+    length=st.sampled_from([512, 4096]),
+)
 def test_masks_multiply_every_token_with_every_place_of_its_sequence(capacity, sequences, length):
-    """Dispatch and combine are products whose work grows with the square of the length; the router's weights need the
-    gradient of one mask. Without a capacity there are no places, and nothing is multiplied."""
+    """Dispatch and combine are products whose work grows with the square of the length; the
+    router's weights need the gradient of one mask. Without a capacity there are no places, and
+    nothing is multiplied."""
 
     def of(**more):
         job = Job(global_batch=sequences, seq_len=length, expert_capacity_factor=capacity, **more)
-        return next(b for b, _ in blocks(QWEN, job, Shard(micro_batch=sequences)) if b.name == "moe_layer")
+        return next(
+            b for b, _ in blocks(QWEN, job, Shard(micro_batch=sequences)) if b.name == "moe_layer"
+        )
 
     copied, multiplied = of(), of(einsum_dispatch=True)
     places = round(length * QWEN.experts.topk * capacity)
     product = 2 * sequences * length * places * QWEN.hidden
-    assert matmul_flops(multiplied.forward) - matmul_flops(copied.forward) == pytest.approx(2 * product)
+    assert matmul_flops(multiplied.forward) - matmul_flops(copied.forward) == pytest.approx(
+        2 * product
+    )
     both = (*multiplied.backward_input, *multiplied.backward_weight)
     before = (*copied.backward_input, *copied.backward_weight)
     assert matmul_flops(both) - matmul_flops(before) == pytest.approx(3 * product)

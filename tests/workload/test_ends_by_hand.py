@@ -1,4 +1,5 @@
-"""Embeddings and heads kernel by kernel: what the first and the last block compute, keep, send and hold, by hand."""
+"""Embeddings and heads kernel by kernel: what the first and the last block compute, keep, send and
+hold, by hand."""
 
 from collections import Counter
 from dataclasses import replace
@@ -61,7 +62,8 @@ def added(rows: int, width: int) -> Kernel:
     return pointwise("add", rows, width, 2)
 
 
-# --- embeddings ------------------------------------------------------------------------------------------
+# --- embeddings
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -77,9 +79,11 @@ def added(rows: int, width: int) -> Kernel:
         ({"positions": "learned", "token_types": 5}, [S, 5]),
     ],
 )
-def test_tables_are_looked_up_and_added(fields: dict[str, Any], rows_of_tables: list[int], rank: Rank) -> None:
-    """Tokens in the rank's part of the vocabulary, for all tokens; others in whole tables, for the tokens that the rank
-    goes on with. Only tables have gradients."""
+def test_tables_are_looked_up_and_added(
+    fields: dict[str, Any], rows_of_tables: list[int], rank: Rank
+) -> None:
+    """Tokens in the rank's part of the vocabulary, for all tokens; others in whole tables, for the
+    tokens that the rank goes on with. Only tables have gradients."""
     net = replace(PLAIN, **fields)
     embedding = embedding_of(net, rank)
     tables = [lookup(TOKENS, H, PADDED // rank.tp)]
@@ -115,7 +119,9 @@ def test_a_job_of_longer_sequences_has_more_positions() -> None:
 @pytest.mark.parametrize("rank", RANKS)
 def test_relative_positions_are_a_bias_of_each_bucket_and_head(rank: Rank) -> None:
     """T5, arXiv 1910.10683, section 2.1: 32 buckets."""
-    plain, relative = (embedding_of(replace(PLAIN, positions=kind), rank) for kind in ("none", "relative"))
+    plain, relative = (
+        embedding_of(replace(PLAIN, positions=kind), rank) for kind in ("none", "relative")
+    )
     assert relative.params - plain.params == 32 * rank.heads
     assert relative.forward == plain.forward
 
@@ -136,13 +142,18 @@ def test_embeddings_may_be_normed_and_dropped(rank: Rank) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("all_tables", [False, True])
 def test_narrow_tables_are_widened_by_a_product(all_tables: bool, bias: bool, rank: Rank) -> None:
-    """Of tokens alone (OPT-350M), or of positions too, behind whose sum and norm the product then stands (ELECTRA)."""
+    """Of tokens alone (OPT-350M), or of positions too, behind whose sum and norm the product then
+    stands (ELECTRA)."""
     narrow = NarrowEmbedding(width=WIDTH, all_tables=all_tables, bias=bias)
     net = replace(PLAIN, positions="learned", embedding_norm=True, narrow_embedding=narrow)
     embedding = embedding_of(net, rank)
     words, product = lookup(TOKENS, WIDTH, PADDED // rank.tp), linear(rank.rows, H, WIDTH)
     table = WIDTH if all_tables else H
-    others = [lookup(rank.rows, table, S), added(rank.rows, table), pointwise("layer_norm", rank.rows, table)]
+    others = [
+        lookup(rank.rows, table, S),
+        added(rank.rows, table),
+        pointwise("layer_norm", rank.rows, table),
+    ]
     kernels = [words, *others, product] if all_tables else [words, product, *others]
     assert listed(embedding.forward) == kernels
     tables = PADDED // rank.tp * WIDTH + S * table + table
@@ -160,9 +171,12 @@ def test_narrow_tables_are_widened_by_a_product(all_tables: bool, bias: bool, ra
 @pytest.mark.parametrize("positions", ["learned", "none"])
 @pytest.mark.parametrize("rank", [Rank(), Rank(2)])
 def test_patches_are_rows_of_a_product(class_tokens: int, positions: str, rank: Rank) -> None:
-    """ViT, arXiv 2010.11929, section 3.1: of images nobody needs a gradient; classes come from one token per image."""
+    """ViT, arXiv 2010.11929, section 3.1: of images nobody needs a gradient; classes come from one
+    token per image."""
     patches = Patches(image_size=28, patch_size=4, channels=3, class_tokens=class_tokens)
-    net = replace(PLAIN, causal=False, patches=patches, positions=positions, seq_len=patches.tokens, vocab=9)
+    net = replace(
+        PLAIN, causal=False, patches=patches, positions=positions, seq_len=patches.tokens, vocab=9
+    )
     made = blocks_of(net, rank, seq_len=patches.tokens)
     embedding, head = made[0][0], made[-1][0]
     rows, pixels = BATCH * patches.tokens, 4 * 4 * 3
@@ -175,7 +189,10 @@ def test_patches_are_rows_of_a_product(class_tokens: int, positions: str, rank: 
     assert embedding.params == (pixels + 1 + class_tokens) * H + positions_held
     assert embedding.activation_bytes.none == 2 * rows * pixels
 
-    norm, classes = pointwise("layer_norm", rows, H), [linear(BATCH, 9, H), pointwise("softmax", BATCH, 9, 2)]
+    norm, classes = (
+        pointwise("layer_norm", rows, H),
+        [linear(BATCH, 9, H), pointwise("softmax", BATCH, 9, 2)],
+    )
     assert listed(head.forward) == [norm, *classes]
     assert listed(head.backward_input) == [*retraced(classes), norm]
     assert head.params == H + (H + 1) * 9
@@ -191,11 +208,13 @@ def test_an_encoder_of_images_without_classes_ends_with_its_norm() -> None:
 
 
 def test_diffusion_predicts_patches_and_conditions_both_ends() -> None:
-    """DiT, arXiv 2212.09748, section 3.2: a time step passes two products, a class a table with a row for none; the
-    head scales and shifts its norm by two vectors."""
+    """DiT, arXiv 2212.09748, section 3.2: a time step passes two products, a class a table with a
+    row for none; the head scales and shifts its norm by two vectors."""
     patches = Patches(image_size=16, patch_size=2, channels=4, out_channels=8)
     adaln = AdaLN(classes=10, frequencies=30)
-    net = replace(PLAIN, causal=False, patches=patches, adaln=adaln, seq_len=patches.tokens, vocab=0)
+    net = replace(
+        PLAIN, causal=False, patches=patches, adaln=adaln, seq_len=patches.tokens, vocab=0
+    )
     made = blocks_of(net, seq_len=patches.tokens)
     embedding, head = made[0][0], made[-1][0]
     rows, pixels, predicted = BATCH * 64, 2 * 2 * 4, 2 * 2 * 8
@@ -217,12 +236,14 @@ def test_diffusion_predicts_patches_and_conditions_both_ends() -> None:
         pointwise("sub", rows, predicted, 2),
     ]
     assert head.params == 2 * (H * H + H) + (H + 1) * predicted
-    # inputs of the norm, of what is scaled and of the last product; the prediction in 32 bits; what vectors are made of
+    # inputs of the norm, of what is scaled and of the last product; the prediction in 32 bits; what
+    # vectors are made of
     assert head.activation_bytes.none == 2 * 3 * rows * H + 4 * rows * predicted + 2 * BATCH * H
 
 
 def test_two_convolutions_make_tokens_of_instants() -> None:
-    """Whisper, arXiv 2212.04356, section 2.2: the first sees every instant, the second leaves one token of several."""
+    """Whisper, arXiv 2212.04356, section 2.2: the first sees every instant, the second leaves one
+    token of several."""
     kernel, stride, channels = 5, 4, 18
     spectrogram = Spectrogram(channels=channels, kernel=kernel, stride=stride)
     net = replace(PLAIN, decoder_layers=1, spectrogram=spectrogram, kv_heads=HEADS)
@@ -246,7 +267,8 @@ def test_two_convolutions_make_tokens_of_instants() -> None:
     assert decoder_embedding.tied_params == 0
 
 
-# --- heads -----------------------------------------------------------------------------------------------
+# --- heads
+# -----------------------------------------------------------------------------------------------
 
 
 def _loss(rank: Rank, name: str = "cross_entropy") -> Kernel:
@@ -256,8 +278,8 @@ def _loss(rank: Rank, name: str = "cross_entropy") -> Kernel:
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_head_is_a_norm_a_product_and_a_loss(tied: bool, rank: Rank) -> None:
-    """Korthikanti et al., arXiv 2205.05198, section 4.3: inputs of norm and product are kept, and logits in 32 bits.
-    Ranks reduce a maximum, the target's logit and a sum for every token."""
+    """Korthikanti et al., arXiv 2205.05198, section 4.3: inputs of norm and product are kept, and
+    logits in 32 bits. Ranks reduce a maximum, the target's logit and a sum for every token."""
     head = head_of(replace(PLAIN, tied_embeddings=tied), rank)
     words, norm = PADDED // rank.tp, pointwise("layer_norm", rank.rows, H)
     product = linear(TOKENS, words, H)
@@ -289,7 +311,11 @@ def test_a_head_is_a_norm_a_product_and_a_loss(tied: bool, rank: Rank) -> None:
         ({}, 4, lambda tp: 2),
         ({"eager_kernels": ("cross_entropy",)}, 4, lambda tp: 2 + 4),
         ({"eager_kernels": ("loss_gradient",)}, 4, lambda tp: 2 * (2 if tp == 1 else 3)),
-        ({"eager_kernels": ("cross_entropy", "loss_gradient")}, 4, lambda tp: 4 * (2 if tp == 1 else 3)),
+        (
+            {"eager_kernels": ("cross_entropy", "loss_gradient")},
+            4,
+            lambda tp: 4 * (2 if tp == 1 else 3),
+        ),
         ({"narrow_logits": True}, 2, lambda tp: 0),
         # Apex's kernel saves what it reads, and makes a tensor of the gradient.
         ({"saves_narrow_logits": True}, 2, lambda tp: 2),
@@ -297,7 +323,8 @@ def test_a_head_is_a_norm_a_product_and_a_loss(tied: bool, rank: Rank) -> None:
     ],
 )
 def test_bytes_of_logits_by_the_loss(job: dict[str, Any], kept: int, held: Any, rank: Rank) -> None:
-    """torch holds log-probabilities, the gradient of the chosen ones, and that of all; between ranks one more."""
+    """torch holds log-probabilities, the gradient of the chosen ones, and that of all; between
+    ranks one more."""
     head = head_of(PLAIN, rank, **job)
     logits = TOKENS * PADDED // rank.tp
     assert head.activation_bytes.none == 2 * 2 * rank.rows * H + kept * logits
@@ -307,7 +334,8 @@ def test_bytes_of_logits_by_the_loss(job: dict[str, Any], kept: int, held: Any, 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("vocab", [20, VOCAB, 1000])
 def test_a_chunked_loss_has_parts_of_the_tokens(vocab: int, rank: Rank) -> None:
-    """Liger: as many as the vocabulary has hidden sizes; it keeps the gradient of hidden states, not logits."""
+    """Liger: as many as the vocabulary has hidden sizes; it keeps the gradient of hidden states,
+    not logits."""
     head = head_of(replace(PLAIN, vocab=vocab), rank, chunked_loss=True)
     padded = -(-vocab // (128 * rank.tp)) * 128 * rank.tp
     parts = -(-padded // H)
@@ -324,10 +352,16 @@ def test_a_chunked_loss_has_parts_of_the_tokens(vocab: int, rank: Rank) -> None:
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_capped_logits_keep_their_tanh(chunked: bool, rank: Rank) -> None:
-    """Gemma 2: a kernel each way, and another tensor of the logits' type; of a chunked loss one of its parts."""
-    plain, capped = (head_of(replace(PLAIN, logit_softcap=on), rank, chunked_loss=chunked) for on in (False, True))
+    """Gemma 2: a kernel each way, and another tensor of the logits' type; of a chunked loss one of
+    its parts."""
+    plain, capped = (
+        head_of(replace(PLAIN, logit_softcap=on), rank, chunked_loss=chunked)
+        for on in (False, True)
+    )
     words = PADDED // rank.tp
-    assert Counter(listed(capped.forward)) - Counter(listed(plain.forward)) == {pointwise("tanh", TOKENS, words): 1}
+    assert Counter(listed(capped.forward)) - Counter(listed(plain.forward)) == {
+        pointwise("tanh", TOKENS, words): 1
+    }
     more = capped.activation_bytes.none - plain.activation_bytes.none
     parts = -(-PADDED // H) if chunked else 1
     assert more == pytest.approx(2 * TOKENS * words / parts)
@@ -346,8 +380,9 @@ def test_gathered_logits_are_those_of_the_whole_vocabulary(rank: Rank) -> None:
 
 @pytest.mark.parametrize("rank", [Rank(), Rank(2)])
 def test_the_head_of_masked_models_transforms_before_the_vocabulary_and_pools(rank: Rank) -> None:
-    """BERT, arXiv 1810.04805: a product with GELU and norm, a bias per word; a dense layer with tanh over the first
-    token of a sequence, and two classes of the next sentence, which RoBERTa does not have."""
+    """BERT, arXiv 1810.04805: a product with GELU and norm, a bias per word; a dense layer with
+    tanh over the first token of a sequence, and two classes of the next sentence, which RoBERTa
+    does not have."""
     bert = replace(PLAIN, causal=False, pooler_and_mlm_head=True, tied_embeddings=True)
     head, without = (head_of(replace(bert, pooler=on), rank) for on in (True, False))
     words = PADDED // rank.tp
@@ -369,7 +404,10 @@ def test_a_narrow_table_has_a_narrow_head(bias: bool) -> None:
     narrow = NarrowEmbedding(width=WIDTH, bias=bias)
     for tied in (False, True):
         head = head_of(replace(PLAIN, narrow_embedding=narrow, tied_embeddings=tied))
-        norm, products = pointwise("layer_norm", TOKENS, H), [linear(TOKENS, WIDTH, H), linear(TOKENS, PADDED, WIDTH)]
+        norm, products = (
+            pointwise("layer_norm", TOKENS, H),
+            [linear(TOKENS, WIDTH, H), linear(TOKENS, PADDED, WIDTH)],
+        )
         assert listed(head.forward) == [norm, *products, _loss(RANKS[0])]
         assert head.params == H + H * WIDTH + WIDTH * bias + (0 if tied else WIDTH * PADDED)
         assert head.tied_params == (WIDTH * PADDED if tied else 0)
@@ -378,15 +416,22 @@ def test_a_narrow_table_has_a_narrow_head(bias: bool) -> None:
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_heads_of_labels_give_two_numbers_for_a_token_or_a_sequence(rank: Rank) -> None:
-    """Hugging Face `BertForQuestionAnswering` and `BertForSequenceClassification`, whose pooled first token passes a
-    dense layer with tanh."""
+    """Hugging Face `BertForQuestionAnswering` and `BertForSequenceClassification`, whose pooled
+    first token passes a dense layer with tanh."""
     norm = pointwise("layer_norm", rank.rows, H)
-    tokens, sequences = (head_of(PLAIN, rank, head=kind) for kind in ("token_labels", "sequence_label"))
+    tokens, sequences = (
+        head_of(PLAIN, rank, head=kind) for kind in ("token_labels", "sequence_label")
+    )
     labels = [linear(rank.rows, 2, H), pointwise("softmax", rank.rows, 2)]
     assert listed(tokens.forward) == [norm, *labels]
     assert tokens.params == H + 2 * H + 2
     assert tokens.activation_bytes.none == 2 * 2 * rank.rows * H + 4 * rank.rows * 2
-    pooled = [linear(BATCH, H, H), pointwise("tanh", BATCH, H), linear(BATCH, 2, H), pointwise("softmax", BATCH, 2)]
+    pooled = [
+        linear(BATCH, H, H),
+        pointwise("tanh", BATCH, H),
+        linear(BATCH, 2, H),
+        pointwise("softmax", BATCH, 2),
+    ]
     assert listed(sequences.forward) == [norm, *pooled]
     assert sequences.params == H + H * H + H + 2 * H + 2
     # inputs of the norm, of both products and of tanh
@@ -405,7 +450,10 @@ def test_a_model_may_end_without_a_norm() -> None:
 @pytest.mark.parametrize("rank", RANKS)
 def test_servers_compute_logits_and_no_loss(rank: Rank) -> None:
     head = head_of(PLAIN, rank, mode="inference")
-    assert listed(head.forward) == [pointwise("layer_norm", rank.rows, H), linear(TOKENS, PADDED // rank.tp, H)]
+    assert listed(head.forward) == [
+        pointwise("layer_norm", rank.rows, H),
+        linear(TOKENS, PADDED // rank.tp, H),
+    ]
     assert ("all_reduce", 4.0 * TOKENS) not in sent(head.forward_comm)
 
 
@@ -419,17 +467,20 @@ def test_a_frozen_table_has_no_gradient_and_neither_has_a_head_that_is_tied_to_i
         assert len(head.backward_weight) == (0 if tied else 1)
         trained = head_of(net)
         # without a weight gradient the product's input need not be kept
-        assert trained.activation_bytes.none - head.activation_bytes.none == (2 * TOKENS * H if tied else 0)
+        assert trained.activation_bytes.none - head.activation_bytes.none == (
+            2 * TOKENS * H if tied else 0
+        )
 
 
-# --- further tokens, shared weights, wider gradients ----------------------------------------------------------
+# --- further tokens, shared weights, wider gradients
+# ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_module_for_a_further_token_joins_two_hidden_states(tied: bool, rank: Rank) -> None:
-    """DeepSeek-V3, arXiv 2412.19437, section 2.2: the token's embedding and the layers' output, each normed, are made
-    one by a product; a layer and the head follow, whose table it uses."""
+    """DeepSeek-V3, arXiv 2412.19437, section 2.2: the token's embedding and the layers' output,
+    each normed, are made one by a product; a layer and the head follow, whose table it uses."""
     net = replace(PLAIN, mtp_layers=1, tied_embeddings=tied)
     made = blocks_of(net, rank)
     further = next(block for block, _ in made if block.name == "further_token_head")
@@ -459,15 +510,22 @@ def test_layers_of_a_group_use_the_weights_of_its_first(groups: int) -> None:
     assert len(layers) == 6
     size = 6 // groups
     for place, layer in enumerate(layers):
-        held, shared = (layer.params, layer.shared_params) if place % size == 0 else (layer.shared_params, layer.params)
+        held, shared = (
+            (layer.params, layer.shared_params)
+            if place % size == 0
+            else (layer.shared_params, layer.params)
+        )
         assert held == layers[0].params > 0
         assert shared == 0
 
 
 @pytest.mark.parametrize("parallel_blocks", ["none", "one_norm", "two_norms"])
-def test_narrow_gradients_are_added_to_wide_ones_by_a_kernel_for_every_weight(parallel_blocks: str) -> None:
-    """A weight's gradient is read in 2 bytes, its sum read and written in 4: 10 of the 12 bytes of an fp32 addition.
-    Four products and their norms in a layer; a table, and a head, are one weight."""
+def test_narrow_gradients_are_added_to_wide_ones_by_a_kernel_for_every_weight(
+    parallel_blocks: str,
+) -> None:
+    """A weight's gradient is read in 2 bytes, its sum read and written in 4: 10 of the 12 bytes of
+    an fp32 addition. Four products and their norms in a layer; a table, and a head, are one
+    weight."""
     net = replace(PLAIN, parallel_blocks=parallel_blocks, tied_embeddings=True)
     plain, added_up = (blocks_of(net, half_gradients=on, dtype="fp16") for on in (False, True))
     for (without, _), (block, _) in zip(plain, added_up, strict=True):
@@ -488,7 +546,8 @@ def test_narrow_gradients_are_added_to_wide_ones_by_a_kernel_for_every_weight(pa
     assert blocks_of(net, half_gradients=True, mode="inference") == blocks_of(net, mode="inference")
 
 
-# --- encoders and decoders -------------------------------------------------------------------------------------
+# --- encoders and decoders
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
@@ -502,9 +561,12 @@ def test_the_last_block_sends_nothing_on(mode: str, rank: Rank) -> None:
 @pytest.mark.parametrize("decoder_s", [0, 32])
 @pytest.mark.parametrize("rank", RANKS)
 def test_decoders_attend_to_what_the_encoder_gives(decoder_s: int, rank: Rank) -> None:
-    """T5, arXiv 1910.10683, section 2.1: queries of the decoder's tokens, keys and values of the encoder's, whose input
-    is kept once for all layers, by the decoder's embedding; every stage passes it on."""
-    net = replace(PLAIN, decoder_layers=2, decoder_seq_len=decoder_s, kv_heads=HEADS, tied_embeddings=True)
+    """T5, arXiv 1910.10683, section 2.1: queries of the decoder's tokens, keys and values of the
+    encoder's, whose input is kept once for all layers, by the decoder's embedding; every stage
+    passes it on."""
+    net = replace(
+        PLAIN, decoder_layers=2, decoder_seq_len=decoder_s, kv_heads=HEADS, tied_embeddings=True
+    )
     parts = {block.name: (block, count) for block, count in blocks_of(net, rank)}
     (encoder, encoders), (decoder, decoders) = parts["encoder_layer"], parts["decoder_layer"]
     assert (encoders, decoders) == (1, 2)
@@ -540,14 +602,20 @@ def test_decoders_attend_to_what_the_encoder_gives(decoder_s: int, rank: Rank) -
     assert [op.causal for op, _ in decoder.forward if op.family == "attention"] == [True, False]
     assert [op.causal for op, _ in encoder.forward if op.family == "attention"] == [False]
     own = 2 * (2 * rows * H + 3 * out * heads + out * heads) + 4 * out * rank.heads
-    cross = 2 * (2 * rows * H + out * heads + 2 * TOKENS * heads + out * heads) + 4 * out * rank.heads
+    cross = (
+        2 * (2 * rows * H + out * heads + 2 * TOKENS * heads + out * heads) + 4 * out * rank.heads
+    )
     feed_forward = 2 * (2 * rows * H + 2 * out * ffn)
     assert decoder.activation_bytes.none == own + cross + feed_forward
     assert decoder.params - encoder.params == H + 4 * H * heads
 
-    # the encoder's last norm rides with the decoder's embedding, which also keeps what all layers read
+    # the encoder's last norm rides with the decoder's embedding, which also keeps what all layers
+    # read
     words = PADDED // rank.tp
-    assert listed(embedding.forward) == [pointwise("layer_norm", rank.rows, H), lookup(out, H, words)]
+    assert listed(embedding.forward) == [
+        pointwise("layer_norm", rank.rows, H),
+        lookup(out, H, words),
+    ]
     assert (embedding.params, embedding.tied_params) == (H, H * words)
     assert embedding.activation_bytes.none == 2 * 2 * rank.rows * H
     passed_on = 2 * (out + TOKENS) * H

@@ -19,8 +19,12 @@ def test_megatron_equation_3(name):
     gpt, batch = model(name), 512
     s, n, h, v = gpt.seq_len, gpt.layers, gpt.hidden, gpt.vocab
     flops = step_flops(gpt, Job(global_batch=batch, seq_len=s))
-    assert flops.hardware("full") == pytest.approx(96 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h)))
-    assert flops.total == pytest.approx(72 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (12 * n * h)))
+    assert flops.hardware("full") == pytest.approx(
+        96 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h))
+    )
+    assert flops.total == pytest.approx(
+        72 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (12 * n * h))
+    )
 
 
 def test_selective_recompute_repeats_the_attention_core():
@@ -36,7 +40,8 @@ def test_megatron_equation_3_from_the_blocks_with_recomputation():
     s, n, h, v = gpt.seq_len, gpt.layers, gpt.hidden, gpt.vocab
     job = Job(global_batch=1, seq_len=s, flash_attention=False)
     total = sum(
-        count * sum(map(matmul_flops, (b.forward, b.backward_input, b.backward_weight, b.recompute_full)))
+        count
+        * sum(map(matmul_flops, (b.forward, b.backward_input, b.backward_weight, b.recompute_full)))
         for b, count in blocks(gpt, job, Shard())
     )
     assert total == pytest.approx(96 * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h)))
@@ -47,7 +52,9 @@ def test_palm_rule_of_six():
     gpt = model("gpt3-175b")
     flops = step_flops(gpt, Job(global_batch=1, seq_len=2048))
     matmul_params = 12 * gpt.layers * gpt.hidden**2 + gpt.vocab * gpt.hidden
-    assert flops.total == pytest.approx(2048 * (6 * matmul_params + 12 * gpt.layers * gpt.hidden * 2048))
+    assert flops.total == pytest.approx(
+        2048 * (6 * matmul_params + 12 * gpt.layers * gpt.hidden * 2048)
+    )
 
 
 @pytest.mark.parametrize("name", models())
@@ -60,7 +67,12 @@ def test_blocks_sum_to_the_closed_form(name):
     if isinstance(net, Transformer) and not net.inputs.patches:
         s = net.decoder_seq_len or net.seq_len
         narrow = net.inputs.narrow_embedding
-        pad = 2.0 * s * (narrow.width if narrow else net.hidden) * (padded_vocab(net.vocab, 1) - net.vocab)
+        pad = (
+            2.0
+            * s
+            * (narrow.width if narrow else net.hidden)
+            * (padded_vocab(net.vocab, 1) - net.vocab)
+        )
         if net.attention.window:  # an op counts a sliding window as a full rectangle
             pad += built - pad - flops.total_causal / 3
             assert pad / built < 0.05
@@ -70,9 +82,12 @@ def test_blocks_sum_to_the_closed_form(name):
 
 @pytest.mark.parametrize("seq_len", [128, 512])
 def test_a_head_may_see_the_masked_tokens_alone(seq_len):
-    """20 of 128 and 80 of 512; the closed form agrees, and a model that is not masked has nothing to leave out."""
+    """20 of 128 and 80 of 512; the closed form agrees, and a model that is not masked has nothing
+    to leave out."""
     bert, gpt = model("bert-large"), model("gpt3-1.3b")
-    every, masked = (Job(global_batch=2, seq_len=seq_len, masked_head=only) for only in (False, True))
+    every, masked = (
+        Job(global_batch=2, seq_len=seq_len, masked_head=only) for only in (False, True)
+    )
     shard = Shard(micro_batch=2)
     of_every, of_masked = (blocks(bert, job, shard) for job in (every, masked))
     saved = forward_flops(of_every) - forward_flops(of_masked)
@@ -88,7 +103,9 @@ def test_a_head_may_see_the_masked_tokens_alone(seq_len):
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "llama3-8b", "t5-large", "bert-large", "mlp-1b"])
 def test_backward_is_twice_forward(name):
     net = model(name)
-    for block, _ in blocks(net, Job(global_batch=1, seq_len=net.seq_len, flash_attention=False), Shard()):
+    for block, _ in blocks(
+        net, Job(global_batch=1, seq_len=net.seq_len, flash_attention=False), Shard()
+    ):
         backward = matmul_flops(block.backward_input) + matmul_flops(block.backward_weight)
         assert backward == 2 * matmul_flops(block.forward)
 
@@ -118,15 +135,29 @@ transformers = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(net=transformers, t=st.sampled_from([1, 2, 4, 8]), sp=st.booleans(), flash=st.booleans(), mb=st.integers(1, 3))
+@given(
+    net=transformers,
+    t=st.sampled_from([1, 2, 4, 8]),
+    sp=st.booleans(),
+    flash=st.booleans(),
+    mb=st.integers(1, 3),
+)
 def test_tensor_parallel_shards_sum_to_the_whole(net, t, sp, flash, mb):
     job = Job(global_batch=mb, seq_len=net.seq_len, flash_attention=flash)
     whole = blocks(net, job, Shard(micro_batch=mb))
     parts = blocks(net, job, Shard(micro_batch=mb, tp=t, sequence_parallel=sp))
     for (one, n), (shard, m) in zip(whole, parts, strict=True):
         assert (one.name, n) == (shard.name, m)
-        for phase in ("forward", "backward_input", "backward_weight", "recompute_selective", "recompute_full"):
-            assert t * matmul_flops(getattr(shard, phase)) == pytest.approx(matmul_flops(getattr(one, phase)))
+        for phase in (
+            "forward",
+            "backward_input",
+            "backward_weight",
+            "recompute_selective",
+            "recompute_full",
+        ):
+            assert t * matmul_flops(getattr(shard, phase)) == pytest.approx(
+                matmul_flops(getattr(one, phase))
+            )
 
 
 @settings(max_examples=30, deadline=None)
@@ -147,7 +178,9 @@ def test_expert_work_is_the_same_on_every_rank(ep, tp, etp):
     whole = blocks(net, job, Shard())[1][0]
     shard = blocks(net, job, Shard(ep=ep, tp=tp, etp=etp, sequence_parallel=True))[1][0]
     assert tp * matmul_flops(shard.forward) == pytest.approx(matmul_flops(whole.forward))
-    assert tp * matmul_flops(shard.backward_weight) == pytest.approx(matmul_flops(whole.backward_weight))
+    assert tp * matmul_flops(shard.backward_weight) == pytest.approx(
+        matmul_flops(whole.backward_weight)
+    )
 
 
 def test_inference_counts_forward_only():
@@ -169,10 +202,20 @@ TRAINED_PARTS = {
 @pytest.mark.parametrize("part", TRAINED_PARTS)
 @pytest.mark.parametrize(
     "name",
-    ["gpt3-1.3b", "llama3-8b", "bert-large", "t5-large", "mixtral-8x7b", "deepseek-v3-mtp", "vit-l-16", "mlp-1b"],
+    [
+        "gpt3-1.3b",
+        "llama3-8b",
+        "bert-large",
+        "t5-large",
+        "mixtral-8x7b",
+        "deepseek-v3-mtp",
+        "vit-l-16",
+        "mlp-1b",
+    ],
 )
 def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_trained(name, part):
-    """Against the blocks, counted product by product; adapters keep their weight gradients beside their input's."""
+    """Against the blocks, counted product by product; adapters keep their weight gradients beside
+    their input's."""
     net = model(name)
     job = Job(global_batch=1, seq_len=net.seq_len, flash_attention=False, **TRAINED_PARTS[part])
     computed = 0.0
@@ -184,9 +227,19 @@ def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_train
     padding = 0.0
     if isinstance(net, Transformer) and not net.inputs.patches:
         rows = (net.decoder_seq_len or net.seq_len) * (1 + net.mtp.mtp_layers)
-        head_is_frozen = job.fine_tuning.frozen or (job.fine_tuning.frozen_embedding and net.head.tied_embeddings)
-        padding = (2 if head_is_frozen else 3) * 2.0 * rows * net.hidden * (padded_vocab(net.vocab, 1) - net.vocab)
-    tolerance = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many rows
+        head_is_frozen = job.fine_tuning.frozen or (
+            job.fine_tuning.frozen_embedding and net.head.tied_embeddings
+        )
+        padding = (
+            (2 if head_is_frozen else 3)
+            * 2.0
+            * rows
+            * net.hidden
+            * (padded_vocab(net.vocab, 1) - net.vocab)
+        )
+    tolerance = (
+        0.01 if getattr(net, "experts", None) else 1e-6
+    )  # every expert has equally many rows
     if isinstance(net, Transformer) and net.inputs.patches:
         tolerance = 2e-3  # the patches' own gradient is counted, by convention, and not computed
     assert step_flops(net, job).total + padding == pytest.approx(computed, rel=tolerance)
@@ -200,13 +253,16 @@ def test_lora_counts_two_passes_of_frozen_products_and_three_of_the_rest():
     weights = net.layers * (2 * h * h + 2 * h * kv + 3 * h * net.ffn_hidden) + net.vocab * h
     adapters = net.layers * rank * ((h + h + 2 * kv) + (h + h))
     assert flops.total == pytest.approx(s * (4 * weights + 12 * net.layers * h * s + 6 * adapters))
-    served = step_flops(net, Job(global_batch=1, seq_len=s, frozen=True, adapter_rank=rank, mode="inference"))
+    served = step_flops(
+        net, Job(global_batch=1, seq_len=s, frozen=True, adapter_rank=rank, mode="inference")
+    )
     assert served.total == pytest.approx(s * (2 * weights + 4 * net.layers * h * s + 2 * adapters))
 
 
 @pytest.mark.parametrize("name", models())
 def test_freezing_takes_weight_gradients_only(name):
-    """Between two and three times forward: two where every product has a weight, more where attention has none."""
+    """Between two and three times forward: two where every product has a weight, more where
+    attention has none."""
     net = model(name)
     job = {"global_batch": 1, "seq_len": net.seq_len}
     trained, frozen = step_flops(net, Job(**job)), step_flops(net, Job(**job, frozen=True))

@@ -1,4 +1,5 @@
-"""Layers of RWKV, of Zamba, of small Gemmas and of indexed attention: parameters, products, and who holds what."""
+"""Layers of RWKV, of Zamba, of small Gemmas and of indexed attention: parameters, products, and who
+holds what."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,12 +43,20 @@ PLAIN = Transformer(
 )
 JOB = Job(global_batch=4, seq_len=TOKENS)
 MAMBA = Mamba(heads=8, head_dim=16, state=8, groups=4)
-LATENT = LatentAttention(q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+LATENT = LatentAttention(
+    q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
+)
 ZAMBA: dict[str, Any] = {"mixers": "M AM AM M AM M ", "mamba": MAMBA}
 MODELS: dict[str, dict[str, Any]] = {
-    "rwkv": {"mixers": "RK ", "time_mix": TimeMix(inner=80), "positions": "none", "gated_ffn": False},
+    "rwkv": {
+        "mixers": "RK ",
+        "time_mix": TimeMix(inner=80),
+        "positions": "none",
+        "gated_ffn": False,
+    },
     "zamba": ZAMBA | {"shared_block": SharedBlock(), "head_dim": 2 * D},
-    "zamba 2": ZAMBA | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},
+    "zamba 2": ZAMBA
+    | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},
     "indexer": {
         "mixers": "I*- *- *- ",
         "latent_attention": LATENT,
@@ -70,7 +79,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_embedding": LayerEmbedding(width=8, vocab=384),
         "streams": Streams(count=4, low_rank=8),
     },
-    "layers that differ": {"mixers": "*- - *- * *- -", "ffn_sizes": (96, 32, 64, 96, 32, 128), "kv_heads": 2},
+    "layers that differ": {
+        "mixers": "*- - *- * *- -",
+        "ffn_sizes": (96, 32, 64, 96, 32, 128),
+        "kv_heads": 2,
+    },
     "shortcut": {
         "mixers": "*-E*- ",
         "latent_attention": LATENT,
@@ -90,7 +103,9 @@ def held(model: Transformer, shard: Shard) -> int:
 
 
 def products(model: Transformer, shard: Shard) -> float:
-    return sum(matmul_flops(block.forward) * repeats for block, repeats in blocks(model, JOB, shard))
+    return sum(
+        matmul_flops(block.forward) * repeats for block, repeats in blocks(model, JOB, shard)
+    )
 
 
 def test_blocks_hold_the_parameters_of_the_closed_form(model: Transformer) -> None:
@@ -99,11 +114,18 @@ def test_blocks_hold_the_parameters_of_the_closed_form(model: Transformer) -> No
 
 def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None:
     """A window is a full rectangle in an operation; in the closed form only visible pairs count."""
-    whole = replace(model, window=0, window_heads=None, mixers=model.hybrid.mixers.replace("W", "*").replace("V", "Q"))
+    whole = replace(
+        model,
+        window=0,
+        window_heads=None,
+        mixers=model.hybrid.mixers.replace("W", "*").replace("V", "Q"),
+    )
     flops = step_flops(whole, replace(JOB, global_batch=1))
     # What indexers score is not masked as attention is.
     scores = sum(word.count("I") for word in whole.stack) * 2 * 16 * TOKENS * (TOKENS - 1)
-    assert products(whole, Shard()) == pytest.approx(flops.total_causal / 3 + scores, rel=1e-6, abs=flops.forward / 3)
+    assert products(whole, Shard()) == pytest.approx(
+        flops.total_causal / 3 + scores, rel=1e-6, abs=flops.forward / 3
+    )
     assert products(whole, Shard()) == pytest.approx(
         flops.forward - flops.attention_forward + flops.attention_causal_forward + scores, rel=1e-6
     )
@@ -111,7 +133,8 @@ def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_share_out_products(model: Transformer, tp: int) -> None:
-    """All but what is replicated: projections to narrow sizes, indexers, and the last projection of shared blocks."""
+    """All but what is replicated: projections to narrow sizes, indexers, and the last projection of
+    shared blocks."""
     if model.kv_heads % tp and tp % model.kv_heads:
         pytest.skip("heads do not divide")
     whole, part = products(model, Shard()), products(model, Shard(tp=tp, sequence_parallel=True))
@@ -120,7 +143,9 @@ def test_ranks_share_out_products(model: Transformer, tp: int) -> None:
 
 def test_every_model_is_predicted_on_a_pipeline(model: Transformer) -> None:
     for layout in ("dp=8", "tp=2,dp=4,sequence_parallel=true", "pp=2,dp=4"):
-        prediction = predict(replace(model, vocab=1024), "dgx-h100", layout, global_batch=16, seq_len=TOKENS)
+        prediction = predict(
+            replace(model, vocab=1024), "dgx-h100", layout, global_batch=16, seq_len=TOKENS
+        )
         assert 0 < prediction.step_time_s < 10
         assert prediction.memory.weights > 0
 
@@ -144,22 +169,31 @@ def test_shared_blocks_are_held_once(copies: int) -> None:
     shared = 2 * H * 3 * HEADS * D + HEADS * D * H + 3 * H * FFN + 2 * H + H
     without = replace(model, mixers="M" * 6, shared_block=None)
     assert parameters(model).total - parameters(without).total == copies * shared + 3 * H * H
-    layers = [(block, repeats) for block, repeats in blocks(model, JOB, Shard()) if "shared" in block.name]
+    layers = [
+        (block, repeats) for block, repeats in blocks(model, JOB, Shard()) if "shared" in block.name
+    ]
     assert sum(block.shared_params * repeats for block, repeats in layers) == (3 - copies) * shared
 
 
 def test_a_stage_without_the_owner_holds_one_copy_of_a_shared_block() -> None:
-    """Layers 1, 2 and 4 of six use one block; the last two stages of three have to hold what the first one has."""
+    """Layers 1, 2 and 4 of six use one block; the last two stages of three have to hold what the
+    first one has."""
     model = replace(PLAIN, **ZAMBA, shared_block=SharedBlock(), vocab=1024)
     alone = replace(model, shared_block=SharedBlock(copies=3))
     layout = "pp=3,dp=1,micro_batch=1"
-    shared, owned = (predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (model, alone))
+    shared, owned = (
+        predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (model, alone)
+    )
     # With a copy a layer no stage has more than with one block for all, as each has one such layer.
     assert shared.memory.weights == owned.memory.weights
-    both = replace(PLAIN, mixers="M AM AM M M M ", mamba=MAMBA, shared_block=SharedBlock(), vocab=1024)
+    both = replace(
+        PLAIN, mixers="M AM AM M M M ", mamba=MAMBA, shared_block=SharedBlock(), vocab=1024
+    )
     two = replace(both, shared_block=SharedBlock(copies=2))
     layout = "pp=2,dp=1,micro_batch=1"
-    one_copy, two_copies = (predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (both, two))
+    one_copy, two_copies = (
+        predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (both, two)
+    )
     assert one_copy.memory.weights < two_copies.memory.weights
 
 
@@ -191,7 +225,9 @@ def test_embeddings_of_the_layers_are_one_table() -> None:
     without = replace(model, mixers=words, layer_embedding=None)
     table, projection, norm = 384 * 6 * 8, H * 6 * 8, 8
     in_layers = 6 * (2 * H * 8 + H)
-    assert parameters(model).total - parameters(without).total == table + projection + norm + in_layers
+    assert (
+        parameters(model).total - parameters(without).total == table + projection + norm + in_layers
+    )
     step = step_flops(model, JOB).layers_forward - step_flops(without, JOB).layers_forward
     assert step == 2 * JOB.global_batch * TOKENS * 6 * 3 * H * 8
 
@@ -202,7 +238,9 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
     assert parameters(model).feed_forward == 3 * H * inner
     widths = [block.name for block, _ in blocks(model, JOB, Shard()) if block.is_layer]
     assert len(widths) == 6
-    adapted = replace(JOB, frozen=True, adapter_rank=4, adapter_modules=("linear_fc1", "linear_fc2"))
+    adapted = replace(
+        JOB, frozen=True, adapter_rank=4, adapter_modules=("linear_fc1", "linear_fc2")
+    )
     adapters = step_flops(model, adapted).adapters_forward
     # Five feed-forwards: h + 2 f for gate and value together, f + h for the last product.
     assert adapters == 2 * JOB.global_batch * TOKENS * 4 * (5 * 2 * H + 3 * inner)
@@ -213,7 +251,10 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"mixers": "I- ", "indexer": Indexer(heads=2, head_dim=8), "latent_attention": LATENT}, r"right before a \*"),
+        (
+            {"mixers": "I- ", "indexer": Indexer(heads=2, head_dim=8), "latent_attention": LATENT},
+            r"right before a \*",
+        ),
         ({"mixers": "I*- ", "indexer": Indexer(heads=2, head_dim=8)}, "latent_attention"),
         ({"mixers": "*- ", "ffn_sizes": (96, 96)}, "each of 6 layers, got 2"),
         ({"mixers": "*- ", "ffn_sizes": (96,) * 5 + (0,)}, r"ffn_sizes\[5\]"),
@@ -222,7 +263,11 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
         ({"mixers": "*- ", "shared_block": SharedBlock()}, "shared_block"),
         ({"mixers": "Q- ", "latent_attention": LATENT}, "Q and V"),
         (
-            {"mixers": "*E ", "experts": Experts(count=4, topk=2, ffn_hidden=32), "shortcut_experts": True},
+            {
+                "mixers": "*E ",
+                "experts": Experts(count=4, topk=2, ffn_hidden=32),
+                "shortcut_experts": True,
+            },
             "right behind a -",
         ),
     ],

@@ -21,7 +21,11 @@ SHARD = Shard(micro_batch=16)
 
 def products(name: str, job: Job, shard: Shard) -> float:
     """FLOPs of forward products of a micro-batch that are no attention."""
-    kernels = [(op, n * count) for block, count in blocks(model(name), job, shard) for op, n in block.forward]
+    kernels = [
+        (op, n * count)
+        for block, count in blocks(model(name), job, shard)
+        for op, n in block.forward
+    ]
     return sum(op.flops * n for op, n in kernels if isinstance(op, Gemm) and op.op != "bmm")
 
 
@@ -40,10 +44,14 @@ def scores(name: str, job: Job, shard: Shard) -> float:
 def test_attention_goes_by_the_second_moment_and_all_else_by_the_first(name, flash, share, spread):
     seq_len = 512
     mean = share * seq_len
-    square = mean**2 + spread * (mean * seq_len - mean**2)  # between equal lengths and either all or nothing
+    square = mean**2 + spread * (
+        mean * seq_len - mean**2
+    )  # between equal lengths and either all or nothing
     whole = Job(global_batch=64, seq_len=seq_len, dtype="fp16", flash_attention=flash)
     job = replace(whole, mean_tokens=mean, rms_tokens=sqrt(square))
-    assert products(name, job, SHARD) == pytest.approx(share * products(name, whole, SHARD), rel=0.02)
+    assert products(name, job, SHARD) == pytest.approx(
+        share * products(name, whole, SHARD), rel=0.02
+    )
     rounding = 2 / sqrt(square / share / seq_len)  # of a sequence's length to whole tokens
     expected = square / seq_len**2 * scores(name, whole, SHARD)
     assert scores(name, job, SHARD) == pytest.approx(expected, rel=max(0.02, rounding))
@@ -53,7 +61,9 @@ def test_attention_goes_by_the_second_moment_and_all_else_by_the_first(name, fla
 def test_lengths_that_are_all_the_same_are_no_others(name):
     same = replace(JOB, mean_tokens=4096, rms_tokens=4096)
     assert blocks(model(name), same, SHARD) == blocks(model(name), JOB, SHARD)
-    assert step_flops(model(name), same).total_causal == pytest.approx(step_flops(model(name), JOB).total_causal)
+    assert step_flops(model(name), same).total_causal == pytest.approx(
+        step_flops(model(name), JOB).total_causal
+    )
 
 
 def test_without_a_second_moment_evenly_spread_lengths_are_taken_at_half_the_length():
@@ -73,7 +83,8 @@ def test_packed_documents_compute_all_tokens_and_attend_to_their_own():
 
 @pytest.mark.parametrize("cp_kind", ["ring", "ulysses", "all_gather"])
 def test_shorter_sequences_make_no_step_longer(cp_kind):
-    """Of as many whole tiles; tokens that divide by nothing multiply less well than the next ones that do."""
+    """Of as many whole tiles; tokens that divide by nothing multiply less well than the next ones
+    that do."""
     layout = Layout(tp=2, cp=2, dp=2, micro_batch=2, cp_kind=cp_kind)
 
     def step_s(mean_tokens: float) -> float:
@@ -110,7 +121,8 @@ def test_stacks_that_are_not_divided_by_length_are_refused():
 
 @pytest.mark.parametrize("name", ["bert-large", "llama2-7b"])
 def test_heads_of_labels_compute_no_vocabulary(name):
-    """Neither its products, nor its logits, nor a copy of the tied embedding on the last pipeline stage."""
+    """Neither its products, nor its logits, nor a copy of the tied embedding on the last pipeline
+    stage."""
     job = Job(global_batch=8, seq_len=384)
     words, *labels = (
         blocks(model(name), replace(job, head=head), SHARD)[-1][0]
@@ -120,5 +132,8 @@ def test_heads_of_labels_compute_no_vocabulary(name):
         assert all(op.n < model(name).vocab / 2 for op, _ in head.forward if isinstance(op, Gemm))
         assert head.activation_bytes.none < words.activation_bytes.none / 5
         assert head.tied_params == 0
-    flops = [step_flops(model(name), replace(job, head=head)).head_forward for head in ("vocabulary", "token_labels")]
+    flops = [
+        step_flops(model(name), replace(job, head=head)).head_forward
+        for head in ("vocabulary", "token_labels")
+    ]
     assert flops[1] < flops[0] / 100

@@ -1,4 +1,5 @@
-"""Model FLOPs of small models against products counted one by one: no formula of the package is used."""
+"""Model FLOPs of small models against products counted one by one: no formula of the package is
+used."""
 
 from typing import Any
 
@@ -74,7 +75,9 @@ def test_a_decoder_by_its_products() -> None:
 def test_inference_passes_once_and_repeats_nothing() -> None:
     flops = flops_of(tiny(), mode="inference")
     assert flops.total == flops.forward
-    assert all(flops.hardware(recompute) == flops.total for recompute in ("none", "selective", "full"))
+    assert all(
+        flops.hardware(recompute) == flops.total for recompute in ("none", "selective", "full")
+    )
 
 
 def test_full_recompute_repeats_layers_and_not_the_head() -> None:
@@ -118,12 +121,15 @@ def test_attention_in_the_window_has_its_own_heads() -> None:
     projections = H * (heads * d + kv * d + kv * d_v) + heads * d_v * H
     assert flops.layers_forward == 2 * BATCH * S * (2 * projections + ATTENTION + 3 * DENSE)
     seen = pairs(S, lambda query, key: query - window < key <= query)
-    assert flops.attention_causal_forward == (2 * BATCH * (2 * seen * heads * (d + d_v) + pairs(S, causal) * 2 * WIDTH))
+    assert flops.attention_causal_forward == (
+        2 * BATCH * (2 * seen * heads * (d + d_v) + pairs(S, causal) * 2 * WIDTH)
+    )
 
 
 @pytest.mark.parametrize("window", [1, 5, S - 1, S, S + 1])
 def test_a_sliding_window_shows_so_many_keys(window: int) -> None:
-    """Of a window w of s tokens: w (w + 1) / 2 pairs of the first queries, and w of every later one."""
+    """Of a window w of s tokens: w (w + 1) / 2 pairs of the first queries, and w of every later
+    one."""
     flops = flops_of(tiny(window=window))
     seen = pairs(S, lambda query, key: query - window < key <= query)
     assert flops.attention_causal_forward == 2 * BATCH * LAYERS * seen * 2 * WIDTH
@@ -174,7 +180,9 @@ ROUTER = H * 8
 
 def test_a_token_visits_its_experts_the_shared_one_and_the_router() -> None:
     flops = flops_of(tiny(experts=EXPERTS))
-    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (ATTENTION + 3 * ROUTED + SHARED + ROUTER)
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (
+        ATTENTION + 3 * ROUTED + SHARED + ROUTER
+    )
 
 
 def test_experts_on_a_latent_vector_are_narrower_between_two_projections() -> None:
@@ -185,20 +193,30 @@ def test_experts_on_a_latent_vector_are_narrower_between_two_projections() -> No
 
 
 def test_some_layers_stay_dense() -> None:
-    flops = flops_of(tiny(layers=4, experts=Experts(count=8, topk=3, ffn_hidden=20, first_dense_layers=1, every=3)))
+    flops = flops_of(
+        tiny(
+            layers=4, experts=Experts(count=8, topk=3, ffn_hidden=20, first_dense_layers=1, every=3)
+        )
+    )
     assert flops.layers_forward == 2 * BATCH * S * (4 * ATTENTION + 3 * DENSE + 3 * ROUTED + ROUTER)
 
 
-LATENT = LatentAttention(q_lora_rank=18, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+LATENT = LatentAttention(
+    q_lora_rank=18, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8
+)
 
 
 @pytest.mark.parametrize("q_rank", [0, 18])
 def test_latent_attention_by_its_projections(q_rank: int) -> None:
-    latent = LatentAttention(q_lora_rank=q_rank, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+    latent = LatentAttention(
+        q_lora_rank=q_rank, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8
+    )
     flops = flops_of(tiny(kv_heads=HEADS, latent_attention=latent))
     query = H * q_rank + q_rank * HEADS * (6 + 4) if q_rank else H * HEADS * (6 + 4)
     key_value = H * (10 + 4) + 10 * HEADS * (6 + 8)
-    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (query + key_value + HEADS * 8 * H + DENSE)
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (
+        query + key_value + HEADS * 8 * H + DENSE
+    )
     assert flops.attention_forward == 2 * BATCH * LAYERS * S * S * HEADS * (6 + 4 + 8)
 
 
@@ -215,7 +233,11 @@ CORE = 2 * BATCH * LAYERS * S * S * 2 * WIDTH
         ({"experts": EXPERTS}, ("mlp",), 0),
         ({"experts": EXPERTS}, ("shared_experts",), 2 * BATCH * S * LAYERS * SHARED),
         ({"experts": EXPERTS}, ("moe",), 2 * BATCH * S * LAYERS * (3 * ROUTED + SHARED + ROUTER)),
-        ({"experts": EXPERTS}, ("moe", "shared_experts"), 2 * BATCH * S * LAYERS * (3 * ROUTED + SHARED + ROUTER)),
+        (
+            {"experts": EXPERTS},
+            ("moe", "shared_experts"),
+            2 * BATCH * S * LAYERS * (3 * ROUTED + SHARED + ROUTER),
+        ),
         ({}, ("moe", "shared_experts"), 0),
         ({}, ("mla_up_proj",), 0),
         (
@@ -230,7 +252,9 @@ CORE = 2 * BATCH * LAYERS * S * S * 2 * WIDTH
         ),
     ],
 )
-def test_selective_recompute_repeats_its_modules(fields: dict, modules: tuple[str, ...], repeated: int) -> None:
+def test_selective_recompute_repeats_its_modules(
+    fields: dict, modules: tuple[str, ...], repeated: int
+) -> None:
     flops = flops_of(tiny(**fields), recompute_modules=modules)
     assert flops.hardware("selective") - flops.hardware("none") == pytest.approx(repeated)
 
@@ -245,7 +269,8 @@ def test_a_further_token_takes_a_layer_a_projection_and_the_head_once_more() -> 
 
 @pytest.mark.parametrize("masked_head", [False, True])
 def test_a_masked_language_model_transforms_and_pools(masked_head: bool) -> None:
-    """20 of 128 tokens are masked; the pooler and the two classes of the next sentence see one token of each."""
+    """20 of 128 tokens are masked; the pooler and the two classes of the next sentence see one
+    token of each."""
     bert = tiny(seq_len=128, causal=False, pooler_and_mlm_head=True)
     flops = flops_of(bert, 128, masked_head=masked_head)
     seen = 20 if masked_head else 128
@@ -262,7 +287,10 @@ def test_patches_are_projected_in_and_classes_out() -> None:
 
 
 def test_diffusion_predicts_every_pixel_and_conditions_every_sub_layer() -> None:
-    patches, adaln = Patches(image_size=16, patch_size=2, channels=4, out_channels=8), AdaLN(classes=10, frequencies=30)
+    patches, adaln = (
+        Patches(image_size=16, patch_size=2, channels=4, out_channels=8),
+        AdaLN(classes=10, frequencies=30),
+    )
     tokens = patches.tokens
     model = tiny(causal=False, vocab=0, positions="none", patches=patches, adaln=adaln)
     flops = flops_of(model, tokens)
@@ -279,18 +307,31 @@ def test_hybrids_by_their_sub_layers() -> None:
     projections = H * (2 * inner + 2 * state + 6) + inner * H
     products = 32 * (state + inner) + 2 * inner * 16
     flops = flops_of(tiny(layers=4, mixers="M-*M", mamba=mamba))
-    assert flops.layers_forward == 2 * BATCH * S * (2 * (projections + products) + DENSE + ATTENTION)
+    assert flops.layers_forward == 2 * BATCH * S * (
+        2 * (projections + products) + DENSE + ATTENTION
+    )
     assert flops.attention_forward == 2 * BATCH * S * S * 2 * WIDTH
 
 
 def test_gated_delta_nets_project_queries_keys_values_gates_and_steps() -> None:
-    """Gated delta rule, arXiv 2412.06464, section 3.3: in a chunk of C tokens keys with keys, the inverse of what they
-    make, that with keys and with values, scores, scores with values, the state with queries and with keys, and what is
-    added to it; of a frozen model all of these keep both gradients."""
+    """Gated delta rule, arXiv 2412.06464, section 3.3: in a chunk of C tokens keys with keys, the
+    inverse of what they make, that with keys and with values, scores, scores with values, the state
+    with queries and with keys, and what is added to it; of a frozen model all of these keep both
+    gradients."""
     net = DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=6, chunk=16)
     values, keys, k, v, c = 4 * 8, 2 * 6, 6, 8, 16
     projections = H * (values + 2 * keys + values + 2 * 4) + values * H
-    of_chunk = c * c * k + c * c * c + c * c * k + c * c * v + c * c * k + c * c * v + c * v * k + c * v * k + k * v * c
+    of_chunk = (
+        c * c * k
+        + c * c * c
+        + c * c * k
+        + c * c * v
+        + c * c * k
+        + c * c * v
+        + c * v * k
+        + c * v * k
+        + k * v * c
+    )
     rule = 4 * of_chunk / c
     flops = flops_of(tiny(layers=2, mixers="L- *-", delta_net=net))
     assert flops.layers_forward == 2 * BATCH * S * (projections + rule + ATTENTION + 2 * DENSE)
@@ -300,7 +341,8 @@ def test_gated_delta_nets_project_queries_keys_values_gates_and_steps() -> None:
 
 
 def test_scans_and_short_convolutions_by_their_projections() -> None:
-    """A selective scan (arXiv 2312.00752) updates its state and reads it, a product each per channel and element."""
+    """A selective scan (arXiv 2312.00752) updates its state and reads it, a product each per
+    channel and element."""
     scan = SelectiveScan(inner=56, state=16, step_rank=22)
     projections = H * 2 * 56 + 56 * (22 + 2 * 16) + 22 * 56 + 56 * H
     flops = flops_of(tiny(layers=2, mixers="S*", selective_scan=scan))
@@ -329,7 +371,8 @@ def test_heads_of_labels_have_two_columns() -> None:
 
 
 def test_convolutions_over_time_make_tokens_of_a_spectrogram() -> None:
-    """Whisper, arXiv 2212.04356, section 2.2: the first sees every instant, the second one window per token."""
+    """Whisper, arXiv 2212.04356, section 2.2: the first sees every instant, the second one window
+    per token."""
     spectrogram = Spectrogram(channels=18, kernel=5, stride=4)
     fields: dict[str, Any] = {"decoder_layers": 1, "kv_heads": HEADS, "decoder_seq_len": 20}
     plain, spoken = flops_of(tiny(**fields)), flops_of(tiny(spectrogram=spectrogram, **fields))
@@ -337,9 +380,11 @@ def test_convolutions_over_time_make_tokens_of_a_spectrogram() -> None:
 
 
 @pytest.mark.parametrize(("mean", "square"), [(24.0, 24.0**2), (24.0, 900.0), (None, 30.0**2)])
-def test_sequences_of_varied_lengths_attend_by_their_second_moment(mean: float | None, square: float) -> None:
-    """Products by the mean of their lengths, pairs by the mean of their squares: causal ones are s (s + 1) / 2 of equal
-    documents whose lengths add up to the same in either."""
+def test_sequences_of_varied_lengths_attend_by_their_second_moment(
+    mean: float | None, square: float
+) -> None:
+    """Products by the mean of their lengths, pairs by the mean of their squares: causal ones are s
+    (s + 1) / 2 of equal documents whose lengths add up to the same in either."""
     lengths = {"rms_tokens": square**0.5} | ({} if mean is None else {"mean_tokens": mean})
     tokens = S if mean is None else mean
     flops = flops_of(tiny(), **lengths)
@@ -351,18 +396,29 @@ def test_sequences_of_varied_lengths_attend_by_their_second_moment(mean: float |
     assert flops.attention_causal_forward == pytest.approx(2 * BATCH * LAYERS * visible * 2 * WIDTH)
 
 
-def test_checkpoints_of_operators_repeat_half_of_the_products_and_all_of_the_routed_experts() -> None:
-    """torchtitan keeps every second product and the result of attention; products of experts are not on its list."""
+def test_checkpoints_of_operators_repeat_half_of_the_products_and_all_of_the_routed_experts() -> (
+    None
+):
+    """torchtitan keeps every second product and the result of attention; products of experts are
+    not on its list."""
     modules = ("second_products",)
-    dense, routed = (flops_of(tiny(**fields), recompute_modules=modules) for fields in ({}, {"experts": EXPERTS}))
-    assert dense.hardware("selective") - dense.total == 2 * BATCH * S * LAYERS * (ATTENTION + DENSE) / 2
+    dense, routed = (
+        flops_of(tiny(**fields), recompute_modules=modules) for fields in ({}, {"experts": EXPERTS})
+    )
+    assert (
+        dense.hardware("selective") - dense.total
+        == 2 * BATCH * S * LAYERS * (ATTENTION + DENSE) / 2
+    )
     others = (ATTENTION + SHARED + ROUTER) / 2
-    assert routed.hardware("selective") - routed.total == 2 * BATCH * S * LAYERS * (others + 3 * ROUTED)
+    assert routed.hardware("selective") - routed.total == 2 * BATCH * S * LAYERS * (
+        others + 3 * ROUTED
+    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_stacks_without_attention_repeat_their_layers_in_full_or_nothing(recompute: str) -> None:
-    """To the last operation, of however few there are: nothing of theirs belongs to selective recompute or adapters."""
+    """To the last operation, of however few there are: nothing of theirs belongs to selective
+    recompute or adapters."""
     job = Job(global_batch=1, seq_len=1)
     conv = ConvLayer(name="conv", op="conv", c_in=1, size_in=1, c_out=1)
     for model in (Mlp(name="mlp", layers=1, hidden=1), ConvNet(name="net", stack=(conv,))):
@@ -402,12 +458,15 @@ QKV_WIDTH = WIDTH + 2 * KV * D
         ({"kv_heads": HEADS, "latent_attention": LATENT}, S * LAYERS * (HEADS * 8 + H)),
         (
             {"kv_heads": HEADS, "decoder_layers": 3, "decoder_seq_len": 20},
-            S * LAYERS * (H + 3 * WIDTH + WIDTH + H) + 20 * 3 * ((H + 3 * WIDTH + WIDTH + H) + (WIDTH + H)),
+            S * LAYERS * (H + 3 * WIDTH + WIDTH + H)
+            + 20 * 3 * ((H + 3 * WIDTH + WIDTH + H) + (WIDTH + H)),
         ),
     ],
 )
 def test_adapters_stand_beside_the_projections_of_attention(fields: dict, products: int) -> None:
-    plain, adapted = (flops_of(tiny(**fields), frozen=True, adapter_rank=rank) for rank in (0, RANK))
+    plain, adapted = (
+        flops_of(tiny(**fields), frozen=True, adapter_rank=rank) for rank in (0, RANK)
+    )
     more = 2 * BATCH * RANK * products
     assert adapted.adapters_forward == more
     assert adapted.forward - plain.forward == pytest.approx(more)
@@ -419,7 +478,8 @@ def test_adapters_stand_beside_the_projections_of_attention(fields: dict, produc
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("decoders", [0, 3])
 def test_adapters_stand_beside_the_named_products(decoders: int, gated: bool) -> None:
-    """Each has as many columns as its rank on either side; layers of experts have none in their half."""
+    """Each has as many columns as its rank on either side; layers of experts have none in their
+    half."""
     sides = {
         "linear_qkv": H + QKV_WIDTH,
         "q_proj": H + WIDTH,
@@ -438,7 +498,9 @@ def test_adapters_stand_beside_the_named_products(decoders: int, gated: bool) ->
         job = {"frozen": True, "adapter_rank": RANK, "adapter_modules": (module,)}
         # a decoder layer has two attentions' outputs, and all else once
         in_decoder = 20 * decoders * side * (2 if module == "linear_proj" else 1)
-        assert flops_of(tiny(**fields), **job).adapters_forward == 2 * BATCH * RANK * (S * LAYERS * side + in_decoder)
+        assert flops_of(tiny(**fields), **job).adapters_forward == 2 * BATCH * RANK * (
+            S * LAYERS * side + in_decoder
+        )
         if not decoders and module in ("linear_fc1", "up_proj", "gate_proj", "linear_fc2"):
             assert flops_of(tiny(experts=EXPERTS, **fields), **job).adapters_forward == 0
 
@@ -446,22 +508,34 @@ def test_adapters_stand_beside_the_named_products(decoders: int, gated: bool) ->
 def test_frozen_weights_have_no_gradients_and_scores_have_both() -> None:
     plain, frozen = flops_of(tiny()), flops_of(tiny(), frozen=True)
     assert frozen.forward == plain.forward
-    assert frozen.total == 2 * (plain.layers_forward + plain.head_forward) + 3 * plain.attention_forward
+    assert (
+        frozen.total
+        == 2 * (plain.layers_forward + plain.head_forward) + 3 * plain.attention_forward
+    )
     masked = plain.attention_forward - plain.attention_causal_forward
     assert frozen.total_causal == pytest.approx(frozen.total - 3 * masked)
 
 
 @pytest.mark.parametrize(("tied", "saved"), [(True, 1), (False, 0)])
-def test_a_frozen_table_saves_the_gradient_of_the_head_that_is_tied_to_it(tied: bool, saved: int) -> None:
-    plain, frozen = (flops_of(tiny(tied_embeddings=tied), frozen_embedding=on) for on in (False, True))
+def test_a_frozen_table_saves_the_gradient_of_the_head_that_is_tied_to_it(
+    tied: bool, saved: int
+) -> None:
+    plain, frozen = (
+        flops_of(tiny(tied_embeddings=tied), frozen_embedding=on) for on in (False, True)
+    )
     assert plain.total - frozen.total == saved * 2 * BATCH * S * H * VOCAB
 
 
 def test_products_of_two_activations_keep_both_gradients() -> None:
     mamba = Mamba(heads=6, head_dim=8, state=16, groups=2, chunk=32)
-    plain, frozen = (flops_of(tiny(layers=2, mixers="M-", mamba=mamba), frozen=on) for on in (False, True))
+    plain, frozen = (
+        flops_of(tiny(layers=2, mixers="M-", mamba=mamba), frozen=on) for on in (False, True)
+    )
     products = 32 * (2 * 16 + 48) + 2 * 48 * 16
-    assert plain.total - frozen.total == plain.layers_forward + plain.head_forward - 2 * BATCH * S * products
+    assert (
+        plain.total - frozen.total
+        == plain.layers_forward + plain.head_forward - 2 * BATCH * S * products
+    )
 
 
 def test_chunks_of_a_window_that_is_none_limit_nothing() -> None:

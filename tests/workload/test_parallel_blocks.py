@@ -1,4 +1,5 @@
-"""Attention and feed-forward side by side on one input, against closed forms and against one after the other."""
+"""Attention and feed-forward side by side on one input, against closed forms and against one after
+the other."""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,7 +41,8 @@ def norms(kernels):
 
 
 def test_of_one_norm_a_layer_has_half_the_collectives():
-    """Korthikanti et al., arXiv 2205.05198, section 4.2.2, counts twice as many for sub-layers in turn."""
+    """Korthikanti et al., arXiv 2205.05198, section 4.2.2, counts twice as many for sub-layers in
+    turn."""
     plain = layer("one_norm", tp=TP)
     assert kinds(plain.forward_comm) == kinds(plain.backward_comm) == {"all_reduce": 1}
     assert all(c.bytes == 2 * B * S * H for c in (*plain.forward_comm, *plain.backward_comm))
@@ -60,7 +62,10 @@ def test_of_one_norm_a_layer_has_half_the_collectives():
 
 def test_of_two_norms_results_are_reduced_once_and_gradients_twice():
     plain = layer("two_norms", tp=TP)
-    assert (kinds(plain.forward_comm), kinds(plain.backward_comm)) == ({"all_reduce": 1}, {"all_reduce": 2})
+    assert (kinds(plain.forward_comm), kinds(plain.backward_comm)) == (
+        {"all_reduce": 1},
+        {"all_reduce": 2},
+    )
     scattered = layer("two_norms", tp=TP, sequence_parallel=True)
     assert kinds(scattered.forward_comm) == {"all_gather": 2, "reduce_scatter": 1}
     assert kinds(scattered.backward_comm) == {"all_gather": 3, "reduce_scatter": 2}
@@ -81,15 +86,15 @@ def test_products_are_the_same_and_norms_as_many_as_said(kind, sequence_parallel
         assert matmul_flops(getattr(found, phase)) == matmul_flops(getattr(in_turn, phase))
     assert norms(found.forward) == norms(found.backward_input) == KINDS.index(kind) + 1
     assert step_flops(replace(GPT, parallel_blocks=kind), JOB) == step_flops(GPT, JOB)
-    assert parameter_count(GPT) - parameter_count(replace(GPT, parallel_blocks=kind)) == (2 - norms(found.forward)) * (
-        2 * H * L
-    )
+    assert parameter_count(GPT) - parameter_count(replace(GPT, parallel_blocks=kind)) == (
+        2 - norms(found.forward)
+    ) * (2 * H * L)
 
 
 @pytest.mark.parametrize("t", [1, 2, 8])
 def test_one_input_is_kept_once(t):
-    """Of Korthikanti's 34 s b h (section 4.1, here without the 3 of dropout) the second sub-layer's input, 2 before
-    its norm and 2 after: the norm's input is that of both."""
+    """Of Korthikanti's 34 s b h (section 4.1, here without the 3 of dropout) the second sub-layer's
+    input, 2 before its norm and 2 after: the norm's input is that of both."""
     scores = 2 * A * S / H  # of attention, without dropout, over t
     for kind, left_out, gathered in (("none", 0, 0), ("one_norm", 4, 2), ("two_norms", 2, 0)):
         plain = layer(kind, tp=t).activation_bytes.none
@@ -97,7 +102,9 @@ def test_one_input_is_kept_once(t):
         assert plain == pytest.approx(S * B * H * (8 - left_out + (24 + scores) / t))
         scattered = layer(kind, tp=t, sequence_parallel=True).activation_bytes.none
         assert scattered == pytest.approx(S * B * H / t * (32 - left_out + scores))
-        kept = layer(kind, replace(JOB, keep_gathered=True), tp=t, sequence_parallel=True).activation_bytes.none
+        kept = layer(
+            kind, replace(JOB, keep_gathered=True), tp=t, sequence_parallel=True
+        ).activation_bytes.none
         assert kept - scattered == pytest.approx((4 - gathered) * S * B * H * (1 - 1 / t))
 
 
@@ -147,14 +154,18 @@ def test_what_does_not_go_with_it_is_refused(changed, named):
 
 
 def test_experts_stand_beside_attention_on_one_norm_alone():
-    """Command A with experts: one norm less than in turn; products and collectives are the same, because each branch
-    returns its result by itself."""
+    """Command A with experts: one norm less than in turn; products and collectives are the same,
+    because each branch returns its result by itself."""
     experts = Experts(count=8, topk=2, ffn_hidden=64)
     with pytest.raises(PerfModelError, match=r"parallel_blocks=two_norms .* leave out experts"):
         replace(GPT, parallel_blocks="two_norms", experts=experts)
     for shard in (Shard(micro_batch=B), Shard(micro_batch=B, tp=TP, ep=2, sequence_parallel=True)):
         in_turn, beside = (
-            next(b for b, _ in blocks(replace(GPT, experts=experts, parallel_blocks=kind), JOB, shard) if b.is_layer)
+            next(
+                b
+                for b, _ in blocks(replace(GPT, experts=experts, parallel_blocks=kind), JOB, shard)
+                if b.is_layer
+            )
             for kind in ("none", "one_norm")
         )
         assert norms(in_turn.forward) - norms(beside.forward) == 1
@@ -165,14 +176,24 @@ def test_experts_stand_beside_attention_on_one_norm_alone():
 
 
 def test_a_prediction_says_that_results_are_assumed_to_be_added_before_they_are_reduced():
-    assert any("single reduction" in one for one in predict("pythia-6.9b", "dgx-a100", "tp=8", global_batch=8).warnings)
+    assert any(
+        "single reduction" in one
+        for one in predict("pythia-6.9b", "dgx-a100", "tp=8", global_batch=8).warnings
+    )
     for name, layout in (("pythia-6.9b", "dp=8"), ("llama2-7b", "tp=8")):
-        assert not any("single reduction" in one for one in predict(name, "dgx-a100", layout, global_batch=8).warnings)
+        assert not any(
+            "single reduction" in one
+            for one in predict(name, "dgx-a100", layout, global_batch=8).warnings
+        )
 
 
 def test_side_by_side_is_never_slower_than_in_turn():
     in_turn = replace(model("gpt3-175b"), dropout=False)
-    for layout in ("tp=8,pp=8,dp=1", "tp=8,pp=8,dp=1,sequence_parallel=true", "tp=8,pp=8,dp=1,recompute=full"):
+    for layout in (
+        "tp=8,pp=8,dp=1",
+        "tp=8,pp=8,dp=1,sequence_parallel=true",
+        "tp=8,pp=8,dp=1,recompute=full",
+    ):
         found = [
             predict(replace(in_turn, parallel_blocks=kind), "dgx-a100", layout, global_batch=32)
             for kind in ("none", "two_norms", "one_norm")

@@ -51,8 +51,8 @@ def transformer(name: str) -> Transformer:
 
 
 def test_positions_of_opt_begin_behind_two_rows() -> None:
-    """Published checkpoints of OPT have two rows of positions before the first (`OPTLearnedPositionalEmbedding`), and
-    that of 350 M parameters a narrow table of tokens."""
+    """Published checkpoints of OPT have two rows of positions before the first
+    (`OPTLearnedPositionalEmbedding`), and that of 350 M parameters a narrow table of tokens."""
     assert parameter_count(model("opt-125m")) == 125_239_296
     assert parameter_count(model("opt-350m")) == 331_196_416
     sizes = ("125m", "350m", "1.3b", "2.7b", "6.7b", "13b", "30b", "66b", "175b")
@@ -61,7 +61,9 @@ def test_positions_of_opt_begin_behind_two_rows() -> None:
 
 def test_versions_of_mistral_differ_in_window_and_vocabulary() -> None:
     """Their `config.json`: the window went with v0.2, and v0.3 has 768 tokens more."""
-    first, second, third = (transformer(f"mistralai/Mistral-7B-{v}") for v in ("v0.1", "Instruct-v0.2", "v0.3"))
+    first, second, third = (
+        transformer(f"mistralai/Mistral-7B-{v}") for v in ("v0.1", "Instruct-v0.2", "v0.3")
+    )
     assert [each.attention.window for each in (first, second, third)] == [4096, 0, 0]
     assert [each.vocab for each in (first, second, third)] == [32_000, 32_000, 32_768]
     assert parameter_count(third) == 7_248_023_552
@@ -70,15 +72,20 @@ def test_versions_of_mistral_differ_in_window_and_vocabulary() -> None:
 @pytest.mark.parametrize("name", ROUNDED)
 def test_count_as_printed(name):
     digits = 1
-    assert round(parameter_count(model(name)) / 1e9, digits) == pytest.approx(ROUNDED[name], abs=0.051)
+    assert round(parameter_count(model(name)) / 1e9, digits) == pytest.approx(
+        ROUNDED[name], abs=0.051
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt-1.7b", "gpt-39.1b", "gpt3-175b", "gpt-1t"])
 def test_megatron_equation_2(name):
-    """SC21 equation 2: 12 l h^2 (1 + 13/12h + (V + s)/12lh), which leaves out the final norm's 2h."""
+    """SC21 equation 2: 12 l h^2 (1 + 13/12h + (V + s)/12lh), which leaves out the final norm's
+    2h."""
     gpt = model(name)
     n, h = gpt.layers, gpt.hidden
-    assert parameter_count(gpt) - 2 * h == 12 * n * h**2 + 13 * n * h + (gpt.vocab + gpt.seq_len) * h
+    assert (
+        parameter_count(gpt) - 2 * h == 12 * n * h**2 + 13 * n * h + (gpt.vocab + gpt.seq_len) * h
+    )
 
 
 def test_active_parameters_of_a_mixture():
@@ -91,17 +98,24 @@ def test_active_parameters_of_a_mixture():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_narrow_tables_of_tokens_are_joined_to_the_layers_by_two_products(tied: bool, bias: bool) -> None:
-    """Rows of a table, and what is compared with them, are as wide as it; positions as the layers (OPT-350M)."""
+def test_narrow_tables_of_tokens_are_joined_to_the_layers_by_two_products(
+    tied: bool, bias: bool
+) -> None:
+    """Rows of a table, and what is compared with them, are as wide as it; positions as the layers
+    (OPT-350M)."""
     wide, width = replace(model("gpt3-125m"), tied_embeddings=tied), 96
     narrow = replace(wide, narrow_embedding=NarrowEmbedding(width=width, bias=bias))
     tables, h = (1 if tied else 2), wide.hidden
     projections = 2 * h * width + (h + width) * bias
-    assert parameter_count(narrow) == parameter_count(wide) - tables * wide.vocab * (h - width) + projections
+    assert (
+        parameter_count(narrow)
+        == parameter_count(wide) - tables * wide.vocab * (h - width) + projections
+    )
 
 
 def test_diffusion_transformers_make_scales_shifts_and_gates_of_time_and_class() -> None:
-    """DiT (arXiv 2212.09748): layer norms without parameters, three vectors for every sub-layer, two for the head."""
+    """DiT (arXiv 2212.09748): layer norms without parameters, three vectors for every sub-layer,
+    two for the head."""
     dit = replace(model("dit-b-2"), adaln=AdaLN(classes=10, frequencies=30))
     h, patches = dit.hidden, dit.inputs.patches
     assert patches is not None
@@ -114,7 +128,8 @@ def test_diffusion_transformers_make_scales_shifts_and_gates_of_time_and_class()
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (5, 4)])
 def test_two_convolutions_over_time_make_tokens_of_a_spectrogram(kernel: int, stride: int) -> None:
-    """Whisper (arXiv 2212.04356, section 2.2): the first at every instant, the second once a token, with biases."""
+    """Whisper (arXiv 2212.04356, section 2.2): the first at every instant, the second once a token,
+    with biases."""
     plain = model("t5-base")
     spoken = replace(plain, spectrogram=Spectrogram(channels=80, kernel=kernel, stride=stride))
     h, job = plain.hidden, Job(global_batch=2, seq_len=64)
@@ -130,21 +145,30 @@ def test_two_convolutions_over_time_make_tokens_of_a_spectrogram(kernel: int, st
 def test_blocks_hold_all_parameters(name):
     """On one device, but for the padding of the vocabulary."""
     net = model(name)
-    held = sum(b.params * n for b, n in blocks(net, Job(global_batch=1, seq_len=net.seq_len), Shard()))
+    held = sum(
+        b.params * n for b, n in blocks(net, Job(global_batch=1, seq_len=net.seq_len), Shard())
+    )
     pad = 0
     if isinstance(net, Transformer) and not net.inputs.patches:
         tables = 1 if net.head.tied_embeddings else 2
         narrow = net.inputs.narrow_embedding
         width = narrow.width if narrow else net.hidden
-        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * width + net.head.pooler_and_mlm_head)
+        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (
+            tables * width + net.head.pooler_and_mlm_head
+        )
     assert held == parameter_count(net) + pad
 
 
 def test_tied_tables_are_counted_beside():
-    tied = {b.name: b for b, _ in blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048), Shard(tp=8))}
+    tied = {
+        b.name: b
+        for b, _ in blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048), Shard(tp=8))
+    }
     assert tied["head"].tied_params == 51200 // 8 * 12288
     assert tied["head"].params == 2 * 12288
-    loose = {b.name: b for b, _ in blocks(model("llama2-7b"), Job(global_batch=1, seq_len=2048), Shard())}
+    loose = {
+        b.name: b for b, _ in blocks(model("llama2-7b"), Job(global_batch=1, seq_len=2048), Shard())
+    }
     assert loose["head"].tied_params == 0
 
 
@@ -165,7 +189,9 @@ def test_matrices_of_a_layer_are_those_of_its_products() -> None:
     """By rows and columns; experts apart, a matrix each."""
     llama, mixtral = model("llama3-8b"), model("mixtral-8x7b")
     job = Job(global_batch=1, seq_len=512)
-    dense, sparse = (next(b for b, _ in blocks(m, job, Shard()) if "layer" in b.name) for m in (llama, mixtral))
+    dense, sparse = (
+        next(b for b, _ in blocks(m, job, Shard()) if "layer" in b.name) for m in (llama, mixtral)
+    )
     h, kv, ffn = 4096, 1024, 14336
     attention = {(h + 2 * kv, h): 1, (h, h): 1}
     found = {frozenset(shape): n for shape, n in dense.weight_shapes(experts=False).items()}

@@ -16,7 +16,11 @@ TOKENS, H, FFN = 2048, 4096, 11008
 
 def _layer(net, *modules, job=JOB, shard=Shard()):  # noqa: B008
     found = blocks(net, replace(job, recompute_modules=modules), shard)
-    return next(block for block, _ in found if block.name in ("dense_layer", "moe_layer") and block.params > 1e6)
+    return next(
+        block
+        for block, _ in found
+        if block.name in ("dense_layer", "moe_layer") and block.params > 1e6
+    )
 
 
 def _freed(net, *modules, **others):
@@ -60,17 +64,26 @@ def test_modules_add_up():
 def test_a_feed_forward_that_stops_early_leaves_out_its_last_product():
     early = replace(JOB, stops_recompute=True)
     assert _freed(LLAMA, "mlp", job=early) == _freed(LLAMA, "mlp")
-    assert matmul_flops(_layer(LLAMA, "mlp", job=early).recompute_selective) == 2 * TOKENS * 2 * H * FFN
-    assert _layer(LLAMA, "core_attn", job=early).recompute_selective == _layer(LLAMA, "core_attn").recompute_selective
+    assert (
+        matmul_flops(_layer(LLAMA, "mlp", job=early).recompute_selective)
+        == 2 * TOKENS * 2 * H * FFN
+    )
+    assert (
+        _layer(LLAMA, "core_attn", job=early).recompute_selective
+        == _layer(LLAMA, "core_attn").recompute_selective
+    )
 
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_experts_repeat_what_their_gradients_need(weighted):
-    """Recompute that stops leaves out the experts' second product alone, and not even that where the router's weights
-    multiply what it gives."""
+    """Recompute that stops leaves out the experts' second product alone, and not even that where
+    the router's weights multiply what it gives."""
     net = catalog.model("mixtral-8x7b")
     job = replace(JOB, weighted_experts=weighted)
-    whole, early = (_layer(net, job=replace(job, stops_recompute=stops)).recompute_full for stops in (False, True))
+    whole, early = (
+        _layer(net, job=replace(job, stops_recompute=stops)).recompute_full
+        for stops in (False, True)
+    )
     second = 2 * TOKENS * 2 * net.hidden * net.experts.ffn_hidden
     assert matmul_flops(whole) - matmul_flops(early) == (second if weighted else 0)
     assert sum(n for _, n in early) < sum(n for _, n in whole)
@@ -79,7 +92,9 @@ def test_experts_repeat_what_their_gradients_need(weighted):
 def test_recompute_reaches_a_product_that_is_normalised():
     plain = replace(LLAMA, norm_at="input")
     for net, left_out in ((plain, 2 * TOKENS * H * FFN), (replace(LLAMA, norm_at="both"), 0)):
-        whole, early = (_layer(net, job=replace(JOB, stops_recompute=stops)) for stops in (False, True))
+        whole, early = (
+            _layer(net, job=replace(JOB, stops_recompute=stops)) for stops in (False, True)
+        )
         assert matmul_flops(whole.recompute_full) - matmul_flops(early.recompute_full) == left_out
 
 
@@ -96,7 +111,10 @@ def test_modules_of_experts():
     )
     # the whole has its parts
     assert _layer(net, "moe", "moe_act", "shared_experts") == whole
-    assert whole.activation_bytes.selective < _layer(net, "moe_act", "shared_experts").activation_bytes.selective
+    assert (
+        whole.activation_bytes.selective
+        < _layer(net, "moe_act", "shared_experts").activation_bytes.selective
+    )
 
 
 def test_up_projections_of_latent_attention():

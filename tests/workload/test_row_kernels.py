@@ -1,4 +1,5 @@
-"""Kernels that reduce rows: a softmax of scores and a norm, of a library, generated, or ended at every reduction."""
+"""Kernels that reduce rows: a softmax of scores and a norm, of a library, generated, or ended at
+every reduction."""
 
 from dataclasses import replace
 
@@ -32,7 +33,8 @@ def layer_bytes(name: str, row_kernels: RowKernels, **changes: object) -> tuple[
 
 @given(st.sampled_from(NAMES), st.sampled_from(sorted(BYTES)))
 def test_a_generated_kernel_moves_least_and_reductions_read_more(name: str, dtype: str) -> None:
-    """Whatever model and type: three sequences make heads that Megatron's kernel would refuse, and so do 32 bits."""
+    """Whatever model and type: three sequences make heads that Megatron's kernel would refuse, and
+    so do 32 bits."""
     eager = layer_bytes(name, "library", dtype=dtype, eager_kernels=("softmax",))
     library = layer_bytes(name, "library", dtype=dtype)
     generated = layer_bytes(name, "generated", dtype=dtype)
@@ -46,9 +48,9 @@ def test_a_generated_kernel_moves_least_and_reductions_read_more(name: str, dtyp
 
 @pytest.mark.parametrize("dtype", sorted(BYTES))
 def test_bytes_of_scores_and_norms_of_an_encoder(dtype: str) -> None:
-    """By hand: with dropout, a generated softmax writes the softmax, its mask and its result. Reductions read scores
-    twice more forward; in backward the softmax, its gradient and the mask once more. Norms read their input twice more,
-    and in backward input and gradient twice more."""
+    """By hand: with dropout, a generated softmax writes the softmax, its mask and its result.
+    Reductions read scores twice more forward; in backward the softmax, its gradient and the mask
+    once more. Norms read their input twice more, and in backward input and gradient twice more."""
     net = catalog.model("bert-large")
     assert isinstance(net, Transformer)
     element = BYTES[dtype]
@@ -57,13 +59,15 @@ def test_bytes_of_scores_and_norms_of_an_encoder(dtype: str) -> None:
     generated = layer_bytes("bert-large", "generated", dtype=dtype)
     by_reduction = layer_bytes("bert-large", "by_reduction", dtype=dtype)
     norms = 2
-    assert by_reduction[0] - generated[0] == pytest.approx(2 * element * (scores + norms * hidden), rel=2e-3)
+    assert by_reduction[0] - generated[0] == pytest.approx(
+        2 * element * (scores + norms * hidden), rel=2e-3
+    )
     further_bytes = (2 * element + 1) * scores + 4 * element * norms * hidden
     assert by_reduction[1] - generated[1] == pytest.approx(further_bytes, rel=2e-3)
 
     eager = layer_bytes("bert-large", "library", dtype=dtype, eager_kernels=("softmax",))
-    # Scale and mask read and write scores, as the softmax does, whose result dropout reads again. The bytes of its own
-    # kernel leave out the mask.
+    # Scale and mask read and write scores, as the softmax does, whose result dropout reads again.
+    # The bytes of its own kernel leave out the mask.
     assert eager[0] - generated[0] == pytest.approx((5 * element - 1) * scores, rel=2e-3)
 
 
@@ -80,19 +84,24 @@ def test_memory_is_that_of_a_library() -> None:
     net = catalog.model("bert-large")
     job = Job(global_batch=8, seq_len=512, dtype="fp16", flash_attention=False)
     kept = {
-        kind: blocks(net, replace(job, row_kernels=kind), Shard(micro_batch=4))[1][0].activation_bytes
+        kind: blocks(net, replace(job, row_kernels=kind), Shard(micro_batch=4))[1][
+            0
+        ].activation_bytes
         for kind in ("library", "generated", "by_reduction")
     }
     assert kept["library"] == kept["generated"] == kept["by_reduction"]
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(LayoutError, match="row_kernels must be one of library, generated, by_reduction; got 'xla'"):
+    with pytest.raises(
+        LayoutError, match="row_kernels must be one of library, generated, by_reduction; got 'xla'"
+    ):
         Job(global_batch=8, seq_len=512, row_kernels="xla")  # pyright: ignore[reportArgumentType]
 
 
 def test_compiled_scores_take_bytes_alone_whatever_the_type() -> None:
-    """In 32 bits a softmax that a compiler makes moves up to twice the bytes of 16 bits, in the same kernels."""
+    """In 32 bits a softmax that a compiler makes moves up to twice the bytes of 16 bits, in the
+    same kernels."""
     net = catalog.model("bert-large")
     job = Job(global_batch=8, seq_len=512, flash_attention=False, row_kernels="generated")
 
@@ -102,4 +111,6 @@ def test_compiled_scores_take_bytes_alone_whatever_the_type() -> None:
 
     assert names("fp16") == names("fp32")
     assert not {"softmax", "scale_mask_softmax", "dropout"} & set(names("fp32"))
-    assert layer_bytes("bert-large", "generated", dtype="fp32") > layer_bytes("bert-large", "generated", dtype="fp16")
+    assert layer_bytes("bert-large", "generated", dtype="fp32") > layer_bytes(
+        "bert-large", "generated", dtype="fp16"
+    )

@@ -1,4 +1,5 @@
-"""A transformer encoder that fills in masked words, under DistributedDataParallel (FSDP=1: fully_shard)."""
+"""A transformer encoder that fills in masked words, under DistributedDataParallel (FSDP=1:
+fully_shard)."""
 
 import os
 import sys
@@ -19,7 +20,8 @@ class Bert(nn.Module):
         self.words = nn.Embedding(VOCABULARY, HIDDEN)
         self.places = nn.Parameter(torch.zeros(LENGTH, HIDDEN))
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(HIDDEN, 8, 4 * HIDDEN, 0.0, batch_first=True) for _ in range(LAYERS)
+            nn.TransformerEncoderLayer(HIDDEN, 8, 4 * HIDDEN, 0.0, batch_first=True)
+            for _ in range(LAYERS)
         )
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
@@ -40,7 +42,9 @@ def main(steps: int) -> None:
             fully_shard(layer)
         fully_shard(model)
     else:
-        model = DistributedDataParallel(model, bucket_cap_mb=float(os.environ.get("BUCKET_MB", "4")))
+        model = DistributedDataParallel(
+            model, bucket_cap_mb=float(os.environ.get("BUCKET_MB", "4"))
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     for _ in range(steps):

@@ -1,8 +1,9 @@
-"""Collectives in blocks of calls, each when it is this world's turn: two worlds pass a token to each other.
+"""Collectives in blocks of calls, each when it is this world's turn: two worlds pass a token to
+each other.
 
-`blocks.py OUT WAIT PASS KIND,... BYTES,...`: rank 0 takes a byte from the pipe WAIT before each block and writes one to
-PASS after it; the other ranks wait in their first collective meanwhile. OUT: seconds of a call in each block, by kind
-and bytes, a JSON list.
+`blocks.py OUT WAIT PASS KIND,... BYTES,...`: rank 0 takes a byte from the pipe WAIT before each
+block and writes one to PASS after it; the other ranks wait in their first collective meanwhile.
+OUT: seconds of a call in each block, by kind and bytes, a JSON list.
 """
 
 import json
@@ -15,7 +16,8 @@ import torch.distributed as dist
 
 WARM_UP = 3
 AMOUNTS = ((1 << 30, 1, 4), (1 << 27, 2, 16), (1 << 24, 10, 30), (1 << 21, 100, 40), (0, 100, 60))
-"""Calls of a block, and blocks, of sizes from so many bytes on: 100 calls one after another as in the paper."""
+"""Calls of a block, and blocks, of sizes from so many bytes on: 100 calls one after another as in
+the paper."""
 
 
 def main(out, wait, send, kinds, sizes):

@@ -1,4 +1,5 @@
-"""A causal transformer under DistributedDataParallel (FSDP=1: fully_shard): the model of `gpt.toml`."""
+"""A causal transformer under DistributedDataParallel (FSDP=1: fully_shard): the model of
+`gpt.toml`."""
 
 import os
 import sys

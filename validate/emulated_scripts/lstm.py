@@ -1,4 +1,5 @@
-"""A recurrent language model under DistributedDataParallel (FSDP=1: fully_shard), on random words."""
+"""A recurrent language model under DistributedDataParallel (FSDP=1: fully_shard), on random
+words."""
 
 import os
 import sys

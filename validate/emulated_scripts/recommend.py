@@ -1,4 +1,5 @@
-"""A recommendation model: embeddings of categories and numbers through a deep network, predicting clicks."""
+"""A recommendation model: embeddings of categories and numbers through a deep network, predicting
+clicks."""
 
 import os
 import sys
@@ -16,9 +17,15 @@ class Recommender(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES))
-        self.bottom = nn.Sequential(nn.Linear(NUMBERS, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(NUMBERS, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.ReLU()
+        )
         self.top = nn.Sequential(
-            nn.Linear(WIDTH * (TABLES + 1), 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1)
+            nn.Linear(WIDTH * (TABLES + 1), 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1),
         )
 
     def forward(self, numbers: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""A residual network for images under DistributedDataParallel (FSDP=1: fully_shard), on random data."""
+"""A residual network for images under DistributedDataParallel (FSDP=1: fully_shard), on random
+data."""
 
 import os
 import sys
@@ -17,7 +18,11 @@ class Block(nn.Module):
             nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
             nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
         )  # fmt: skip
-        self.skip = nn.Conv2d(wide, out, 1, stride, bias=False) if stride > 1 or wide != out else nn.Identity()
+        self.skip = (
+            nn.Conv2d(wide, out, 1, stride, bias=False)
+            if stride > 1 or wide != out
+            else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.skip(x))

@@ -1,4 +1,5 @@
-"""`sized.py bert|resnet152|deeplight STEPS`: models as large as NeuronaBox's (table 2), with little data each step."""
+"""`sized.py bert|resnet152|deeplight STEPS`: models as large as NeuronaBox's (table 2), with little
+data each step."""
 
 import sys
 
@@ -47,7 +48,9 @@ class ResNet152(nn.Module):
             for block in range(depth):
                 blocks.append(Bottleneck(inputs, 64 << stage, 2 if stage and not block else 1))
                 inputs = 4 * (64 << stage)
-        self.body = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+        self.body = nn.Sequential(
+            *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000)
+        )
 
     def forward(self, _: int) -> torch.Tensor:
         return self.body(torch.randn(2, 3, 64, 64))
@@ -59,7 +62,9 @@ class DeepLight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(35_000_000, 16)
-        self.deep = nn.Sequential(nn.Linear(39 * 16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
+        self.deep = nn.Sequential(
+            nn.Linear(39 * 16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1)
+        )
 
     def forward(self, _: int) -> torch.Tensor:
         return self.deep(self.words(torch.randint(35_000_000, (256, 39))).flatten(1))

@@ -18,7 +18,9 @@ class Vision(nn.Module):
         self.patches = nn.Conv2d(3, HIDDEN, PATCH, PATCH)
         self.places = nn.Parameter(torch.zeros((SIDE // PATCH) ** 2, HIDDEN))
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(HIDDEN, 6, 4 * HIDDEN, 0.0, "gelu", batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(
+                HIDDEN, 6, 4 * HIDDEN, 0.0, "gelu", batch_first=True, norm_first=True
+            )
             for _ in range(LAYERS)
         )
         self.head = nn.Linear(HIDDEN, CLASSES)

@@ -1,5 +1,5 @@
-"""Named groups of published runs and the error to reach on each: over their runs, with the best known elsewhere, and as
-means over sources, each counting the same."""
+"""Named groups of published runs and the error to reach on each: over their runs, with the best
+known elsewhere, and as means over sources, each counting the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,9 @@ def _one_stage(runs: pd.DataFrame) -> pd.Series:
 
 
 def _nvidia_llama(runs: pd.DataFrame) -> pd.Series:
-    return pd.Series(runs["source"].str.startswith("NVIDIA") & runs["model"].astype(str).str.startswith("llama"))
+    return pd.Series(
+        runs["source"].str.startswith("NVIDIA") & runs["model"].astype(str).str.startswith("llama")
+    )
 
 
 BARS = (
@@ -96,7 +98,8 @@ class Group:
     to_reach: float
     """A fraction."""
     statistic: Literal["mean error", "median bias"] = "mean error"
-    """Mean over sources of their mean errors, or how far the median source's mean signed error is from 0."""
+    """Mean over sources of their mean errors, or how far the median source's mean signed error is
+    from 0."""
 
 
 def _all(runs: pd.DataFrame) -> pd.Series:
@@ -144,10 +147,12 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         frame: of `published_record`.
 
     Returns:
-        `sources`, `n` (runs), `statistic`, `error`, `by_row` (mean error of all runs), `bias` (mean over sources of
-        their mean signed errors) and `to_reach`.
+        `sources`, `n` (runs), `statistic`, `error`, `by_row` (mean error of all runs), `bias` (mean
+        over sources of their mean signed errors) and `to_reach`.
     """
-    measured, predicted = (np.asarray(frame[name], float) for name in ("measured_s", "predicted_iter_time_s"))
+    measured, predicted = (
+        np.asarray(frame[name], float) for name in ("measured_s", "predicted_iter_time_s")
+    )
     signed, source = predicted / measured - 1, frame["source"].to_numpy(str)
     found = {}
     for group in GROUPS:

@@ -1,8 +1,10 @@
-"""The blind record: what every source of published runs was predicted to take before anything was changed for it.
+"""The blind record: what every source of published runs was predicted to take before anything was
+changed for it.
 
-A collection is a folder `published*` of tables of runs. Of the first, `published`, no look was recorded: its results
-were in view while the model was built. Of every later one, each source is predicted once, as the version of that day
-predicts what its rows say, and the answers are kept with the commit.
+A collection is a folder `published*` of tables of runs. Of the first, `published`, no look was
+recorded: its results were in view while the model was built. Of every later one, each source is
+predicted once, as the version of that day predicts what its rows say, and the answers are kept with
+the commit.
 """
 
 import subprocess
@@ -27,7 +29,15 @@ from perfmodel.validation.rows import read_tables
 FOLDER: Final = Path(__file__).parents[1] / "blind"
 WITHOUT_A_LOOK: Final = "published"
 """The collection whose results were in view from the beginning."""
-RECORDED: Final = ("case_id", "source", "commit", "predicted_iter_time_s", "lo_s", "hi_s", "skipped_reason")
+RECORDED: Final = (
+    "case_id",
+    "source",
+    "commit",
+    "predicted_iter_time_s",
+    "lo_s",
+    "hi_s",
+    "skipped_reason",
+)
 EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
 _KNOWN_OF_TODAY: Final = ("open_deviation", "fits_probability")
@@ -39,7 +49,8 @@ _GROUPS: Final = (*_GROUPS_OF_PREDICTIONS, "trained", "framework")
 ADAPTERS: Final = "job.adapter_rank"
 """Column that prepared rows have where adapters are trained."""
 DESCRIBED: Final = 0.02
-"""Standard deviation of the log step time between all that a run may have been, up to which it is fully described."""
+"""Standard deviation of the log step time between all that a run may have been, up to which it is
+fully described."""
 UNLIKELY: Final = 0.1
 """Probability to fit below which a run that ran contradicts its prediction."""
 
@@ -47,7 +58,9 @@ UNLIKELY: Final = 0.1
 def collections(data: Path) -> list[Path]:
     """Folders of collections whose sources have a first look, in the order of their names."""
     folders = (folder for folder in sorted(data.glob(f"{WITHOUT_A_LOOK}*")) if folder.is_dir())
-    return [folder for folder in folders if folder.name != WITHOUT_A_LOOK and any(folder.glob("*.csv"))]
+    return [
+        folder for folder in folders if folder.name != WITHOUT_A_LOOK and any(folder.glob("*.csv"))
+    ]
 
 
 def runs_of(collection: Path) -> pd.DataFrame:
@@ -55,7 +68,8 @@ def runs_of(collection: Path) -> pd.DataFrame:
     return read_tables(sorted(collection.glob("*.csv")))[0]
 
 
-# --- recording ----------------------------------------------------------------------------------------
+# --- recording
+# ----------------------------------------------------------------------------------------
 
 
 def recorded_looks(collection: str, folder: Path = FOLDER) -> pd.DataFrame:
@@ -71,7 +85,8 @@ def record_first_looks(
     predict: Callable[[pd.DataFrame], pd.DataFrame],
     folder: Path = FOLDER,
 ) -> tuple[list[str], list[str]]:
-    """Predict the sources that have no first look and add the answers to the record. What is recorded stays.
+    """Predict the sources that have no first look and add the answers to the record. What is
+    recorded stays.
 
     Args:
         collection: its name.
@@ -80,7 +95,8 @@ def record_first_looks(
         predict: makes a frame with `_TIMES` and `skipped_reason` of some rows.
 
     Returns:
-        Names of the sources recorded now; cases that a source gained after its first look, which stay without one.
+        Names of the sources recorded now; cases that a source gained after its first look, which
+        stay without one.
 
     Raises:
         PerfModelError: two rows have one name, or rows that have a first look are gone.
@@ -91,7 +107,9 @@ def record_first_looks(
         )
     before = recorded_looks(collection, folder)
     if gone := sorted(set(before["case_id"]) - set(runs["case_id"])):
-        raise PerfModelError(f"{collection}: {gone[0]} has a first look, but the tables no longer have that row")
+        raise PerfModelError(
+            f"{collection}: {gone[0]} has a first look, but the tables no longer have that row"
+        )
     has_look = runs["source"].isin(set(before["source"]))
     late = runs["case_id"][has_look & ~runs["case_id"].isin(set(before["case_id"]))]
     new = runs[~has_look].reset_index(drop=True)
@@ -100,7 +118,9 @@ def record_first_looks(
         looks.insert(0, "commit", commit)
         looks.insert(0, "source", new["source"])
         looks.insert(0, "case_id", new["case_id"])
-        write_looks(pd.concat([before, looks[list(RECORDED)]], ignore_index=True), collection, folder)
+        write_looks(
+            pd.concat([before, looks[list(RECORDED)]], ignore_index=True), collection, folder
+        )
     return sorted(set(new["source"])), late.tolist()
 
 
@@ -108,7 +128,10 @@ def write_looks(looks: pd.DataFrame, collection: str, folder: Path = FOLDER) -> 
     """Write first looks, times to six digits."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = looks.assign(
-        **{name: [f"{float(value):.6g}" if pd.notna(value) else "" for value in looks[name]] for name in _TIMES}
+        **{
+            name: [f"{float(value):.6g}" if pd.notna(value) else "" for value in looks[name]]
+            for name in _TIMES
+        }
     )
     rounded.to_csv(folder / f"{collection}.csv", index=False, lineterminator="\n")
 
@@ -121,7 +144,9 @@ def commit_of_package(root: Path) -> str:
     """
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     if changed := git("status", "--porcelain", "--", "perfmodel"):
         raise PerfModelError(
@@ -131,13 +156,16 @@ def commit_of_package(root: Path) -> str:
     return git("rev-parse", "--short=8", "HEAD")
 
 
-# --- today --------------------------------------------------------------------------------------------
+# --- today
+# --------------------------------------------------------------------------------------------
 
 
 def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.DataFrame]) -> "Look":
-    """The present version's look at a collection's rows, with the settings that their notes state in columns.
+    """The present version's look at a collection's rows, with the settings that their notes state
+    in columns.
 
-    The package never reads notes; constants of sites are fitted to rows that were prepared in the same way.
+    The package never reads notes; constants of sites are fitted to rows that were prepared in the
+    same way.
 
     Args:
         runs: rows as they were collected.
@@ -147,7 +175,8 @@ def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.Dat
     return Look.of(prepared_runs, predict(prepared_runs))
 
 
-# --- what is known of a source beside its rows --------------------------------------------------------
+# --- what is known of a source beside its rows
+# --------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +209,14 @@ class KnownSources:
     @classmethod
     def read(cls, path: Path = FOLDER / "sources.toml") -> "KnownSources":
         content = tomllib.loads(path.read_text())
-        changes = (Change(sources=tuple(entry["sources"]), what=entry["what"]) for entry in content["changes"])
-        not_to_fit = (ToldNotToFit(runs=tuple(entry["runs"]), why=entry["why"]) for entry in content["told_not_to_fit"])
+        changes = (
+            Change(sources=tuple(entry["sources"]), what=entry["what"])
+            for entry in content["changes"]
+        )
+        not_to_fit = (
+            ToldNotToFit(runs=tuple(entry["runs"]), why=entry["why"])
+            for entry in content["told_not_to_fit"]
+        )
         return cls(
             before_first_look=tuple(content["before_first_look"]),
             changes=tuple(changes),
@@ -207,7 +242,11 @@ class KnownSources:
 
     def changes_of(self, source: str) -> list[str]:
         """What was changed with results of a source in view, after its first look."""
-        return [change.what for change in self.changes if any(fnmatchcase(source, one) for one in change.sources)]
+        return [
+            change.what
+            for change in self.changes
+            if any(fnmatchcase(source, one) for one in change.sources)
+        ]
 
 
 def looked_at(source: str, collection: str, known: KnownSources) -> str:
@@ -224,7 +263,8 @@ def not_predicted(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({name: np.full(len(runs), np.nan) for name in _TIMES})
 
 
-# --- scores -------------------------------------------------------------------------------------------
+# --- scores
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,27 +286,40 @@ class Look:
     model_kind: np.ndarray
     """Empty where nobody recorded it."""
     trained: np.ndarray
-    """What is trained, where these are not the model's own weights: `adapters (LoRA)`, else empty."""
+    """What is trained, where these are not the model's own weights: `adapters (LoRA)`, else
+    empty."""
     framework: np.ndarray
     """Name of the framework without its year; empty where there is none."""
 
     @classmethod
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
-        """Of rows and their predictions, in the same order. Adapters are known of rows that were prepared."""
+        """Of rows and their predictions, in the same order. Adapters are known of rows that were
+        prepared."""
         unknown = np.full(len(runs), np.nan)
         columns = [
             np.asarray(pd.to_numeric(predictions[name]), float) if name in predictions else unknown
             for name in (*_TIMES, *_KNOWN_OF_TODAY)
         ]
         groups = [
-            predictions[name].fillna("").to_numpy(str) if name in predictions else np.full(len(runs), "")
+            predictions[name].fillna("").to_numpy(str)
+            if name in predictions
+            else np.full(len(runs), "")
             for name in _GROUPS_OF_PREDICTIONS
         ]
         has_adapters = runs[ADAPTERS].notna() if ADAPTERS in runs else np.full(len(runs), False)
         trained = np.where(has_adapters, "adapters (LoRA)", "")
-        cells = runs["framework"].fillna("") if "framework" in runs else pd.Series("", index=runs.index)
+        cells = (
+            runs["framework"].fillna("") if "framework" in runs else pd.Series("", index=runs.index)
+        )
         framework = cells.astype(str).str.partition("@")[0].to_numpy(str)
-        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns, *groups, trained, framework)
+        return cls(
+            runs["source"].to_numpy(str),
+            measured_times_s(runs),
+            *columns,
+            *groups,
+            trained,
+            framework,
+        )
 
     def take(self, chosen: np.ndarray) -> "Look":
         """Some of the rows."""
@@ -274,7 +327,12 @@ class Look:
 
     @classmethod
     def joined(cls, looks: Sequence["Look"]) -> "Look":
-        return cls(*(np.concatenate([getattr(look, field.name) for look in looks]) for field in fields(cls)))
+        return cls(
+            *(
+                np.concatenate([getattr(look, field.name) for look in looks])
+                for field in fields(cls)
+            )
+        )
 
     @property
     def compared(self) -> Bool[np.ndarray, " runs"]:
@@ -296,15 +354,18 @@ class Look:
         return int((self.compared & (self.fits_probability < UNLIKELY)).sum())
 
     def score(self) -> dict[str, Any]:
-        """Rows that were measured and those of them that are predicted, sources, the mean over sources of their mean
-        relative errors, the error of the median row, the share of rows inside their 90 % intervals, the mean over
-        sources of that share, and by what factor the ends of the median row's interval are apart."""
+        """Rows that were measured and those of them that are predicted, sources, the mean over
+        sources of their mean relative errors, the error of the median row, the share of rows inside
+        their 90 % intervals, the mean over sources of that share, and by what factor the ends of
+        the median row's interval are apart."""
         timed, counted = np.isfinite(self.measured_s), self.compared
         frame = pd.DataFrame(
             {
                 "source": self.source[counted],
                 "error": np.abs(self.predicted_s / self.measured_s - 1)[counted],
-                "inside": ((self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s))[counted],
+                "inside": ((self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s))[
+                    counted
+                ],
                 "ratio": (self.hi_s / self.lo_s)[counted],
             }
         )
@@ -322,9 +383,9 @@ class Look:
         }
 
     def by_group(self, group: str) -> dict[str, dict[str, float]]:
-        """By value of one of `_GROUPS`: rows, sources, the mean over sources of their mean relative errors and of their
-        mean log ratios of predicted to measured (the bias), the number of sources that are predicted slower than
-        measured, and the share of rows inside."""
+        """By value of one of `_GROUPS`: rows, sources, the mean over sources of their mean relative
+        errors and of their mean log ratios of predicted to measured (the bias), the number of
+        sources that are predicted slower than measured, and the share of rows inside."""
         frame = pd.DataFrame(
             {
                 "source": self.source,
@@ -357,7 +418,8 @@ class Look:
 
 
 def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, Any]:
-    """Scores of the first looks and of today, over all sources that were blind, and source by source."""
+    """Scores of the first looks and of today, over all sources that were blind, and source by
+    source."""
     blind = np.array([known.was_blind(source) for source in first.source.tolist()], bool)
     sources = {}
     for source in dict.fromkeys(first.source.tolist()):
@@ -376,7 +438,8 @@ def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, An
     return figures | {"sources": sources}
 
 
-# --- the page -----------------------------------------------------------------------------------------
+# --- the page
+# -----------------------------------------------------------------------------------------
 
 _HEAD: Final = """# The blind record
 
@@ -389,7 +452,9 @@ everything that is fitted; once something was changed with a source's results in
 """
 
 
-def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today: Look, known: KnownSources) -> str:
+def blind_page(
+    figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today: Look, known: KnownSources
+) -> str:
     """The record as Markdown."""
     commits = {row.source: row.commit for frame in looks for row in frame.itertuples()}
     summary = [
@@ -434,11 +499,14 @@ def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
             slower = f"{of['slower']} of {of['sources']}"
             bias = f"{100 * of['bias']:+.1f} %"
             rows.append((name, str(of["rows"]), str(of["sources"]), error, bias, slower, inside))
-    return rows_table(("", "rows", "sources", "mean over sources", "bias", "slower", "inside"), rows)
+    return rows_table(
+        ("", "rows", "sources", "mean over sources", "bias", "slower", "inside"), rows
+    )
 
 
 def _details(figures: Mapping[str, Any]) -> str:
-    """Today's figures of the rows that are described best, and of whether runs that ran were told to fit."""
+    """Today's figures of the rows that are described best, and of whether runs that ran were told
+    to fit."""
     described, narrow = figures["described"], figures["narrower_half"]
     sentences = []
     if described["predicted"]:
@@ -474,7 +542,9 @@ def _summary_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _source_cells(source: str, commit: str, of: Mapping[str, Any], known: KnownSources) -> tuple[str, ...]:
+def _source_cells(
+    source: str, commit: str, of: Mapping[str, Any], known: KnownSources
+) -> tuple[str, ...]:
     for_all = known.changes_for_all
     changes = "; ".join(change for change in known.changes_of(source) if change not in for_all)
     cells = [*_look_cells(of["first"]), *_look_cells(of["today"])]

@@ -1,7 +1,8 @@
 """A chain of layers cut into pipeline stages, each under its own recompute: the problem as arrays.
 
-The same chain is solved three ways: exactly by dynamic programming, by relaxation of cuts and choices through the
-timeline, and by moving single layers; `perfmodel.planning.optimise.partition` is the same for a real model's layouts.
+The same chain is solved three ways: exactly by dynamic programming, by relaxation of cuts and
+choices through the timeline, and by moving single layers; `perfmodel.planning.optimise.partition`
+is the same for a real model's layouts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,7 +58,9 @@ class Chain:
 
     def __post_init__(self) -> None:
         layers, stages = len(self.forward_s), len(self.in_flight)
-        alike = self.backward_s.shape == self.saved_bytes.shape and self.backward_s.shape[1] == layers
+        alike = (
+            self.backward_s.shape == self.saved_bytes.shape and self.backward_s.shape[1] == layers
+        )
         if not alike or len(self.state_bytes) != layers or len(self.boundary_s) != layers:
             raise PerfModelError("chain: forward, backward, saved and state need the same layers")
         if layers < stages:
@@ -76,11 +79,16 @@ class Chain:
         return len(self.backward_s)
 
     @cached_property
-    def tables(self) -> tuple[Float[np.ndarray, "stages cuts cuts"], Int[np.ndarray, "stages cuts cuts"]]:
-        """Seconds of forward and backward of every possible stage, and the mode: the fastest that fits."""
+    def tables(
+        self,
+    ) -> tuple[Float[np.ndarray, "stages cuts cuts"], Int[np.ndarray, "stages cuts cuts"]]:
+        """Seconds of forward and backward of every possible stage, and the mode: the fastest that
+        fits."""
         both = _between(_prefix(self.forward_s + self.backward_s))
         need = self.in_flight[:, None, None, None] * _between(_prefix(self.saved_bytes))
-        fits = need + _between(_prefix(self.state_bytes)) <= self.capacity_bytes[:, None, None, None]
+        fits = (
+            need + _between(_prefix(self.state_bytes)) <= self.capacity_bytes[:, None, None, None]
+        )
         cut = np.arange(self.layers + 1)
         possible = fits & (cut[:, None] < cut)
         seconds = np.where(possible, both * self.slowness[:, None, None, None], np.inf)
@@ -95,7 +103,9 @@ class Chain:
     def exact(self) -> list[Cuts]:
         """Least sum + (m - 1) max by dynamic programming: the best cut and those near it."""
         seconds, _ = self.tables
-        return least_sum_plus_max((seconds + self._both_sends)[None], (self.micro_batches - 1) * seconds[None])
+        return least_sum_plus_max(
+            (seconds + self._both_sends)[None], (self.micro_batches - 1) * seconds[None]
+        )
 
     def brute_force(self) -> float:
         """The same minimum over all partitions, one by one."""
@@ -117,13 +127,17 @@ class Chain:
     def program(self) -> CompiledStructure:
         """The schedule's structure, one for all chains of the session that share it."""
         spec = ProgramSpec(
-            schedule=self.schedule, stages=self.stages, micro_batches=self.micro_batches, optimizer=False
+            schedule=self.schedule,
+            stages=self.stages,
+            micro_batches=self.micro_batches,
+            optimizer=False,
         )
         return prepared(spec).compiled
 
     def relaxation(self, *, links: bool = False, stages: bool = True) -> Relaxation:
-        """The timeline's makespan over `layers` per stage and `mode` (unless not `stages`), and `links`: the share
-        of every hop in a fixed sum of bandwidths. What is no unknown must be given."""
+        """The timeline's makespan over `layers` per stage and `mode` (unless not `stages`), and
+        `links`: the share of every hop in a fixed sum of bandwidths. What is no unknown must be
+        given."""
         variables: dict[str, Variable] = {}
         if stages:
             variables = {
@@ -139,7 +153,9 @@ class Chain:
             "capacity": self.capacity_bytes, "slowness": self.slowness, "boundary": np.append(0.0, self.boundary_s),
             "row": row, "column": column, "timed": timed,
         }  # fmt: skip
-        return Relaxation(variables, self.program, _durations, constants, limits=_limits if stages else None)
+        return Relaxation(
+            variables, self.program, _durations, constants, limits=_limits if stages else None
+        )
 
     def mode_of(self, partition: tuple[int, ...]) -> Float[np.ndarray, "stages modes"] | None:
         """The fastest mode of each stage that fits, one-hot; None where none does."""
@@ -148,9 +164,12 @@ class Chain:
         return np.eye(self.modes)[mode[at]] if np.isfinite(seconds[at]).all() else None
 
     def durations_s(
-        self, partitions: Sequence[tuple[int, ...]], links: Float[np.ndarray, "partitions hops"] | float = 1.0
+        self,
+        partitions: Sequence[tuple[int, ...]],
+        links: Float[np.ndarray, "partitions hops"] | float = 1.0,
     ) -> Float[np.ndarray, "partitions classes"]:
-        """Seconds of the program's classes for partitions, each stage in its fastest mode that fits (else infinite)."""
+        """Seconds of the program's classes for partitions, each stage in its fastest mode that fits
+        (else infinite)."""
         end = np.cumsum(partitions, axis=1)
         start, stage = end - np.array(partitions), np.arange(self.stages)
         seconds, _ = self.tables
@@ -163,7 +182,8 @@ class Chain:
         return np.where(timed > 0, table[row, :, column].T, 0.0)
 
     def step_s(self, partitions: Sequence[tuple[int, ...]]) -> Float[np.ndarray, " partitions"]:
-        """Makespans of partitions, each stage in its fastest mode that fits; infinite where none does."""
+        """Makespans of partitions, each stage in its fastest mode that fits; infinite where none
+        does."""
         durations = self.durations_s(partitions)
         fits = np.isfinite(durations).all(axis=1)
         step_s = np.full(len(durations), np.inf)
@@ -176,13 +196,15 @@ class Chain:
         yield from neighbours(partition, self.stages)
         for way in permutations(range(self.stages), 2):
             if partition[way[0]] > 2:
-                yield tuple(n - 2 * (s == way[0]) + 2 * (s == way[1]) for s, n in enumerate(partition))
+                yield tuple(
+                    n - 2 * (s == way[0]) + 2 * (s == way[1]) for s, n in enumerate(partition)
+                )
 
     def improved(self, start: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], float]:
         """The best of `start` after moving layers as long as that shortens the makespan.
 
-        Descends from the best eight, then from random changes of the best (iterated local search, Lourenço et al.
-        2003).
+        Descends from the best eight, then from random changes of the best (iterated local search,
+        Lourenço et al. 2003).
 
         Raises:
             NothingFitsError: none of `start` fits.
@@ -206,7 +228,8 @@ class Chain:
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    """Seconds of the classes (JAX) with layers dealt to stages (a cut layer in proportion) and modes mixed."""
+    """Seconds of the classes (JAX) with layers dealt to stages (a cut layer in proportion) and
+    modes mixed."""
     forward_s = _held(values, values["forward"]) * values["slowness"]
     backward_s = _mixed(values, values["backward"]) * values["slowness"]
     boundary = values["boundary"]
@@ -225,7 +248,9 @@ def _limits(values: Values) -> Float[Array, " stages"]:
 def _held(values: Values, prefix: Float[Array, " cuts"]) -> Float[Array, " stages"]:
     """Sums over every stage's layers from sums over all layers before a cut."""
     layers = len(prefix) - 1
-    cuts = jnp.concatenate([jnp.zeros(1), jnp.cumsum(values["layers"])[:-1], jnp.array([float(layers)])])
+    cuts = jnp.concatenate(
+        [jnp.zeros(1), jnp.cumsum(values["layers"])[:-1], jnp.array([float(layers)])]
+    )
     return jnp.diff(jnp.interp(cuts, jnp.arange(layers + 1), prefix))
 
 
@@ -237,7 +262,8 @@ def _mixed(values: Values, prefix: Float[Array, "modes cuts"]) -> Float[Array, "
 def _entries(
     program: CompiledStructure,
 ) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
-    """Row and column of each class in a table of forwards, backwards and transfers by stage; 1 for those in it."""
+    """Row and column of each class in a table of forwards, backwards and transfers by stage; 1 for
+    those in it."""
     structure = program.structure
     row = np.full(structure.n_classes, 2)
     row[structure.class_kind == Kind.FORWARD] = 0
@@ -247,7 +273,9 @@ def _entries(
 
 
 def _prefix(per_layer: Float[np.ndarray, "*some layers"]) -> Float[np.ndarray, "*some cuts"]:
-    return np.concatenate([np.zeros((*per_layer.shape[:-1], 1)), np.cumsum(per_layer, axis=-1)], axis=-1)
+    return np.concatenate(
+        [np.zeros((*per_layer.shape[:-1], 1)), np.cumsum(per_layer, axis=-1)], axis=-1
+    )
 
 
 def _between(prefix: Float[np.ndarray, "*some cuts"]) -> Float[np.ndarray, "*some cuts cuts"]:

@@ -1,8 +1,8 @@
 """Cuts, recompute and bandwidth together: discrete and continuous unknowns over the exact timeline.
 
-Cuts and modes come from the dynamic program (links as given) and from a relaxation of everything at once; for every
-such partition the links' shares are relaxed, sixteen partitions at a time; then single layers are moved, each move
-with shares of its own. No exact solver covers the whole.
+Cuts and modes come from the dynamic program (links as given) and from a relaxation of everything at
+once; for every such partition the links' shares are relaxed, sixteen partitions at a time; then
+single layers are moved, each move with shares of its own. No exact solver covers the whole.
 """
 
 import time
@@ -41,7 +41,8 @@ class ChainResult:
 
 
 def optimise_chain(chain: Chain) -> ChainResult:
-    """Minimise the chain's makespan over contiguous stages, recompute by stage, and a split of the bandwidth.
+    """Minimise the chain's makespan over contiguous stages, recompute by stage, and a split of the
+    bandwidth.
 
     Raises:
         NothingFitsError: no partition fits into memory.
@@ -51,12 +52,18 @@ def optimise_chain(chain: Chain) -> ChainResult:
     rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
     front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
     start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
-    best, links, value = None, np.ones(chain.stages - 1), np.inf  # `best`: a partition and its modes
+    best, links, value = (
+        None,
+        np.ones(chain.stages - 1),
+        np.inf,
+    )  # `best`: a partition and its modes
     tried: set[tuple[int, ...]] = set()
     in_vain = 0
     while in_vain < _IN_VAIN:
         # the most promising under the shares found so far get shares of their own
-        modes = {p: mode for p in start if p not in tried and (mode := chain.mode_of(p)) is not None}
+        modes = {
+            p: mode for p in start if p not in tried and (mode := chain.mode_of(p)) is not None
+        }
         if not modes:
             break
         promising = list(modes)
@@ -77,14 +84,17 @@ def optimise_chain(chain: Chain) -> ChainResult:
     partition, mode = best
     shares, _ = share_links(chain, [partition], steps=1000)
     step_s, links = min(
-        (float(makespan(chain.program, chain.durations_s([partition], x)[0])), tuple(x)) for x in (links, shares[0])
+        (float(makespan(chain.program, chain.durations_s([partition], x)[0])), tuple(x))
+        for x in (links, shares[0])
     )
     return ChainResult(
         partition=partition,
         mode=tuple(mode.argmax(axis=1).tolist()),
         links=np.array(links),
         step_s=step_s,
-        certificate=Certificate(_lower_bound_s(chain), "", "1F1B's paths with the cheapest transfer on every hop"),
+        certificate=Certificate(
+            _lower_bound_s(chain), "", "1F1B's paths with the cheapest transfer on every hop"
+        ),
         seconds=time.perf_counter() - began,
     )
 
@@ -103,13 +113,17 @@ def share_links(
 
 
 def _lower_bound_s(chain: Chain) -> float:
-    """Of 1F1B: all stages once, then the rest of the slowest (as `lower_bound_s` of pipelines), over all partitions.
+    """Of 1F1B: all stages once, then the rest of the slowest (as `lower_bound_s` of pipelines),
+    over all partitions.
 
-    n hops of transfer b / x whose shares x add up to n take n b together at least (the harmonic mean).
+    n hops of transfer b / x whose shares x add up to n take n b together at least (the harmonic
+    mean).
     """
     seconds, _ = chain.tables
     m = chain.micro_batches
     warm_up = np.minimum(chain.stages - np.arange(chain.stages), m)[:, None, None]
     rest = (m - 1) * seconds - (warm_up - 1) * chain.forward_table_s
-    (best, *_) = least_sum_plus_max(seconds[None], np.where(np.isfinite(seconds), rest, np.inf)[None])
+    (best, *_) = least_sum_plus_max(
+        seconds[None], np.where(np.isfinite(seconds), rest, np.inf)[None]
+    )
     return best.value + 2 * (chain.stages - 1) * float(chain.boundary_s[:-1].min())

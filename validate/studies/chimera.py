@@ -1,4 +1,5 @@
-"""Chimera's searches on Piz Daint (Li and Hoefler, arXiv 2107.06925, section 4.2): schemes, depth and micro-batch."""
+"""Chimera's searches on Piz Daint (Li and Hoefler, arXiv 2107.06925, section 4.2): schemes, depth
+and micro-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +37,11 @@ class Study:
     throughput: dict[str, float]
     """Relative to Chimera, at the largest scale (section 4.2.3)."""
     formula_gelu: bool
-    """Whether the model's code writes GELU out (transformers' GPT-2) or has it in one kernel (NVIDIA's BERT)."""
+    """Whether the model's code writes GELU out (transformers' GPT-2) or has it in one kernel
+    (NVIDIA's BERT)."""
     weight_loads: bool
-    """Whether PipeDream-2BW loads weights name by name (the stored code of GPT-2; BERT's is not stored)."""
+    """Whether PipeDream-2BW loads weights name by name (the stored code of GPT-2; BERT's is not
+    stored)."""
 
     def at(self, nodes: int) -> "Study":
         """The same at another scale."""
@@ -64,17 +67,20 @@ STUDIES: Final = (
         throughput={"pipedream-2bw": 1 / 1.16, "1f1b": 1 / 1.38, "gpipe": 1 / 1.42, "gems": 1 / 2.34},
     ),
 )  # fmt: skip
-"""`1f1b` is DAPPLE. PipeDream has batches of its own, and so a row of its own in figures 14 and 15 (`PIPEDREAM`)."""
+"""`1f1b` is DAPPLE. PipeDream has batches of its own, and so a row of its own in figures 14 and 15
+(`PIPEDREAM`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipeDream:
-    """PipeDream in figures 14 and 15, which updates after every micro-batch and stashes weights for each under way."""
+    """PipeDream in figures 14 and 15, which updates after every micro-batch and stashes weights for
+    each under way."""
 
     sequences_per_node: float
     """Of one update: 24 on 16 nodes to 96 on 64, and 128 on 512 to 512 on 2,048."""
     slower: float
-    """Chimera's speed-up over it at the largest scale: the upper end over asynchronous schemes (section 4.2.3)."""
+    """Chimera's speed-up over it at the largest scale: the upper end over asynchronous schemes
+    (section 4.2.3)."""
 
 
 PIPEDREAM: Final = {
@@ -83,11 +89,12 @@ PIPEDREAM: Final = {
 }
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
 NAME_LOAD_S: Final = 2.5e-6
-"""Seconds by which PipeDream-2BW's code loads one weight, per weight of the stage: it asks torch for the dictionary of
-all of them again for each (github.com/Shigangli/Chimera 7be5274, baselines/gpt2_pipedream2bw/
-optimizer_with_stashing_and_aggregation.py, set_params), which others found to take hours for large models
-(github.com/huggingface/transformers/pull/37178). Measured by `name_load_s` on a processor of today; that those of the
-paper's nodes take as long is an assumption, and older ones are slower."""
+"""Seconds by which PipeDream-2BW's code loads one weight, per weight of the stage: it asks torch
+for the dictionary of all of them again for each (github.com/Shigangli/Chimera 7be5274,
+baselines/gpt2_pipedream2bw/ optimizer_with_stashing_and_aggregation.py, set_params), which others
+found to take hours for large models (github.com/huggingface/transformers/pull/37178). Measured by
+`name_load_s` on a processor of today; that those of the paper's nodes take as long is an
+assumption, and older ones are slower."""
 NAMES_PER_LAYER: Final = 14
 """Weights and buffers of a GPT-2 block in that code."""
 
@@ -105,7 +112,8 @@ class ScaledKernels:
 
 @cache
 def scaled_kernels(factor: float) -> ScaledKernels:
-    """One object per factor for as long as the process lives: sessions tell prices apart by identity."""
+    """One object per factor for as long as the process lives: sessions tell prices apart by
+    identity."""
     return ScaledKernels(factor)
 
 
@@ -118,11 +126,14 @@ class Conditions:
     formula_gelu: bool = True
     """GELU written out, where the model's code does so."""
     stashes: bool = True
-    """PipeDream-2BW computes with a copy of the weights beside its two versions, and loads them into it."""
+    """PipeDream-2BW computes with a copy of the weights beside its two versions, and loads them
+    into it."""
     full_pipelines: bool = True
-    """Chimera and PipeDream-2BW run multiples of as many micro-batches as stages (`update_interval` of their code)."""
+    """Chimera and PipeDream-2BW run multiples of as many micro-batches as stages (`update_interval`
+    of their code)."""
     kernel_factor: float = 1.0
-    """Every kernel takes so many times what it is predicted to: T_f as calibrated on one of the paper's rows."""
+    """Every kernel takes so many times what it is predicted to: T_f as calibrated on one of the
+    paper's rows."""
 
     @property
     def kernels(self) -> PricesKernels | None:
@@ -150,8 +161,8 @@ class Conditions:
 
 
 def space_of(model: Model, scheme: str) -> SearchSpace:
-    """Every depth, micro-batch and recompute (none or full) of a scheme. Chimera reduces the gradients of outer stages
-    in bubbles (`eager_opt`), the others after the last backward."""
+    """Every depth, micro-batch and recompute (none or full) of a scheme. Chimera reduces the
+    gradients of outer stages in bubbles (`eager_opt`), the others after the last backward."""
     stages = tuple(pp for pp in (2, 4, 8, 16, 32, 64) if model.layers % pp == 0)  # pyright: ignore[reportAttributeAccessIssue]
     return replace(
         USUAL, pp=stages, micro_batch=MICRO_BATCHES, schedule=(scheme,), recompute=("none", "full"),
@@ -165,20 +176,32 @@ def chimera_search(study: Study, scheme: str, conditions: Conditions | None = No
     model = catalog.model(study.model)
     job = on.job(study, model)
     found = rank(
-        model, on.cluster, job, study.nodes, space_of(model, scheme), framework=on.framework, kernels=on.kernels
+        model,
+        on.cluster,
+        job,
+        study.nodes,
+        space_of(model, scheme),
+        framework=on.framework,
+        kernels=on.kernels,
     )
     if on.full_pipelines and scheme in ("chimera", "pipedream-2bw"):
-        found = found.only([job.num_microbatches(layout) % layout.pp == 0 for layout in found.layouts])
+        found = found.only(
+            [job.num_microbatches(layout) % layout.pp == 0 for layout in found.layouts]
+        )
     if scheme == "pipedream-2bw" and on.stashes:
         found = _stashed(found, study, on, model, job)
     return found
 
 
 def _stashed(found: Ranked, study: Study, on: Conditions, model: Model, job: Job) -> Ranked:
-    """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their loading."""
+    """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their
+    loading."""
     problem = step_problem(model, on.cluster, job, framework=on.framework)
     usable = problem.usable_bytes
-    peak = [max(rank.peak + rank.weights / 2 for rank in needed_memory(problem, lay)) for lay in found.layouts]
+    peak = [
+        max(rank.peak + rank.weights / 2 for rank in needed_memory(problem, lay))
+        for lay in found.layouts
+    ]
     found = found.only(np.array(peak) <= usable)
     if not study.weight_loads:
         return found
@@ -190,8 +213,8 @@ def _stashed(found: Ranked, study: Study, on: Conditions, model: Model, job: Job
 def loads_s(layout: Layout, job: Job, model: Model) -> float:
     """Seconds that PipeDream-2BW's first stage spends on loading weights in a step.
 
-    Of m micro-batches p - 1 find the other version in place at their forward, and as many at their backward; the
-    optimizer loads the newest. The host does nothing else meanwhile.
+    Of m micro-batches p - 1 find the other version in place at their forward, and as many at their
+    backward; the optimizer loads the newest. The host does nothing else meanwhile.
     """
     names = NAMES_PER_LAYER * model.layers / layout.pp  # pyright: ignore[reportAttributeAccessIssue]
     loads = 2 * min(layout.pp - 1, job.num_microbatches(layout)) + 1
@@ -210,8 +233,9 @@ def time_of(found: Ranked, choice: Choice) -> float:
 
 
 def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.DataFrame:
-    """Schemes in the paper's order: its choice and ours, what its choice takes more by our evaluation, and what each
-    scheme does of Chimera's throughput at the largest scale, all at the paper's choices."""
+    """Schemes in the paper's order: its choice and ours, what its choice takes more by our
+    evaluation, and what each scheme does of Chimera's throughput at the largest scale, all at the
+    paper's choices."""
     rows, reference = [], None
     for scheme, choice in study.best.items():
         found = chimera_search(study, scheme, conditions)
@@ -242,7 +266,10 @@ def name_load_s() -> float:
     import torch
 
     def block() -> torch.nn.Module:
-        parts = {name: torch.nn.Linear(4, 4) for name in ("ln_1", "c_attn", "attn_proj", "ln_2", "c_fc", "c_proj")}
+        parts = {
+            name: torch.nn.Linear(4, 4)
+            for name in ("ln_1", "c_attn", "attn_proj", "ln_2", "c_fc", "c_proj")
+        }
         drops = {f"dropout_{i}": torch.nn.Dropout() for i in range(3)}
         found = torch.nn.ModuleDict(parts | drops)
         found.register_buffer("bias", torch.ones(1))

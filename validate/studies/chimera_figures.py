@@ -1,4 +1,5 @@
-"""Figures 9 and 12 to 19 of Chimera's paper (arXiv 2107.06925): synchronisation, scaling, large batches, memory."""
+"""Figures 9 and 12 to 19 of Chimera's paper (arXiv 2107.06925): synchronisation, scaling, large
+batches, memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,8 @@ from perfmodel.timeline import makespan_lanes
 RATES: Final = {"gloo": 1.2e9, "network": 10.2e9}
 """What carries the messages, and how fast."""
 MEMORY_LAYOUTS: Final = {"bert-48": (16, 8, 4), "gpt2-1.3b": (32, 16, 8)}
-"""Depths on 32 nodes (figure 9, six configurations; its micro-batches and mini-batch are not in the text)."""
+"""Depths on 32 nodes (figure 9, six configurations; its micro-batches and mini-batch are not in the
+text)."""
 MEMORY_SCHEMES: Final = ("gpipe", "pipedream", "pipedream-2bw", "1f1b", "chimera", "gems")
 DEPTHS: Final = (4, 8, 16, 32)
 LARGE: Final = (1024, 2048, 4096)
@@ -45,7 +47,9 @@ AVERAGE_SPEEDUPS: Final = {
 def problem_of(study: Study, conditions: Conditions) -> StepProblem:
     """The study as a problem."""
     model = catalog.model(study.model)
-    problem = step_problem(model, conditions.cluster, conditions.job(study, model), framework=conditions.framework)
+    problem = step_problem(
+        model, conditions.cluster, conditions.job(study, model), framework=conditions.framework
+    )
     kernels = conditions.kernels
     return problem if kernels is None else problem.repriced(kernels, problem.collectives)
 
@@ -68,9 +72,11 @@ def rate_s(study: Study, layout: Layout, conditions: Conditions) -> float:
 
 
 def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
-    """Sequences per second of PipeDream at the paper's batch, and its depth and recompute: the fastest that fit.
+    """Sequences per second of PipeDream at the paper's batch, and its depth and recompute: the
+    fastest that fit.
 
-    A micro-batch is what the batch of an update leaves to each of the replicas. None fits: not a number.
+    A micro-batch is what the batch of an update leaves to each of the replicas. None fits: not a
+    number.
     """
     batch = round(PIPEDREAM[study.model].sequences_per_node * study.nodes)
     one = replace(study, batch=batch)
@@ -93,9 +99,10 @@ def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
 def synchronisation_table(
     nodes: Sequence[int] = (16, 32, 64), losses: Sequence[float] = (0.0, 0.1, 0.3)
 ) -> pd.DataFrame:
-    """Figure 12: throughput of `eager_opt` over that of reducing every stage at once (`eager`) and at the end (`end`),
-    Bert-48; 64 nodes: 1.09x over eager in the paper. `loss`: share of a reduction's time by which passes beside it run
-    longer, the cost of progress; without any, starting early never hurts."""
+    """Figure 12: throughput of `eager_opt` over that of reducing every stage at once (`eager`) and
+    at the end (`end`), Bert-48; 64 nodes: 1.09x over eager in the paper. `loss`: share of a
+    reduction's time by which passes beside it run longer, the cost of progress; without any,
+    starting early never hurts."""
     rows = []
     for loss in losses:
         for n in nodes:
@@ -116,14 +123,18 @@ def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> fl
     problem = problem_of(study, conditions)
     (layout_batch,) = layout_batches(problem, [layout_of(study, "chimera", *study.best["chimera"])])
     layout_batch = replace(
-        layout_batch, program=layout_batch.program.with_spec(replace(layout_batch.spec, grad_reduce=grad_reduce))
+        layout_batch,
+        program=layout_batch.program.with_spec(replace(layout_batch.spec, grad_reduce=grad_reduce)),
     )
-    return float(makespan_lanes(prepared(layout_batch.spec).compiled, durations_of(problem, layout_batch))[0])
+    return float(
+        makespan_lanes(prepared(layout_batch.spec).compiled, durations_of(problem, layout_batch))[0]
+    )
 
 
 def closed_form_table(study: Study) -> pd.DataFrame:
-    """Figure 13: the paper's closed form over the evaluator, with mean and longest stages, and which depth each takes;
-    micro-batch and nodes are those of the paper's choice. The paper finds its form within 10 % of what it measured."""
+    """Figure 13: the paper's closed form over the evaluator, with mean and longest stages, and
+    which depth each takes; micro-batch and nodes are those of the paper's choice. The paper finds
+    its form within 10 % of what it measured."""
     rows = []
     for name, rate in RATES.items():
         problem = problem_of(study, Conditions().at_rate(rate))
@@ -135,18 +146,23 @@ def closed_form_table(study: Study) -> pd.DataFrame:
             forms = chimera_closed_form(problem, layout)
             row: dict[str, Any] = {"messages": name, "p": pp, "evaluator, s": step_s}
             row |= {f"closed form, {which}, s": form.step_s for which, form in forms.items()}
-            rows.append(row | {f"{which} / evaluator": form.step_s / step_s for which, form in forms.items()})
+            rows.append(
+                row
+                | {f"{which} / evaluator": form.step_s / step_s for which, form in forms.items()}
+            )
     return pd.DataFrame(rows)
 
 
 CALIBRATED_ON: Final = "1f1b"
-"""Scheme whose row calibrates T_f: what Chimera gains over it at the largest scale (section 4.2.3)."""
+"""Scheme whose row calibrates T_f: what Chimera gains over it at the largest scale (section
+4.2.3)."""
 FACTORS: Final = (0.25, 16.0)
 """Least and largest factor of all kernels that is tried."""
 
 
 def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
-    """Factor of all kernels at which Chimera gains over `CALIBRATED_ON` what the paper says; None where none does it.
+    """Factor of all kernels at which Chimera gains over `CALIBRATED_ON` what the paper says; None
+    where none does it.
 
     The paper measures T_f by a microbenchmark (section 3.4) and does not print it.
     """
@@ -162,7 +178,8 @@ def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
 
 
 def _gain(study: Study, conditions: Conditions) -> float:
-    """Chimera's throughput over that of `CALIBRATED_ON` at the largest scale, both at the paper's choices."""
+    """Chimera's throughput over that of `CALIBRATED_ON` at the largest scale, both at the paper's
+    choices."""
     at_scale = study.at(study.scales[-1])
     chimera, other = (
         rate_s(at_scale, layout_of(at_scale, scheme, *study.best[scheme]), conditions)
@@ -172,8 +189,8 @@ def _gain(study: Study, conditions: Conditions) -> float:
 
 
 def calibrated_table(study: Study) -> pd.DataFrame:
-    """Every scheme's choice as predicted, and with T_f calibrated on one of the paper's rows, beside the paper's; and
-    what each scheme does of Chimera's throughput."""
+    """Every scheme's choice as predicted, and with T_f calibrated on one of the paper's rows,
+    beside the paper's; and what each scheme does of Chimera's throughput."""
     rows = []
     for messages, rate in RATES.items():
         predicted = Conditions().at_rate(rate)
@@ -195,12 +212,16 @@ def calibrated_table(study: Study) -> pd.DataFrame:
 
 
 def scaling_table(study: Study) -> pd.DataFrame:
-    """Figures 14 and 15: sequences per second at the paper's choices, and Chimera's parallel efficiency."""
+    """Figures 14 and 15: sequences per second at the paper's choices, and Chimera's parallel
+    efficiency."""
     rows = []
     for name, rate in RATES.items():
         on = Conditions().at_rate(rate)
         of = {
-            n: {s: rate_s(study.at(n), layout_of(study.at(n), s, *c), on) for s, c in study.best.items()}
+            n: {
+                s: rate_s(study.at(n), layout_of(study.at(n), s, *c), on)
+                for s, c in study.best.items()
+            }
             for n in study.scales
         }
         first = of[study.scales[0]]["chimera"] / study.scales[0]
@@ -213,16 +234,23 @@ def scaling_table(study: Study) -> pd.DataFrame:
     paper = {f"over {s}": 1 / share for s, share in study.throughput.items()}
     paper["over pipedream"] = PIPEDREAM[study.model].slower
     rows.append(
-        {"messages": "paper", "nodes": study.scales[-1], "efficiency": 0.914 if study.weight_loads else np.nan} | paper
+        {
+            "messages": "paper",
+            "nodes": study.scales[-1],
+            "efficiency": 0.914 if study.weight_loads else np.nan,
+        }
+        | paper
     )
     return pd.DataFrame(rows)
 
 
 def large_batch_table(study: Study) -> pd.DataFrame:
-    """Figures 17 and 18: m far above p, at fixed depth: 4 for Bert-48 (without recompute), 8 for GPT-2 (all recompute).
+    """Figures 17 and 18: m far above p, at fixed depth: 4 for Bert-48 (without recompute), 8 for
+    GPT-2 (all recompute).
 
-    Forward doubling keeps two micro-batches where the others keep one, and so recomputes. Backward halving divides each
-    micro-batch in two (`chimera-halving` counts the halves): one of a single sequence cannot be halved.
+    Forward doubling keeps two micro-batches where the others keep one, and so recomputes. Backward
+    halving divides each micro-batch in two (`chimera-halving` counts the halves): one of a single
+    sequence cannot be halved.
     """
     pp, micro_batch, recompute = (4, 8, "none") if study.seq_len == 128 else (8, 1, "full")
     rows = []
@@ -231,16 +259,27 @@ def large_batch_table(study: Study) -> pd.DataFrame:
         for batch in LARGE:
             one = replace(study, batch=batch)
             row: dict[str, Any] = {"messages": name, "batch": batch}
-            for scheme in ("chimera", "chimera-doubling", "chimera-halving", "pipedream-2bw", "1f1b", "gpipe", "gems"):
+            for scheme in (
+                "chimera",
+                "chimera-doubling",
+                "chimera-halving",
+                "pipedream-2bw",
+                "1f1b",
+                "gpipe",
+                "gems",
+            ):
                 again = "full" if scheme == "chimera-doubling" else recompute
                 size = micro_batch // 2 if scheme == "chimera-halving" else micro_batch
-                row[scheme] = rate_s(one, layout_of(one, scheme, pp, size, again), on) if size else np.nan
+                row[scheme] = (
+                    rate_s(one, layout_of(one, scheme, pp, size, again), on) if size else np.nan
+                )
             rows.append(row)
     return pd.DataFrame(rows)
 
 
 def speedup_table(study: Study, rates: pd.DataFrame) -> pd.DataFrame:
-    """Mean speed-up of Chimera's best way over the others, from `large_batch_table`, beside the paper's."""
+    """Mean speed-up of Chimera's best way over the others, from `large_batch_table`, beside the
+    paper's."""
     ways = ["chimera", "chimera-doubling", "chimera-halving"]
     rows = []
     for scheme, paper in AVERAGE_SPEEDUPS[study.model].items():
@@ -254,7 +293,8 @@ def speedup_table(study: Study, rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def pipelines_table() -> pd.DataFrame:
-    """Figure 19: GPT-2 of 32 layers on 64 nodes, 64 sequences, in 2 to 8 pipelines; sequences per second."""
+    """Figure 19: GPT-2 of 32 layers on 64 nodes, 64 sequences, in 2 to 8 pipelines; sequences per
+    second."""
     study = replace(STUDIES[1], model="gpt2-32", nodes=64, batch=64)
     rows = []
     for name, rate in RATES.items():
@@ -268,7 +308,8 @@ def pipelines_table() -> pd.DataFrame:
 
 
 def memory_table() -> pd.DataFrame:
-    """Figure 9: least and most memory of a worker, GB; 32 nodes, 512 sequences, micro-batches of 8 (Bert-48) and 1."""
+    """Figure 9: least and most memory of a worker, GB; 32 nodes, 512 sequences, micro-batches of 8
+    (Bert-48) and 1."""
     rows = []
     for study, micro_batch in zip(STUDIES, (8, 1), strict=True):
         one = replace(study, nodes=32, batch=512)
@@ -291,8 +332,9 @@ def memory_table() -> pd.DataFrame:
 def v100_table() -> pd.DataFrame:
     """Section 4.2.3 on 32 V100 of 32 GB: every scheme at its own best layout by our evaluation.
 
-    Stated are speed-ups of 1.10 to 2.39 over synchronous and 1.05 to 1.89 over asynchronous schemes; model, length and
-    batch are not in the text at hand: Bert-48 at its full length and 8 sequences a device are taken.
+    Stated are speed-ups of 1.10 to 2.39 over synchronous and 1.05 to 1.89 over asynchronous
+    schemes; model, length and batch are not in the text at hand: Bert-48 at its full length and 8
+    sequences a device are taken.
     """
     study = replace(STUDIES[0], nodes=32, batch=256, seq_len=512)
     device = catalog.device("V100-SXM2-32GB")

@@ -1,4 +1,5 @@
-"""The results section of Chimera's page: which terms of Piz Daint decide what the paper found, and its figures."""
+"""The results section of Chimera's page: which terms of Piz Daint decide what the paper found, and
+its figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,8 @@ GLOO_RATES: Final = (1.2e9, 2.4e9, 5.0e9, 10.2e9)
 """From gloo as measured on one core to the network's own rate."""
 CHIMERA_2021: Final = catalog.framework("chimera@2021")
 MARGINS: Final = (0.04, 0.12, 0.2, 0.25)
-"""From what is always lost to what DeepSpeed saw with PyTorch of 2019: more than 30 % at worst (ZeRO, arXiv 1910.02054,
-section 3.2)."""
+"""From what is always lost to what DeepSpeed saw with PyTorch of 2019: more than 30 % at worst
+(ZeRO, arXiv 1910.02054, section 3.2)."""
 
 
 def chimera_page(folder: Path) -> str:
@@ -65,16 +66,36 @@ def chimera_page(folder: Path) -> str:
         parts += [f"{study.model}:\n", markdown_table(closed_form_table(study))]
     parts += ["### Weak scaling (figures 14 and 15)\n", _SCALING]
     for study in STUDIES:
-        parts += [f"{study.model}, at the paper's depths and micro-batches:\n", markdown_table(scaling[study.model])]
-    parts += ["### Reducing gradients early (figure 12)\n", _SYNC, markdown_table(synchronisation_table())]
+        parts += [
+            f"{study.model}, at the paper's depths and micro-batches:\n",
+            markdown_table(scaling[study.model]),
+        ]
+    parts += [
+        "### Reducing gradients early (figure 12)\n",
+        _SYNC,
+        markdown_table(synchronisation_table()),
+    ]
     parts += ["### Large batches on fixed nodes (figures 17 and 18)\n", _LARGE]
     for study in STUDIES:
         rates = large[study.model]
-        parts += [f"{study.model}, sequences/s:\n", markdown_table(rates), markdown_table(speedup_table(study, rates))]
+        parts += [
+            f"{study.model}, sequences/s:\n",
+            markdown_table(rates),
+            markdown_table(speedup_table(study, rates)),
+        ]
     memory = memory_table()
     pipelines = pipelines_table()
-    parts += ["### More pipelines (figure 19)\n", fastest_pipelines(pipelines), markdown_table(pipelines)]
-    parts += ["### Memory on 32 nodes (figure 9)\n", _MEMORY, memory_verdict(memory), markdown_table(memory)]
+    parts += [
+        "### More pipelines (figure 19)\n",
+        fastest_pipelines(pipelines),
+        markdown_table(pipelines),
+    ]
+    parts += [
+        "### Memory on 32 nodes (figure 9)\n",
+        _MEMORY,
+        memory_verdict(memory),
+        markdown_table(memory),
+    ]
     parts += ["### 32 V100 (section 4.2.3)\n", _V100, markdown_table(v100_table())]
     return "\n".join(parts)
 
@@ -82,7 +103,11 @@ def chimera_page(folder: Path) -> str:
 def cumulative_terms() -> list[tuple[str, Conditions]]:
     """From the description that knows the hardware alone to that of the software that ran."""
     hardware = Conditions(
-        cluster=catalog.cluster("piz-daint"), framework=EAGER, formula_gelu=False, stashes=False, full_pipelines=False
+        cluster=catalog.cluster("piz-daint"),
+        framework=EAGER,
+        formula_gelu=False,
+        stashes=False,
+        full_pipelines=False,
     )
     roomy = catalog.framework("chimera@2021").replace(memory_margin=EAGER.memory.memory_margin)
     eager = replace(hardware, framework=roomy)
@@ -99,8 +124,9 @@ def cumulative_terms() -> list[tuple[str, Conditions]]:
 
 
 def agreement(conditions: Conditions) -> dict[str, Any]:
-    """Of both models' choices: how many are the same, and the same in depth; by how much throughputs are off that the
-    paper states (mean of |ours / paper's - 1|), and those of DAPPLE and PipeDream-2BW."""
+    """Of both models' choices: how many are the same, and the same in depth; by how much
+    throughputs are off that the paper states (mean of |ours / paper's - 1|), and those of DAPPLE
+    and PipeDream-2BW."""
     found: dict[str, Any] = {}
     tables = [chimera_table(study, conditions) for study in STUDIES]
     both = pd.concat(tables)
@@ -129,8 +155,8 @@ def terms_table() -> pd.DataFrame:
 
 
 def sensitivity_table() -> pd.DataFrame:
-    """Agreement over the two figures of the description that are least known: the rate at which gloo carried data, and
-    the memory that was lost."""
+    """Agreement over the two figures of the description that are least known: the rate at which
+    gloo carried data, and the memory that was lost."""
     rows = []
     for rate in GLOO_RATES:
         for margin in MARGINS:
@@ -162,7 +188,9 @@ def fastest_pipelines(table: pd.DataFrame) -> str:
     """The paper's finding on figure 19 and how many pipelines are fastest here, in words."""
     counts = [name for name in table.columns if name.endswith(" pipelines")]
     fastest = table[counts].astype(float).idxmax(axis=1).str.removesuffix(" pipelines")
-    sentences = ["The paper: two pipelines are best except at depth 32, where four are slightly faster."]
+    sentences = [
+        "The paper: two pipelines are best except at depth 32, where four are slightly faster."
+    ]
     for messages, rows in table.groupby("messages", sort=False):
         best = [f"{fastest[i]} at depth {rows.loc[i, 'p']}" for i in rows.index]
         sentences.append(f"Fastest here with messages of `{messages}`: {', '.join(best)}.")
@@ -173,7 +201,9 @@ def memory_verdict(table: pd.DataFrame) -> str:
     """Which of the paper's statements on figure 9 hold here, in words."""
     gpipe, coarse = table["gpipe"].str.contains("OOM"), table["pipedream-2bw"].str.contains("OOM")
     below = table["chimera/1f1b"] < 1
-    fullest = table[list(MEMORY_SCHEMES)].apply(lambda cells: cells.str.extract(r"to ([\d.]+)")[0].astype(float))
+    fullest = table[list(MEMORY_SCHEMES)].apply(
+        lambda cells: cells.str.extract(r"to ([\d.]+)")[0].astype(float)
+    )
     others = fullest.drop(columns="gems").min(axis=1)
     return (
         f"Here GPipe runs out of memory in {gpipe.sum()} of {len(table)}, PipeDream-2BW in {coarse.sum()}; GEMS needs "
@@ -192,10 +222,20 @@ def draw_speedups(scaling: dict[str, pd.DataFrame], path: Path) -> None:
     for ax, (model, table) in zip(axes, scaling.items(), strict=True):
         last = table[table["nodes"] == table["nodes"].max()].set_index("messages")
         schemes = [name for name in last.columns if name.startswith("over ")]
-        for i, (name, colour) in enumerate((("paper", "black"), ("network", "tab:blue"), ("gloo", "tab:orange"))):
+        for i, (name, colour) in enumerate(
+            (("paper", "black"), ("network", "tab:blue"), ("gloo", "tab:orange"))
+        ):
             heights = last.loc[name, schemes].astype(float)
-            ax.bar([x + 0.27 * (i - 1) for x in range(len(schemes))], heights, 0.25, label=name, color=colour)
-        ax.set_xticks(range(len(schemes)), [name.removeprefix("over ") for name in schemes], rotation=20)
+            ax.bar(
+                [x + 0.27 * (i - 1) for x in range(len(schemes))],
+                heights,
+                0.25,
+                label=name,
+                color=colour,
+            )
+        ax.set_xticks(
+            range(len(schemes)), [name.removeprefix("over ") for name in schemes], rotation=20
+        )
         ax.set_title(f"{model}, {last['nodes'].iloc[0]} nodes", fontsize=10)
         ax.axhline(1.0, color="grey", linewidth=0.6)
     axes[0].set_ylabel("Chimera's speed-up over")

@@ -1,4 +1,5 @@
-"""DistIR's table 4 on the ranks of this machine: throughput simulated from measurements on two ranks, and real."""
+"""DistIR's table 4 on the ranks of this machine: throughput simulated from measurements on two
+ranks, and real."""
 
 import sys
 import time
@@ -20,7 +21,13 @@ from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
 from perfmodel.ir.execution import PairTimes, program_ranks, random_inputs, run
 from perfmodel.ir.execution.events import rank_events
 from perfmodel.ir.execution.pair_times import measure_pair, predict_ranks
-from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
+from perfmodel.ir.models import (
+    TransformerSize,
+    mlp,
+    training_step,
+    transformer_inference,
+    transformer_loss,
+)
 from perfmodel.ir.program_search import dtpk_grid
 from perfmodel.measure import usable_cores
 from perfmodel.measure.ranks import RankGroup
@@ -40,10 +47,21 @@ PAPER: Final = {
 }
 """Table 4, Spearman's r of 71 to 94 configurations each on 16 V100."""
 REPEATABLE: Final = 0.05
-"""How much longer than its fastest run the median run of a program may take; beyond it the runs are repeated."""
+"""How much longer than its fastest run the median run of a program may take; beyond it the runs are
+repeated."""
 ATTEMPTS: Final = 3
 """Times that the runs of a program are repeated in one round at most; the most alike ones count."""
-COLUMNS: Final = ("round", "model", "batch", "dtpk", "ranks", "simulated_s", "measured_s", "noise", "ran_at_once")
+COLUMNS: Final = (
+    "round",
+    "model",
+    "batch",
+    "dtpk",
+    "ranks",
+    "simulated_s",
+    "measured_s",
+    "noise",
+    "ran_at_once",
+)
 
 
 @dataclass(frozen=True)
@@ -86,21 +104,27 @@ def configurations() -> Iterator[Configuration]:
 
 
 def measure_round(path: Path, until: float) -> None:
-    """Every configuration once: two ranks measure what all programs consist of, then each is simulated and run.
+    """Every configuration once: two ranks measure what all programs consist of, then each is
+    simulated and run.
 
-    Rounds follow one another, so that what else the machine does meets all programs alike; a row is kept as soon as
-    it is there, and an interrupted round is gone on with, from new measurements.
+    Rounds follow one another, so that what else the machine does meets all programs alike; a row is
+    kept as soon as it is there, and an interrupted round is gone on with, from new measurements.
     """
     done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=COLUMNS)
     everything = list(configurations())
     number = len(done) // len(everything)
-    measured = {(row.model, row.dtpk, row.ranks) for row in done.itertuples() if row.round == number}
+    measured = {
+        (row.model, row.dtpk, row.ranks) for row in done.itertuples() if row.round == number
+    }
     left = [c for c in everything if (c.model, c.dtpk, c.degrees.n_devices) not in measured]
     programs = {c: c.program() for c in left}
     cluster = host_cluster()
     events = [e for program in programs.values() for e in rank_events(program.function, cluster)]
-    print(f"round {number}: {len(left)} programs, {len(set(events))} distinct events", file=sys.stderr)
-    # Ranks that run at once do not wait for other work, which would take longer than a simulation is off.
+    print(
+        f"round {number}: {len(left)} programs, {len(set(events))} distinct events", file=sys.stderr
+    )
+    # Ranks that run at once do not wait for other work, which would take longer than a simulation
+    # is off.
     with at_once() as is_allowed:
         pair = measure_pair(events, backend="torch")
         for ranks in RANKS:
@@ -111,7 +135,13 @@ def measure_round(path: Path, until: float) -> None:
                     simulated_s = _simulated_s(programs[chosen], pair, cluster, ranks)
                     fastest_s, noise = _most_alike(programs[chosen], group)
                     row = (number, chosen.model, _model(chosen.model)[0], chosen.dtpk, ranks)
-                    row = (*row, round(simulated_s, 6), round(fastest_s, 6), round(noise, 3), is_allowed)
+                    row = (
+                        *row,
+                        round(simulated_s, 6),
+                        round(fastest_s, 6),
+                        round(noise, 3),
+                        is_allowed,
+                    )
                     table = pd.DataFrame([dict(zip(COLUMNS, row, strict=True))])
                     table.to_csv(path, mode="a", header=not path.exists(), index=False)
 
@@ -119,11 +149,14 @@ def measure_round(path: Path, until: float) -> None:
 def _simulated_s(program: Program, pair: PairTimes, cluster: Cluster, ranks: int) -> float:
     """Step time that the measurements of two ranks predict, ranks on the cores in turn."""
     cores = usable_cores()
-    return predict_ranks(program.function, cluster, pair, [cores[r % len(cores)] for r in range(ranks)]).makespan_s
+    return predict_ranks(
+        program.function, cluster, pair, [cores[r % len(cores)] for r in range(ranks)]
+    ).makespan_s
 
 
 def _most_alike(program: Program, group: RankGroup) -> tuple[float, float]:
-    """The fastest of several runs, and by how much their median is longer; repeated until that is little."""
+    """The fastest of several runs, and by how much their median is longer; repeated until that is
+    little."""
     attempts: list[tuple[float, float]] = []
     for _ in range(ATTEMPTS):
         times_s = run(program, random_inputs(program), repeats=REPEATS, ranks=group).makespans_s
@@ -136,7 +169,9 @@ def _most_alike(program: Program, group: RankGroup) -> tuple[float, float]:
 
 def host_cluster() -> Cluster:
     """Four ranks on one host; nothing is priced by it."""
-    level = NetworkLevel(name="loopback", size=max(RANKS), bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+    level = NetworkLevel(
+        name="loopback", size=max(RANKS), bandwidth_bytes_per_s=1e9, latency_s=1e-5
+    )
     return Cluster(name="this machine", device=catalog.device("cpu"), levels=(level,))
 
 
@@ -177,7 +212,9 @@ def _how_undisturbed(runs: pd.DataFrame) -> str:
 
 def _correlation(model: str, programs: pd.DataFrame) -> dict[str, str]:
     """Spearman's r of simulated and real throughput, and by how much the simulation is off."""
-    r, p = spearmanr(programs["batch"] / programs["simulated_s"], programs["batch"] / programs["measured_s"])
+    r, p = spearmanr(
+        programs["batch"] / programs["simulated_s"], programs["batch"] / programs["measured_s"]
+    )
     error = (programs["simulated_s"] / programs["measured_s"] - 1).abs().median()
     return {
         "model": model,

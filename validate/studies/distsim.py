@@ -1,5 +1,5 @@
-"""DistSim's use-case (arXiv 2306.08423, section 6): BERT-exLarge on 16 A10, every xM xP xD with 16 sequences a step;
-and the results section of its page."""
+"""DistSim's use-case (arXiv 2306.08423, section 6): BERT-exLarge on 16 A10, every xM xP xD with 16
+sequences a step; and the results section of its page."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,11 @@ from perfmodel.spec import Job, Layout
 
 DEVICES: Final = 16
 WITHIN: Final = 0.15
-ASSUMED: Final = Job(global_batch=16, seq_len=512, dtype="fp16", flash_attention=False, grad_dtype="fp16")
-"""The batch is the paper's; BERT's usual length and element type, and Megatron-LM's kernels (the paper generates its
-models with Megatron-LM), are assumed: it states none of them."""
+ASSUMED: Final = Job(
+    global_batch=16, seq_len=512, dtype="fp16", flash_attention=False, grad_dtype="fp16"
+)
+"""The batch is the paper's; BERT's usual length and element type, and Megatron-LM's kernels (the
+paper generates its models with Megatron-LM), are assumed: it states none of them."""
 PAPER: Final = {
     "best": "1M8P2D",
     "worst": "16M1P1D",
@@ -32,7 +34,8 @@ SIMULATED: Final = {"best/worst": 7.379, "best/second": 2.94 / 2.92, "iterations
 
 
 def distsim_search(job: Job = ASSUMED, order: str = Layout().order) -> Ranked:
-    """All 15 strategies. A micro-batch is one sequence: the only size that all of them, 16D too, can run."""
+    """All 15 strategies. A micro-batch is one sequence: the only size that all of them, 16D too,
+    can run."""
     powers = tuple(1 << i for i in range(5))
     # Dapple's schedule; Megatron-LM of the time reduced gradients after the last backward
     space = replace(USUAL, tp=powers, pp=powers, overlap_grad_reduce=(False,), order=(order,))
@@ -43,7 +46,10 @@ def distsim_table() -> tuple[pd.DataFrame, dict[str, Any]]:
     """Strategies by predicted throughput, and the paper's figures beside ours."""
     found = distsim_search()
     table = pd.DataFrame(
-        {"strategy": [strategy(layout) for layout in found.layouts], "iterations_per_s": 1 / found.step_s}
+        {
+            "strategy": [strategy(layout) for layout in found.layouts],
+            "iterations_per_s": 1 / found.step_s,
+        }
     )
     return table, _figures(found)
 
@@ -55,7 +61,9 @@ def distsim_sensitivity() -> pd.DataFrame:
         "eager kernels": replace(ASSUMED, fused_kernels=False),
         "128 tokens": replace(ASSUMED, seq_len=128),
         "fp32": replace(ASSUMED, dtype="fp32", grad_dtype="fp32"),
-        "fp32, eager kernels": replace(ASSUMED, dtype="fp32", grad_dtype="fp32", fused_kernels=False),
+        "fp32, eager kernels": replace(
+            ASSUMED, dtype="fp32", grad_dtype="fp32", fused_kernels=False
+        ),
     }
     found = {name: distsim_search(job) for name, job in readings.items()}
     found["pipeline ranks adjacent"] = distsim_search(order="tp-cp-pp-ep-dp")
@@ -75,7 +83,8 @@ def _figures(found: Ranked) -> dict[str, Any]:
 
 
 def tensor_share() -> float:
-    """Share of the paper's worst strategy's step in which tensor-parallel collectives are exposed."""
+    """Share of the paper's worst strategy's step in which tensor-parallel collectives are
+    exposed."""
     problem = step_problem(catalog.model("bert-exlarge"), catalog.cluster("a10x4"), ASSUMED)
     prediction = explain(problem, Layout.parse(PAPER["worst"]))
     return prediction.breakdown_s["tensor_parallel_communication"] / prediction.step_time_s
@@ -88,16 +97,20 @@ def strategy(layout: Layout) -> str:
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RECOMPUTE_COST: Final = 0.33
-"""Of throughput at small batches, at most (Megatron-LM, arXiv 2104.04473, section 5.7 and figure 17)."""
+"""Of throughput at small batches, at most (Megatron-LM, arXiv 2104.04473, section 5.7 and figure
+17)."""
 RECOMPUTE_GAIN: Final = 2.0
-"""Of recompute's best throughput over that of the small batches that fit without it, up to (the same)."""
+"""Of recompute's best throughput over that of the small batches that fit without it, up to (the
+same)."""
 
 
 def batch_table() -> pd.DataFrame:
-    """GPT of 145 billion parameters as 8M16P1D on 128 A100 over batch sizes, relative to batch 1 (DistSim, figure 11).
+    """GPT of 145 billion parameters as 8M16P1D on 128 A100 over batch sizes, relative to batch 1
+    (DistSim, figure 11).
 
-    DistSim compares with figure 17 of Megatron-LM, whose values are in a picture; `pipeline` is what a pipeline of
-    equal stages gives, m p / (m + p - 1). Read into it: 2,048 tokens, fp16 and micro-batches of one, as in Megatron-LM.
+    DistSim compares with figure 17 of Megatron-LM, whose values are in a picture; `pipeline` is
+    what a pipeline of equal stages gives, m p / (m + p - 1). Read into it: 2,048 tokens, fp16 and
+    micro-batches of one, as in Megatron-LM.
     """
     model, cluster = catalog.model("gpt-145b"), catalog.cluster("dgx-a100")
     rows: list[dict[str, Any]] = []
@@ -107,7 +120,9 @@ def batch_table() -> pd.DataFrame:
         problem = step_problem(model, cluster, job)
         usable = problem.usable_bytes
         for name, recompute in (("none", "none"), ("recompute", "full")):
-            layout = replace(Layout.parse("8M16P1D"), recompute=recompute, overlap_grad_reduce=False)  # pyright: ignore
+            layout = replace(
+                Layout.parse("8M16P1D"), recompute=recompute, overlap_grad_reduce=False
+            )  # pyright: ignore
             row[name] = batch / float(evaluate(problem, [layout]).step_time_s[0])
             row[f"{name} fits"] = bool(peak_memory(problem, [layout])[0][0] <= usable)
         rows.append(row)
@@ -118,7 +133,8 @@ def batch_table() -> pd.DataFrame:
 
 
 def recompute_figures(table: pd.DataFrame) -> tuple[float, float]:
-    """What recompute costs at the same batch at most, and its best throughput over the best that fits without it."""
+    """What recompute costs at the same batch at most, and its best throughput over the best that
+    fits without it."""
     cost = float((1 - table["recompute"] / table["none"]).max())
     without = table.loc[table["none fits"], "none"]
     return cost, float(table["recompute"].max() / without.max()) if len(without) else float("inf")
@@ -171,7 +187,10 @@ def _table_2(ours: dict[str, Any]) -> str:
         ),
         ("second-best", "not named", "not named", ours["second"], "-"),
     ]
-    for title, key, digits in (("best over second", "best/second", 3), ("best, iterations/s", "iterations_per_s", 2)):
+    for title, key, digits in (
+        ("best over second", "best/second", 3),
+        ("best, iterations/s", "iterations_per_s", 2),
+    ):
         figures = [f"{source[key]:.{digits}f}" for source in (PAPER, SIMULATED, ours)]
         rows.append((title, *figures, "-"))
     return rows_table(("", "paper, measured", "paper, DistSim", "ours", "bar"), rows, left=5)

@@ -17,7 +17,11 @@ _CALLS_BAR: Final = 200
 
 def emulation_report(report: Mapping[str, Any]) -> str:
     """Every part that was run."""
-    lines = ["# Emulation against reality", "", "`python validate/emulation.py --out validate` printed this."]
+    lines = [
+        "# Emulation against reality",
+        "",
+        "`python validate/emulation.py --out validate` printed this.",
+    ]
     for part, section in _SECTIONS.items():
         if part in report:
             lines += ["", *section(report[part])]
@@ -42,7 +46,9 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
     )  # fmt: skip
     rows = []
     for name, r in found.items():
-        parts = ", ".join(f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer"))
+        parts = ", ".join(
+            f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer")
+        )
         rows.append((
             name, _ms(r["real_s"]), _ms(r["both_s"]), f"{r['both_error']:+.1%}", f"{r['each_error']:+.1%}",
             f"{r['noise']:.1%}", judged(r["both_error"], r["noise"], _STEP_BAR), r["iterations"], r["turns"],
@@ -66,7 +72,12 @@ def _hosts(found: Mapping[str, Any]) -> list[str]:
         )
         for name, r in found.items()
     ]  # fmt: skip
-    return [*lines, rows_table(("script", "real", "emulated", "error", "all apart", "noise", "iterations"), rows)]
+    return [
+        *lines,
+        rows_table(
+            ("script", "real", "emulated", "error", "all apart", "noise", "iterations"), rows
+        ),
+    ]
 
 
 def _micro(found: Mapping[str, Any]) -> list[str]:
@@ -84,7 +95,10 @@ def _micro(found: Mapping[str, Any]) -> list[str]:
         )
         for r in found["rows"]
     ]  # fmt: skip
-    return [*lines, rows_table(("collective", "bytes", "told (real)", "emulated", "overhead", "noise"), rows)]
+    return [
+        *lines,
+        rows_table(("collective", "bytes", "told (real)", "emulated", "overhead", "noise"), rows),
+    ]
 
 
 def _curve(found: Mapping[str, Any]) -> list[str]:
@@ -101,7 +115,12 @@ def _curve(found: Mapping[str, Any]) -> list[str]:
         ]  # fmt: skip
         stamps = zip(curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True)
         rows = [
-            (_ms(delay_s, 0), _ms(emulated_s), _ms(predicted_s), f"{predicted_s / emulated_s - 1:+.1%}")
+            (
+                _ms(delay_s, 0),
+                _ms(emulated_s),
+                _ms(predicted_s),
+                f"{predicted_s / emulated_s - 1:+.1%}",
+            )
             for delay_s, emulated_s, predicted_s in stamps
         ]
         lines.append(rows_table(("delay", "emulated", "predicted", "error"), rows, left=0))
@@ -114,7 +133,12 @@ def _what_if(found: Mapping[str, Any]) -> list[str]:
         "Predicted from the first run alone; no bar. All-reduces at first take three times what gloo's do here.", "",
     ]  # fmt: skip
     rows = [
-        (name, _ms(r["emulated_s"]), _ms(r["predicted_s"]), f"{r['predicted_s'] / r['emulated_s'] - 1:+.1%}")
+        (
+            name,
+            _ms(r["emulated_s"]),
+            _ms(r["predicted_s"]),
+            f"{r['predicted_s'] / r['emulated_s'] - 1:+.1%}",
+        )
         for name, r in found.items()
     ]
     return [*lines, rows_table(("condition", "emulated", "predicted", "error"), rows)]
@@ -124,7 +148,10 @@ def _scale(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Scale", "", f"Small all-reduces that take no time in the model; bar {_CALLS_BAR} per second.", "",
     ]  # fmt: skip
-    rows = [(ranks, f"{r['calls_per_s']:.0f}", _mib(r["peak_memory_bytes"])) for ranks, r in found.items()]
+    rows = [
+        (ranks, f"{r['calls_per_s']:.0f}", _mib(r["peak_memory_bytes"]))
+        for ranks, r in found.items()
+    ]
     return [*lines, rows_table(("ranks", "calls per second", "peak memory"), rows, left=0)]
 
 
@@ -135,7 +162,14 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
         "and what was predicted. Of the prediction, what libraries take for themselves is measured on the same script "
         "with a model of next to no size.", "",
     ]  # fmt: skip
-    head = ("script", "real", "emulated", "predicted", "of it the libraries' own", "predicted over emulated")
+    head = (
+        "script",
+        "real",
+        "emulated",
+        "predicted",
+        "of it the libraries' own",
+        "predicted over emulated",
+    )
     rows = [
         (
             name, _mib(r["real_bytes"]) if "real_bytes" in r else "", _mib(r["emulated_bytes"]),
@@ -190,7 +224,11 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
         errors = {name: sum(map(abs, c["errors"])) / len(c["errors"]) for name, c in curves.items()}
         lines.append(f"- The curve: {_met(errors, _CURVE_BAR)}.")
     if memory := report.get("memory"):
-        errors = [r["predicted_bytes"] / r["emulated_bytes"] - 1 for name, r in memory.items() if "fsdp" in name]
+        errors = [
+            r["predicted_bytes"] / r["emulated_bytes"] - 1
+            for name, r in memory.items()
+            if "fsdp" in name
+        ]
         if errors:
             lines.append(
                 f"- Memory under FSDP2: predicted off by {_span(errors)}; the largest moment of every part is added "
@@ -202,9 +240,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
 def _met(errors: Mapping[str, float], bar: float) -> str:
     """How many are within a bar, and the others by name."""
     missed = [f"{name} {error:+.1%}" for name, error in errors.items() if abs(error) > bar]
-    within = (
-        f"{len(errors) - len(missed)} of {len(errors)} within the bar of {bar:.0%}, all {_span([*errors.values()])}"
-    )
+    within = f"{len(errors) - len(missed)} of {len(errors)} within the bar of {bar:.0%}, all {_span([*errors.values()])}"
     return f"{within}; missed by {', '.join(missed)}" if missed else within
 
 

@@ -1,7 +1,8 @@
-"""Scripts to emulate, real and emulated runs of them, and how they compare; kinds of runs of which one at a time is
-awake, in short turns.
+"""Scripts to emulate, real and emulated runs of them, and how they compare; kinds of runs of which
+one at a time is awake, in short turns.
 
-The speed of a shared machine drifts by several per cent within a minute. What is compared is awake within seconds.
+The speed of a shared machine drifts by several per cent within a minute. What is compared is awake
+within seconds.
 """
 
 import json
@@ -38,15 +39,17 @@ from perfmodel.measure.timing import wait_until_quiet
 
 SCRIPTS = Path(__file__).parents[1] / "emulated_scripts"
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
-on what a process did before, and makes large messages up to half slower or not."""
+"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for
+every call depends on what a process did before, and makes large messages up to half slower or
+not."""
 KINDS = ("real", "both", "each")
 QUIET = 0.1
 """Share of the cores that other work may take before a turn begins."""
 PATIENCE_S = 600.0
 """Usual seconds for which the turns of one script wait for a quiet machine."""
 NOISE_OF_CLAIMS = 0.01
-"""Largest noise of the real runs beside which an error of a few per cent says something of the emulation."""
+"""Largest noise of the real runs beside which an error of a few per cent says something of the
+emulation."""
 LEAST = 30
 """Iterations of each kind that a median is of."""
 
@@ -77,7 +80,9 @@ def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRu
     ))  # fmt: skip
 
 
-def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
+def run_emulated(
+    command: Sequence[str], world_size: int, table: PriceTable, **more: Any
+) -> EmulatedRun:
     """Rank 0 alone, on the first core."""
     conditions = table.conditions | more.pop("conditions", {})
     prices = priced(table)
@@ -87,14 +92,16 @@ def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **m
     ))  # fmt: skip
 
 
-def blocks_in_turn(real: Emulation, emulated: Emulation, command: Callable[..., tuple[str, ...]]) -> pd.DataFrame:
+def blocks_in_turn(
+    real: Emulation, emulated: Emulation, command: Callable[..., tuple[str, ...]]
+) -> pd.DataFrame:
     """Run two worlds beside each other, of which one makes a block of calls while the other waits.
 
     Args:
         real: world without a command.
         emulated: likewise.
-        command: of a world (`emulated_scripts/blocks.py`), from its file of results, the pipe that it waits at and the
-            one to which it passes the turn.
+        command: of a world (`emulated_scripts/blocks.py`), from its file of results, the pipe that
+            it waits at and the one to which it passes the turn.
 
     Returns:
         collective, bytes, block, real_s and emulated_s (seconds of a call), a row for each block.
@@ -111,7 +118,10 @@ def blocks_in_turn(real: Emulation, emulated: Emulation, command: Callable[..., 
         runs = {}
         for (name, world), (wait, send) in zip(worlds.items(), (pipes, pipes[::-1]), strict=True):
             out = Path(folder) / f"{name}.json"
-            runs[name] = out, threads.submit(emulate, replace(world, command=command(out, wait, send)))
+            runs[name] = (
+                out,
+                threads.submit(emulate, replace(world, command=command(out, wait, send))),
+            )
         for name, (out, run) in runs.items():
             run.result()
             columns = ["collective", "bytes", "block", f"{name}_s"]
@@ -121,25 +131,36 @@ def blocks_in_turn(real: Emulation, emulated: Emulation, command: Callable[..., 
 
 
 def in_turn(
-    kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float, patience_s: float = 0.0
+    kinds: Mapping[str, Sequence[Emulation]],
+    *,
+    turn_s: float,
+    total_s: float,
+    start_s: float,
+    patience_s: float = 0.0,
 ) -> pd.DataFrame:
-    """Start all runs, then wake one kind after another until the time is up; scripts are cut off, so let them be long.
+    """Start all runs, then wake one kind after another until the time is up; scripts are cut off,
+    so let them be long.
 
-    No run is awake between turns. So whatever is busy then is other work, and the next turn waits for its end.
+    No run is awake between turns. So whatever is busy then is other work, and the next turn waits
+    for its end.
 
     Args:
         kinds: what is awake together, by name; the slowest run of it is what counts.
         turn_s: for which one is awake.
         total_s: of all turns, without the waiting.
         start_s: for which all are awake at first, and on a busy machine until they train.
-        patience_s: for which turns wait for a quiet machine at most, all together; afterwards they run anyway.
+        patience_s: for which turns wait for a quiet machine at most, all together; afterwards they
+            run anyway.
 
     Returns:
-        Iterations on the slowest of their ranks, as of `EmulatedRun.iterations`, with kind, turn, waited_s (before the
-        turn, until the machine was quiet) and stolen (core seconds per second of the turn that the hypervisor or other
-        processes took); whole ones, without the first of every turn.
+        Iterations on the slowest of their ranks, as of `EmulatedRun.iterations`, with kind, turn,
+        waited_s (before the turn, until the machine was quiet) and stolen (core seconds per second
+        of the turn that the hypervisor or other processes took); whole ones, without the first of
+        every turn.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background ignores it
     with TemporaryDirectory(prefix="perfmodel-") as folder:
         found = {
             name: [_Run(kind, Path(folder) / f"{name}{n}") for n, kind in enumerate(together)]
@@ -158,9 +179,14 @@ def in_turn(
                     patience_s -= waited_s
                     if waited_s:
                         left = (
-                            f"{patience_s:.0f} s of patience left" if patience_s > 0 else "runs on a busy machine now"
+                            f"{patience_s:.0f} s of patience left"
+                            if patience_s > 0
+                            else "runs on a busy machine now"
                         )
-                        print(f"{name}: waited {waited_s:.0f} s for a quiet machine, {left}", file=sys.stderr)
+                        print(
+                            f"{name}: waited {waited_s:.0f} s for a quiet machine, {left}",
+                            file=sys.stderr,
+                        )
                     turns[name].take(found[name], turn_s, waited_s)
                     awake_s += turn_s
                 order.reverse()
@@ -181,16 +207,23 @@ def in_turn(
 
 
 def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
-    """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
+    """Medians over all iterations of turns that others left alone, as far as there are enough of
+    them."""
     for most in (0.03, 0.06, 0.1, 0.2, 2.0):
         kept: Any = table[table.stolen <= most]
         if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
             break
-    medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
+    medians: Any = kept.groupby("kind")[
+        ["time_s", "forward_s", "backward_s", "optimizer_s"]
+    ].median()
     real: Any = kept[kept.kind == "real"]
     halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
     errors = medians / medians.loc["real"] - 1
-    waited_s = float(table.groupby(["kind", "turn"]).waited_s.first().sum()) if "waited_s" in table else 0.0
+    waited_s = (
+        float(table.groupby(["kind", "turn"]).waited_s.first().sum())
+        if "waited_s" in table
+        else 0.0
+    )
     return {
         **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
         **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
@@ -215,9 +248,11 @@ def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict
 
 @contextmanager
 def at_once() -> Iterator[bool]:
-    """Context in which started processes run at once whatever else runs here, where the system allows it.
+    """Context in which started processes run at once whatever else runs here, where the system
+    allows it.
 
-    For a minute or two: meanwhile nothing else gets more than what they leave (sched(7): `SCHED_FIFO`).
+    For a minute or two: meanwhile nothing else gets more than what they leave (sched(7):
+    `SCHED_FIFO`).
 
     Yields:
         Whether the system allowed it.
@@ -235,7 +270,8 @@ def at_once() -> Iterator[bool]:
 
 
 def come_before_others() -> None:
-    """Let ranks that are started from now on run before what else runs here, as far as the system lets us."""
+    """Let ranks that are started from now on run before what else runs here, as far as the system
+    lets us."""
 
     def watch() -> None:
         done: set[int] = set()
@@ -300,7 +336,9 @@ class _Run:
     def __init__(self, emulation: Emulation, out: Path) -> None:
         self.out = out
         before = _children()
-        self._thread = threading.Thread(target=self._emulate, args=(replace(emulation, timeout_s=1e6),))
+        self._thread = threading.Thread(
+            target=self._emulate, args=(replace(emulation, timeout_s=1e6),)
+        )
         self._thread.start()
         processes = len(emulation.real_ranks) + (emulation.wire is not None)
         while len(started := _children() - before) < processes and self._thread.is_alive():
@@ -329,7 +367,9 @@ class _Run:
     def check(self) -> None:
         """Raises `PerfModelError` for a script that ended."""
         if not self._thread.is_alive():
-            raise PerfModelError(f"{self.out.name}: the script ended before its turns did; give it more iterations")
+            raise PerfModelError(
+                f"{self.out.name}: the script ended before its turns did; give it more iterations"
+            )
 
     def end(self) -> None:
         """Interrupted as from the keyboard, a script leaves what it recorded."""
@@ -348,9 +388,11 @@ def _children() -> set[int]:
 
 
 def _used_by_others_s(groups: set[int]) -> float:
-    """Core seconds so far of all processes but those of these sessions and this one, and of the hypervisor's other
-    machines (proc(5))."""
-    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    """Core seconds so far of all processes but those of these sessions and this one, and of the
+    hypervisor's other machines (proc(5))."""
+    user, nice, system, _, _, irq, soft, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
     total = user + nice + system + irq + soft + steal
     for stat in Path("/proc").glob("[0-9]*/stat"):
         # A process may end meanwhile. Ranks run below a supervisor, in its session.

@@ -1,4 +1,5 @@
-"""What pipelined runs of one framework take beyond their prediction, by tensor parallel degree and pipeline stages.
+"""What pipelined runs of one framework take beyond their prediction, by tensor parallel degree and
+pipeline stages.
 
 Evidence of a term that is missing, not a part of any prediction.
 """
@@ -15,23 +16,29 @@ LEAST_MICRO_BATCHES = 8
 """From here on filling the pipeline and the optimizer are a small part of the step."""
 QUARTILE = 0.25
 SLOW_S = 0.4
-"""Of a micro-batch, beyond its prediction: no layer's excess adds up to so much, transfers that wait do."""
+"""Of a micro-batch, beyond its prediction: no layer's excess adds up to so much, transfers that
+wait do."""
 FAR = 2.0
 """Times its prediction from which a run of few micro-batches, too, is counted as slow."""
 
 
 def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per number of devices: runs with one stage and with several, the shares of each that took `FAR` times their
-    prediction or more, and the regret of the layouts predicted fastest (`ranking`).
+    """Per number of devices: runs with one stage and with several, the shares of each that took
+    `FAR` times their prediction or more, and the regret of the layouts predicted fastest
+    (`ranking`).
 
     Args:
         runs: as of `pipeline_excess`.
     """
-    known = runs.reindex(columns=[*runs.columns.union(["measured_s", "predicted_iter_time_s", "n_devices", "pp"])])
+    known = runs.reindex(
+        columns=[*runs.columns.union(["measured_s", "predicted_iter_time_s", "n_devices", "pp"])]
+    )
     known = known.dropna(subset=["measured_s", "predicted_iter_time_s", "n_devices", "pp"])
     found = []
     for devices, own in known.groupby("n_devices"):
-        measured_s, predicted_s = (np.asarray(own[name], float) for name in ("measured_s", "predicted_iter_time_s"))
+        measured_s, predicted_s = (
+            np.asarray(own[name], float) for name in ("measured_s", "predicted_iter_time_s")
+        )
         several, slow = np.asarray(own["pp"] > 1), measured_s >= FAR * predicted_s
         of = [*ranking(own, measured_s, predicted_s).values()]
         found.append({
@@ -50,10 +57,11 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
         runs: of one framework, with `measured_s` and `predicted_iter_time_s`, seconds per step.
 
     Returns:
-        `by_tp`: per tp, milliseconds per micro-batch and layer of a stage that three quarters of the runs exceed, with
-        one stage and with several, those apart that take `SLOW_S` more. `by_pp`: per number of stages, how many do, and
-        the median of what they take more per micro-batch than a quarter of those alike but for micro-batch and devices
-        that do not, or than predicted where there are none, seconds.
+        `by_tp`: per tp, milliseconds per micro-batch and layer of a stage that three quarters of
+        the runs exceed, with one stage and with several, those apart that take `SLOW_S` more.
+        `by_pp`: per number of stages, how many do, and the median of what they take more per
+        micro-batch than a quarter of those alike but for micro-batch and devices that do not, or
+        than predicted where there are none, seconds.
     """
     names = ["tp", "pp", "layers", "num_microbatches", "measured_s", "predicted_iter_time_s"]
     known = runs.reindex(columns=[*names, "model"]).dropna()
@@ -66,7 +74,9 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     frame["beyond_s"] = extra_s - alike.fillna(0.0)
     is_slow = np.asarray(extra_s > SLOW_S)
 
-    tp, pp, per_layer_s, beyond_s = (np.asarray(frame[k], float) for k in ("tp", "pp", "per_layer_s", "beyond_s"))
+    tp, pp, per_layer_s, beyond_s = (
+        np.asarray(frame[k], float) for k in ("tp", "pp", "per_layer_s", "beyond_s")
+    )
 
     def quartile_ms(chosen: Bool[np.ndarray, " runs"]) -> float | None:
         return float(1e3 * np.quantile(per_layer_s[chosen], QUARTILE)) if chosen.any() else None
@@ -80,7 +90,9 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     for n in np.unique(pp):
         slow = beyond_s[(pp == n) & is_slow]
         more_s = float(np.median(slow)) if len(slow) else None
-        by_pp.append({"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow), "more_s": more_s})
+        by_pp.append(
+            {"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow), "more_s": more_s}
+        )
     return {"by_tp": by_tp, "by_pp": by_pp}
 
 
@@ -104,7 +116,12 @@ def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
         rows_table(
             ("stages", "runs", "slow ones", "more per micro-batch"),
             (
-                (row["pp"], row["runs"], row["slow"], "-" if row["more_s"] is None else f"{row['more_s']:.2f} s")
+                (
+                    row["pp"],
+                    row["runs"],
+                    row["slow"],
+                    "-" if row["more_s"] is None else f"{row['more_s']:.2f} s",
+                )
                 for row in excess["by_pp"]
             ),
         ),
@@ -114,21 +131,37 @@ def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
         rows_table(
             ("tp", "runs", "one stage", "several stages"),
             (
-                (row["tp"], row["runs"], *(number(row[k]) for k in ("one_stage_ms", "several_stages_ms")))
+                (
+                    row["tp"],
+                    row["runs"],
+                    *(number(row[k]) for k in ("one_stage_ms", "several_stages_ms")),
+                )
                 for row in excess["by_tp"]
             ),
         ),
         "What choosing by prediction costs on so many devices: most of it on the most, where runs of any layout are "
         "slow or not whatever it is, so that which is the fastest measured is chance.",
         rows_table(
-            ("devices", "one stage", "several", "slow, one stage", "slow, several", "groups", "regret", "largest"),
+            (
+                "devices",
+                "one stage",
+                "several",
+                "slow, one stage",
+                "slow, several",
+                "groups",
+                "regret",
+                "largest",
+            ),
             (
                 (
                     row["devices"],
                     *row["runs"],
                     *("-" if share is None else percent(share) for share in row["slow"]),
                     row["groups"],
-                    *("-" if row[k] is None else percent(row[k]) for k in ("regret", "worst_regret")),
+                    *(
+                        "-" if row[k] is None else percent(row[k])
+                        for k in ("regret", "worst_regret")
+                    ),
                 )
                 for row in excess["by_devices"]
             ),

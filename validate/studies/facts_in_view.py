@@ -1,8 +1,9 @@
-"""Frameworks without the facts that were looked up with results in view, so that intervals are fitted to honest errors.
+"""Frameworks without the facts that were looked up with results in view, so that intervals are
+fitted to honest errors.
 
-What `not_blind` lists of frameworks is a field of `perfmodel.spec.Framework` each; without it a framework is as
-`generic`. What it lists of kernels, power, networks, memory and of how rows are read cannot be undone so: it is of the
-cost models and of the reader, which hold for every run.
+What `not_blind` lists of frameworks is a field of `perfmodel.spec.Framework` each; without it a
+framework is as `generic`. What it lists of kernels, power, networks, memory and of how rows are
+read cannot be undone so: it is of the cost models and of the reader, which hold for every run.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,21 +37,25 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes", "length_bin_tokens", "masked_head",
                 "channels_last"),
 }  # fmt: skip
-"""By framework, the fields whose values were looked up, or chosen, with errors of published runs in view."""
+"""By framework, the fields whose values were looked up, or chosen, with errors of published runs in
+view."""
 
 
 class FactsInView:
-    """What was looked up with the results of some sources in view (`perfmodel.validation.fit_sites` takes both)."""
+    """What was looked up with the results of some sources in view (`perfmodel.validation.fit_sites`
+    takes both)."""
 
     def __init__(self, sources: Collection[str]) -> None:
         self.sources = frozenset(sources)
 
     def looked_at(self, source: str) -> bool:
-        """Whether anything was looked up with the results of a source in view; `source` may name its submitter."""
+        """Whether anything was looked up with the results of a source in view; `source` may name
+        its submitter."""
         return source in self.sources or source.partition(" (")[0] in self.sources
 
     def undo(self, source: str, framework: Framework) -> Framework | None:
-        """A framework without such facts; None where there are none, or the source was not in view."""
+        """A framework without such facts; None where there are none, or the source was not in
+        view."""
         names = FIELDS_IN_VIEW.get(framework.name, ())
         if not names or not self.looked_at(source):
             return None

@@ -1,4 +1,5 @@
-"""The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
+"""The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight,
+compare."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -96,7 +97,8 @@ class LiveReport:
     """Of the 90 % interval, in log time."""
     calibration: PairTimes
     calibration_s: float
-    """Wall-clock time of the whole calibration, its two-rank programs and any wait for a quiet machine included."""
+    """Wall-clock time of the whole calibration, its two-rank programs and any wait for a quiet
+    machine included."""
     at_once: bool = False
     """Whether ranks ran at real-time priority."""
 
@@ -141,10 +143,11 @@ def validate_live(
 ) -> LiveReport:
     """Calibrate on two ranks, predict every configuration, then measure it on emulated hosts.
 
-    Two-rank programs belong to the calibration. They tell how much longer work on cores takes between messages than
-    when it was measured by itself (caches have gone cold), and what remains of their log errors is a sample of what
-    any prediction may be off by: a further one lies within t * s * sqrt(1 + 1/k) of zero with a probability of 90 %,
-    by Student's t of the k - 1 degrees of freedom that the one fitted factor leaves.
+    Two-rank programs belong to the calibration. They tell how much longer work on cores takes
+    between messages than when it was measured by itself (caches have gone cold), and what remains
+    of their log errors is a sample of what any prediction may be off by: a further one lies within
+    t * s * sqrt(1 + 1/k) of zero with a probability of 90 %, by Student's t of the k - 1 degrees of
+    freedom that the one fitted factor leaves.
 
     Raises:
         CalibrationError: hosts cannot be emulated here (Linux, root, iproute2), or a rank failed.
@@ -153,18 +156,30 @@ def validate_live(
     cases = live_cases() if cases is None else list(cases)
     checks = check_cases() if checks is None else list(checks)
     programs: dict[Case, Program] = {case: case.program() for case in (*checks, *cases)}
-    with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
-        events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
+    with EmulatedHosts(
+        max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s
+    ) as emulated:
+        events = [
+            e
+            for case, p in programs.items()
+            for e in rank_events(p.function, _cluster(case, settings))
+        ]
         start_s = perf_counter()
         pair = measure_pair(events, emulated.hosts, progress)
-        checked = _measure({case: programs[case] for case in checks}, emulated.hosts, settings, progress)
+        checked = _measure(
+            {case: programs[case] for case in checks}, emulated.hosts, settings, progress
+        )
         calibration_s = perf_counter() - start_s
         pair, log_errors = _fit_core_factor(pair, programs, checked, settings)
         predicted = {case: _predict(case, programs[case], pair, settings) for case in cases}
-        runs = _measure({case: programs[case] for case in cases}, emulated.hosts, settings, progress)
+        runs = _measure(
+            {case: programs[case] for case in cases}, emulated.hosts, settings, progress
+        )
     half_width = _interval(log_errors)
     return LiveReport(
-        results=tuple(_result(case, predicted[case], runs[case], half_width, settings) for case in cases),
+        results=tuple(
+            _result(case, predicted[case], runs[case], half_width, settings) for case in cases
+        ),
         check_errors=tuple(np.expm1(log_errors).tolist()),
         half_width=half_width,
         calibration=pair,
@@ -186,10 +201,14 @@ def _fit_core_factor(
 
     def log_errors(factor: float) -> Float[np.ndarray, " checks"]:
         scaled = replace(pair, core_factor=factor)
-        predicted_s = [_predict(case, programs[case], scaled, settings).makespan_s for case in checked]
+        predicted_s = [
+            _predict(case, programs[case], scaled, settings).makespan_s for case in checked
+        ]
         return np.log(predicted_s / measured_s)
 
-    fitted = minimize_scalar(lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded")
+    fitted = minimize_scalar(
+        lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded"
+    )
     factor = float(fitted.x)  # pyright: ignore[reportAttributeAccessIssue]
     return replace(pair, core_factor=factor), log_errors(factor)
 
@@ -202,9 +221,14 @@ def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
 
 
 def _cluster(case: Case, settings: LiveSettings) -> Cluster:
-    inner = NetworkLevel(name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+    inner = NetworkLevel(
+        name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5
+    )
     outer = NetworkLevel(
-        name="emulated", size=case.ranks, bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s, latency_s=1e-4
+        name="emulated",
+        size=case.ranks,
+        bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
+        latency_s=1e-4,
     )
     return Cluster(name="emulated hosts", device=catalog.device("cpu"), levels=(inner, outer))
 
@@ -230,7 +254,8 @@ def _measure(
 
 
 def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> Run:
-    """A run of which at least half of the iterations are undisturbed, or the last attempt at one."""
+    """A run of which at least half of the iterations are undisturbed, or the last attempt at
+    one."""
     inputs = random_inputs(program)
     for attempts_left in reversed(range(_ATTEMPTS)):
         result = run_program(program, inputs, repeats=settings.iterations, ranks=group)
@@ -241,7 +266,8 @@ def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> 
 
 
 def _is_undisturbed(result: Run, settings: LiveSettings) -> Bool[np.ndarray, " runs"]:
-    """Which iterations others took little processor time from; at real-time priority they get what ranks leave."""
+    """Which iterations others took little processor time from; at real-time priority they get what
+    ranks leave."""
     return settings.at_once | (result.interference <= INTERFERENCE_LIMIT)
 
 
@@ -309,7 +335,17 @@ def live_report(report: LiveReport) -> str:
         f"{figures['calibration_in_steps_of_each']:,.1f} steps of each.",
         "",
     ]
-    head = ("configuration", "ranks", "predicted ms", "measured ms", "error", "noise", "device", "stage", "set aside")
+    head = (
+        "configuration",
+        "ranks",
+        "predicted ms",
+        "measured ms",
+        "error",
+        "noise",
+        "device",
+        "stage",
+        "set aside",
+    )
     rows = [
         (
             r.case, r.ranks, f"{1e3 * r.predicted_s:.1f}", f"{1e3 * r.measured_s:.1f}", f"{r.error:+.1%}",

@@ -1,5 +1,6 @@
-"""Configurations for live validation: training steps whose messages take longer than their kernels; and collectives
-over more ranks than were calibrated, placed within and between hosts, in rings and in two levels."""
+"""Configurations for live validation: training steps whose messages take longer than their kernels;
+and collectives over more ranks than were calibrated, placed within and between hosts, in rings and
+in two levels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ def _model(name: str) -> Program:
         "mlp-s": lambda: mlp(512, (256,) * 9),
         "mlp-l": lambda: mlp(512, (384,) * 9),
         "check-mlp": lambda: mlp(384, (320,) * 5),
-        "gpt": lambda: transformer_loss(TransformerSize(layers=4, hidden=192, heads=8, vocab=256, seq_len=32), 32),
+        "gpt": lambda: transformer_loss(
+            TransformerSize(layers=4, hidden=192, heads=8, vocab=256, seq_len=32), 32
+        ),
         "check-gpt": lambda: transformer_loss(
             TransformerSize(layers=2, hidden=160, heads=4, vocab=192, seq_len=32), 24
         ),
@@ -63,13 +66,17 @@ def _model(name: str) -> Program:
 
 
 def check_cases() -> list[LiveCase]:
-    """Two-rank programs that belong to the calibration: they tell how far a prediction may be off."""
+    """Two-rank programs that belong to the calibration: they tell how far a prediction may be
+    off."""
     degrees = (Degrees(data=2), Degrees(tensor=2), Degrees(pipeline=2, micro_batches=4))
-    return [LiveCase(model=model, degrees=d) for model in ("check-mlp", "check-gpt") for d in degrees]
+    return [
+        LiveCase(model=model, degrees=d) for model in ("check-mlp", "check-gpt") for d in degrees
+    ]
 
 
 def live_cases() -> list[LiveCase]:
-    """What is predicted and then measured, none of it part of the calibration; by number of ranks."""
+    """What is predicted and then measured, none of it part of the calibration; by number of
+    ranks."""
     return sorted(_live_cases(), key=lambda case: (case.ranks, case.hosts))
 
 
@@ -82,9 +89,15 @@ def _live_cases() -> Iterator[LiveCase]:
         for schedule in ("gpipe", "1f1b"):
             for stages, micro_batches in ((2, 4), (4, 4), (4, 8), (8, 8)):
                 yield LiveCase(
-                    model=model, degrees=Degrees(pipeline=stages, micro_batches=micro_batches, schedule=schedule)
+                    model=model,
+                    degrees=Degrees(
+                        pipeline=stages, micro_batches=micro_batches, schedule=schedule
+                    ),
                 )
-        yield LiveCase(model=model, degrees=Degrees(pipeline=4, micro_batches=4, schedule="interleaved", chunks=2))
+        yield LiveCase(
+            model=model,
+            degrees=Degrees(pipeline=4, micro_batches=4, schedule="interleaved", chunks=2),
+        )
         yield LiveCase(model=model, degrees=Degrees(data=2, pipeline=2, micro_batches=4))
         yield LiveCase(model=model, degrees=Degrees(tensor=2, pipeline=2, micro_batches=4))
     yield LiveCase(model="mlp-s", degrees=Degrees(data=8))
@@ -92,8 +105,14 @@ def _live_cases() -> Iterator[LiveCase]:
     yield LiveCase(model="mlp-s", degrees=Degrees(data=2, tensor=2, pipeline=2, micro_batches=2))
     for zero in (1, 2, 3):
         yield LiveCase(model="mlp-s", degrees=Degrees(data=4, zero=zero))
-    yield LiveCase(model="mlp-s", degrees=Degrees(data=2, zero=1, pipeline=2, micro_batches=4, schedule="gpipe"))
-    yield LiveCase(model="mlp-s", degrees=Degrees(pipeline=2, micro_batches=4, schedule="interleaved", chunks=2))
+    yield LiveCase(
+        model="mlp-s",
+        degrees=Degrees(data=2, zero=1, pipeline=2, micro_batches=4, schedule="gpipe"),
+    )
+    yield LiveCase(
+        model="mlp-s",
+        degrees=Degrees(pipeline=2, micro_batches=4, schedule="interleaved", chunks=2),
+    )
     for degrees in (
         Degrees(data=2),
         Degrees(data=4),
@@ -104,7 +123,9 @@ def _live_cases() -> Iterator[LiveCase]:
     ):
         yield LiveCase(model="gpt", degrees=degrees)
     yield LiveCase(model="mlp-s", degrees=Degrees(data=4), ranks_per_host=2)
-    yield LiveCase(model="mlp-l", degrees=Degrees(tensor=2, pipeline=2, micro_batches=4), ranks_per_host=2)
+    yield LiveCase(
+        model="mlp-l", degrees=Degrees(tensor=2, pipeline=2, micro_batches=4), ranks_per_host=2
+    )
     yield LiveCase(model="mlp-l", degrees=Degrees(tensor=2, data=2), ranks_per_host=2)
 
 
@@ -118,9 +139,10 @@ class CollectiveCase:
     """One way to sum buffers of all ranks, or of all ranks of smaller groups."""
 
     algorithm: Algorithm
-    """`ring`: one all-reduce of all ranks. `hierarchical`: reduce-scatter within every host, all-reduce of each
-    slice between the hosts, all-gather within every host (Cho et al. 2019, section 2). `inside`: one all-reduce per
-    host. `across`: one all-reduce per place within the hosts, all of which share the hosts' links."""
+    """`ring`: one all-reduce of all ranks. `hierarchical`: reduce-scatter within every host,
+    all-reduce of each slice between the hosts, all-gather within every host (Cho et al. 2019,
+    section 2). `inside`: one all-reduce per host. `across`: one all-reduce per place within the
+    hosts, all of which share the hosts' links."""
     ranks: int
     ranks_per_host: int
     bytes: int
@@ -135,19 +157,36 @@ class CollectiveCase:
         return f"{self.algorithm} all-reduce of {self.bytes // 1024} KiB, {self.ranks} ranks, {per_host}"
 
     def program(self) -> Program:
-        """Calls of the ranks' collectives; every group's in turn of the list, all groups at the same time."""
-        body = {"ring": self._ring, "hierarchical": self._hierarchical, "inside": self._inside, "across": self._across}
+        """Calls of the ranks' collectives; every group's in turn of the list, all groups at the
+        same time."""
+        body = {
+            "ring": self._ring,
+            "hierarchical": self._hierarchical,
+            "inside": self._inside,
+            "across": self._across,
+        }
         lines, results = body[self.algorithm]()
         elements = self.bytes // 4
         parameters = ", ".join(f"%x{r}: fp32[{elements}] @{r}" for r in range(self.ranks))
-        text = [f"func @{self.algorithm}({parameters}) {{", *lines, f"  return {', '.join(results)}", "}"]
+        text = [
+            f"func @{self.algorithm}({parameters}) {{",
+            *lines,
+            f"  return {', '.join(results)}",
+            "}",
+        ]
         return undistributed(parse_function("\n".join(text)))
 
     def _groups_inside(self) -> list[list[int]]:
-        return [list(range(h * self.ranks_per_host, (h + 1) * self.ranks_per_host)) for h in range(self.hosts)]
+        return [
+            list(range(h * self.ranks_per_host, (h + 1) * self.ranks_per_host))
+            for h in range(self.hosts)
+        ]
 
     def _groups_across(self) -> list[list[int]]:
-        return [list(range(place, self.ranks, self.ranks_per_host)) for place in range(self.ranks_per_host)]
+        return [
+            list(range(place, self.ranks, self.ranks_per_host))
+            for place in range(self.ranks_per_host)
+        ]
 
     def _ring(self) -> tuple[list[str], list[str]]:
         return _calls("all_reduce", "x", "y", [list(range(self.ranks))])
@@ -173,7 +212,9 @@ def _calls(
     def names(prefix: str, group: list[int]) -> str:
         return ", ".join(f"%{prefix}{rank}" for rank in group)
 
-    lines = [f"  {names(target, group)} = {op}({names(source, group)}){attributes}" for group in groups]
+    lines = [
+        f"  {names(target, group)} = {op}({names(source, group)}){attributes}" for group in groups
+    ]
     return lines, [f"%{target}{rank}" for group in groups for rank in group]
 
 

@@ -1,4 +1,5 @@
-"""What was looked up or chosen with the errors of published runs in view, by what it is a fact of."""
+"""What was looked up or chosen with the errors of published runs in view, by what it is a fact
+of."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

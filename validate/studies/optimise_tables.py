@@ -1,4 +1,5 @@
-"""How good the optimisers of `perfmodel.planning.optimise` are, beside exact answers, bounds and other methods."""
+"""How good the optimisers of `perfmodel.planning.optimise` are, beside exact answers, bounds and
+other methods."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +52,14 @@ LAUNCHED: Final = (
     ("large vocabulary, two stages a rank", "gemma-2-9b", "dgx-a100", 64, 2048, "tp=2,pp=4,vpp=2"),
     ("large vocabulary, two stages a rank", "llama3-8b", "dgx-a100", 64, 2048, "tp=1,pp=4,vpp=2"),
     ("experts after dense layers", "deepseek-v2-lite", "dgx-h100", 64, 4096, "tp=1,pp=4,dp=2,ep=2"),
-    ("experts after dense layers", "moonlight-16b-a3b", "dgx-h100", 64, 4096, "tp=1,pp=4,dp=2,ep=2"),
+    (
+        "experts after dense layers",
+        "moonlight-16b-a3b",
+        "dgx-h100",
+        64,
+        4096,
+        "tp=1,pp=4,dp=2,ep=2",
+    ),
     ("memory of the first stages", "llama3-70b", "dgx-h100", 512, 8192, "tp=4,pp=8,dp=4,zero=1"),
     ("encoder before decoder", "t5-11b", "dgx-a100", 64, 512, "tp=8,pp=4"),
     ("encoder before decoder", "mt5-xl", "dgx-a100", 64, 512, "tp=1,pp=4"),
@@ -89,7 +97,8 @@ _PRICES: Final = {
 def random_chain(
     seed: int, layers: int = 96, stages: int = 16, micro_batches: int = 64, transfer: float = 0.2
 ) -> Chain:
-    """Layers of unequal times and sizes on devices of unequal speed, of which recompute must make some stages fit.
+    """Layers of unequal times and sizes on devices of unequal speed, of which recompute must make
+    some stages fit.
 
     Args:
         seed: of everything random.
@@ -105,7 +114,9 @@ def random_chain(
         saved_bytes=np.stack([saved, 0.6 * saved, 0.1 * saved]),
         state_bytes=state,
         in_flight=np.minimum(stages - np.arange(stages), micro_batches),
-        capacity_bytes=np.full(stages, (state.mean() + 0.45 * stages * saved.mean()) * layers / stages),
+        capacity_bytes=np.full(
+            stages, (state.mean() + 0.45 * stages * saved.mean()) * layers / stages
+        ),
         slowness=rng.uniform(0.8, 1.25, stages),
         boundary_s=rng.lognormal(0, 0.3, layers) * transfer * 1e-3,
         micro_batches=micro_batches,
@@ -113,7 +124,8 @@ def random_chain(
 
 
 def partition_study() -> pd.DataFrame:
-    """Per instance: milliseconds of the dynamic program, and makespans of it, of the relaxation and of even stages.
+    """Per instance: milliseconds of the dynamic program, and makespans of it, of the relaxation and
+    of even stages.
 
     `exact_s` and `relaxed_s` are improved by the same moves of single layers through the timeline.
     """
@@ -124,7 +136,9 @@ def partition_study() -> pd.DataFrame:
         exact_s = chain.improved([cuts.partition for cuts in front[:8]])[1]
         relax_s, found = _timed(lambda chain=chain: relax(chain.relaxation()))
         rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in found.starts]
-        even = tuple(np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist())
+        even = tuple(
+            np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist()
+        )
         rows.append(
             {
                 "seed": seed, "exact_ms": 1e3 * exact_ms, "exact_s": exact_s, "relax_seconds": relax_s,
@@ -136,7 +150,8 @@ def partition_study() -> pd.DataFrame:
 
 
 def brute_force_agrees() -> tuple[int, int]:
-    """On how many small instances the dynamic program finds the minimum over all partitions, and of how many."""
+    """On how many small instances the dynamic program finds the minimum over all partitions, and of
+    how many."""
     agree = [
         bool(np.isclose(chain.exact()[0].value, chain.brute_force(), rtol=1e-12))
         for chain in (random_chain(seed, layers=9, stages=4, micro_batches=6) for seed in range(20))
@@ -145,10 +160,13 @@ def brute_force_agrees() -> tuple[int, int]:
 
 
 def continuous_problems() -> dict[str, Relaxation]:
-    """Splits of bandwidth over the links of real models' pipelines, and of one long random chain."""
+    """Splits of bandwidth over the links of real models' pipelines, and of one long random
+    chain."""
     problems = {}
     for name, cluster, batch, seq_len, layout in BANDWIDTHS:
-        problem, links = bandwidth_problem(_model(name, cluster, batch, seq_len), Layout.parse(layout))
+        problem, links = bandwidth_problem(
+            _model(name, cluster, batch, seq_len), Layout.parse(layout)
+        )
         problems[f"{name}, {len(links)} links"] = problem
     chain = random_chain(0, layers=384, stages=192, micro_batches=64, transfer=4.0)
     even = np.full((1, chain.stages), chain.layers // chain.stages, float)
@@ -156,16 +174,19 @@ def continuous_problems() -> dict[str, Relaxation]:
     mode[:, 0] = 1
     problem = chain.relaxation(links=True, stages=False)
     fixed = {"layers": even[0], "mode": mode}
-    problems[f"random chain, {chain.stages - 1} links"] = replace(problem, constants={**problem.constants, **fixed})
+    problems[f"random chain, {chain.stages - 1} links"] = replace(
+        problem, constants={**problem.constants, **fixed}
+    )
     return problems
 
 
 def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
-    """Per problem: seconds of the relaxation, its certified gap, and seconds of the others to the same value.
+    """Per problem: seconds of the relaxation, its certified gap, and seconds of the others to the
+    same value.
 
-    The target is what the relaxation gains over equal shares less a hundredth of that gain; times are of code that is
-    compiled, from the same start. One that does not get there in `limit_s` has seconds `inf`, and the share of the
-    gain that it got instead.
+    The target is what the relaxation gains over equal shares less a hundredth of that gain; times
+    are of code that is compiled, from the same start. One that does not get there in `limit_s` has
+    seconds `inf`, and the share of the gain that it got instead.
     """
     rows = []
     for name, problem in continuous_problems().items():
@@ -173,7 +194,9 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
         equal = run_optimiser("Powell", problem, np.inf, limit_s)[1]
         target = best.value + 0.01 * (equal - best.value)
         for steps in (25, 50, 100, 200, 400, 800):
-            warm_s, found = _timed(lambda problem=problem, steps=steps: relax(problem, n_starts=1, steps=steps))
+            warm_s, found = _timed(
+                lambda problem=problem, steps=steps: relax(problem, n_starts=1, steps=steps)
+            )
             if found.value <= target:
                 break
         bounded = convex_bound(problem, best.values)
@@ -190,14 +213,16 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
 
 
 def mixed_study(seeds: Iterable[int], patience: float) -> pd.DataFrame:
-    """Per instance: makespans of cuts, recompute and bandwidth optimised together, of the best uniform layout, and of
-    simulated annealing in the same time and in `patience` times as much."""
+    """Per instance: makespans of cuts, recompute and bandwidth optimised together, of the best
+    uniform layout, and of simulated annealing in the same time and in `patience` times as much."""
     rows = []
     optimise_chain(_mixed_chain(-1))  # compiles
     for seed in seeds:
         chain = _mixed_chain(seed)
         seconds, found = _timed(lambda chain=chain: optimise_chain(chain))
-        even = tuple(np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist())
+        even = tuple(
+            np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist()
+        )
         rows.append(
             {
                 "seed": seed, "seconds": seconds, "found_s": found.step_s, "gap": found.certificate.gap(found.step_s),
@@ -228,8 +253,9 @@ def model_partitions() -> pd.DataFrame:
 def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCHED) -> pd.DataFrame:
     """Stages, recompute and micro-batch of real layouts by relaxation and by dynamic programming.
 
-    Dynamic programming (moves of layers where a rank has several stages) is run once for every micro-batch and kind of
-    recompute, the relaxation once for all of them. Infinite: nothing fits, or the method does not apply.
+    Dynamic programming (moves of layers where a rank has several stages) is run once for every
+    micro-batch and kind of recompute, the relaxation once for all of them. Infinite: nothing fits,
+    or the method does not apply.
     """
     rows = []
     for why, name, cluster, batch, seq_len, layout in layouts:
@@ -259,7 +285,11 @@ def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[Pa
     cuts = []
     for micro_batch, recompute in product(choices.micro_batches, choices.recomputes):
         with suppress(LayoutError):  # nothing fits
-            cuts.append(partition_stages(problem, base.replace(micro_batch=micro_batch, recompute=recompute)))
+            cuts.append(
+                partition_stages(
+                    problem, base.replace(micro_batch=micro_batch, recompute=recompute)
+                )
+            )
     return cuts
 
 
@@ -276,7 +306,8 @@ def _changes(layout: Layout) -> str:
 
 
 def mixed_device_table() -> pd.DataFrame:
-    """Pipelines over several kinds of devices: even stages in the given order, and the best found."""
+    """Pipelines over several kinds of devices: even stages in the given order, and the best
+    found."""
     rows = []
     for name, clusters, supply, layout in MIXED_DEVICES:
         laid_out = Layout.parse(layout)
@@ -300,8 +331,14 @@ def mixed_device_table() -> pd.DataFrame:
 def hardware_table() -> pd.DataFrame:
     """A machine designed for two training runs, at the price of today's and at twice that."""
     runs = [
-        Run(_model("gpt3-13b", "dgx-a100", 256, 2048), Layout.parse("tp=4,pp=4,dp=8,zero=1,sequence_parallel=true")),
-        Run(_model("llama3-8b", "dgx-a100", 128, 8192), Layout.parse("tp=2,pp=2,dp=16,zero=1,recompute=selective")),
+        Run(
+            _model("gpt3-13b", "dgx-a100", 256, 2048),
+            Layout.parse("tp=4,pp=4,dp=8,zero=1,sequence_parallel=true"),
+        ),
+        Run(
+            _model("llama3-8b", "dgx-a100", 128, 8192),
+            Layout.parse("tp=2,pp=2,dp=16,zero=1,recompute=selective"),
+        ),
     ]
     rows = []
     for budget in (1.0, 2.0):
@@ -321,14 +358,46 @@ def size_table() -> pd.DataFrame:
         found = size_micro_batches(_model(name, cluster, batch, seq_len), Layout.parse(layout))
         best = min(found.best_uniform_s, found.uniform_s)
         sizes = "-".join(map(str, found.sizes))
-        rows.append(("micro-batches", name, cluster, seq_len, layout, best, found.step_time_s, sizes, found.seconds))
+        rows.append(
+            (
+                "micro-batches",
+                name,
+                cluster,
+                seq_len,
+                layout,
+                best,
+                found.step_time_s,
+                sizes,
+                found.seconds,
+            )
+        )
     for name, cluster, batch, seq_len, layout in BUCKETS:
         buckets = size_buckets(_model(name, cluster, batch, seq_len), Layout.parse(layout))
         sizes = " ".join("-".join(map(str, of_stage)) for of_stage in buckets.buckets)
         rows.append(
-            ("buckets", name, cluster, seq_len, layout, buckets.given_s, buckets.step_time_s, sizes, buckets.seconds)
+            (
+                "buckets",
+                name,
+                cluster,
+                seq_len,
+                layout,
+                buckets.given_s,
+                buckets.step_time_s,
+                sizes,
+                buckets.seconds,
+            )
         )
-    columns = ["sizes of", "model", "cluster", "seq_len", "layout", "usual_s", "found_s", "sizes", "seconds"]
+    columns = [
+        "sizes of",
+        "model",
+        "cluster",
+        "seq_len",
+        "layout",
+        "usual_s",
+        "found_s",
+        "sizes",
+        "seconds",
+    ]
     table = pd.DataFrame(rows, columns=pd.Index(columns))
     table.insert(7, "gain", 1 - table.found_s / table.usual_s)
     return table
@@ -339,7 +408,9 @@ def _mixed_chain(seed: int) -> Chain:
 
 
 def _model(name: str, cluster: str, batch: int, seq_len: int) -> StepProblem:
-    return step_problem(catalog.model(name), catalog.cluster(cluster), Job(global_batch=batch, seq_len=seq_len))
+    return step_problem(
+        catalog.model(name), catalog.cluster(cluster), Job(global_batch=batch, seq_len=seq_len)
+    )
 
 
 def _suffix(full_layers: tuple[int, ...] | None) -> str:

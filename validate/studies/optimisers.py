@@ -30,7 +30,9 @@ class Timed:
         constants = problem.single
 
         def value(free: Array) -> Array:
-            return problem.static_args.objective({name: variable.relaxed(free, jnp.asarray(1.0)), **constants})
+            return problem.static_args.objective(
+                {name: variable.relaxed(free, jnp.asarray(1.0)), **constants}
+            )
 
         self.n = int(np.prod(variable.free_shape))
         self._one, self._many = jax.jit(value), jax.jit(jax.vmap(value))
@@ -62,8 +64,11 @@ class Timed:
         return values.tolist()
 
 
-def run_optimiser(name: str, problem: Relaxation, target: float, limit_s: float) -> tuple[float, float]:
-    """Seconds until the target (or the limit) and the best value; from the middle of the range, compiled before.
+def run_optimiser(
+    name: str, problem: Relaxation, target: float, limit_s: float
+) -> tuple[float, float]:
+    """Seconds until the target (or the limit) and the best value; from the middle of the range,
+    compiled before.
 
     Args:
         name: of `OPTIMISERS`; CMA-ES evaluates its population in one call.
@@ -76,7 +81,9 @@ def run_optimiser(name: str, problem: Relaxation, target: float, limit_s: float)
         if name == "CMA-ES":
             import cma  # pyright: ignore[reportMissingImports]
 
-            search = cma.CMAEvolutionStrategy(start, 0.5, {"popsize": population, "seed": 1, "verbose": -9})
+            search = cma.CMAEvolutionStrategy(
+                start, 0.5, {"popsize": population, "seed": 1, "verbose": -9}
+            )
             while True:
                 some = search.ask()
                 search.tell(some, timed.many(some))
@@ -87,9 +94,11 @@ def run_optimiser(name: str, problem: Relaxation, target: float, limit_s: float)
 
 
 def anneal(chain: Chain, seconds: float) -> float:
-    """Simulated annealing of cuts and links by exact evaluation, sixteen walks at a time; the best makespan.
+    """Simulated annealing of cuts and links by exact evaluation, sixteen walks at a time; the best
+    makespan.
 
-    A step moves a layer to the next stage or changes one link's share; the temperature falls with the time used.
+    A step moves a layer to the next stage or changes one link's share; the temperature falls with
+    the time used.
     """
     rng = np.random.default_rng(0)
     stages = chain.stages
@@ -100,7 +109,9 @@ def anneal(chain: Chain, seconds: float) -> float:
         links = np.exp(shares) / np.exp(shares).mean(axis=1, keepdims=True)
         durations = chain.durations_s([tuple(walk) for walk in walks], np.maximum(links, 0.02))
         fits = np.isfinite(durations.sum(axis=1))
-        return np.where(fits, makespan_lanes(chain.program, np.where(fits[:, None], durations, 0.0)), np.inf)
+        return np.where(
+            fits, makespan_lanes(chain.program, np.where(fits[:, None], durations, 0.0)), np.inf
+        )
 
     value = evaluate(walks, shares)
     best = float(value.min())
@@ -119,6 +130,10 @@ def anneal(chain: Chain, seconds: float) -> float:
         heat = scale * _HOT * (_COLD / _HOT) ** done
         worse = np.where(np.isfinite(new) & np.isfinite(value), np.maximum(new - value, 0.0), 0.0)
         taken = np.isfinite(new) & (rng.random(_CHAINS) < np.exp(-worse / heat))
-        walks[taken], shares[taken], value = new_walks[taken], new_shares[taken], np.where(taken, new, value)
+        walks[taken], shares[taken], value = (
+            new_walks[taken],
+            new_shares[taken],
+            np.where(taken, new, value),
+        )
         best = min(best, float(value.min()))
     return best

@@ -1,5 +1,5 @@
-"""Choices between layouts of one job at one site: does the model order them as measurements do, is the probability that
-one is faster right, and what does choosing by it cost?"""
+"""Choices between layouts of one job at one site: does the model order them as measurements do, is
+the probability that one is faster right, and what does choosing by it cost?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,29 +21,36 @@ from perfmodel.validation import Case
 NANOTRON: Final = "ultrascale-playbook sweep (nanotron)"
 """Whose pipelines take longer than anything explains (`studies.excess`): reported apart."""
 LEAST, MOST = 5, 12
-"""Layouts of a group that are ranked, and from which the next run is chosen: at least; of the latter the first by
-prediction at most."""
+"""Layouts of a group that are ranked, and from which the next run is chosen: at least; of the
+latter the first by prediction at most."""
 ONE_JOB: Final = ("source", "device", "model", "n_devices", "seq_len", "global_batch", "dtype")
 """What runs have in common between which a user chooses."""
 BINS: Final = (0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Of the probability that the layout predicted faster is faster."""
 
 
-def ranking(runs: pd.DataFrame, measured_s: np.ndarray, predicted_s: np.ndarray) -> dict[str, dict[str, Any]]:
+def ranking(
+    runs: pd.DataFrame, measured_s: np.ndarray, predicted_s: np.ndarray
+) -> dict[str, dict[str, Any]]:
     """Per source, over its groups of one job on one number of devices with at least 5 layouts.
 
-    `spearman`: mean rank correlation of groups. `regret`: mean of (measured time of the layout predicted fastest /
-    that of the fastest measured) - 1; `worst_regret` the largest.
+    `spearman`: mean rank correlation of groups. `regret`: mean of (measured time of the layout
+    predicted fastest / that of the fastest measured) - 1; `worst_regret` the largest.
     """
     good = np.isfinite(measured_s) & np.isfinite(predicted_s)
     frame = runs.assign(_measured=measured_s, _predicted=predicted_s)[good]
     found: dict[str, list[tuple[float, float]]] = {}
     for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
-        measured, predicted = np.asarray(group["_measured"], float), np.asarray(group["_predicted"], float)
+        measured, predicted = (
+            np.asarray(group["_measured"], float),
+            np.asarray(group["_predicted"], float),
+        )
         if len(group) < LEAST or np.ptp(measured) == 0 or np.ptp(predicted) == 0:
             continue
         regret = measured[predicted.argmin()] / measured.min() - 1
-        found.setdefault(str(key[0]), []).append((float(spearmanr(measured, predicted)[0]), float(regret)))  # pyright: ignore
+        found.setdefault(str(key[0]), []).append(
+            (float(spearmanr(measured, predicted)[0]), float(regret))
+        )  # pyright: ignore
     return {
         source: {
             "groups": len(pairs),
@@ -84,11 +91,14 @@ class Choice:
 
     @property
     def regret(self) -> float:
-        """How much longer the layout that is most probably faster than any other takes than the fastest measured."""
+        """How much longer the layout that is most probably faster than any other takes than the
+        fastest measured."""
         return float(np.expm1(self.measured[self.predicted.argmin()] - self.measured.min()))
 
 
-def choices(runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, PredictedRun]) -> list[Choice]:
+def choices(
+    runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, PredictedRun]
+) -> list[Choice]:
     """The groups of at least two layouts of one job of the record, of `runs` by their places."""
     kept = [at for at in predicted if np.isfinite(measured_s[at])]
     frame = runs.iloc[kept].assign(_at=kept)
@@ -102,7 +112,9 @@ def choices(runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, 
     return found
 
 
-def _choice(source: str, some: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]) -> Choice:
+def _choice(
+    source: str, some: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]
+) -> Choice:
     names, shared, own = shared_errors([one.sources for one in some])
     joint = joint_of(some[0].site_prior, names, shared, own, np.array([one.at for one in some]))
     return Choice(source, np.array([one.log_s for one in some]), measured, joint)
@@ -111,12 +123,12 @@ def _choice(source: str, some: Sequence[PredictedRun], measured: Float[np.ndarra
 def reliability(some: Sequence[Choice]) -> dict[str, Any]:
     """How often the layout predicted faster was faster, by its probability.
 
-    Pairs of one source weigh as many as its square root of them: 1,000 pairs of one sweep are not 1,000 witnesses, nor
-    is a source with 3 as good as one with 300.
+    Pairs of one source weigh as many as its square root of them: 1,000 pairs of one sweep are not
+    1,000 witnesses, nor is a source with 3 as good as one with 300.
 
     Returns:
-        `bins`: `n` pairs, mean `probability` and share `faster` of each; `error`: mean distance between the two,
-        weighed as the pairs; `pairs`.
+        `bins`: `n` pairs, mean `probability` and share `faster` of each; `error`: mean distance
+        between the two, weighed as the pairs; `pairs`.
     """
     rows = []
     for one in some:
@@ -142,15 +154,21 @@ def reliability(some: Sequence[Choice]) -> dict[str, Any]:
             of = weight[mine]
             said, was = float(of @ p[mine] / of.sum()), float(of @ right[mine] / of.sum())
             bins.append(
-                {"from": BINS[at], "to": BINS[at + 1], "n": int(mine.sum()), "probability": said, "faster": was}
+                {
+                    "from": BINS[at],
+                    "to": BINS[at + 1],
+                    "n": int(mine.sum()),
+                    "probability": said,
+                    "faster": was,
+                }
             )
             error += float(of.sum() / weight.sum()) * abs(said - was)
     return {"pairs": len(frame), "bins": bins, "error": error}
 
 
 def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]:
-    """`reliability` of the sources that are not `apart`, and of each of those; by source the `groups`, their mean
-    `regret`, and the least that a choice at random would have."""
+    """`reliability` of the sources that are not `apart`, and of each of those; by source the
+    `groups`, their mean `regret`, and the least that a choice at random would have."""
     together = [one for one in some if one.source not in apart]
     by_source = {}
     for source in dict.fromkeys(one.source for one in some):
@@ -163,7 +181,9 @@ def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]
     regrets = [one.regret for one in together]
     return {
         "reliability": reliability(together),
-        "apart": {source: reliability([one for one in some if one.source == source]) for source in apart},
+        "apart": {
+            source: reliability([one for one in some if one.source == source]) for source in apart
+        },
         "groups": len(together),
         "regret": float(np.mean(regrets)) if regrets else None,
         "sources": by_source,
@@ -173,15 +193,20 @@ def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]
 def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
     """What `choices` needs of a run that was predicted at a site."""
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
-    at, site_prior = layout_coordinates(setting, case.layout), site.site_prior(case.framework, case.cluster.device)
-    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.uncertainty.by_source, at, site_prior)
+    at, site_prior = (
+        layout_coordinates(setting, case.layout),
+        site.site_prior(case.framework, case.cluster.device),
+    )
+    return PredictedRun(
+        float(np.log(prediction.step_time_s)), prediction.uncertainty.by_source, at, site_prior
+    )
 
 
 def next_run(some: Sequence[Choice]) -> dict[str, Any]:
-    """By source, mean regret of the layout chosen now; after the measurement of the least expected regret (a run, or
-    one beside a run of the first layout, as `calibrate --for-decision` weighs them, and of how many `runs`); after one
-    of as many runs drawn at random; and after a run of the layout predicted fastest. Each updates all layouts by their
-    joint distribution."""
+    """By source, mean regret of the layout chosen now; after the measurement of the least expected
+    regret (a run, or one beside a run of the first layout, as `calibrate --for-decision` weighs
+    them, and of how many `runs`); after one of as many runs drawn at random; and after a run of the
+    layout predicted fastest. Each updates all layouts by their joint distribution."""
     found: dict[str, list[tuple[float, ...]]] = {}
     for one in some:
         if len(one.predicted) < LEAST:
@@ -201,7 +226,8 @@ def next_run(some: Sequence[Choice]) -> dict[str, Any]:
         )
     names = ("now", "random", "first", "chosen", "runs")
     return {
-        source: {"groups": len(rows)} | dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+        source: {"groups": len(rows)}
+        | dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
         for source, rows in found.items()
     }
 
@@ -211,16 +237,26 @@ def _loss(measured: np.ndarray, chosen: int) -> float:
 
 
 def pairs_text(pairs: dict[str, Any]) -> list[str]:
-    """Reliability and regret of choosing between layouts of one site, of `pairs_report` with `next_run`."""
+    """Reliability and regret of choosing between layouts of one site, of `pairs_report` with
+    `next_run`."""
     figures = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
     rows = [
         (name, f"{one['from']:.0%} to {one['to']:.0%}", f"{one['n']:,}", percent(one["probability"]),
          percent(one["faster"]))
         for name, of in figures for one in of["bins"]
     ]  # fmt: skip
-    errors = "; ".join(f"{name}: {of['pairs']:,} pairs, {percent(of['error'])}" for name, of in figures)
+    errors = "; ".join(
+        f"{name}: {of['pairs']:,} pairs, {percent(of['error'])}" for name, of in figures
+    )
     chosen = [
-        (name, of["groups"], f"{of['pairs']:,}", percent(of["error"]), percent(of["regret"]), percent(of["random"]))
+        (
+            name,
+            of["groups"],
+            f"{of['pairs']:,}",
+            percent(of["error"]),
+            percent(of["regret"]),
+            percent(of["random"]),
+        )
         for name, of in sorted(pairs["sources"].items(), key=lambda one: one[1]["apart"])
     ]
     parts = [
@@ -241,7 +277,15 @@ def pairs_text(pairs: dict[str, Any]) -> list[str]:
             "of the least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and "
             "after one of as many runs drawn at random.",
             rows_table(
-                ("source", "groups", "now", "the first", "least expected regret", "its runs", "at random"),
+                (
+                    "source",
+                    "groups",
+                    "now",
+                    "the first",
+                    "least expected regret",
+                    "its runs",
+                    "at random",
+                ),
                 (
                     (
                         name,

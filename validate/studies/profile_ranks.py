@@ -1,8 +1,9 @@
-"""A small transformer trained for real by a few processes: tensor, pipeline and data parallel over gloo.
+"""A small transformer trained for real by a few processes: tensor, pipeline and data parallel over
+gloo.
 
-Every rank has a core of its own and one thread. Layers are those of `perfmodel.workload` without anything fused:
-Megatron's column and row parallel products, embedding and loss divided by the vocabulary, 1F1B, gradients reduced after
-the last backward, fused Adam.
+Every rank has a core of its own and one thread. Layers are those of `perfmodel.workload` without
+anything fused: Megatron's column and row parallel products, embedding and loss divided by the
+vocabulary, 1F1B, gradients reduced after the last backward, fused Adam.
 """
 
 import os
@@ -71,13 +72,20 @@ class _Layer(nn.Module):
         h, self.heads, self.tp = model.hidden, model.heads // tp, tp
         self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
         self.qkv, self.out = nn.Linear(h, 3 * h // tp), nn.Linear(h // tp, h)
-        self.up, self.down = nn.Linear(h, model.ffn_hidden // tp), nn.Linear(model.ffn_hidden // tp, h)
+        self.up, self.down = (
+            nn.Linear(h, model.ffn_hidden // tp),
+            nn.Linear(model.ffn_hidden // tp, h),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         into, out_of = (_Copied.apply, _Summed.apply) if self.tp > 1 else (lambda t: t, lambda t: t)
         b, s, _ = x.shape
         q, k, v = self.qkv(into(self.norm1(x))).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        attended = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(b, s, -1)
+        )
         x = x + out_of(self.out(attended))
         return x + out_of(self.down(F.gelu(self.up(into(self.norm2(x))))))
 
@@ -124,10 +132,14 @@ class _Step:
         self.first, self.last = self.stage == 0, self.stage == layout.pp - 1
         part = rank if layout.tp > 1 else 0
         torch.manual_seed(1 + part)
-        self.layers = nn.ModuleList(_Layer(model, layout.tp) for _ in range(model.layers // layout.pp))
+        self.layers = nn.ModuleList(
+            _Layer(model, layout.tp) for _ in range(model.layers // layout.pp)
+        )
         ends = [_Ends(model, layout.tp, part) if here else None for here in (self.first, self.last)]
         self.embedding, self.head = ends
-        self.positions = nn.Parameter(torch.randn(model.seq_len, model.hidden) * 0.02) if self.first else None
+        self.positions = (
+            nn.Parameter(torch.randn(model.seq_len, model.hidden) * 0.02) if self.first else None
+        )
         self.norm = nn.LayerNorm(model.hidden) if self.last else None
         held = [self.layers, self.embedding, self.head, self.norm]
         of_modules = [p for m in held if m is not None for p in m.parameters()]
@@ -194,13 +206,17 @@ class _Step:
 
 def serve(rank: int, ranks: int, port: int, model: Transformer, cases: list[RankCase], rounds: int, steps: int,
           traced: tuple[int, Path] | None, out: Any) -> None:  # fmt: skip
-    """Run every configuration in turns, and put (configuration, round, seconds from start to end of each step) of this
-    rank into `out`. The configuration `traced` is profiled as well, in as many rounds."""
+    """Run every configuration in turns, and put (configuration, round, seconds from start to end of
+    each step) of this rank into `out`. The configuration `traced` is profiled as well, in as many
+    rounds."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    # of one device each rank runs a copy, so that cores share caches and memory in every configuration
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+    )
+    # of one device each rank runs a copy, so that cores share caches and memory in every
+    # configuration
     ready = [_Step(model, case, rank) if rank < case.layout.devices or case.layout.devices == 1 else None
              for case in cases]  # fmt: skip
     for turn in range(-1, rounds):  # the first warms up
@@ -217,7 +233,9 @@ def serve(rank: int, ranks: int, port: int, model: Transformer, cases: list[Rank
     dist.destroy_process_group()
 
 
-def _stamps(step: _Step | None, steps: int, after: Callable[[], None] = lambda: None) -> list[tuple[float, float]]:
+def _stamps(
+    step: _Step | None, steps: int, after: Callable[[], None] = lambda: None
+) -> list[tuple[float, float]]:
     stamps = []
     for _ in range(steps):
         dist.barrier()
@@ -230,7 +248,9 @@ def _stamps(step: _Step | None, steps: int, after: Callable[[], None] = lambda: 
 
 
 def _traced(step: _Step, steps: int, path: Path) -> list[tuple[float, float]]:
-    plan = schedule(wait=0, warmup=1, active=steps)  # it ends while still active: what is complete is dropped
+    plan = schedule(
+        wait=0, warmup=1, active=steps
+    )  # it ends while still active: what is complete is dropped
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
         stamps = _stamps(step, steps, profiler.step)
     profiler.export_chrome_trace(str(path))

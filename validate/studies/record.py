@@ -1,4 +1,5 @@
-"""The whole record of published runs in one structure: errors, bars, other predictors, ranking, memory, fits."""
+"""The whole record of published runs in one structure: errors, bars, other predictors, ranking,
+memory, fits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -11,7 +12,15 @@ from jaxtyping import Float
 from studies.bars import BARS, Bar, group_means, playbook
 from studies.blind_record import KnownSources, looked_at
 from studies.excess import by_devices, pipeline_excess
-from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run, ranking
+from studies.pairs import (
+    NANOTRON,
+    PredictedRun,
+    choices,
+    next_run,
+    pairs_report,
+    predicted_run,
+    ranking,
+)
 from studies.reliability import interval_scores, width_deciles
 
 from perfmodel.prediction import Prediction, Site
@@ -42,16 +51,16 @@ def published_record(
     Every run is predicted under its framework, by constants that were fitted without its source.
 
     Args:
-        files: tables of runs; other files among them are named, and a table of other predictors' results beside them is
-            read for comparison.
+        files: tables of runs; other files among them are named, and a table of other predictors'
+            results beside them is read for comparison.
 
     Returns:
-        What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
-        and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
-        `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `width_deciles`, `excess` (of the
-        sweep of nanotron) and `generic` (errors of at most
-        `MOST_GENERIC` runs of a source, whose framework is not told); and the runs with `measured_s`,
-        `measured_bytes` and the columns of the predictions.
+        What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`),
+        `bars` (name -> reached and to reach), `others` (predictor -> source -> figures of ours and
+        theirs on the same rows), `ranking`, `pairs` (`pairs_report`, and `next_run`), `intervals`
+        (`interval_scores`), `width_deciles`, `excess` (of the sweep of nanotron) and `generic`
+        (errors of at most `MOST_GENERIC` runs of a source, whose framework is not told); and the
+        runs with `measured_s`, `measured_bytes` and the columns of the predictions.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -62,14 +71,17 @@ def published_record(
 
     def keep(at: int, case: Case, prediction: Prediction) -> None:
         cases[at] = case
-        told[at] = predicted_run(case, prediction, Site.without(source_of_run(runs.iloc[at].to_dict())))
+        told[at] = predicted_run(
+            case, prediction, Site.without(source_of_run(runs.iloc[at].to_dict()))
+        )
 
     predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
     sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
     generic = predict_cases(sample, None, progress, framework="generic", site_of=Site.without)
     measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
     time_s, peak = (
-        np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
+        np.asarray(predicted[name], float)
+        for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
     )
     flops = np.asarray(predicted["model_flops_per_device"], float)
     theirs = {NAIVE: (naive_times_s(runs, measured_s, flops), np.full(len(runs), np.nan))}
@@ -77,7 +89,9 @@ def published_record(
         theirs[name] = frame["time_s"].to_numpy(float), frame["peak_bytes"].to_numpy(float)
     frame = pd.concat([runs, predicted.drop(columns="case_id")], axis=1)
     frame["measured_s"], frame["measured_bytes"] = measured_s, measured_bytes
-    times_s = [np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")]
+    times_s = [
+        np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")
+    ]
     record = cases_report(runs, predicted) | {
         "generic": _of_generic(cases_report(sample, generic)),
         "skipped_files": ignored,
@@ -85,19 +99,27 @@ def published_record(
         "groups": group_means(frame),
         "terms": term_errors(runs, cases, time_s, site_of=Site.without, progress=progress),
         "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
-        "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
-        "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
+        "others": {
+            name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()
+        },
+        "others_memory": {
+            name: _beside(runs, measured_bytes, peak, bytes_)
+            for name, (_, bytes_) in theirs.items()
+        },
         "ranking": ranking(runs, measured_s, time_s),
-        "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,)) | {"next_run": next_run(some)},
+        "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,))
+        | {"next_run": next_run(some)},
         "intervals": interval_scores(runs["source"].to_numpy(str), measured_s, *times_s),
         "width_deciles": [asdict(decile) for decile in width_deciles(measured_s, *times_s)],
-        "excess": pipeline_excess(own := frame.loc[playbook(frame)]) | {"by_devices": by_devices(own)},
+        "excess": pipeline_excess(own := frame.loc[playbook(frame)])
+        | {"by_devices": by_devices(own)},
     }
     return record, frame
 
 
 def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
-    """By source of the tables of runs among some files, whether anybody ever looked at its errors (`looked_at`)."""
+    """By source of the tables of runs among some files, whether anybody ever looked at its errors
+    (`looked_at`)."""
     known, words = KnownSources.read(), {}
     for file in map(Path, files):
         table = read_rows(file)
@@ -124,13 +146,23 @@ def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
         y, p = np.asarray(chosen[measured], float), np.asarray(chosen[predicted], float)
         good = np.isfinite(y) & np.isfinite(p)
         figures = errors(y[good], p[good])
-        return {"n": figures["n"], "error": figures[f"{bar.statistic}_ape"], "bias": figures["bias"]}
+        return {
+            "n": figures["n"],
+            "error": figures[f"{bar.statistic}_ape"],
+            "bias": figures["bias"],
+        }
 
-    found: dict[str, Any] = {"statistic": bar.statistic, "elsewhere": bar.elsewhere, "missing": bar.missing}
+    found: dict[str, Any] = {
+        "statistic": bar.statistic,
+        "elsewhere": bar.elsewhere,
+        "missing": bar.missing,
+    }
     if bar.time is not None:
         found["time"] = error("measured_s", "predicted_iter_time_s") | {"to_reach": bar.time}
     if bar.memory is not None:
-        found["memory"] = error("measured_bytes", "predicted_peak_memory_bytes") | {"to_reach": bar.memory}
+        found["memory"] = error("measured_bytes", "predicted_peak_memory_bytes") | {
+            "to_reach": bar.memory
+        }
     return found
 
 
@@ -154,14 +186,17 @@ def _beside(
 def naive_times_s(
     runs: pd.DataFrame, measured_s: Float[np.ndarray, " n"], flops: Float[np.ndarray, " n"]
 ) -> np.ndarray:
-    """Step time at the median rate of model FLOPs per device over the other runs of the same source, device and dtype.
+    """Step time at the median rate of model FLOPs per device over the other runs of the same
+    source, device and dtype.
 
     Leave-one-out; NaN where a run has no others.
     """
     rate = flops / measured_s
     found = np.full(len(runs), np.nan)
     keys = [runs[name].astype(str) for name in ("source", "device", "dtype") if name in runs]
-    for members in runs.reset_index(drop=True).groupby([key.to_numpy() for key in keys]).indices.values():
+    for members in (
+        runs.reset_index(drop=True).groupby([key.to_numpy() for key in keys]).indices.values()
+    ):
         known = members[np.isfinite(rate[members])]
         for i in known:
             others = known[known != i]
@@ -171,13 +206,18 @@ def naive_times_s(
 
 
 def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame]:
-    """By predictor, `time_s` and `peak_bytes` for each case (NaN where it has none); empty without the table."""
+    """By predictor, `time_s` and `peak_bytes` for each case (NaN where it has none); empty without
+    the table."""
     path = folder / REFERENCE_FILE
     if not path.is_file():
         return {}
     table = pd.read_csv(path)
     unit = np.where(table["memory_unit"] == "GiB", 2.0**30, 1e9)
-    cells = {"case_id": table["case_id"], "predictor": table["predictor"], "time_s": table["predicted_iter_time_s"]}
+    cells = {
+        "case_id": table["case_id"],
+        "predictor": table["predictor"],
+        "time_s": table["predicted_iter_time_s"],
+    }
     frame = pd.DataFrame(cells | {"peak_bytes": table["predicted_memory"] * unit})
     columns = ["time_s", "peak_bytes"]
     return {

@@ -24,7 +24,8 @@ _MARKERS = "osv^xD"
 
 
 def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
-    """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn with matplotlib."""
+    """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn
+    with matplotlib."""
     heading, _, rest = text.strip().partition("\n\n")
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     pictures = "".join(
@@ -40,7 +41,9 @@ def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
 def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     from matplotlib.figure import Figure
 
-    good: Any = frame[np.isfinite(frame["measured_s"]) & frame["predicted_iter_time_s"].notna()].copy()
+    good: Any = frame[
+        np.isfinite(frame["measured_s"]) & frame["predicted_iter_time_s"].notna()
+    ].copy()
     good["error"] = good["predicted_iter_time_s"].astype(float) / good["measured_s"] - 1
     names: list[str] = good["source"].value_counts().index.tolist()
     looks = {name: _look(place) for place, name in enumerate(sorted(set(frame["source"])))}
@@ -49,7 +52,9 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     for name in names:
         rows = good[good["source"] == name]
         predicted = rows["predicted_iter_time_s"].astype(float)
-        axes.loglog(rows["measured_s"], predicted, ls="", ms=4, alpha=0.6, label=name, **looks[name])
+        axes.loglog(
+            rows["measured_s"], predicted, ls="", ms=4, alpha=0.6, label=name, **looks[name]
+        )
     span = [good["measured_s"].min(), good["measured_s"].max()]
     axes.plot(span, span, color="0.3", lw=1)
     axes.set(xlabel="measured step time in s", ylabel="predicted step time in s")
@@ -58,17 +63,35 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     spread = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
     axes = spread.subplots()
     errors = [100 * good[good["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
-    axes.boxplot(errors, orientation="horizontal", whis=(5, 95), showfliers=False, medianprops={"color": VERMILLION})
+    axes.boxplot(
+        errors,
+        orientation="horizontal",
+        whis=(5, 95),
+        showfliers=False,
+        medianprops={"color": VERMILLION},
+    )
     axes.set_yticks(range(1, len(names) + 1), names[::-1], fontsize=7)
     axes.axvline(0, color="0.3", lw=1)
-    axes.set(xlabel="error in % of measured time; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100))
+    axes.set(
+        xlabel="error in % of measured time; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100)
+    )
 
-    memory: Any = frame[np.isfinite(frame["measured_bytes"]) & frame["predicted_peak_memory_bytes"].notna()]
+    memory: Any = frame[
+        np.isfinite(frame["measured_bytes"]) & frame["predicted_peak_memory_bytes"].notna()
+    ]
     peaks = Figure(figsize=(9, 6), layout="constrained")
     axes = peaks.subplots()
     for name, rows in memory.groupby("source"):
         predicted = rows["predicted_peak_memory_bytes"].astype(float)
-        axes.plot(rows["measured_bytes"] / 1e9, predicted / 1e9, ls="", ms=4, alpha=0.6, label=name, **looks[str(name)])
+        axes.plot(
+            rows["measured_bytes"] / 1e9,
+            predicted / 1e9,
+            ls="",
+            ms=4,
+            alpha=0.6,
+            label=name,
+            **looks[str(name)],
+        )
     top = float(memory["measured_bytes"].max()) / 1e9 if len(memory) else 1.0
     axes.plot([0, top], [0, top], color="0.3", lw=1)
     axes.set(xlabel="measured peak memory in GB", ylabel="predicted peak memory in GB")
@@ -87,14 +110,22 @@ def _reliability(pairs: dict[str, Any]) -> "Figure":
     for place, (name, of) in enumerate(named):
         said, was = ([100 * one[key] for one in of["bins"]] for key in ("probability", "faster"))
         axes.plot(said, was, label=f"{name}, {of['pairs']:,} pairs", **_look(place))
-    axes.set(xlabel="probability of being faster in %", ylabel="faster in %", xlim=(50, 100), ylim=(40, 101))
+    axes.set(
+        xlabel="probability of being faster in %",
+        ylabel="faster in %",
+        xlim=(50, 100),
+        ylim=(40, 101),
+    )
     axes.legend(fontsize=7)
     return figure
 
 
 def _look(place: int) -> dict[str, Any]:
     """Colour and marker of the so-manyth source."""
-    return {"color": LINES[place % len(LINES)], "marker": _MARKERS[place // len(LINES) % len(_MARKERS)]}
+    return {
+        "color": LINES[place % len(LINES)],
+        "marker": _MARKERS[place // len(LINES) % len(_MARKERS)],
+    }
 
 
 def _png(figure: "Figure") -> str:

@@ -63,7 +63,13 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         rows_table(
             ("source", "groups", "Spearman", "mean regret", "largest regret"),
             (
-                (name, f["groups"], f"{f['spearman']:.2f}", percent(f["regret"]), percent(f["worst_regret"]))
+                (
+                    name,
+                    f["groups"],
+                    f"{f['spearman']:.2f}",
+                    percent(f["regret"]),
+                    percent(f["worst_regret"]),
+                )
                 for name, f in record["ranking"].items()
             ),
         ),
@@ -73,13 +79,17 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "From the narrowest intervals to the widest, a tenth of all runs each.",
         deciles_table([WidthDecile(**decile) for decile in record["width_deciles"]]),
         "## Peak memory of published runs",
-        _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
+        _figures(
+            "source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]
+        ),
         _others(record["others_memory"]),
         *excess_text(record["excess"]),
         "## Will it fit?",
         *_fits(record["fits"]),
         "## Rows of published runs that are not predicted",
-        rows_table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
+        rows_table(
+            ("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())
+        ),
         "## Live runs and papers' tables",
         _live(live),
         "## Not blind",
@@ -88,8 +98,14 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "so that the errors above flatter the model.",
         "\n".join(f"- {subject}: {'; '.join(facts)}." for subject, facts in NOT_BLIND.items()),
     ]
-    rows = [(f"{family}, {device}", f) for family, d in kernels["families"].items() for device, f in d.items()]
-    parts += ["## Kernels and collectives (training rows included; those kept out: `training/report.md`)"]
+    rows = [
+        (f"{family}, {device}", f)
+        for family, d in kernels["families"].items()
+        for device, f in d.items()
+    ]
+    parts += [
+        "## Kernels and collectives (training rows included; those kept out: `training/report.md`)"
+    ]
     parts += [_figures("family, device", rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -138,7 +154,11 @@ def _terms(terms: dict[str, Any]) -> str:
         return (name, f"{of.get('n', '')}", percent(of["mean_ape"]) if what == "mean_ape" else "",
                 *(percent(of["without"][term][what]) for term in names))  # fmt: skip
 
-    rows = [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")] if names else []
+    rows = (
+        [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")]
+        if names
+        else []
+    )
     rows += [row(name, of) for name, of in terms["sources"].items()]
     return rows_table(("source", "n", "all terms", *(f"without {name}" for name in names)), rows)
 
@@ -160,7 +180,17 @@ def _bars(bars: dict[str, Any]) -> str:
                         percent(found["to_reach"]), mark, percent(found["bias"], sign=True), bar["elsewhere"],
                     )
                 )  # fmt: skip
-    head = ("rows", "what", "n", "statistic", "error", "to reach", "", "mean signed error", "best known elsewhere")
+    head = (
+        "rows",
+        "what",
+        "n",
+        "statistic",
+        "error",
+        "to reach",
+        "",
+        "mean signed error",
+        "best known elsewhere",
+    )
     return rows_table(head, rows)
 
 
@@ -169,7 +199,10 @@ def _missing(bars: dict[str, Any]) -> str:
     missed = {
         name: bar["missing"]
         for name, bar in bars.items()
-        if any(w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"] for w in ("time", "memory"))
+        if any(
+            w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"]
+            for w in ("time", "memory")
+        )
     }
     return rows_table(("missed", "which term is missing"), missed.items()) if missed else ""
 
@@ -199,7 +232,12 @@ def _fits(fits: dict[str, Any]) -> list[str]:
         "ran, of the likely", "Brier",
     )  # fmt: skip
     ranges = [
-        (f"{of['from']:.2f} to {of['to']:.2f}", f"{of['n']:,}", percent(of["said"]), percent(of["ran"]))
+        (
+            f"{of['from']:.2f} to {of['to']:.2f}",
+            f"{of['n']:,}",
+            percent(of["said"]),
+            percent(of["ran"]),
+        )
         for of in fits["reliability"]
     ]
     return [
@@ -247,4 +285,6 @@ def _figures(head: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
             return f"{value:,}" if name == "n" else f"{value:.2f}"
         return percent(value, sign=name == "bias")
 
-    return rows_table((head, *FIGURES), ((name, *(cell(k, f.get(k)) for k in FIGURES)) for name, f in rows))
+    return rows_table(
+        (head, *FIGURES), ((name, *(cell(k, f.get(k)) for k in FIGURES)) for name, f in rows)
+    )

@@ -30,8 +30,11 @@ def width_deciles(
     lo_s: Float[np.ndarray, " runs"],
     hi_s: Float[np.ndarray, " runs"],
 ) -> list[WidthDecile]:
-    """Runs from the narrowest intervals to the widest, in tenths; only those that are predicted and timed count."""
-    counted = np.isfinite(measured_s) & np.isfinite(predicted_s) & np.isfinite(lo_s) & np.isfinite(hi_s)
+    """Runs from the narrowest intervals to the widest, in tenths; only those that are predicted and
+    timed count."""
+    counted = (
+        np.isfinite(measured_s) & np.isfinite(predicted_s) & np.isfinite(lo_s) & np.isfinite(hi_s)
+    )
     frame = pd.DataFrame(
         {
             "ratio": (hi_s / lo_s)[counted],
@@ -61,7 +64,10 @@ def deciles_table(deciles: list[WidthDecile]) -> str:
         (at, of.n, f"{of.ratio:.2f}", percent(of.error), percent(of.error_90), percent(of.inside))
         for at, of in enumerate(deciles, 1)
     ]
-    return rows_table(("tenth by width", "runs", "ends apart", "median error", "nine tenths below", "inside"), rows)
+    return rows_table(
+        ("tenth by width", "runs", "ends apart", "median error", "nine tenths below", "inside"),
+        rows,
+    )
 
 
 def interval_score(
@@ -70,7 +76,8 @@ def interval_score(
     lower: Float[np.ndarray, " runs"],
     upper: Float[np.ndarray, " runs"],
 ) -> float:
-    """Interval score of log step times at 90 % (Gneiting and Raftery, JASA 102, 2007, equation 43), mean over sources.
+    """Interval score of log step times at 90 % (Gneiting and Raftery, JASA 102, 2007, equation 43),
+    mean over sources.
 
     Args:
         source: of every run.
@@ -90,8 +97,8 @@ def interval_scores(
     lo_s: Float[np.ndarray, " runs"],
     hi_s: Float[np.ndarray, " runs"],
 ) -> dict[str, float]:
-    """`ours`; and `fixed`, of the one factor above and below our predictions that scores best on the same runs, which
-    is told what ours is not, with its ends `fixed_ratio` apart."""
+    """`ours`; and `fixed`, of the one factor above and below our predictions that scores best on
+    the same runs, which is told what ours is not, with its ends `fixed_ratio` apart."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_error = np.log(measured_s / predicted_s)
         lower, upper = np.log(lo_s / predicted_s), np.log(hi_s / predicted_s)

@@ -1,6 +1,6 @@
-"""The posterior of the model of sites, as `perfmodel fit --sites` has it, against a sampler: NUTS (Hoffman and Gelman,
-JMLR 15, 2014) of numpyro, which integrates over what the fit puts at one value: by how much every source scatters, and
-how far every run lies off."""
+"""The posterior of the model of sites, as `perfmodel fit --sites` has it, against a sampler: NUTS
+(Hoffman and Gelman, JMLR 15, 2014) of numpyro, which integrates over what the fit puts at one
+value: by how much every source scatters, and how far every run lies off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,13 +81,16 @@ def compared(runs: SiteRuns, vector: np.ndarray, seed: int = 0) -> Compared:
     means, variances = (np.array([one[at] for one in drawn]) for at in (0, 1))
     sampled = means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
     names = tuple(f"{a}|{b}" for a, b in pairs)
-    return Compared(names, np.stack([fitted[0], sampled[0]]), np.stack([np.sqrt(fitted[1]), sampled[1]]))
+    return Compared(
+        names, np.stack([fitted[0], sampled[0]]), np.stack([np.sqrt(fitted[1]), sampled[1]])
+    )
 
 
 def _factors(
     runs: SiteRuns, score: Score, state: State, pairs: Sequence[tuple[str, str]]
 ) -> tuple[Float[np.ndarray, "pairs classes"], Float[np.ndarray, "pairs classes"]]:
-    """Means and variances of what is not a site's own of its factors, given how much sources scatter."""
+    """Means and variances of what is not a site's own of its factors, given how much sources
+    scatter."""
     of = posterior(runs, score, state, np.ones(len(runs.log), bool), {*pairs})["of"]
     at = [i * (i + 3) // 2 for i in range(len(CLASSES))]
     told = [of[key(*pair)] for pair in pairs]
@@ -101,14 +104,18 @@ def _factors(
 
 
 def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
-    """Draws of by how much sources scatter, and of how far runs lie off: given them, factors are normal."""
+    """Draws of by how much sources scatter, and of how far runs lie off: given them, factors are
+    normal."""
     import jax
     import jax.numpy as jnp
     import numpyro
     from numpyro import distributions as dist
     from numpyro.infer import MCMC, NUTS
 
-    hyper, arrays = {name: np.asarray(values) for name, values in unpack(vector).items()}, runs.arrays()
+    hyper, arrays = (
+        {name: np.asarray(values) for name, values in unpack(vector).items()},
+        runs.arrays(),
+    )
     of = np.unique(runs.labels["source"], return_inverse=True)[1]
     shared = jnp.asarray(factors(hyper, arrays, SHARED))
     parts, noise = own_parts(hyper, arrays), float(hyper["noise"][0]) ** 2
@@ -120,10 +127,14 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
         level_scale = numpyro.sample(
             "level_scale", dist.InverseGamma(of_level, of_level).expand([of.max() + 1]).to_event(1)
         )
-        scale = numpyro.sample("scale", dist.InverseGamma(half, half).expand([of.max() + 1]).to_event(1))
+        scale = numpyro.sample(
+            "scale", dist.InverseGamma(half, half).expand([of.max() + 1]).to_event(1)
+        )
         weight = numpyro.sample("weight", dist.Gamma(rate, rate).expand([len(of)]).to_event(1))
         covariance = (
-            shared + level_scale[of][:, None] * level + scale[of][:, None] * (scatter + jnp.diag(noise / weight))
+            shared
+            + level_scale[of][:, None] * level
+            + scale[of][:, None] * (scatter + jnp.diag(noise / weight))
         )
         numpyro.sample("log", dist.MultivariateNormal(jnp.zeros(len(of)), covariance), obs=runs.log)
 
@@ -139,7 +150,10 @@ def of_fit(fit: PopulationFit) -> str:
     found = compared(subset(fit.score.runs, SOURCES), fit.state.vector)
     heads = ("framework", "architecture", *CLASSES)
     rows = [
-        (*name.split("|"), *(f"{a:+.3f} ± {b:.3f} / {c:+.3f} ± {d:.3f}" for a, b, c, d in zip(*of, strict=True)))
+        (
+            *name.split("|"),
+            *(f"{a:+.3f} ± {b:.3f} / {c:+.3f} ± {d:.3f}" for a, b, c, d in zip(*of, strict=True)),
+        )
         for at, name in enumerate(found.names)
         for of in [(found.mean[0][at], found.sd[0][at], found.mean[1][at], found.sd[1][at])]
     ]

@@ -1,4 +1,5 @@
-"""What the papers say of their schedules, beside what ours do: bubbles, memory, staleness, measured runs."""
+"""What the papers say of their schedules, beside what ours do: bubbles, memory, staleness, measured
+runs."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,13 +19,14 @@ from perfmodel.timeline import compile_structure, makespan_lanes
 _MEASURED = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-h1", "ZB-2p": "zb-h2"}
 """Ours with the memory of the zero-bubble authors' schedules, which are searched for."""
 _OPS_PER_TRANSFER = 8
-"""What Megatron-LM issues around a transfer: a buffer, send and receive, group start and end, two waits, a
-synchronisation with the host."""
+"""What Megatron-LM issues around a transfer: a buffer, send and receive, group start and end, two
+waits, a synchronisation with the host."""
 _TIMES = re.compile(r"TF ([\d.]+) TB ([\d.]+) TW ([\d.]+) Tcomm ([\d.]+)")
 
 
 def bubble_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
-    """Bubble fractions against the formulas of Chimera's table 2; backwards twice as long unless said."""
+    """Bubble fractions against the formulas of Chimera's table 2; backwards twice as long unless
+    said."""
     rows = []
     for p in depths:
         m = 2 * p
@@ -33,7 +35,8 @@ def bubble_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
             ("1f1b", m, 2.0, (p - 1) / (m + p - 1)),
             ("chimera", p, 2.0, (p - 2) / (1.5 * p + p - 2)),
             ("chimera", p, 1.0, (p - 2) / (2 * p + p - 2)),
-            # a forward of two micro-batches lasts as long as a backward of one: 3 m / 2 slots of work
+            # a forward of two micro-batches lasts as long as a backward of one: 3 m / 2 slots of
+            # work
             ("chimera-doubling", m, 2.0, (p - 2) / (1.5 * m + p - 2)),
         ]
         for name, micro_batches, backward_s, formula in formulas:
@@ -43,7 +46,8 @@ def bubble_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
 
 
 def memory_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
-    """Chimera's table 2 with m = 2 p: weights of a stage and activations of a micro-batch, least and most."""
+    """Chimera's table 2 with m = 2 p: weights of a stage and activations of a micro-batch, least
+    and most."""
     names = ("pipedream", "pipedream-2bw", "gpipe", "gems", "1f1b", "chimera")
     rows = []
     for p in depths:
@@ -58,9 +62,11 @@ def _span(ends: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def version_table(workers: Iterable[int] = range(2, 17), micro_batches: Iterable[int] = range(2, 17)) -> pd.DataFrame:
-    """TiMePReSt's version difference (section 4.4): simulated in the figures' unit time, by the paper's formula
-    floor((W + N - 2) / N), and by ours, ceil(W / (N + 1))."""
+def version_table(
+    workers: Iterable[int] = range(2, 17), micro_batches: Iterable[int] = range(2, 17)
+) -> pd.DataFrame:
+    """TiMePReSt's version difference (section 4.4): simulated in the figures' unit time, by the
+    paper's formula floor((W + N - 2) / N), and by ours, ceil(W / (N + 1))."""
     rows = []
     for w in workers:
         for n in micro_batches:
@@ -71,10 +77,11 @@ def version_table(workers: Iterable[int] = range(2, 17), micro_batches: Iterable
 
 
 def zero_bubble_table(path: Path) -> pd.DataFrame:
-    """Published zero-bubble runs against step times composed from the stage times that the rows state.
+    """Published zero-bubble runs against step times composed from the stage times that the rows
+    state.
 
-    Stages are taken to be equal. A transfer holds up its sender for the stated time, and for the host's time
-    to issue it: `_OPS_PER_TRANSFER` operators of an eager framework. Nothing is fitted.
+    Stages are taken to be equal. A transfer holds up its sender for the stated time, and for the
+    host's time to issue it: `_OPS_PER_TRANSFER` operators of an eager framework. Nothing is fitted.
     """
     published: list[dict[str, Any]] = pd.read_csv(path).to_dict("records")
     stated = [
@@ -118,7 +125,9 @@ def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarr
 
     def spans(of: ProgramSpec) -> Float[np.ndarray, "2"]:
         structure = build(of)
-        durations = np.array([seconds.get(Kind(kind), 0.0) / spec.chunks for kind in structure.class_kind])
+        durations = np.array(
+            [seconds.get(Kind(kind), 0.0) / spec.chunks for kind in structure.class_kind]
+        )
         sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
         lanes = np.where(sends, send_s + host_s[:, None], durations)
         return np.asarray(makespan_lanes(compile_structure(structure), lanes))

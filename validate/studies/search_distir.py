@@ -55,19 +55,24 @@ PAPER_SPEEDUPS: Final[dict[str, dict[int, tuple[float | None, float | None, floa
     "gpt2-13b": {16384: (1.0, 2.6, 2.0)},
     "gpt2-175b": {1024: (None, 1.3, 5.6)},
 }
-"""Tables 2 and 3: throughput of the choice over that of pure data, tensor and pipeline parallelism, as measured; None
-where the baseline did not fit."""
+"""Tables 2 and 3: throughput of the choice over that of pure data, tensor and pipeline parallelism,
+as measured; None where the baseline did not fit."""
 BASELINES: Final = {"D": "16/1/1/1", "T": "1/16/1/1", "P": "1/1/16/128"}
 """The pure layouts; the pipeline's K is fixed at 8 P = 128 (section 5.2)."""
 MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
-"""Section 5.1: 2 to 128 for layouts with a pipeline, 1 for others: 75 layouts of a batch, as table 1 counts."""
-COUNTS: Final = ("micro_batches >= min(pp, 2)", f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)")
+"""Section 5.1: 2 to 128 for layouts with a pipeline, 1 for others: 75 layouts of a batch, as table
+1 counts."""
+COUNTS: Final = (
+    "micro_batches >= min(pp, 2)",
+    f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)",
+)
 TOLERANCE: Final = 0.03
 DISTIR: Final = Framework(
     tp_overlap_loss=1.0, blocking_sends=True, contends=False, context_bytes=0.0, memory_margin=0.0
 )
-"""Section 2.1: a device executes one operation at a time, so that nothing hides behind kernels. Section 3.3 and 5.2:
-the search leaves out what the values of a program alone make larger than 32 GB."""
+"""Section 2.1: a device executes one operation at a time, so that nothing hides behind kernels.
+Section 3.3 and 5.2: the search leaves out what the values of a program alone make larger than 32
+GB."""
 TRAINING: Final[dict[str, dict[int, str]]] = {
     "mlp-1b": {
         128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1", 2048: "2/8/1/1", 4096: "4/4/1/1",
@@ -93,7 +98,8 @@ TOKENS: Final = 8
 
 @dataclass(frozen=True)
 class AdditiveProducts:
-    """Kernels priced by the form of the paper's regressions (section 4), so that memory and compute time add up.
+    """Kernels priced by the form of the paper's regressions (section 4), so that memory and compute
+    time add up.
 
     At nominal rates: the paper prints no coefficients, and nothing is fitted.
     """
@@ -105,23 +111,32 @@ class AdditiveProducts:
         return EventTimes(time_s, time_s, time_s, ("analytical",) * len(ops))
 
 
-def training_search(model: str, batch: int, kernels: PricesKernels | None = None, *, usual: bool = False) -> Ranked:
-    """Layouts of one row of table 2 that fit, fastest first; `kernels` instead of the calibrated prices.
+def training_search(
+    model: str, batch: int, kernels: PricesKernels | None = None, *, usual: bool = False
+) -> Ranked:
+    """Layouts of one row of table 2 that fit, fastest first; `kernels` instead of the calibrated
+    prices.
 
-    Half precision throughout and an update without states (figure 2); gradients of ReLU are taken of its input, as in
-    the authors' code (microsoft/dist-ir, examples/mlp.py). `usual`: ReLU in place, and transfers and collectives
-    beside kernels, as this library has them unless told otherwise.
+    Half precision throughout and an update without states (figure 2); gradients of ReLU are taken
+    of its input, as in the authors' code (microsoft/dist-ir, examples/mlp.py). `usual`: ReLU in
+    place, and transfers and collectives beside kernels, as this library has them unless told
+    otherwise.
     """
     job = Job(
-        global_batch=batch, seq_len=1, dtype="fp16", grad_dtype="fp16", optimizer="plain-sgd", fused_kernels=usual
+        global_batch=batch,
+        seq_len=1,
+        dtype="fp16",
+        grad_dtype="fp16",
+        optimizer="plain-sgd",
+        fused_kernels=usual,
     )
     framework = EAGER if usual else DISTIR
     return _rank(model, job, "1f1b", framework, kernels)
 
 
 def training_table() -> pd.DataFrame:
-    """Table 2 row by row: the paper's choice, ours, and what the paper's takes more by our evaluation; the same with
-    `AdditiveProducts` instead of measured kernels."""
+    """Table 2 row by row: the paper's choice, ours, and what the paper's takes more by our
+    evaluation; the same with `AdditiveProducts` instead of measured kernels."""
     rows = []
     for model, batches in TRAINING.items():
         for batch, paper in batches.items():
@@ -156,14 +171,19 @@ def inference_search(model: str) -> pd.DataFrame:
         found = _rank(model, job, "gpipe", DISTIR)
         parts.append(
             pd.DataFrame(
-                {"batch": batch, "layout": [name(lay, batch) for lay in found.layouts], "per_s": batch / found.step_s}
+                {
+                    "batch": batch,
+                    "layout": [name(lay, batch) for lay in found.layouts],
+                    "per_s": batch / found.step_s,
+                }
             )
         )
     return pd.concat(parts).sort_values("per_s", ascending=False, kind="stable", ignore_index=True)
 
 
 def inference_table() -> pd.DataFrame:
-    """Table 3: batch and D/T/P/K of the paper and ours, and how much throughput the paper's gives up by our model."""
+    """Table 3: batch and D/T/P/K of the paper and ours, and how much throughput the paper's gives
+    up by our model."""
     rows = []
     for model, (batch, paper) in INFERENCE.items():
         found = inference_search(model)
@@ -184,7 +204,9 @@ def name(layout: Layout, batch: int) -> str:
     return f"{layout.dp}/{layout.tp}/{layout.pp}/{batch // (layout.dp * layout.micro_batch)}"
 
 
-def _rank(model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None) -> Ranked:
+def _rank(
+    model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None
+) -> Ranked:
     return rank(
         catalog.model(model), catalog.cluster(CLUSTER), job, DEVICES, space(job, schedule), constraints=COUNTS,
         framework=framework, kernels=kernels,

@@ -1,4 +1,5 @@
-"""Layouts of a published search under this model, fastest first: every layout of its space that fits, by `search`."""
+"""Layouts of a published search under this model, fastest first: every layout of its space that
+fits, by `search`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ class Ranked:
     def place(self, layout: Layout) -> int | None:
         """Place of a layout, 0 for the fastest; None if it is not among them."""
         wanted = layout.canonical
-        return next((place for place, one in enumerate(self.layouts) if one.canonical == wanted), None)
+        return next(
+            (place for place, one in enumerate(self.layouts) if one.canonical == wanted), None
+        )
 
 
 def rank(

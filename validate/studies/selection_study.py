@@ -1,8 +1,9 @@
-"""Active selection held against grids on published tables: how many measured points a step time costs.
+"""Active selection held against grids on published tables: how many measured points a step time
+costs.
 
-Everything is looked up: "measuring" a kernel reads its row of a table, and the true step time is the timeline with
-every event of the studied families at its table time. Only layouts all of whose studied events stand in the table
-are used, so nothing of the truth is interpolated.
+Everything is looked up: "measuring" a kernel reads its row of a table, and the true step time is
+the timeline with every event of the studied families at its table time. Only layouts all of whose
+studied events stand in the table are used, so nothing of the truth is interpolated.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,8 @@ SIZES: Final[dict[str, Callable[[Any], tuple[float, ...]]]] = {
 LEVELS: Final = (2, 3, 4, 5)
 """Grid points per size, from the coarsest grid to the finest."""
 CANDIDATES: Final = 3000
-"""Rows that sequential strategies choose among: the needed ones, if allowed, and random others. Grids use all."""
+"""Rows that sequential strategies choose among: the needed ones, if allowed, and random others.
+Grids use all."""
 BATCH: Final = 4
 MOST: Final = 60
 """Points at which the sequential strategies end."""
@@ -54,7 +56,8 @@ class Case:
     table: Mapping[Op, float]
     """Seconds of every row."""
     entry: Callable[[Op], Entry | None]
-    """Table row of an event; none for events that are not studied, which stay at their analytic time."""
+    """Table row of an event; none for events that are not studied, which stay at their analytic
+    time."""
 
     def needed(self) -> tuple[Op, ...]:
         """Table rows that the layouts rest on."""
@@ -78,7 +81,9 @@ class Case:
 
     def _steps(self, prices: Prices, needed: frozenset[Op]) -> StepShares:
         found = [
-            event_shares(problem.repriced(_Looked(self, prices, needed), problem.collectives), layout)
+            event_shares(
+                problem.repriced(_Looked(self, prices, needed), problem.collectives), layout
+            )
             for problem, layout in self.layouts
         ]
         index: dict[Op, int] = {}
@@ -91,7 +96,9 @@ class Case:
         shares = np.zeros((len(found), len(index)))
         for row, column, value in entries:
             shares[row, column] += value
-        return StepShares(np.array([s.step_time_s for s in found]), tuple(index), shares, np.zeros(len(found)))
+        return StepShares(
+            np.array([s.step_time_s for s in found]), tuple(index), shares, np.zeros(len(found))
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,9 @@ class _Looked:
         if known:
             found: list[Entry] = [entries[i] for i in known]  # pyright: ignore[reportAssignmentType]
             time_s[known] = self.prices([e.op for e in found]) * [e.share for e in found]
-        stands = ("measured" if entry and entry.op in self.needed else "learned" for entry in entries)
+        stands = (
+            "measured" if entry and entry.op in self.needed else "learned" for entry in entries
+        )
         return EventTimes(time_s, time_s, time_s, tuple(stands))
 
 
@@ -130,7 +139,8 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
     """Error against number of measured points by strategy: `grid`, `random`, `uncertainty`, `ours`.
 
     Args:
-        exclude_needed: never measure a shape that the layouts themselves need; otherwise any row may be.
+        exclude_needed: never measure a shape that the layouts themselves need; otherwise any row
+            may be.
         seed: of the random strategy.
     """
     needed, truth = case.needed(), case.true_step_s()
@@ -145,15 +155,23 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
         return most_uncertain(beliefs, beliefs.locate(rest), BATCH)
 
     return {
-        "grid": [_point(truth, beliefs := _believed(case, ops), case.at(beliefs)) for ops in grids(rows, needed)],
-        "random": _sequence(case, truth, order, lambda beliefs, state, rest: list(range(min(BATCH, len(rest))))),
+        "grid": [
+            _point(truth, beliefs := _believed(case, ops), case.at(beliefs))
+            for ops in grids(rows, needed)
+        ],
+        "random": _sequence(
+            case, truth, order, lambda beliefs, state, rest: list(range(min(BATCH, len(rest))))
+        ),
         "uncertainty": _sequence(case, truth, pool, by_doubt),
         "ours": _sequence(case, truth, pool, by_weight),
     }
 
 
 def _sequence(
-    case: Case, truth: np.ndarray, pool: list[Op], pick: Callable[[Beliefs, StepShares, list[Op]], list[int]]
+    case: Case,
+    truth: np.ndarray,
+    pool: list[Op],
+    pick: Callable[[Beliefs, StepShares, list[Op]], list[int]],
 ) -> list[Point]:
     beliefs = _believed(case, [])
     state = case.at(beliefs)
@@ -181,18 +199,22 @@ def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
 
 
 def within(ops: Sequence[Op], needed: Sequence[Op]) -> list[Op]:
-    """Rows whose every size lies between the smallest and the largest that is needed of their kind."""
+    """Rows whose every size lies between the smallest and the largest that is needed of their
+    kind."""
     kept = []
     for kind, members in _kinds(needed).items():
         sizes = _sizes(members)
         mine = _kinds(ops).get(kind, [])
-        inside = ((_sizes(mine) >= sizes.min(axis=0) - 1e-9) & (_sizes(mine) <= sizes.max(axis=0) + 1e-9)).all(axis=1)
+        inside = (
+            (_sizes(mine) >= sizes.min(axis=0) - 1e-9) & (_sizes(mine) <= sizes.max(axis=0) + 1e-9)
+        ).all(axis=1)
         kept += [op for op, good in zip(mine, inside, strict=True) if good]
     return kept
 
 
 def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
-    """Uniform grids over the needed range of every kind, equally spaced in log size, coarse to fine.
+    """Uniform grids over the needed range of every kind, equally spaced in log size, coarse to
+    fine.
 
     A grid point is the row of the pool nearest to it in log sizes.
     """
@@ -201,7 +223,10 @@ def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
         chosen: dict[Op, None] = {}
         for kind, members in _kinds(needed).items():
             sizes, rows = _sizes(members), _sizes(by_kind[kind])
-            axes = [np.linspace(low, high, per_axis) for low, high in zip(sizes.min(0), sizes.max(0), strict=True)]
+            axes = [
+                np.linspace(low, high, per_axis)
+                for low, high in zip(sizes.min(0), sizes.max(0), strict=True)
+            ]
             for point in product(*(np.unique(axis) for axis in axes)):
                 nearest = int(np.argmin(((rows - point) ** 2).sum(axis=1)))
                 chosen[by_kind[kind][nearest]] = None

@@ -1,4 +1,5 @@
-"""The tables that `selection_study` measures by, and layouts whose studied kernels all stand in them."""
+"""The tables that `selection_study` measures by, and layouts whose studied kernels all stand in
+them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +21,8 @@ from perfmodel.workload import Shard, blocks
 LAYOUTS: Final = 6
 """Layouts of interest of a case."""
 TRAINING_DEVICES: Final = {"A100-SXM4-80GB": "dgx-a100", "GH200-96GB": "dgx-h100"}
-"""Devices of estimate_train_time, and a cluster whose network stands in; collectives are the same on both sides."""
+"""Devices of estimate_train_time, and a cluster whose network stands in; collectives are the same
+on both sides."""
 TRAINING_WIDTHS: Final = (2560, 3584, 6144)
 PREFILL_DEVICES: Final = {"H100-SXM-80GB": "vllm", "A100-SXM4-80GB": "sglang", "L40S": "vllm"}
 """Devices of aiconfigurator, and whose kernels."""
@@ -29,7 +31,8 @@ _SEQUENCES: Final = (1024, 1536, 2048, 2560, 3072, 3584, 4096, 4608, 5120, 8192)
 
 
 def training_case(data: Path, device: str, width: int, seed: int) -> Case:
-    """Training steps of a 16-layer GPT: linear layers, forward and backward (fp16, estimate_train_time)."""
+    """Training steps of a 16-layer GPT: linear layers, forward and backward (fp16,
+    estimate_train_time)."""
     table = _gemms(read_table(data / "estimate_train_time" / "gemm.csv.gz"), device, "fp16")
     heads = 32
     model = Transformer(
@@ -40,12 +43,17 @@ def training_case(data: Path, device: str, width: int, seed: int) -> Case:
 
 
 def prefill_case(data: Path, device: str, model: str, seed: int) -> Case:
-    """Forward steps of a published model: linear layers and causal attention (bf16, aiconfigurator)."""
+    """Forward steps of a published model: linear layers and causal attention (bf16,
+    aiconfigurator)."""
     gemms = read_table(data / "aiconfigurator" / "gemm.csv.gz")
     software = PREFILL_DEVICES[device]
-    table: dict[Op, float] = {**_gemms(gemms[gemms.software.str.startswith(software)], device, "bf16")}
+    table: dict[Op, float] = {
+        **_gemms(gemms[gemms.software.str.startswith(software)], device, "bf16")
+    }
     attention: Any = read_table(data / "aiconfigurator" / "attention_prefill.csv.gz")
-    attention = attention[(attention.device == device) & attention.software.str.startswith(software)]
+    attention = attention[
+        (attention.device == device) & attention.software.str.startswith(software)
+    ]
     sizes = ["batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"]
     for key, time_us in attention[attention.window == 0].groupby(sizes).time_us.median().items():
         shape: dict[str, Any] = dict(zip(sizes, map(int, key), strict=True))
@@ -65,7 +73,8 @@ def _gemms(table: Any, device: str, dtype: str) -> dict[Op, float]:
 
 
 def as_is(op: Op) -> Entry | None:
-    """An event's own row; the vocabulary projection, whose widths the grids lack, is not studied."""
+    """An event's own row; the vocabulary projection, whose widths the grids lack, is not
+    studied."""
     if isinstance(op, Gemm) and op.op == "linear":
         return Entry(replace(op, accumulate=False), 1.0)
     if isinstance(op, Attention):
@@ -74,13 +83,16 @@ def as_is(op: Op) -> Entry | None:
 
 
 def halved_backward(op: Op) -> Entry | None:
-    """Rows of a table that times both gradient products of a linear layer together: half of it each."""
+    """Rows of a table that times both gradient products of a linear layer together: half of it
+    each."""
     if not (isinstance(op, Gemm) and op.op == "linear"):
         return None
     plain = replace(op, accumulate=False)
     if op.pass_ == "dgrad":  # [m, n] = [m, k] [k, n]: the forward product has n and k exchanged
         return Entry(replace(plain, n=op.k, k=op.n, pass_="bwd"), 0.5)
-    if op.pass_ == "wgrad":  # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
+    if (
+        op.pass_ == "wgrad"
+    ):  # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
         return Entry(replace(plain, m=op.k, n=op.m, k=op.n, pass_="bwd"), 0.5)
     return Entry(plain, 1.0)
 
@@ -98,7 +110,9 @@ def _case(
         tp, micro_batch, seq_len = found[i]
         pp = int(rng.choice([1, 2, 4]))
         job = Job(global_batch=2 * micro_batch * 4 * pp, seq_len=seq_len, dtype=dtype, mode=mode)
-        layouts.append((step_problem(model, cluster, job), Layout(tp=tp, pp=pp, dp=2, micro_batch=micro_batch)))
+        layouts.append(
+            (step_problem(model, cluster, job), Layout(tp=tp, pp=pp, dp=2, micro_batch=micro_batch))
+        )
 
     def studied(op: Op) -> Entry | None:
         known = entry(op)
@@ -108,9 +122,14 @@ def _case(
 
 
 def _in_table(
-    model: Model, table: Mapping[Op, float], entry: Callable[[Op], Entry | None], dtype: str, mode: Any
+    model: Model,
+    table: Mapping[Op, float],
+    entry: Callable[[Op], Entry | None],
+    dtype: str,
+    mode: Any,
 ) -> Iterator[tuple[int, int, int]]:
-    """Tensor-parallel degree, micro-batch and sequence length of shards whose layers stand in the table."""
+    """Tensor-parallel degree, micro-batch and sequence length of shards whose layers stand in the
+    table."""
     for tp, micro_batch, seq_len in product((1, 2, 4, 8), (1, 2, 4, 8, 16), _SEQUENCES):
         job, layout = (
             Job(global_batch=16, seq_len=seq_len, dtype=dtype, mode=mode),

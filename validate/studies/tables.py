@@ -9,9 +9,17 @@ import pandas as pd
 
 def markdown_table(table: pd.DataFrame) -> str:
     """A frame as a Markdown table: numbers right-aligned, four digits."""
-    numeric = [pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes]
+    numeric = [
+        pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+        for kind in table.dtypes
+    ]
     rows = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
-    return _lines(list(map(str, table.columns)), ["--:" if right else "---" for right in numeric], rows) + "\n"
+    return (
+        _lines(
+            list(map(str, table.columns)), ["--:" if right else "---" for right in numeric], rows
+        )
+        + "\n"
+    )
 
 
 def _cell(value: Any) -> str:
@@ -25,7 +33,8 @@ def _cell(value: Any) -> str:
 
 
 def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """Rows of cells as they are; the first `left` columns stand on the left, the others on the right."""
+    """Rows of cells as they are; the first `left` columns stand on the left, the others on the
+    right."""
     return _lines(head, ["---"] * left + ["--:"] * (len(head) - left), rows)
 
 

@@ -1,6 +1,6 @@
-"""TiMePReSt's VGG-16 on two machines (section 5): is there a setting with both its memory and its epochs per hour? Its
-images and unlike cards, residual networks, digits learned by a convolutional network; and the results section of its
-page."""
+"""TiMePReSt's VGG-16 on two machines (section 5): is there a setting with both its memory and its
+epochs per hour? Its images and unlike cards, residual networks, digits learned by a convolutional
+network; and the results section of its page."""
 
 from dataclasses import replace
 from itertools import product
@@ -26,9 +26,10 @@ PAPER: Final = (0.5, 0.4)
 """Memory saved on stage 0 and stage 1, nearly (figure 16)."""
 WITHIN: Final = 0.1
 BASELINES: Final = {"vertical sync": "pipedream-vertical-sync", "stashing alone": "pipedream"}
-"""PipeDream as this paper describes it, with one version of the weights on all stages for each forward pass (section 3,
-equation 1), and as PipeDream's own paper runs it by default (section 3.3 there). Only the first keeps an old version on
-the last stage. The first was added after results against the second had been seen."""
+"""PipeDream as this paper describes it, with one version of the weights on all stages for each
+forward pass (section 3, equation 1), and as PipeDream's own paper runs it by default (section 3.3
+there). Only the first keeps an old version on the last stage. The first was added after results
+against the second had been seen."""
 SPEED: Final = "epochs/h over PipeDream's"
 NETWORKS: Final = (1, 10, 100)
 """Gbit/s between the machines; the paper does not tell."""
@@ -36,9 +37,12 @@ BATCHES: Final = (32, 128)
 MICRO_BATCHES: Final = (2, 4, 8, 16)
 SEEDS: Final = 3
 IMAGES_OF: Final = {"CIFAR-100": (32, 100), "Tiny-ImageNet-200": (64, 200), "ImageNet": (224, 1000)}
-"""Height and width of the images of a data set, and its classes; the paper trains on the first two, and does not tell
-whether it enlarges them."""
-ACCURACIES: Final = {"a map": (map_task, 128, 6, 1.0, 0.9), "digits": (digits_task, 32, 12, 0.1, 0.9)}
+"""Height and width of the images of a data set, and its classes; the paper trains on the first two,
+and does not tell whether it enlarges them."""
+ACCURACIES: Final = {
+    "a map": (map_task, 128, 6, 1.0, 0.9),
+    "digits": (digits_task, 32, 12, 0.1, 0.9),
+}
 """Task, mini-batch, epochs, learning rate and target accuracy."""
 
 
@@ -46,8 +50,15 @@ def two_machines(gbit_per_s: float) -> Cluster:
     """Two hosts of one Turing device each (the chip of the paper's RTX 6000)."""
     device = catalog.device("Titan-RTX")
     levels = (
-        NetworkLevel(name="none", size=1, bandwidth_bytes_per_s=device.link_bandwidth_bytes_per_s, latency_s=1e-5),
-        NetworkLevel(name="Ethernet", size=2, bandwidth_bytes_per_s=gbit_per_s / 8 * 1e9, latency_s=5e-5),
+        NetworkLevel(
+            name="none",
+            size=1,
+            bandwidth_bytes_per_s=device.link_bandwidth_bytes_per_s,
+            latency_s=1e-5,
+        ),
+        NetworkLevel(
+            name="Ethernet", size=2, bandwidth_bytes_per_s=gbit_per_s / 8 * 1e9, latency_s=5e-5
+        ),
     )
     return Cluster(name="two machines", device=device, levels=levels, max_devices=2)
 
@@ -58,8 +69,8 @@ def variants(micro_batches: int) -> dict[str, str]:
 
 
 def settings_table() -> pd.DataFrame:
-    """Every cut of VGG-16's 21 layers, mini-batch, N, order and link: memory saved on both stages and epochs per hour
-    relative to each of `BASELINES` with the same cut, mini-batch and link."""
+    """Every cut of VGG-16's 21 layers, mini-batch, N, order and link: memory saved on both stages
+    and epochs per hour relative to each of `BASELINES` with the same cut, mini-batch and link."""
     layers = len(catalog.model("vgg-16").stack)  # pyright: ignore[reportAttributeAccessIssue]
     rows: list[dict[str, Any]] = []
     for gbit, batch in product(NETWORKS, BATCHES):
@@ -76,7 +87,10 @@ def settings_table() -> pd.DataFrame:
                     keys.append((cut, n, order))
                     layouts.append(replace(whole, micro_batch=batch // n, schedule=schedule))
         step_s = evaluate(problem, layouts).step_time_s
-        peaks = [[rank.peak - CONTEXT_BYTES for rank in needed_memory(problem, layout)] for layout in layouts]
+        peaks = [
+            [rank.peak - CONTEXT_BYTES for rank in needed_memory(problem, layout)]
+            for layout in layouts
+        ]
         bases: dict[str, tuple[float, list[float]]] = {}
         for (cut, n, order), seconds, peak in zip(keys, step_s.tolist(), peaks, strict=True):
             if order in BASELINES:
@@ -100,29 +114,39 @@ def networks() -> dict[str, ConvNet]:
     found: dict[str, ConvNet] = {}
     for data, (size, classes) in IMAGES_OF.items():
         for net in (catalog.vgg16(size, classes), catalog.resnet(50, size, classes)):
-            found[f"{net.name}, {data} ({size} x {size})"] = replace(net, name=f"{net.name}-{size}", aliases=())
+            found[f"{net.name}, {data} ({size} x {size})"] = replace(
+                net, name=f"{net.name}-{size}", aliases=()
+            )
     return found
 
 
 def images_table() -> pd.DataFrame:
-    """The default order against each of `BASELINES` for every network and image, on two machines alike and on the
-    paper's unlike ones: 10 Gbit/s, mini-batches of 128, every cut, N from 2 to 16, both orders of the unlike machines.
+    """The default order against each of `BASELINES` for every network and image, on two machines
+    alike and on the paper's unlike ones: 10 Gbit/s, mini-batches of 128, every cut, N from 2 to 16,
+    both orders of the unlike machines.
 
-    A setting and the PipeDream that it is held against have the same network, machines, cut and mini-batch, and both
-    fit the 24 and 8 GB that the unlike cards have.
+    A setting and the PipeDream that it is held against have the same network, machines, cut and
+    mini-batch, and both fit the 24 and 8 GB that the unlike cards have.
     """
     rows: list[dict[str, Any]] = []
     machines: dict[str, tuple[Cluster, tuple[tuple[str, ...] | None, ...]]] = {
         "alike": (two_machines(10), (None,)),
-        "RTX 6000, RTX 2080": (catalog.cluster("timeprest"), (("rtx6000", "rtx2080"), ("rtx2080", "rtx6000"))),
+        "RTX 6000, RTX 2080": (
+            catalog.cluster("timeprest"),
+            (("rtx6000", "rtx2080"), ("rtx2080", "rtx6000")),
+        ),
     }
     settings = product(BASELINES.items(), networks().items(), machines.items())
     for (versions, schedule), (name, net), (where, (cluster, orders)) in settings:
-        problem = step_problem(net, cluster, Job(global_batch=128, seq_len=1, dtype="fp32", optimizer="sgd"))
+        problem = step_problem(
+            net, cluster, Job(global_batch=128, seq_len=1, dtype="fp32", optimizer="sgd")
+        )
         (even,) = layout_batches(problem, [Layout(pp=2, micro_batch=128, kinds=orders[0])])
         layers, some = sum(count for block, count in even.tables[0].pairs if block.is_layer), []
         for kinds, cut in product(orders, range(1, layers)):
-            whole = Layout(pp=2, micro_batch=128, schedule=schedule, partition=(cut, layers - cut), kinds=kinds)
+            whole = Layout(
+                pp=2, micro_batch=128, schedule=schedule, partition=(cut, layers - cut), kinds=kinds
+            )
             tried = [replace(whole, micro_batch=128 // n, schedule="nf1b") for n in MICRO_BATCHES]
             some.append(_against(problem, whole, tried))
         table = pd.concat(some)
@@ -165,12 +189,14 @@ def _against(problem: StepProblem, base: Layout, tried: list[Layout]) -> pd.Data
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every order and baseline over all settings: the most that it saves, the most epochs per hour, and how many
-    settings save what the paper does (within `WITHIN`) on stage 0, on stage 1, train faster than PipeDream, and do all
-    three."""
+    """Of every order and baseline over all settings: the most that it saves, the most epochs per
+    hour, and how many settings save what the paper does (within `WITHIN`) on stage 0, on stage 1,
+    train faster than PipeDream, and do all three."""
     rows = []
     for (versions, order), some in table.groupby(["PipeDream with", "order"], sort=False):
-        first, second = ((some[f"stage {i} saved"] - share).abs() <= WITHIN for i, share in enumerate(PAPER))
+        first, second = (
+            (some[f"stage {i} saved"] - share).abs() <= WITHIN for i, share in enumerate(PAPER)
+        )
         faster = some[SPEED] > 1
         rows.append(
             {
@@ -200,14 +226,17 @@ def usual_table(table: pd.DataFrame) -> pd.DataFrame:
     """The cut that is fastest for PipeDream, at 10 Gbit/s, the larger mini-batch and N = 4."""
     some = table[(table["Gbit/s"] == 10) & (table["mini-batch"] == BATCHES[-1]) & (table["N"] == 4)]
     best = some.loc[some["PipeDream's epochs/h"].idxmax(), "layers"]
-    return some[some["layers"] == best].sort_values("PipeDream with", ascending=False, kind="stable")
+    return some[some["layers"] == best].sort_values(
+        "PipeDream with", ascending=False, kind="stable"
+    )
 
 
 def accuracy_table(data: str) -> pd.DataFrame:
-    """Epochs and time to a test accuracy on real data (`ACCURACIES`), in two stages and four micro-batches.
+    """Epochs and time to a test accuracy on real data (`ACCURACIES`), in two stages and four
+    micro-batches.
 
-    Mini-batches are of one size for all schedules; least and most of the seeds. A forward of a micro-batch takes 1, a
-    backward 2.
+    Mini-batches are of one size for all schedules; least and most of the seeds. A forward of a
+    micro-batch takes 1, a backward 2.
     """
     task, mini_batch, epochs, learning_rate, target = ACCURACIES[data]
     passes = PassTimes.uniform(2, 1.0, 2.0)
@@ -237,7 +266,13 @@ def accuracy_table(data: str) -> pd.DataFrame:
 
 
 def _span(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.4g} to {ends[1]:.4g}" if ends[0] != ends[1] else f"{ends[0]:.4g}"
+    return (
+        "-"
+        if ends is None
+        else f"{ends[0]:.4g} to {ends[1]:.4g}"
+        if ends[0] != ends[1]
+        else f"{ends[0]:.4g}"
+    )
 
 
 def timeprest_page(_folder: Path) -> str:
@@ -298,7 +333,8 @@ The paper finds nF1B slower in epochs and faster in time than PipeDream. {_accur
 
 
 def _whole_sentence(summary: pd.DataFrame) -> str:
-    """How many settings have the paper's memory on both stages and are faster, against each baseline."""
+    """How many settings have the paper's memory on both stages and are faster, against each
+    baseline."""
     counts = [
         f"**{int(some['all'].sum())}** of {int(some['settings'].sum())} against PipeDream with {versions}"
         for versions, some in summary.groupby("PipeDream with", sort=False)
@@ -326,7 +362,8 @@ def _stage_1_sentence(summary: pd.DataFrame) -> str:
 
 
 def _images_sentence(images: pd.DataFrame) -> str:
-    """Where the default order wins, and how much it saves on stage 1 with the paper's network and with the other."""
+    """Where the default order wins, and how much it saves on stage 1 with the paper's network and
+    with the other."""
     sentences = []
     for versions, some in images.groupby("PipeDream with", sort=False):
         winning = some[some["no more memory and faster"] > 0]
@@ -341,17 +378,23 @@ def _images_sentence(images: pd.DataFrame) -> str:
         some = images[images["network and images"].str.startswith(name)]
         most = some.loc[some["stage 1 saves, most"].idxmax()]
         saved.append(f"{most['stage 1 saves, most']:.0%} on {most['network and images']}")
-    sentences.append(f"On stage 1, where the paper saves {PAPER[1]:.0%}, at most {' and '.join(saved)} are saved.")
+    sentences.append(
+        f"On stage 1, where the paper saves {PAPER[1]:.0%}, at most {' and '.join(saved)} are saved."
+    )
     return " ".join(sentences)
 
 
 def _faster_sentence(settings: pd.DataFrame) -> str:
-    """How many settings of the default order win in time without losing memory, by link, and by how much."""
+    """How many settings of the default order win in time without losing memory, by link, and by how
+    much."""
     sentences = []
     of_default = settings[settings["order"] == "default"]
     for versions, some in of_default.groupby("PipeDream with", sort=False):
         winning = some[dominating(some)]
-        by_link = [f"{int(dominating(rows).sum())} at {gbit} Gbit/s" for gbit, rows in some.groupby("Gbit/s")]
+        by_link = [
+            f"{int(dominating(rows).sum())} at {gbit} Gbit/s"
+            for gbit, rows in some.groupby("Gbit/s")
+        ]
         fastest = f", by up to {winning[SPEED].max():.2f} times" if len(winning) else ""
         sentences.append(
             f"In {len(winning)} of {len(some)} settings the default order is faster than PipeDream with {versions} "

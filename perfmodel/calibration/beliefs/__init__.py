@@ -1,4 +1,5 @@
-"""Beliefs about the times of events: a Gaussian process over shapes, conditioned on what has been measured."""
+"""Beliefs about the times of events: a Gaussian process over shapes, conditioned on what has been
+measured."""
 
 from typing import TYPE_CHECKING
 

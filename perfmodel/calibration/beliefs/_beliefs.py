@@ -1,7 +1,7 @@
 """Beliefs about events' times given measurements: kriging of log residuals over a base price.
 
-The posterior describes all functions that agree with the measurements. Its covariance says how much they disagree
-elsewhere, and so which measurement would settle which event.
+The posterior describes all functions that agree with the measurements. Its covariance says how much
+they disagree elsewhere, and so which measurement would settle which event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,21 +27,29 @@ from perfmodel.ops import FAMILIES, Collective, Op
 from perfmodel.spec import Device
 
 Base = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
-"""Function that prices ops before anything is measured: the present calibration, or an analytical bound."""
+"""Function that prices ops before anything is measured: the present calibration, or an analytical
+bound."""
 
 NOISE: Final = 2 * log(0.01)
-"""Log variance of a measured median: the stopping rule's half-width of 2 % is two standard deviations."""
+"""Log variance of a measured median: the stopping rule's half-width of 2 % is two standard
+deviations."""
 SHORT_NOISE: Final = 2 * log(0.05)
 """Log variance of a measured median that is added for times near the clock's resolution (5 %)."""
 SHORT_S: Final = 8e-6
 FEWEST_MEASUREMENTS: Final = 16
 """Least number of measurements of a group to which hyperparameters are fitted."""
-START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(0.25), "rough": 2 * log(0.15)}
+START: Final = {
+    "offset": 2 * log(0.4),
+    "kind": 2 * log(0.2),
+    "smooth": 2 * log(0.25),
+    "rough": 2 * log(0.15),
+}
 """Prior log variances: the base is off by a half, and shapes differ from it by a quarter."""
 EVENT_VARIANCE: Final = 2 * log(0.05)
 """Prior log variance of the part of an event's time that its neighbours do not share."""
 LEAST_EVENT_VARIANCE: Final = 2 * log(0.02)
-"""Least value of this variance after a fit, because kernels of neighbouring shapes differ by this much."""
+"""Least value of this variance after a fit, because kernels of neighbouring shapes differ by this
+much."""
 MOST_FITTED_POINTS: Final = 128
 """Most points that hyperparameters are fitted to."""
 COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
@@ -53,8 +61,8 @@ def group_of(op: Op) -> str:
 
 
 def components(axes: tuple[str, ...]) -> tuple[Component, ...]:
-    """Return the covariance components of a residual: offsets overall and per kind, smooth and rough trends, and a
-    nugget."""
+    """Return the covariance components of a residual: offsets overall and per kind, smooth and
+    rough trends, and a nugget."""
     return (
         Component(()),
         Component(("kind",)),
@@ -89,7 +97,8 @@ class Located:
     points: Points
     """The events as points."""
     known: Float[np.ndarray, "measured events"]
-    """L^-1 times the covariance of the measured events with these; no rows before anything is measured."""
+    """L^-1 times the covariance of the measured events with these; no rows before anything is
+    measured."""
 
 
 Events = dict[str, Located]
@@ -101,7 +110,9 @@ def take(events: Events, position: int) -> Events:
     for name, part in events.items():
         places = np.flatnonzero(part.index == position)
         if len(places):
-            return {name: Located(np.zeros(1, int), part.points.take(places), part.known[:, places])}
+            return {
+                name: Located(np.zeros(1, int), part.points.take(places), part.known[:, places])
+            }
     raise IndexError(position)
 
 
@@ -148,8 +159,11 @@ class Beliefs:
             events[name] = Located(index, points, known)
         return events
 
-    def covariance(self, row_events: Events, column_events: Events) -> Float[np.ndarray, "rows columns"]:
-        """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24); different groups are independent."""
+    def covariance(
+        self, row_events: Events, column_events: Events
+    ) -> Float[np.ndarray, "rows columns"]:
+        """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24); different groups
+        are independent."""
         result = np.zeros((_count(row_events), _count(column_events)))
         for name in row_events.keys() & column_events.keys():
             rows, columns = row_events[name], column_events[name]
@@ -179,14 +193,19 @@ class Beliefs:
 def prior(kinds: Sequence[Component]) -> Hyperparameters:
     """Return the beliefs before enough is measured."""
     default = Hyperparameters.default(kinds)
-    return Hyperparameters(np.array([*START.values(), EVENT_VARIANCE]), default.length, NOISE, SHORT_NOISE)
+    return Hyperparameters(
+        np.array([*START.values(), EVENT_VARIANCE]), default.length, NOISE, SHORT_NOISE
+    )
 
 
-def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None) -> Beliefs:
+def condition(
+    base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None
+) -> Beliefs:
     """Return the beliefs after conditioning on measured seconds.
 
     Args:
-        earlier: beliefs whose hyperparameters are kept for groups that have grown by less than half.
+        earlier: beliefs whose hyperparameters are kept for groups that have grown by less than
+            half.
     """
     ops = list(measured)
     groups = {}
@@ -208,20 +227,24 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
         noise = np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
         matrix[np.diag_indices(len(group_ops))] += noise
         lower = cholesky(matrix, lower=True)
-        groups[name] = Group(kinds, hyper, points, lower, solve_triangular(lower, residual, lower=True))
+        groups[name] = Group(
+            kinds, hyper, points, lower, solve_triangular(lower, residual, lower=True)
+        )
     return Beliefs(base, device, dict(measured), groups)
 
 
 def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> Hyperparameters:
-    """Maximum-likelihood hyperparameters of a group; scatter beyond measurement noise is assigned to the events.
+    """Maximum-likelihood hyperparameters of a group; scatter beyond measurement noise is assigned
+    to the events.
 
-    The variances are multiplied by 1 + p / n for p parameters fitted to n points, as in Akaike's final prediction
-    error, because a fit to few points underestimates them.
+    The variances are multiplied by 1 + p / n for p parameters fitted to n points, as in Akaike's
+    final prediction error, because a fit to few points underestimates them.
     """
     n = len(points)
     if n < FEWEST_MEASUREMENTS:
         return prior(kinds)
-    # The cost of the likelihood grows with the cube of the number of points, so it is fitted to a sample.
+    # The cost of the likelihood grows with the cube of the number of points, so it is fitted to a
+    # sample.
     sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED_POINTS]
     fit = fit_hyperparameters(kinds[:-1], points, residual, sample)
 
@@ -253,7 +276,9 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
         rows = rows_from_ops(ops)  # pyright: ignore[reportArgumentType]
         physics, _ = kernel_physics(Figures.of(device), rows)
         names = [axis.name for axis in FAMILIES[rows.family].axes]
-        axes = dict(zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True))
+        axes = dict(
+            zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True)
+        )
         kinds = rows.by_kind(str).astype(object)
     events = np.array([_label(op) for op in ops], object)
 

@@ -1,10 +1,10 @@
 """The covariance function for kriging.
 
-A Gaussian process on log residuals whose covariance is a sum of components; each joins points that agree in
-some categories (say device and rank count) and are near in some coordinates (say log size). Sums of such
-components share what siblings know: another dtype, library version, rank count or device at the same size.
-Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT Press 2006: Matern
-kernels eqs. 4.14-4.17, marginal likelihood eq. 5.8.
+A Gaussian process on log residuals whose covariance is a sum of components; each joins points that
+agree in some categories (say device and rank count) and are near in some coordinates (say log
+size). Sums of such components share what siblings know: another dtype, library version, rank count
+or device at the same size. Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT
+Press 2006: Matern kernels eqs. 4.14-4.17, marginal likelihood eq. 5.8.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,8 @@ class Points:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Natural logarithms: variance per component, length per component and coordinate, two noise variances."""
+    """Natural logarithms: variance per component, length per component and coordinate, two noise
+    variances."""
 
     variance: np.ndarray
     length: tuple[np.ndarray, ...]
@@ -67,12 +68,17 @@ class Hyperparameters:
         return cls(variance, length, -7.0, -6.0)
 
 
-def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
+def shared_codes(
+    component: Component, row_points: Points, column_points: Points
+) -> tuple[np.ndarray, np.ndarray]:
     """Integer codes that are equal if and only if points share the component's categories."""
-    # Category by category, codes are renumbered, so that they stay small however many categories there are.
+    # Category by category, codes are renumbered, so that they stay small however many categories
+    # there are.
     codes = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
     for name in component.same:
-        values = np.concatenate([row_points.categories[name], column_points.categories[name]]).astype(str)
+        values = np.concatenate(
+            [row_points.categories[name], column_points.categories[name]]
+        ).astype(str)
         _, code = np.unique(values, return_inverse=True)
         codes = np.unique(codes * (code.max(initial=0) + 1) + code, return_inverse=True)[1]
     return codes[: len(row_points)], codes[len(row_points) :]
@@ -102,7 +108,9 @@ def correlation(
     return (1 + scaled) * np.exp(-scaled)
 
 
-def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(
+    row_codes: np.ndarray, column_codes: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Index pairs of the points on both sides that share a code."""
     # Sort both sides by code: the points that share a code then lie in one run on each side.
     row_order = np.argsort(row_codes, kind="stable")
@@ -127,14 +135,17 @@ def covariance(
 ) -> np.ndarray:
     """Noise-free covariance float64[rows, columns] of points with others, or with one another."""
     column_points = row_points if column_points is None else column_points
-    # Points that do not share a component's categories have no covariance by it, so only blocks are computed.
+    # Points that do not share a component's categories have no covariance by it, so only blocks are
+    # computed.
     total = np.zeros((len(row_points), len(column_points)))
     for i, component in enumerate(components):
         for rows, columns in _blocks(*shared_codes(component, row_points, column_points)):
             names = component.along or tuple(row_points.coordinates)
             row_coordinates = {k: row_points.coordinates[k][rows] for k in names}
             column_coordinates = {k: column_points.coordinates[k][columns] for k in names}
-            correlated = correlation(component, hyper.length[i], row_coordinates, column_coordinates)
+            correlated = correlation(
+                component, hyper.length[i], row_coordinates, column_coordinates
+            )
             total[np.ix_(rows, columns)] += np.exp(hyper.variance[i]) * correlated
     return total
 
@@ -150,7 +161,8 @@ def fit_hyperparameters(
     residual: np.ndarray,
     sample: np.ndarray,
 ) -> Hyperparameters:
-    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the defaults."""
+    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the
+    defaults."""
     import jax
     import jax.numpy as jnp
     from scipy.optimize import minimize
@@ -159,9 +171,17 @@ def fit_hyperparameters(
     # Samples are padded to few sizes, so that each is compiled only once.
     pad = -len(sample) % PADDING
     used = np.arange(len(sample) + pad) < len(sample)
-    codes = [np.pad(shared_codes(component, chosen, chosen)[0], (0, pad)) for component in components]
+    codes = [
+        np.pad(shared_codes(component, chosen, chosen)[0], (0, pad)) for component in components
+    ]
     coordinates = {name: np.pad(value, (0, pad)) for name, value in chosen.coordinates.items()}
-    columns = (used, codes, coordinates, np.pad(residual[sample], (0, pad)), np.pad(chosen.unrest, (0, pad)))
+    columns = (
+        used,
+        codes,
+        coordinates,
+        np.pad(residual[sample], (0, pad)),
+        np.pad(chosen.unrest, (0, pad)),
+    )
     with jax.enable_x64(True):
         data = jax.tree.map(jnp.asarray, columns)
         compiled = _likelihood(tuple(components))
@@ -184,7 +204,8 @@ def fit_hyperparameters(
 
 @lru_cache(maxsize=64)
 def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
-    """Compiled negative log likelihood with its gradient; points that are not `used` are ignored."""
+    """Compiled negative log likelihood with its gradient; points that are not `used` are
+    ignored."""
     import jax
     import jax.numpy as jnp
     from jax.scipy.linalg import solve_triangular
@@ -192,7 +213,9 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
     count = len(components)
     splits = np.cumsum([0, *(len(c.along) for c in components)])
 
-    def kernel(vector: jax.Array, used: Any, codes: Any, coordinates: Any, unrest: Any) -> jax.Array:
+    def kernel(
+        vector: jax.Array, used: Any, codes: Any, coordinates: Any, unrest: Any
+    ) -> jax.Array:
         # The last two hyperparameters are noise of all points and of short times. The tiny addend
         # keeps the factorisation stable.
         total = jnp.diag(jnp.exp(vector[-2]) + jnp.exp(vector[-1]) * unrest + 1e-9)
@@ -214,10 +237,13 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
             total += term
         return jnp.where(used[:, None] & used[None, :], total, jnp.eye(len(used)))
 
-    def loss(vector: jax.Array, used: Any, codes: Any, coordinates: Any, target: Any, unrest: Any) -> jax.Array:
+    def loss(
+        vector: jax.Array, used: Any, codes: Any, coordinates: Any, target: Any, unrest: Any
+    ) -> jax.Array:
         lower = jnp.linalg.cholesky(kernel(vector, used, codes, coordinates, unrest))
         white = solve_triangular(lower, target, lower=True)
-        # Weak normal priors around the defaults keep components that the sample cannot tell apart in bounds.
+        # Weak normal priors around the defaults keep components that the sample cannot tell apart
+        # in bounds.
         prior = jnp.sum((vector[:count] + 6) ** 2) / 18 + jnp.sum((vector[count:-2] - 1) ** 2) / 2
         prior += (vector[-1] + 5) ** 2 / 18
         return 0.5 * jnp.sum(white**2) + jnp.sum(jnp.log(jnp.diag(lower))) + prior

@@ -1,6 +1,7 @@
 """Configurations of Hugging Face as models.
 
-There is a class for each family of architectures, and a table that says which other architectures are read as which.
+There is a class for each family of architectures, and a table that says which other architectures
+are read as which.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import known_family, language_model
     from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
-    from perfmodel.catalog.huggingface._unknown import CannotDescribeError, cannot_describe, unknown_model_type
+    from perfmodel.catalog.huggingface._unknown import (
+        CannotDescribeError,
+        cannot_describe,
+        unknown_model_type,
+    )
 
-# The families take as long to import as the rest of the catalog, and most processes read no configuration.
+# The families take as long to import as the rest of the catalog, and most processes read no
+# configuration.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -12,14 +12,20 @@ from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields, Lla
 from perfmodel.errors import PerfModelError
 from perfmodel.spec.parts import ShortConv
 
-CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {"conv": "C", "full_attention": "*", "sliding_attention": "W"}
+CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {
+    "conv": "C",
+    "full_attention": "*",
+    "sliding_attention": "W",
+}
 """Letters of `MIXERS` for the words of `layer_types` of LFM2 and 3."""
 
 
 def _convolution_letters(kinds: tuple[str, ...], layers: int) -> list[str]:
     unknown = sorted(set(kinds) - set(CONVOLUTION_LETTERS))
     if unknown or len(kinds) != layers:
-        raise PerfModelError(f"layer_types must be {layers} of {', '.join(CONVOLUTION_LETTERS)}; got {len(kinds)}")
+        raise PerfModelError(
+            f"layer_types must be {layers} of {', '.join(CONVOLUTION_LETTERS)}; got {len(kinds)}"
+        )
     return [CONVOLUTION_LETTERS[kind] for kind in kinds]
 
 
@@ -38,10 +44,12 @@ class Lfm2(Llama):
     tie_word_embeddings: bool = True
 
     def inner(self) -> int:
-        """Two thirds of the stated size, rounded up (`Lfm2MLP`), unless the configuration turns that off."""
+        """Two thirds of the stated size, rounded up (`Lfm2MLP`), unless the configuration turns
+        that off."""
         if not self.block_auto_adjust_ff_dim:
             return self.intermediate_size
-        # The arithmetic of LLaMA's reference code: a gated feed-forward with as many weights as an ungated one has.
+        # The arithmetic of LLaMA's reference code: a gated feed-forward with as many weights as an
+        # ungated one has.
         size = int(self.block_ffn_dim_multiplier * int(2 * self.intermediate_size / 3))
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
@@ -50,8 +58,12 @@ class Lfm2(Llama):
         if self.layer_types:
             return self.layer_types
         # The older notation numbers the layers that attend.
-        attending = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
-        return tuple("full_attention" if i in attending else "conv" for i in range(self.num_hidden_layers))
+        attending = (
+            range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
+        )
+        return tuple(
+            "full_attention" if i in attending else "conv" for i in range(self.num_hidden_layers)
+        )
 
     def fields(self) -> Fields:
         letters = _convolution_letters(self.kinds(), self.num_hidden_layers)
@@ -66,7 +78,8 @@ class Lfm2(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm3(Llama):
-    """LFM3: attention in a window and in full among gated short convolutions, gates on heads, norms at both ends."""
+    """LFM3: attention in a window and in full among gated short convolutions, gates on heads, norms
+    at both ends."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 
@@ -84,7 +97,9 @@ class Lfm3(Llama):
             return _convolution_letters(self.layer_types, self.num_hidden_layers)
         in_turn = ["W", "C", "*", "C"]
         # The default of the Hugging Face class.
-        return ["C" if layer == 0 else in_turn[layer % 4] for layer in range(self.num_hidden_layers)]
+        return [
+            "C" if layer == 0 else in_turn[layer % 4] for layer in range(self.num_hidden_layers)
+        ]
 
     def fields(self) -> Fields:
         letters = self.letters()

@@ -1,6 +1,6 @@
-"""Hugging Face configurations of dense models other than LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM, Nemotron; and of
-those whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J stands
-with GPT-2)."""
+"""Hugging Face configurations of dense models other than LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM,
+Nemotron; and of those whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi,
+StableLM and Command R (GPT-J stands with GPT-2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from perfmodel.spec.parts import NarrowEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class Opt(Stack):
-    """OPT. That of 350 M parameters has a narrow table of tokens, and layers that end with their norms (transformers
-    models/opt/modeling_opt.py `OPTDecoder`)."""
+    """OPT. That of 350 M parameters has a narrow table of tokens, and layers that end with their
+    norms (transformers models/opt/modeling_opt.py `OPTDecoder`)."""
 
     ffn_dim: Count
     max_position_embeddings: Count = 2048
@@ -37,9 +37,12 @@ class Opt(Stack):
     dropout: Share = 0.1
 
     def fields(self) -> Fields:
-        # Norms are GPT-2's, the defaults of `Transformer`, and positions but for two rows before the first.
+        # Norms are GPT-2's, the defaults of `Transformer`, and positions but for two rows before
+        # the first.
         table_width = self.word_embed_proj_dim or self.hidden_size
-        narrow_embedding = None if table_width == self.hidden_size else NarrowEmbedding(width=table_width)
+        narrow_embedding = (
+            None if table_width == self.hidden_size else NarrowEmbedding(width=table_width)
+        )
         return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
             "activation": activation(self.activation_function),
             "position_offset": 2,
@@ -65,7 +68,8 @@ class Gemma(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2(Gemma):
-    """Gemma 2: every second layer attends in full, norms at both ends, bounded scores and logits."""
+    """Gemma 2: every second layer attends in full, norms at both ends, bounded scores and
+    logits."""
 
     sliding_window: CountOrNone = 4096
     attn_logit_softcapping: Annotated[float, Ge(0)] = 50.0
@@ -73,7 +77,8 @@ class Gemma2(Gemma):
 
     def fields(self) -> Fields:
         return super().fields() | {
-            # Layers alternate (transformers models/gemma2/modeling_gemma2.py): the configuration has no key for it.
+            # Layers alternate (transformers models/gemma2/modeling_gemma2.py): the configuration
+            # has no key for it.
             "full_attention_every": 2,
             "norm_at": "both",
             "attention_softcap": self.attn_logit_softcapping > 0,
@@ -83,8 +88,8 @@ class Gemma2(Gemma):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3(Gemma):
-    """Gemma 3: every sixth layer attends in full; queries and keys are normalised. Configurations omit what equals the
-    defaults of the Hugging Face class."""
+    """Gemma 3: every sixth layer attends in full; queries and keys are normalised. Configurations
+    omit what equals the defaults of the Hugging Face class."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
 
@@ -108,12 +113,16 @@ class Gemma3(Gemma):
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2(Llama):
-    """OLMo 2: the outputs of sub-layers are normalised instead of their inputs, and so are the queries and keys of all
-    heads."""
+    """OLMo 2: the outputs of sub-layers are normalised instead of their inputs, and so are the
+    queries and keys of all heads."""
 
     def fields(self) -> Fields:
         # Queries are normalised before they are divided into heads, with a scale for every element.
-        return super().fields() | {"norm_at": "output", "qk_norm": True, "qk_norm_of_all_heads": True}
+        return super().fields() | {
+            "norm_at": "output",
+            "qk_norm": True,
+            "qk_norm_of_all_heads": True,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +147,8 @@ class Glm4(Glm):
 
 @dataclass(frozen=True, kw_only=True)
 class Nemotron(Llama):
-    """Nemotron-4, Minitron: squared ReLU without a gate, layer norms with a shift in a model without biases."""
+    """Nemotron-4, Minitron: squared ReLU without a gate, layer norms with a shift in a model
+    without biases."""
 
     hidden_act: str = "relu2"
 
@@ -259,8 +269,8 @@ class Phi(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class StableLm(Llama):
-    """StableLM 2 and 3B: layer norms with shifts, side by side where the configuration says so. Norms of queries and
-    keys have a scale for every head."""
+    """StableLM 2 and 3B: layer norms with shifts, side by side where the configuration says so.
+    Norms of queries and keys have a scale for every head."""
 
     max_position_embeddings: Count = 4096
     use_qkv_bias: bool = False
@@ -280,7 +290,8 @@ class StableLm(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere(Llama):
-    """Command R: layer norms without shifts. Norms of queries and keys (Command R+) have a scale for every head."""
+    """Command R: layer norms without shifts. Norms of queries and keys (Command R+) have a scale
+    for every head."""
 
     max_position_embeddings: Count = 8192
     tie_word_embeddings: bool = True
@@ -297,7 +308,8 @@ class Cohere(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2(Cohere):
-    """Command R7B and A: every fourth layer attends in full (and without rotation, which is counted all the same)."""
+    """Command R7B and A: every fourth layer attends in full (and without rotation, which is counted
+    all the same)."""
 
     sliding_window: CountOrNone = 4096
     sliding_window_pattern: Count = 4
@@ -308,7 +320,8 @@ class Cohere2(Cohere):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatGlm:
-    """ChatGLM 2 and 3, and GLM-4 by its own code: grouped keys and values, biases in their projections."""
+    """ChatGLM 2 and 3, and GLM-4 by its own code: grouped keys and values, biases in their
+    projections."""
 
     hidden_size: Count
     num_layers: Layers
@@ -326,7 +339,12 @@ class ChatGlm:
     def fields(self) -> Fields:
         heads = self.num_attention_heads
         sizes = plain_sizes(
-            self.num_layers, self.hidden_size, heads, self.ffn_hidden_size, self.padded_vocab_size, self.seq_length
+            self.num_layers,
+            self.hidden_size,
+            heads,
+            self.ffn_hidden_size,
+            self.padded_vocab_size,
+            self.seq_length,
         )
         return sizes | {
             "kv_heads": self.multi_query_group_num if self.multi_query_attention else heads,
@@ -345,7 +363,8 @@ class ChatGlm:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstQwen(Llama):
-    """The first Qwen: biases in the projections of attention; its inner size counts gate and value together."""
+    """The first Qwen: biases in the projections of attention; its inner size counts gate and value
+    together."""
 
     seq_length: Count = 8192
 

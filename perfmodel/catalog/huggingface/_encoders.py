@@ -1,4 +1,5 @@
-"""Hugging Face configurations of encoders (BERT and what follows it) and of encoder-decoders (T5, BART, Whisper)."""
+"""Hugging Face configurations of encoders (BERT and what follows it) and of encoder-decoders (T5,
+BART, Whisper)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -40,7 +41,8 @@ class Bert(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class Roberta(Bert):
-    """RoBERTa: BERT without the pooler and the head that tells whether sentences follow one another."""
+    """RoBERTa: BERT without the pooler and the head that tells whether sentences follow one
+    another."""
 
     def fields(self) -> Fields:
         return super().fields() | {"pooler": False}
@@ -48,8 +50,9 @@ class Roberta(Bert):
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaV2(Roberta):
-    """DeBERTa v2 and v3: attention also scores distances, which have a table and may have a norm (transformers
-    models/deberta_v2/modeling_deberta_v2.py `DebertaV2Encoder`). Scores of distances are left out."""
+    """DeBERTa v2 and v3: attention also scores distances, which have a table and may have a norm
+    (transformers models/deberta_v2/modeling_deberta_v2.py `DebertaV2Encoder`). Scores of distances
+    are left out."""
 
     type_vocab_size: CountOrNone = 0
     relative_attention: bool = False
@@ -88,7 +91,8 @@ class DebertaV2(Roberta):
         return {"distances": Distances(rows=self.distances(), projections=tuple(projections))}
 
     def fields(self) -> Fields:
-        # One table holds the rows of positions, of distances to the left and to the right, and of the norm.
+        # One table holds the rows of positions, of distances to the left and to the right, and of
+        # the norm.
         positions = self.max_position_embeddings
         rows = (positions if self.position_biased_input else 0) + self.distances()
         if "layer_norm" in self.norm_rel_ebd.lower():
@@ -96,7 +100,10 @@ class DebertaV2(Roberta):
         fields = super().fields() | self.distance_fields()
         if not rows:
             return fields | {"positions": "none"}
-        return fields | {"seq_len": min(positions, rows), "position_offset": max(0, rows - positions)}
+        return fields | {
+            "seq_len": min(positions, rows),
+            "position_offset": max(0, rows - positions),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +117,9 @@ class Deberta(DebertaV2):
 
 @dataclass(frozen=True, kw_only=True)
 class Electra(Roberta):
-    """ELECTRA's discriminator, counted with the head of its generator. Small ones have embeddings that are narrower
-    than their layers (transformers models/electra/modeling_electra.py `ElectraEmbeddings`)."""
+    """ELECTRA's discriminator, counted with the head of its generator. Small ones have embeddings
+    that are narrower than their layers (transformers models/electra/modeling_electra.py
+    `ElectraEmbeddings`)."""
 
     embedding_size: Count = 128
 
@@ -120,7 +128,9 @@ class Electra(Roberta):
             return super().fields()
         # Layers end with their norms, so the only other norm is that of the embeddings.
         return super().fields() | {
-            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "narrow_embedding": NarrowEmbedding(
+                width=self.embedding_size, all_tables=True, bias=True
+            ),
             "embedding_norm": True,
             "final_norm": False,
         }
@@ -128,8 +138,8 @@ class Electra(Roberta):
 
 @dataclass(frozen=True, kw_only=True)
 class Albert(Bert):
-    """ALBERT: all layers of a group have the same weights, and embeddings are narrower than layers (transformers
-    models/albert/modeling_albert.py `AlbertTransformer`)."""
+    """ALBERT: all layers of a group have the same weights, and embeddings are narrower than layers
+    (transformers models/albert/modeling_albert.py `AlbertTransformer`)."""
 
     intermediate_size: Count = 16_384
     embedding_size: Count = 128
@@ -146,7 +156,9 @@ class Albert(Bert):
         return super().fields() | {
             "pooler": False,
             "layer_groups": self.num_hidden_groups,
-            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "narrow_embedding": NarrowEmbedding(
+                width=self.embedding_size, all_tables=True, bias=True
+            ),
             "embedding_norm": True,
             "final_norm": False,
         }
@@ -154,8 +166,8 @@ class Albert(Bert):
 
 @dataclass(frozen=True, kw_only=True)
 class RoFormer(Bert):
-    """RoFormer: BERT with rotary positions, without a pooler. Small ones have narrower embeddings (transformers
-    models/roformer/modeling_roformer.py `RoFormerModel`)."""
+    """RoFormer: BERT with rotary positions, without a pooler. Small ones have narrower embeddings
+    (transformers models/roformer/modeling_roformer.py `RoFormerModel`)."""
 
     embedding_size: Count | None = None
     max_position_embeddings: Count = 1536
@@ -165,7 +177,9 @@ class RoFormer(Bert):
         if self.embedding_size in (None, self.hidden_size):
             return fields
         return fields | {
-            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "narrow_embedding": NarrowEmbedding(
+                width=self.embedding_size, all_tables=True, bias=True
+            ),
             "embedding_norm": True,
             "final_norm": False,
         }
@@ -173,7 +187,8 @@ class RoFormer(Bert):
 
 @dataclass(frozen=True, kw_only=True)
 class NomicBert(Roberta):
-    """Nomic BERT: rotary positions and gated feed-forwards, no biases but those of norms and head."""
+    """Nomic BERT: rotary positions and gated feed-forwards, no biases but those of norms and
+    head."""
 
     hidden_act: str = "silu"
     hidden_dropout_prob: Share = 0.0
@@ -215,7 +230,8 @@ class Esm(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBert(Stack):
-    """ModernBERT: rotary positions, gated feed-forwards without biases, a window in two of three layers."""
+    """ModernBERT: rotary positions, gated feed-forwards without biases, a window in two of three
+    layers."""
 
     intermediate_size: Count
     max_position_embeddings: Count = 8192
@@ -291,8 +307,8 @@ class T5:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder:
-    """Pegasus, Blenderbot, Marian and their like: an encoder and a decoder with biases and layer norms.
-    Positions are sines, which are not trained."""
+    """Pegasus, Blenderbot, Marian and their like: an encoder and a decoder with biases and layer
+    norms. Positions are sines, which are not trained."""
 
     POSITIONS: ClassVar[str] = "none"
 
@@ -317,7 +333,9 @@ class EncoderDecoder:
         heads, inner = self.encoder_attention_heads, self.encoder_ffn_dim
         # `Transformer` has one set of sizes for both stacks, as nearly all of these models do.
         if (self.decoder_attention_heads or heads, self.decoder_ffn_dim or inner) != (heads, inner):
-            raise PerfModelError("decoder_attention_heads and decoder_ffn_dim must equal those of the encoder")
+            raise PerfModelError(
+                "decoder_attention_heads and decoder_ffn_dim must equal those of the encoder"
+            )
         # The length comes with `lengths`, which differs where the encoder is not given text.
         sizes = plain_sizes(self.encoder_layers, self.d_model, heads, inner, self.vocab_size, 1)
         return (
@@ -335,19 +353,24 @@ class EncoderDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Bart(EncoderDecoder):
-    """BART: tables of positions begin with two rows that no token has (transformers models/bart/modeling_bart.py
-    `BartLearnedPositionalEmbedding`); embeddings are normalised, and layers end with their norms."""
+    """BART: tables of positions begin with two rows that no token has (transformers
+    models/bart/modeling_bart.py `BartLearnedPositionalEmbedding`); embeddings are normalised, and
+    layers end with their norms."""
 
     POSITIONS: ClassVar[str] = "learned"
 
     def fields(self) -> Fields:
-        return super().fields() | {"position_offset": 2, "embedding_norm": True, "final_norm": False}
+        return super().fields() | {
+            "position_offset": 2,
+            "embedding_norm": True,
+            "final_norm": False,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Whisper(EncoderDecoder):
-    """Whisper: the encoder is given frames of sound, which two convolutions make of a spectrum. Keys have no bias.
-    Positions are tables on both sides; the encoder's holds sines."""
+    """Whisper: the encoder is given frames of sound, which two convolutions make of a spectrum.
+    Keys have no bias. Positions are tables on both sides; the encoder's holds sines."""
 
     POSITIONS: ClassVar[str] = "learned"
 

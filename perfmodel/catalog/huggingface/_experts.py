@@ -1,6 +1,7 @@
 """Hugging Face configurations of mixtures of experts.
 
-One reader serves all families whose layers are LLaMA's attention and experts, whatever names each gives to the numbers.
+One reader serves all families whose layers are LLaMA's attention and experts, whatever names each
+gives to the numbers.
 """
 
 from collections.abc import Mapping
@@ -65,7 +66,8 @@ EXPERT_KEYS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaWithExperts(Llama):
-    """LLaMA's attention with experts (Mixtral, Qwen3-MoE, OLMoE, GLM-4.5, dots.llm1, ERNIE 4.5, MiniMax-M2, ...)."""
+    """LLaMA's attention with experts (Mixtral, Qwen3-MoE, OLMoE, GLM-4.5, dots.llm1, ERNIE 4.5,
+    MiniMax-M2, ...)."""
 
     ALIASES: ClassVar[Mapping[str, str]] = EXPERT_KEYS
 
@@ -84,11 +86,14 @@ class LlamaWithExperts(Llama):
 
     @property
     def expert_inner(self) -> int:
-        """Inner size of a routed expert: its own, or that of a dense layer if the family has only one size."""
+        """Inner size of a routed expert: its own, or that of a dense layer if the family has only
+        one size."""
         # Mixtral has no dense layers: its only inner size is that of an expert.
         inner = self.moe_intermediate_size or self.intermediate_size
         if inner is None:
-            raise PerfModelError("moe_intermediate_size: missing; it is the inner size of an expert")
+            raise PerfModelError(
+                "moe_intermediate_size: missing; it is the inner size of an expert"
+            )
         return inner
 
     def experts(self) -> Experts:
@@ -99,7 +104,8 @@ class LlamaWithExperts(Llama):
             ffn_hidden=self.expert_inner,
             # Families state the size of the shared expert (Qwen) or how many of
             # a routed one's size there are (DeepSeek).
-            shared_ffn_hidden=self.shared_expert_intermediate_size or self.n_shared_experts * self.expert_inner,
+            shared_ffn_hidden=self.shared_expert_intermediate_size
+            or self.n_shared_experts * self.expert_inner,
             first_dense_layers=self.first_k_dense_replace,
             every=self.decoder_sparse_step,
             groups=self.n_group or 1,
@@ -117,7 +123,8 @@ class LlamaWithExperts(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(LlamaWithExperts):
-    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut at a limit."""
+    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut
+    at a limit."""
 
     def experts(self) -> Experts:
         return replace(super().experts(), router_bias=True)
@@ -169,12 +176,14 @@ class DeepSeek(LatentLlama, LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekSparse(DeepSeek):
-    """DeepSeek-V3.2 and GLM-5: an indexer before each attention, or before some, selects the keys that queries see
-    (transformers models/glm_moe_dsa/configuration_glm_moe_dsa.py)."""
+    """DeepSeek-V3.2 and GLM-5: an indexer before each attention, or before some, selects the keys
+    that queries see (transformers models/glm_moe_dsa/configuration_glm_moe_dsa.py)."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 
-    left_out: ClassVar[str] = "attention is counted over all keys, of which the indexer selects some"
+    left_out: ClassVar[str] = (
+        "attention is counted over all keys, of which the indexer selects some"
+    )
 
     index_n_heads: Count
     index_head_dim: Count = 128
@@ -203,7 +212,9 @@ class DeepSeekSparse(DeepSeek):
         return letters
 
     def fields(self) -> Fields:
-        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
+        behind = feed_forward_letters(
+            self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace
+        )
         return super().fields() | {
             "mixers": mixers_of(self.attention(), behind),
             "indexer": Indexer(heads=self.index_n_heads, head_dim=self.index_head_dim),
@@ -212,8 +223,9 @@ class DeepSeekSparse(DeepSeek):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4(LlamaWithExperts):
-    """Llama 4: attention in chunks except in every fourth layer; a shared expert and routed experts in all layers or
-    every second one. Its norm of queries and keys, which has no parameters, is left out."""
+    """Llama 4: attention in chunks except in every fourth layer; a shared expert and routed experts
+    in all layers or every second one. Its norm of queries and keys, which has no parameters, is
+    left out."""
 
     intermediate_size: Count | None = 8192
     intermediate_size_mlp: Count = 16384
@@ -236,8 +248,8 @@ class Llama4(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Moe(LlamaWithExperts):
-    """Command A with experts, which run beside attention on one norm; dense layers before them attend in another
-    pattern (transformers models/cohere2_moe/configuration_cohere2_moe.py)."""
+    """Command A with experts, which run beside attention on one norm; dense layers before them
+    attend in another pattern (transformers models/cohere2_moe/configuration_cohere2_moe.py)."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 
@@ -254,7 +266,9 @@ class Cohere2Moe(LlamaWithExperts):
     def attention(self) -> list[str]:
         """A letter of `MIXERS` per layer for its attention."""
         if self.layer_types is not None:
-            return letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", self.num_hidden_layers)
+            return letters_of(
+                self.layer_types, ATTENTION_LETTERS, "layer_types", self.num_hidden_layers
+            )
         letters = []
         for layer in range(self.num_hidden_layers):
             number, pattern = layer + 1, self.prefix_dense_sliding_window_pattern
@@ -264,7 +278,9 @@ class Cohere2Moe(LlamaWithExperts):
         return letters
 
     def fields(self) -> Fields:
-        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
+        behind = feed_forward_letters(
+            self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace
+        )
         return super().fields() | {
             "ffn_hidden": self.prefix_dense_intermediate_size or self.expert_inner,
             "norm": "layer_norm" if self.rms_norm_eps is None else "rms_norm",
@@ -306,7 +322,9 @@ class Dbrx:
     def fields(self) -> Fields:
         # Each expert has a gate, and no layer is dense.
         inner = self.ffn_config.ffn_hidden_size
-        sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, inner, self.vocab_size, self.max_seq_len)
+        sizes = plain_sizes(
+            self.n_layers, self.d_model, self.n_heads, inner, self.vocab_size, self.max_seq_len
+        )
         return sizes | {
             "kv_heads": self.attn_config.kv_n_heads,
             "activation": "silu",
@@ -315,16 +333,24 @@ class Dbrx:
             "bias": False,
             "tied_embeddings": self.tie_word_embeddings,
             "dropout": self.resid_pdrop > 0,
-            "experts": Experts(count=self.ffn_config.moe_num_experts, topk=self.ffn_config.moe_top_k, ffn_hidden=inner),
+            "experts": Experts(
+                count=self.ffn_config.moe_num_experts,
+                topk=self.ffn_config.moe_top_k,
+                ffn_hidden=inner,
+            ),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arctic(LlamaWithExperts):
-    """Snowflake Arctic: beside the experts of a layer runs a dense feed-forward as wide inside as the hidden size
-    (`ArcticMLP(is_residual_mlp=True)` of its own modeling_arctic.py), which is a shared expert."""
+    """Snowflake Arctic: beside the experts of a layer runs a dense feed-forward as wide inside as
+    the hidden size (`ArcticMLP(is_residual_mlp=True)` of its own modeling_arctic.py), which is a
+    shared expert."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = {**LlamaWithExperts.ALIASES, "moe_layer_frequency": "decoder_sparse_step"}
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **LlamaWithExperts.ALIASES,
+        "moe_layer_frequency": "decoder_sparse_step",
+    }
 
     parallel_attn_mlp_res: bool = True
 
@@ -336,14 +362,15 @@ class Arctic(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class LongcatFlash(LatentLlama):
-    """LongCat-Flash (arXiv 2509.01322, section 2): a layer has two latent attentions, two dense feed-forwards, and
-    experts that run beside the first of these. The router also chooses experts that do nothing."""
+    """LongCat-Flash (arXiv 2509.01322, section 2): a layer has two latent attentions, two dense
+    feed-forwards, and experts that run beside the first of these. The router also chooses experts
+    that do nothing."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"ffn_hidden_size": "intermediate_size"}
 
     num_hidden_layers: CountOrNone = 0
-    """Counts each layer for both of its attentions where `num_layers` stands beside it (transformers
-    models/longcat_flash/configuration_longcat_flash.py)."""
+    """Counts each layer for both of its attentions where `num_layers` stands beside it
+    (transformers models/longcat_flash/configuration_longcat_flash.py)."""
     num_layers: CountOrNone = 0
     n_routed_experts: Count
     moe_topk: Count
@@ -352,7 +379,9 @@ class LongcatFlash(LatentLlama):
 
     def fields(self) -> Fields:
         # Routers are trained to choose each expert equally often, those that do nothing too.
-        share_of_real_experts = self.n_routed_experts / (self.n_routed_experts + self.zero_expert_num)
+        share_of_real_experts = self.n_routed_experts / (
+            self.n_routed_experts + self.zero_expert_num
+        )
         experts = Experts(
             count=self.n_routed_experts,
             topk=max(1, round(self.moe_topk * share_of_real_experts)),

@@ -1,7 +1,8 @@
-"""Hugging Face families and the class that reads the configurations of each: its keys, what they may hold, and the
-model that they mean.
+"""Hugging Face families and the class that reads the configurations of each: its keys, what they
+may hold, and the model that they mean.
 
-Keys that are null count as absent, as in Hugging Face's own classes; keys that are not listed do not change shapes.
+Keys that are null count as absent, as in Hugging Face's own classes; keys that are not listed do
+not change shapes.
 """
 
 from collections.abc import Mapping
@@ -179,4 +180,5 @@ FAMILIES: Mapping[str, type[Family]] = {
     "zamba": Zamba,
     "zamba2": Zamba2,
 }
-"""Families by `model_type`, each with the class that reads its configuration; see also `RELATIVES`."""
+"""Families by `model_type`, each with the class that reads its configuration; see also
+`RELATIVES`."""

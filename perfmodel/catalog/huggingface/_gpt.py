@@ -1,5 +1,5 @@
-"""Hugging Face configurations of decoders with GPT-2's layers, or its names of sizes: GPT-J, GPT-Neo, StarCoder, BLOOM,
-MPT."""
+"""Hugging Face configurations of decoders with GPT-2's layers, or its names of sizes: GPT-J,
+GPT-Neo, StarCoder, BLOOM, MPT."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,15 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt, Le
 
 from perfmodel.catalog.huggingface._layers import mixer_words
-from perfmodel.catalog.huggingface._llama import Count, Fields, Layers, Share, Stack, activation, plain_sizes
+from perfmodel.catalog.huggingface._llama import (
+    Count,
+    Fields,
+    Layers,
+    Share,
+    Stack,
+    activation,
+    plain_sizes,
+)
 from perfmodel.errors import PerfModelError
 
 
@@ -27,7 +35,9 @@ class Gpt2:
     resid_pdrop: Share = 0.1
 
     def fields(self) -> Fields:
-        return plain_sizes(self.n_layer, self.n_embd, self.n_head, self.n_inner, self.vocab_size, self.n_positions) | {
+        return plain_sizes(
+            self.n_layer, self.n_embd, self.n_head, self.n_inner, self.vocab_size, self.n_positions
+        ) | {
             "activation": activation(self.activation_function),
             "tied_embeddings": self.tie_word_embeddings,
             "dropout": self.resid_pdrop > 0,
@@ -36,8 +46,8 @@ class Gpt2:
 
 @dataclass(frozen=True, kw_only=True)
 class GptJ(Gpt2):
-    """Attention and feed-forward side by side on one norm. Its attention projections have no biases; the few that
-    remain (feed-forward, head) are left out."""
+    """Attention and feed-forward side by side on one norm. Its attention projections have no
+    biases; the few that remain (feed-forward, head) are left out."""
 
     n_positions: Count = 2048
     tie_word_embeddings: bool = False
@@ -152,8 +162,12 @@ class Mpt:
         inner = self.expansion_ratio * self.d_model
         # A ratio such as 2.6667 must not give a size that no matrix has.
         if inner != int(inner) or inner < 1:
-            raise PerfModelError(f"expansion_ratio {self.expansion_ratio} times d_model {self.d_model} is not whole")
-        sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, int(inner), self.vocab_size, self.max_seq_len)
+            raise PerfModelError(
+                f"expansion_ratio {self.expansion_ratio} times d_model {self.d_model} is not whole"
+            )
+        sizes = plain_sizes(
+            self.n_layers, self.d_model, self.n_heads, int(inner), self.vocab_size, self.max_seq_len
+        )
         positions = "rope" if attention.rope else "learned"
         if attention.alibi:
             positions = "alibi"

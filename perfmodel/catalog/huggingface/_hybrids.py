@@ -1,4 +1,5 @@
-"""Hugging Face configurations of layers that differ: Qwen3-Next, Mamba, Jamba, Nemotron-H and other hybrids."""
+"""Hugging Face configurations of layers that differ: Qwen3-Next, Mamba, Jamba, Nemotron-H and other
+hybrids."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +9,12 @@ from typing import Annotated, ClassVar, Final
 from annotated_types import Ge, Le, Len
 
 from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, LlamaWithExperts, Qwen2Moe
-from perfmodel.catalog.huggingface._layers import feed_forward_letters, letters_of, mixer_words, mixers_of
+from perfmodel.catalog.huggingface._layers import (
+    feed_forward_letters,
+    letters_of,
+    mixer_words,
+    mixers_of,
+)
 from perfmodel.catalog.huggingface._llama import (
     Count,
     CountOrNone,
@@ -35,7 +41,8 @@ class DeltaNetKeys:
     full_attention_interval: Annotated[int, Ge(1), Le(1000)] = 4
 
     def delta_nets(self, feed_forward: str) -> Fields:
-        """Fields of a stack in which every n-th layer attends and the others have a gated delta net.
+        """Fields of a stack in which every n-th layer attends and the others have a gated delta
+        net.
 
         Args:
             feed_forward: the letter of `MIXERS` for what follows in every layer.
@@ -58,7 +65,8 @@ class DeltaNetKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Next(Qwen2Moe, DeltaNetKeys):
-    """Qwen3-Next and Qwen3.5 with experts: three gated delta nets, then gated attention; experts in every layer."""
+    """Qwen3-Next and Qwen3.5 with experts: three gated delta nets, then gated attention; experts in
+    every layer."""
 
     decoder_sparse_step: Annotated[int, Ge(1), Le(1)] = 1
 
@@ -68,8 +76,8 @@ class Qwen3Next(Qwen2Moe, DeltaNetKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class LaraMini(Qwen3Next):
-    """Lara mini: delta nets among attentions in a window and full ones, without gates on attention or on the shared
-    expert (transformers models/lara_mini/modeling_lara_mini.py)."""
+    """Lara mini: delta nets among attentions in a window and full ones, without gates on attention
+    or on the shared expert (transformers models/lara_mini/modeling_lara_mini.py)."""
 
     sliding_window: CountOrNone = 512
     use_sliding_window: bool = True
@@ -91,8 +99,9 @@ class Qwen35(Llama, DeltaNetKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoHybrid(Llama, DeltaNetKeys):
-    """OLMo Hybrid: gated delta nets in place of three of four attentions. Those normalise queries and keys of all heads
-    (transformers models/olmo_hybrid/modeling_olmo_hybrid.py); their norms are counted at the input, as the others'."""
+    """OLMo Hybrid: gated delta nets in place of three of four attentions. Those normalise queries
+    and keys of all heads (transformers models/olmo_hybrid/modeling_olmo_hybrid.py); their norms are
+    counted at the input, as the others'."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 
@@ -101,14 +110,17 @@ class OlmoHybrid(Llama, DeltaNetKeys):
     def fields(self) -> Fields:
         fields = super().fields() | self.delta_nets("-")
         if self.layer_types:
-            letters = letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", self.num_hidden_layers)
+            letters = letters_of(
+                self.layer_types, _DELTA_LETTERS, "layer_types", self.num_hidden_layers
+            )
             fields["mixers"] = mixer_words([letter + "-" for letter in letters])
         return fields | {"attention_gate": False, "qk_norm_of_all_heads": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KimiDeltaLayers:
-    """`linear_attn_config` of Kimi Linear: numbers of the layers of each kind, from 1, and sizes of delta nets."""
+    """`linear_attn_config` of Kimi Linear: numbers of the layers of each kind, from 1, and sizes of
+    delta nets."""
 
     full_attn_layers: tuple[Count, ...] = ()
     kda_layers: tuple[Count, ...] = ()
@@ -119,11 +131,14 @@ class KimiDeltaLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class KimiLinear(DeepSeek):
-    """Kimi Linear (arXiv 2510.26692): Kimi Delta Attention, with latent attention in every fourth layer, and experts.
-    Configurations omit what equals the defaults of the Hugging Face class."""
+    """Kimi Linear (arXiv 2510.26692): Kimi Delta Attention, with latent attention in every fourth
+    layer, and experts. Configurations omit what equals the defaults of the Hugging Face class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
-    ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "model_max_length": "max_position_embeddings"}
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **EXPERT_KEYS,
+        "model_max_length": "max_position_embeddings",
+    }
 
     first_k_dense_replace: CountOrNone = 1
     layer_types: tuple[str, ...] | None = None
@@ -140,11 +155,14 @@ class KimiLinear(DeepSeek):
             return letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", n_layers)
         listed = self.linear_attn_config
         if listed is not None and listed.full_attn_layers:
-            return ["*" if layer + 1 in listed.full_attn_layers else "L" for layer in range(n_layers)]
+            return [
+                "*" if layer + 1 in listed.full_attn_layers else "L" for layer in range(n_layers)
+            ]
         return ["*" if layer and layer % 4 == 0 else "L" for layer in range(n_layers)]
 
     def delta_net(self) -> DeltaNet:
-        """Sizes of a delta net, whose gates and decays are made through as many elements as a head has."""
+        """Sizes of a delta net, whose gates and decays are made through as many elements as a head
+        has."""
         listed = self.linear_attn_config
         if listed is None:
             listed = KimiDeltaLayers(
@@ -163,14 +181,20 @@ class KimiLinear(DeepSeek):
         )
 
     def fields(self) -> Fields:
-        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
-        return super().fields() | {"mixers": mixers_of(self.attention(), behind), "delta_net": self.delta_net()}
+        behind = feed_forward_letters(
+            self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace
+        )
+        return super().fields() | {
+            "mixers": mixers_of(self.attention(), behind),
+            "delta_net": self.delta_net(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class BailingHybrid(KimiLinear):
-    """Ling 3: Kimi Delta Attention with full projections to gates and decays; latent attention, each head with a gate,
-    ends every group of layers (transformers models/bailing_hybrid/modeling_bailing_hybrid.py)."""
+    """Ling 3: Kimi Delta Attention with full projections to gates and decays; latent attention,
+    each head with a gate, ends every group of layers (transformers
+    models/bailing_hybrid/modeling_bailing_hybrid.py)."""
 
     first_k_dense_replace: CountOrNone = 2
     linear_head_dim: Count | None = None
@@ -181,11 +205,14 @@ class BailingHybrid(KimiLinear):
     def attention(self) -> list[str]:
         if self.layer_types is not None:
             return super().attention()
-        return ["*" if (layer + 1) % self.layer_group_size == 0 else "L" for layer in range(self.num_hidden_layers)]
+        return [
+            "*" if (layer + 1) % self.layer_group_size == 0 else "L"
+            for layer in range(self.num_hidden_layers)
+        ]
 
     def delta_net(self) -> DeltaNet:
-        # As many heads as attention has. transformers writes their size under a key of its own, because it keeps that
-        # of rotated elements under `head_dim`.
+        # As many heads as attention has. transformers writes their size under a key of its own,
+        # because it keeps that of rotated elements under `head_dim`.
         heads, head_dim = self.num_attention_heads, self.linear_head_dim or self.head_dim or 128
         return DeltaNet(
             heads=heads,
@@ -223,7 +250,8 @@ class Mamba2:
     tie_word_embeddings: bool = False
 
     def fields(self) -> Fields:
-        # Heads of the scan stand for those of an attention that there is not; tensor parallelism shares them out.
+        # Heads of the scan stand for those of an attention that there is not; tensor parallelism
+        # shares them out.
         return _ONLY | {
             "layers": self.num_hidden_layers,
             "hidden": self.hidden_size,
@@ -248,8 +276,8 @@ class Mamba2:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstMamba:
-    """The first Mamba and Falcon Mamba. Sequences are of 2,048 tokens, as in its paper (arXiv 2312.00752, appendix
-    E.2)."""
+    """The first Mamba and Falcon Mamba. Sequences are of 2,048 tokens, as in its paper (arXiv
+    2312.00752, appendix E.2)."""
 
     hidden_size: Count
     num_hidden_layers: Layers
@@ -263,9 +291,12 @@ class FirstMamba:
 
     def fields(self) -> Fields:
         inner = self.intermediate_size or self.expand * self.hidden_size
-        # it has no heads; what stands for them must not hinder tensor parallelism, which shares out channels
+        # it has no heads; what stands for them must not hinder tensor parallelism, which shares out
+        # channels
         parts = gcd(self.hidden_size, 64)
-        sizes = plain_sizes(self.num_hidden_layers, self.hidden_size, parts, inner, self.vocab_size, 2048)
+        sizes = plain_sizes(
+            self.num_hidden_layers, self.hidden_size, parts, inner, self.vocab_size, 2048
+        )
         return (
             sizes
             | _ONLY
@@ -297,9 +328,12 @@ class Jamba(LlamaWithExperts):
 
     def sublayers(self, layer: int) -> str:
         """Sub-layers of a layer, letters of `MIXERS`."""
-        # A period and an offset each for attention and for experts (transformers models/jamba/modeling_jamba.py).
+        # A period and an offset each for attention and for experts (transformers
+        # models/jamba/modeling_jamba.py).
         attends = layer % self.attn_layer_period == self.attn_layer_offset
-        has_experts = self.num_experts > 1 and layer % self.expert_layer_period == self.expert_layer_offset
+        has_experts = (
+            self.num_experts > 1 and layer % self.expert_layer_period == self.expert_layer_offset
+        )
         return ("*" if attends else "S") + ("E" if has_experts else "-")
 
     def fields(self) -> Fields:
@@ -311,7 +345,11 @@ class Jamba(LlamaWithExperts):
             conv_kernel=self.mamba_d_conv,
             inner_norms=True,
         )
-        return super().fields() | {"positions": "none", "mixers": mixer_words(layers), "selective_scan": scan}
+        return super().fields() | {
+            "positions": "none",
+            "mixers": mixer_words(layers),
+            "selective_scan": scan,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,14 +392,15 @@ class Bamba(Llama, MambaKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteHybrid(LlamaWithExperts, MambaKeys):
-    """Granite 4: Mamba-2 in place of most attentions (`layer_types` says which stay), experts beside a shared one, or
-    the shared one alone."""
+    """Granite 4: Mamba-2 in place of most attentions (`layer_types` says which stay), experts
+    beside a shared one, or the shared one alone."""
 
     num_experts: CountOrNone = 0
     num_experts_per_tok: CountOrNone = 0
 
     def fields(self) -> Fields:
-        # The small models of the family have no experts: their feed-forward is called the shared expert.
+        # The small models of the family have no experts: their feed-forward is called the shared
+        # expert.
         if self.num_experts:
             return super().fields() | self.mixers(self.num_hidden_layers, (), "E")
         dense = {"ffn_hidden": self.shared_expert_intermediate_size or self.expert_inner}
@@ -370,8 +409,8 @@ class GraniteHybrid(LlamaWithExperts, MambaKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class FalconH1(Llama, MambaKeys):
-    """Falcon-H1: every layer has attention and Mamba-2 side by side on one norm; its mixers end without a norm unless
-    `mamba_rms_norm` says so."""
+    """Falcon-H1: every layer has attention and Mamba-2 side by side on one norm; its mixers end
+    without a norm unless `mamba_rms_norm` says so."""
 
     mamba_rms_norm: bool = False
 
@@ -428,12 +467,19 @@ class NemotronH(Stack):
         if self.hybrid_override_pattern is not None:
             return self.hybrid_override_pattern
         if self.layers_block_type is None:
-            raise PerfModelError("hybrid_override_pattern: missing; it says what each layer is (or layers_block_type)")
+            raise PerfModelError(
+                "hybrid_override_pattern: missing; it says what each layer is (or layers_block_type)"
+            )
         blocks = self.layers_block_type
-        return "".join(letters_of(blocks, BLOCK_LETTERS, "layers_block_type", self.num_hidden_layers or len(blocks)))
+        return "".join(
+            letters_of(
+                blocks, BLOCK_LETTERS, "layers_block_type", self.num_hidden_layers or len(blocks)
+            )
+        )
 
     def experts(self) -> Experts:
-        """Its routed experts, which may work on fewer elements than the hidden size, and the shared one."""
+        """Its routed experts, which may work on fewer elements than the hidden size, and the shared
+        one."""
         if not self.num_experts:
             raise PerfModelError("hybrid_override_pattern has E; n_routed_experts is missing")
         return Experts(

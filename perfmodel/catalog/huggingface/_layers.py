@@ -1,4 +1,5 @@
-"""Per-layer lists of Hugging Face configurations: which layers attend in a window, and which have experts."""
+"""Per-layer lists of Hugging Face configurations: which layers attend in a window, and which have
+experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +28,38 @@ ATTENTION_LETTERS: Final[Mapping[str, str]] = {
 """Letter of `MIXERS` for a word of `layer_types`."""
 LAST: Final = -1
 """Stands for the last layer."""
-FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {"dense": "-", "mlp": "-", "sparse": "E", "moe": "E"}
+FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {
+    "dense": "-",
+    "mlp": "-",
+    "sparse": "E",
+    "moe": "E",
+}
 """Letter of `MIXERS` for a word of `mlp_layer_types`."""
 
 
 def mixer_words(layers: Sequence[str]) -> str:
-    """The text of `Transformer.mixers` for one word per layer, whose letters are the layer's sub-layers.
+    """The text of `Transformer.mixers` for one word per layer, whose letters are the layer's
+    sub-layers.
 
-    A text without blanks means a letter per layer; the blank at the end marks a single word as one layer.
+    A text without blanks means a letter per layer; the blank at the end marks a single word as one
+    layer.
     """
     return " ".join(layers) + " "
 
 
 def mixers_of(attention: Sequence[str], feed_forward: Sequence[str]) -> str:
-    """`Transformer.mixers` of layers with these attentions and feed-forwards, a letter per layer each."""
-    return mixer_words([mixer + behind for mixer, behind in zip(attention, feed_forward, strict=True)])
+    """`Transformer.mixers` of layers with these attentions and feed-forwards, a letter per layer
+    each."""
+    return mixer_words(
+        [mixer + behind for mixer, behind in zip(attention, feed_forward, strict=True)]
+    )
 
 
-def feed_forward_letters(listed: Sequence[str] | None, layers: int, first_dense_layers: int) -> list[str]:
-    """A letter of `MIXERS` per layer for its feed-forward: as listed, else experts in all but the first layers.
+def feed_forward_letters(
+    listed: Sequence[str] | None, layers: int, first_dense_layers: int
+) -> list[str]:
+    """A letter of `MIXERS` per layer for its feed-forward: as listed, else experts in all but the
+    first layers.
 
     Args:
         listed: `mlp_layer_types`; None where the configuration has no such list.
@@ -62,23 +76,31 @@ def letters_of(kinds: Sequence[str], known: Mapping[str, str], key: str, layers:
     """Letters of `MIXERS` for a list that says what kind each layer is.
 
     Raises:
-        PerfModelError: the list has another length than there are layers, or a word that is not known.
+        PerfModelError: the list has another length than there are layers, or a word that is not
+            known.
     """
     if len(kinds) != layers:
-        raise PerfModelError(f"{key} must have an entry for each of {layers} layers, got {len(kinds)}")
+        raise PerfModelError(
+            f"{key} must have an entry for each of {layers} layers, got {len(kinds)}"
+        )
     unknown = sorted(set(kinds) - set(known))
     if unknown:
-        raise PerfModelError(f"{key} has {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        raise PerfModelError(
+            f"{key} has {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
+        )
     return [known[kind] for kind in kinds]
 
 
 def with_layer_lists(
-    fields: Fields, attention: Sequence[str] | None = None, feed_forward: Sequence[str] | None = None
+    fields: Fields,
+    attention: Sequence[str] | None = None,
+    feed_forward: Sequence[str] | None = None,
 ) -> Fields:
     """Replace the layer rules in `fields` by lists.
 
-    A list that a rule describes (a window in all layers but every n-th, dense layers first) becomes that rule, so that
-    configurations of one model agree however they spell it; only an irregular list becomes `mixers`.
+    A list that a rule describes (a window in all layers but every n-th, dense layers first) becomes
+    that rule, so that configurations of one model agree however they spell it; only an irregular
+    list becomes `mixers`.
 
     Args:
         fields: arguments of `Transformer` without a name.
@@ -108,8 +130,8 @@ def with_layer_lists(
 
 
 def _window_rule(attention: Sequence[str]) -> Fields:
-    """Fields for a stack in which every n-th layer attends in full, n being the first that does; without a W no layer
-    has a window."""
+    """Fields for a stack in which every n-th layer attends in full, n being the first that does;
+    without a W no layer has a window."""
     if "W" not in attention:
         return {"window": 0, "full_attention_every": 0}
     return {"full_attention_every": attention.index("*") + 1 if "*" in attention else 0}
@@ -133,23 +155,24 @@ class LayerLists:
     mlp_only_layers: tuple[CountOrNone, ...] = ()
     """Numbers of layers without experts (Qwen)."""
     moe_layer_freq: Count | tuple[CountOrNone, ...] = 1
-    """Every n-th layer has experts, counted from the first (DeepSeek; `decoder_sparse_step` counts from the last of
-    each n), or a list with 1 for each layer with experts."""
+    """Every n-th layer has experts, counted from the first (DeepSeek; `decoder_sparse_step` counts
+    from the last of each n), or a list with 1 for each layer with experts."""
     moe_layer_interval: Count = 1
     """Every n-th layer has experts, the last of each n layers of the stack (ERNIE 4.5)."""
     moe_layer_end_index: int = LAST
     """Number of the last layer that may have experts (ERNIE 4.5)."""
 
     def attention(self, layers: int, recurrent: str) -> list[str] | None:
-        """A letter of `MIXERS` per layer for its attention, or `recurrent` for a mixer in its place; None if the
-        configuration has no such list."""
+        """A letter of `MIXERS` per layer for its attention, or `recurrent` for a mixer in its
+        place; None if the configuration has no such list."""
         if self.layer_types is None:
             return None
         letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", layers)
         return [recurrent if letter in "LM" else letter for letter in letters]
 
     def feed_forward(self, layers: int, experts: Experts | None) -> list[str] | None:
-        """A letter of `MIXERS` per layer for its feed-forward; None where the configuration has no such list."""
+        """A letter of `MIXERS` per layer for its feed-forward; None where the configuration has no
+        such list."""
         if experts is None:
             return None
         if self.mlp_layer_types is not None:
@@ -173,14 +196,17 @@ class LayerLists:
 
 
 def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fields:
-    """Read the per-layer lists of a configuration, which every family may have, as fields of a model.
+    """Read the per-layer lists of a configuration, which every family may have, as fields of a
+    model.
 
     Raises:
-        PerfModelError: a list is malformed, has another length than there are layers, or a word that is not known.
+        PerfModelError: a list is malformed, has another length than there are layers, or a word
+            that is not known.
     """
     stated = {key: value for key, value in config.items() if value is not None}
     lists = checked(LayerLists, stated, place)
-    # "Linear attention" is Mamba-2 in some families and a delta net in others: the sizes tell which there is.
+    # "Linear attention" is Mamba-2 in some families and a delta net in others: the sizes tell which
+    # there is.
     attention = lists.attention(fields["layers"], "M" if fields.get("mamba") else "L")
     feed_forward = lists.feed_forward(fields["layers"], fields.get("experts"))
     if attention is None and feed_forward is None:
@@ -189,7 +215,8 @@ def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fiel
 
 
 def one_number(value: Any) -> Any:
-    """The single number of a list that repeats it for every layer (Hunyuan's `moe_topk`); other values unchanged."""
+    """The single number of a list that repeats it for every layer (Hunyuan's `moe_topk`); other
+    values unchanged."""
     # Shapes of other things are lists too, and stay.
     if not isinstance(value, list) or not value or not isinstance(value[0], int):
         return value

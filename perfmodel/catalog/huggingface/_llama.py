@@ -1,5 +1,5 @@
-"""Kinds of values and sizes that Hugging Face configurations of all families share, and the configurations of LLaMA and
-what follows its shape without experts: Mistral, Qwen."""
+"""Kinds of values and sizes that Hugging Face configurations of all families share, and the
+configurations of LLaMA and what follows its shape without experts: Mistral, Qwen."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -20,12 +20,18 @@ Fields = dict[str, Any]
 
 
 def plain_sizes(
-    layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int, head_dim: int | None = None
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int | None,
+    vocab: int,
+    seq_len: int,
+    head_dim: int | None = None,
 ) -> Fields:
-    """Sizes of a stack; by default heads share the hidden size evenly (`head_dim`), and the inner size is four times
-    the hidden size (`ffn`)."""
-    # Fields that are left out here have `Transformer`'s defaults, which are GPT-2's: layer norms, learned positions,
-    # biases.
+    """Sizes of a stack; by default heads share the hidden size evenly (`head_dim`), and the inner
+    size is four times the hidden size (`ffn`)."""
+    # Fields that are left out here have `Transformer`'s defaults, which are GPT-2's: layer norms,
+    # learned positions, biases.
     return {
         "layers": layers,
         "hidden": hidden,
@@ -48,16 +54,25 @@ class Stack:
     vocab_size: Count
 
     def sizes(self, ffn: int | None, seq_len: int, head_dim: int | None = None) -> Fields:
-        """Sizes of the stack, with the usual widths of layers and heads unless these are given (`plain_sizes`)."""
+        """Sizes of the stack, with the usual widths of layers and heads unless these are given
+        (`plain_sizes`)."""
         return plain_sizes(
-            self.num_hidden_layers, self.hidden_size, self.num_attention_heads, ffn, self.vocab_size, seq_len, head_dim
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            ffn,
+            self.vocab_size,
+            seq_len,
+            head_dim,
         )
 
 
 def per_head(hidden: int, heads: int) -> int:
     """Elements of a head where heads share the hidden size evenly."""
     if hidden % heads:
-        raise PerfModelError(f"hidden size {hidden} is not divisible by {heads} attention heads; give head_dim")
+        raise PerfModelError(
+            f"hidden size {hidden} is not divisible by {heads} attention heads; give head_dim"
+        )
     return hidden // heads
 
 
@@ -95,7 +110,8 @@ class Llama(Stack):
 
     def head_size(self) -> int:
         """Elements of a head."""
-        # Newer models have heads that do not share the hidden size out evenly, and state their size.
+        # Newer models have heads that do not share the hidden size out evenly, and state their
+        # size.
         return self.head_dim or per_head(self.hidden_size, self.num_attention_heads)
 
     def fields(self) -> Fields:
@@ -153,7 +169,8 @@ class LatentLlama(Llama):
     q_lora_rank: CountOrNone = 0
 
     def head_size(self) -> int:
-        # Queries and keys have other sizes than values: those are stated in the latent attention itself.
+        # Queries and keys have other sizes than values: those are stated in the latent attention
+        # itself.
         return self.v_head_dim
 
     def fields(self) -> Fields:

@@ -1,4 +1,5 @@
-"""Hugging Face configurations of Nemotron-NAS: LLaMA whose layers differ, as an architecture search left them."""
+"""Hugging Face configurations of Nemotron-NAS: LLaMA whose layers differ, as an architecture search
+left them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +11,8 @@ from perfmodel.catalog.huggingface._llama import Count, Fields, Llama
 from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 
 MULTIPLE = 256
-"""Inner sizes are rounded up to a multiple of this (`_ffn_mult_to_intermediate_size` of its modeling_decilm.py)."""
+"""Inner sizes are rounded up to a multiple of this (`_ffn_mult_to_intermediate_size` of its
+modeling_decilm.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,9 @@ class NasFeedForward:
         if self.intermediate_size:
             return self.intermediate_size
         if self.ffn_mult is None:
-            raise CannotDescribeError("an entry of block_configs states neither ffn_mult nor intermediate_size")
+            raise CannotDescribeError(
+                "an entry of block_configs states neither ffn_mult nor intermediate_size"
+            )
         size = int(2 * self.ffn_mult * hidden / 3)
         return -(-size // MULTIPLE) * MULTIPLE
 
@@ -51,17 +55,23 @@ class NasLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronNas(Llama):
-    """Llama-Nemotron Super and Ultra (arXiv 2505.00949, section 2): layers without attention or without a feed-forward,
-    and feed-forwards of different sizes."""
+    """Llama-Nemotron Super and Ultra (arXiv 2505.00949, section 2): layers without attention or
+    without a feed-forward, and feed-forwards of different sizes."""
 
     intermediate_size: Count | None = None
     block_configs: tuple[NasLayer, ...]
 
     def kv_heads(self) -> int:
         """Heads of keys and values, the same in all layers that attend."""
-        groups = {layer.attention.n_heads_in_group for layer in self.block_configs if not layer.attention.no_op}
+        groups = {
+            layer.attention.n_heads_in_group
+            for layer in self.block_configs
+            if not layer.attention.no_op
+        }
         if len(groups) > 1:
-            raise CannotDescribeError("its layers differ in their heads of keys and values (n_heads_in_group)")
+            raise CannotDescribeError(
+                "its layers differ in their heads of keys and values (n_heads_in_group)"
+            )
         group = groups.pop() if groups else None
         if group is None:
             return self.num_key_value_heads or self.num_attention_heads
@@ -75,7 +85,9 @@ class NemotronNas(Llama):
         words, sizes = [], []
         for layer in self.block_configs:
             if layer.attention.replace_with_linear or layer.ffn.replace_with_linear:
-                raise CannotDescribeError("a linear layer replaces one of its sub-layers (replace_with_linear)")
+                raise CannotDescribeError(
+                    "a linear layer replaces one of its sub-layers (replace_with_linear)"
+                )
             word = ("" if layer.attention.no_op else "*") + ("" if layer.ffn.no_op else "-")
             # A layer without either passes its input on.
             if word:

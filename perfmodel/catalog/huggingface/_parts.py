@@ -1,4 +1,5 @@
-"""Hugging Face configurations of models of several parts: the language model is read, towers are counted and named."""
+"""Hugging Face configurations of models of several parts: the language model is read, towers are
+counted and named."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -37,8 +38,8 @@ OLD_TIES: Final = frozenset(
         "video_llama_3",
     )
 )
-"""Models of several parts whose output head is also tied if only the language model's own configuration says so
-(`models/*/configuration_*.py` of transformers 5.24)."""
+"""Models of several parts whose output head is also tied if only the language model's own
+configuration says so (`models/*/configuration_*.py` of transformers 5.24)."""
 VISION_ENCODERS: Final = ("siglip", "clip")
 """Models of two parts that stand for their vision encoder."""
 
@@ -54,13 +55,15 @@ def language_model(
         version: version of transformers that saved the file, where a part does not state it.
 
     Raises:
-        PerfModelError: no family is named, or a model of several parts does not describe its language model.
+        PerfModelError: no family is named, or a model of several parts does not describe its
+            language model.
     """
     version = str(config.get("transformers_version", version))
     family = config.get("model_type", config.get("_class_name"))
     if not isinstance(family, str):
         raise PerfModelError(f"{place}: model_type: missing; it names the family")
-    # Contrastive models have two towers of equal rank; language models are built on the vision tower.
+    # Contrastive models have two towers of equal rank; language models are built on the vision
+    # tower.
     if family in VISION_ENCODERS:
         return _part(config, "vision_config", place), f"{family}_vision_model", []
     left_out = [_tower(key, part) for key, part in config.items() if _is_tower(key, part)]
@@ -84,10 +87,11 @@ def language_model(
 
 
 def _with_tie(part: Mapping[str, Any], outer_tie: Any, family: str) -> Mapping[str, Any]:
-    """The configuration of a language model, with the tie of its embeddings that the whole model's states.
+    """The configuration of a language model, with the tie of its embeddings that the whole model's
+    states.
 
-    Since transformers 5 the head belongs to the whole model, whose configuration decides where it says anything. In
-    files of earlier versions the language model's own configuration decides.
+    Since transformers 5 the head belongs to the whole model, whose configuration decides where it
+    says anything. In files of earlier versions the language model's own configuration decides.
     """
     if not isinstance(outer_tie, bool):
         return part
@@ -114,11 +118,15 @@ def _is_tower(key: str, part: Any) -> bool:
     """Whether a key holds the configuration of a part other than the language model."""
     if key in LANGUAGE_PARTS or not key.endswith("_config") or not isinstance(part, dict):
         return False
-    return any(word in key for word in ("vision", "audio", "speech", "image", "video", "talker", "token2wav"))
+    return any(
+        word in key
+        for word in ("vision", "audio", "speech", "image", "video", "talker", "token2wav")
+    )
 
 
 def _tower(key: str, part: Mapping[str, Any]) -> str:
-    """A sentence on a part that is left out, with its approximate number of parameters if its sizes are stated."""
+    """A sentence on a part that is left out, with its approximate number of parameters if its sizes
+    are stated."""
     # The size tells a reader whether the omitted part matters beside the language model.
     tower = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
@@ -127,17 +135,20 @@ def _tower(key: str, part: Mapping[str, Any]) -> str:
 
 
 def encoder_parameters(part: Mapping[str, Any]) -> int:
-    """Parameters of a plain encoder by its sizes: projections of attention, feed-forward, patches, positions and norms;
-    0 if the sizes are not stated."""
+    """Parameters of a plain encoder by its sizes: projections of attention, feed-forward, patches,
+    positions and norms; 0 if the sizes are not stated."""
     hidden = _number(part, "hidden_size", "embed_dim", "d_model", "width")
     layers = _number(part, "num_hidden_layers", "depth", "encoder_layers", "layers")
     if not hidden or not layers:
         return 0
     # Qwen2-VL calls the width of the language model hidden_size and its own embed_dim
     hidden = _number(part, "embed_dim") or hidden
-    inner = _number(part, "intermediate_size", "encoder_ffn_dim") or round(hidden * float(part.get("mlp_ratio") or 4))
+    inner = _number(part, "intermediate_size", "encoder_ffn_dim") or round(
+        hidden * float(part.get("mlp_ratio") or 4)
+    )
     gated = part.get("hidden_act") in ("silu", "swish") or part.get("use_swiglu_ffn") is True
-    # Four square projections with biases, two or three of the feed-forward, two norms a layer of 2 hidden sizes each.
+    # Four square projections with biases, two or three of the feed-forward, two norms a layer of 2
+    # hidden sizes each.
     attention = 4 * hidden * hidden + 4 * hidden
     feed_forward = (3 if gated else 2) * hidden * inner + inner + hidden
     # Patches are projected by one matrix, and each has a position of its own.

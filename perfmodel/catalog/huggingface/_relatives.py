@@ -29,15 +29,26 @@ _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
 _LEARNED: Final = {"positions": "learned"}
-_BLOCK_SPARSE: Final = "attention is counted over all keys, of which block-sparse attention sees a part"
-_FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
-_INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
+_BLOCK_SPARSE: Final = (
+    "attention is counted over all keys, of which block-sparse attention sees a part"
+)
+_FALCON_KEYS: Final = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_head_kv": "num_kv_heads",
+}
+_INDEXER: Final = (
+    "the indexer that selects keys for each query is left out; attention is counted over all keys"
+)
 
 _CROSS_LAYERS: Final = "layers that attend to images are counted as attending to the text"
 
 _MINIMAX_M3: Final = Relative(
     family="llama_with_experts",
-    aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
+    aliases={
+        "intermediate_size": "moe_intermediate_size",
+        "dense_intermediate_size": "intermediate_size",
+    },
     fields=_QK_NORM | {"clamped_glu": True},
     left_out=_INDEXER,
 )
@@ -72,7 +83,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "smollm3": Relative(family="llama"),
     "xverse": Relative(family="llama"),
     "yi": Relative(family="llama"),
-    "bitnet": Relative(family="llama", defaults={"hidden_act": "relu2"}, fields={"sub_norms": True}),
+    "bitnet": Relative(
+        family="llama", defaults={"hidden_act": "relu2"}, fields={"sub_norms": True}
+    ),
     "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
     "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
     "mimo": Relative(family="qwen2"),
@@ -84,21 +97,31 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     ),
     "mllama": Relative(family="llama", left_out=_CROSS_LAYERS),
     "nanochat": Relative(
-        family="llama", fields=_UNGATED | {"norm_parameters": False}, defaults={"hidden_act": "relu2"}
+        family="llama",
+        fields=_UNGATED | {"norm_parameters": False},
+        defaults={"hidden_act": "relu2"},
     ),
     "eurobert": Relative(family="llama", fields={"causal": False}),
     "vaultgemma": Relative(family="gemma2", fields={"norm_at": "input"}),
     # --- other dense families ---
-    "apertus": Relative(family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}),
+    "apertus": Relative(
+        family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}
+    ),
     "exaone4": Relative(family="llama", fields=_NORMS_AT_OUTPUT),
     "olmo": Relative(family="llama", fields={"norm": "layer_norm", "norm_parameters": False}),
     "olmo3": Relative(family="olmo2"),
-    "jais2": Relative(family="starcoder2", defaults={"tie_word_embeddings": False, "hidden_act": "relu2"}),
-    "apertus1p5": Relative(family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}),
+    "jais2": Relative(
+        family="starcoder2", defaults={"tie_word_embeddings": False, "hidden_act": "relu2"}
+    ),
+    "apertus1p5": Relative(
+        family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}
+    ),
     "glm4v": Relative(family="glm4", fields={"qkv_bias": True}),
     "paddleocr_vl": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "qwen2_5_omni": Relative(family="qwen2"),
-    "RefinedWeb": Relative(family="falcon", aliases=_FALCON_KEYS, defaults={"new_decoder_architecture": True}),
+    "RefinedWeb": Relative(
+        family="falcon", aliases=_FALCON_KEYS, defaults={"new_decoder_architecture": True}
+    ),
     "RefinedWebModel": Relative(family="falcon", aliases=_FALCON_KEYS),
     "qwen2_vl": Relative(family="qwen2"),
     "qwen2_5_vl": Relative(family="qwen2"),
@@ -114,7 +137,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     ),
     "gpt-sw3": Relative(family="gpt2"),
     "codegen": Relative(family="gptj"),
-    "openai-gpt": Relative(family="gpt2", aliases={"afn": "activation_function"}, fields={"final_norm": False}),
+    "openai-gpt": Relative(
+        family="gpt2", aliases={"afn": "activation_function"}, fields={"final_norm": False}
+    ),
     "persimmon": Relative(
         family="gpt_neox",
         defaults={"use_parallel_residual": False, "hidden_act": "relu2"},
@@ -122,7 +147,11 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     ),
     "xglm": Relative(
         family="opt",
-        aliases={"d_model": "hidden_size", "num_layers": "num_hidden_layers", "attention_heads": "num_attention_heads"},
+        aliases={
+            "d_model": "hidden_size",
+            "num_layers": "num_hidden_layers",
+            "attention_heads": "num_attention_heads",
+        },
         defaults={"activation_function": "gelu"},
         # Sines, which are not trained.
         fields={"positions": "none", "position_offset": 0},
@@ -136,19 +165,29 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         family="llama_with_experts",
         fields=_QK_NORM | {"attention_gate": True, "norm_at": "both", "logit_softcap": True},
     ),
-    "bailing_moe": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
-    "bailing_moe_v2": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
+    "bailing_moe": Relative(
+        family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}
+    ),
+    "bailing_moe_v2": Relative(
+        family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}
+    ),
     "dots1": Relative(family="llama_with_experts", fields=_QK_NORM),
     "ernie4_5_moe": Relative(family="llama_with_experts", defaults={"tie_word_embeddings": True}),
     "exaone_moe": Relative(family="llama_with_experts", fields=_QK_NORM),
-    "afmoe": Relative(family="llama_with_experts", fields=_QK_NORM | {"attention_gate": True, "norm_at": "both"}),
-    "flex_olmo": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS | {"norm_at": "output"}),
+    "afmoe": Relative(
+        family="llama_with_experts", fields=_QK_NORM | {"attention_gate": True, "norm_at": "both"}
+    ),
+    "flex_olmo": Relative(
+        family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS | {"norm_at": "output"}
+    ),
     "flint": Relative(family="llama_with_experts", fields=_QK_NORM | {"attention_sinks": True}),
     "granitemoe": Relative(family="llama_with_experts"),
     "granitemoe_swa": Relative(family="llama_with_experts", fields={"attention_sinks": True}),
     "granitemoeshared": Relative(family="llama_with_experts"),
     "glm4v_moe": Relative(family="glm4_moe"),
-    "hunyuan_v1_moe": Relative(family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}),
+    "hunyuan_v1_moe": Relative(
+        family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}
+    ),
     "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
     "kolibri1": Relative(family="llama_with_experts", fields=_QK_NORM | {"norm_at": "both"}),
     "minimax_m3": _MINIMAX_M3,
@@ -179,7 +218,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "mimo_v2": Relative(family="mimo_v2_flash"),
     "step3p7": Relative(family="step3p5"),
     # --- encoders with BERT's layers ---
-    "big_bird": Relative(family="bert", defaults={"max_position_embeddings": 4096}, left_out=_BLOCK_SPARSE),
+    "big_bird": Relative(
+        family="bert", defaults={"max_position_embeddings": 4096}, left_out=_BLOCK_SPARSE
+    ),
     "camembert": Relative(family="roberta"),
     "data2vec-text": Relative(family="roberta"),
     "distilbert": Relative(
@@ -194,7 +235,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         fields={"token_types": 0},
     ),
     "ernie": Relative(family="roberta"),
-    "gte": Relative(family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}),
+    "gte": Relative(
+        family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}
+    ),
     "ibert": Relative(family="roberta"),
     "jina_embeddings_v3": Relative(family="roformer"),
     "megatron-bert": Relative(family="roberta"),
@@ -204,7 +247,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "xlm-roberta-xl": Relative(family="roberta"),
     # --- encoder-decoders with BART's layers ---
     "blenderbot": Relative(family="pegasus", fields=_LEARNED),
-    "blenderbot-small": Relative(family="pegasus", fields=_LEARNED | {"embedding_norm": True, "final_norm": False}),
+    "blenderbot-small": Relative(
+        family="pegasus", fields=_LEARNED | {"embedding_norm": True, "final_norm": False}
+    ),
     "m2m_100": Relative(family="pegasus"),
     "marian": Relative(family="pegasus", fields={"final_norm": False}),
     "mbart": Relative(family="bart", fields={"final_norm": True}),

@@ -12,8 +12,8 @@ from perfmodel.spec.parts import TimeMix
 
 @dataclass(frozen=True, kw_only=True)
 class Rwkv:
-    """RWKV-4: time mixing in place of attention, channel mixing in place of the feed-forward (transformers
-    models/rwkv/modeling_rwkv.py)."""
+    """RWKV-4: time mixing in place of attention, channel mixing in place of the feed-forward
+    (transformers models/rwkv/modeling_rwkv.py)."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"max_position_embeddings": "context_length"}
 
@@ -26,7 +26,8 @@ class Rwkv:
     tie_word_embeddings: bool = False
 
     def fields(self) -> Fields:
-        # It has no heads; what stands for them must not hinder tensor parallelism, which shares out channels.
+        # It has no heads; what stands for them must not hinder tensor parallelism, which shares out
+        # channels.
         parts = gcd(self.hidden_size, 64)
         sizes = plain_sizes(
             self.num_hidden_layers,

@@ -10,17 +10,37 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_n_heads", "num_query_groups"),
+    "kv_heads": (
+        "num_key_value_heads",
+        "n_kv_heads",
+        "num_kv_heads",
+        "kv_n_heads",
+        "num_query_groups",
+    ),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
-    "ffn_hidden": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff", "n_inner", "hidden_dim"),
+    "ffn_hidden": (
+        "intermediate_size",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "d_ff",
+        "n_inner",
+        "hidden_dim",
+    ),
     "vocab": ("vocab_size", "padded_vocab_size"),
-    "seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+    "seq_len": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "max_sequence_length",
+    ),
 }
 """Sizes of a transformer, with the keys of configurations that hold them."""
 
 
 def _all_keys(size: str) -> tuple[str, ...]:
-    """Keys of configurations for a size of experts: its common name, and the names in different families."""
+    """Keys of configurations for a size of experts: its common name, and the names in different
+    families."""
     return (size, *(key for key, known in EXPERT_KEYS.items() if known == size))
 
 
@@ -44,16 +64,21 @@ OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes that are absent from the model if a configuration leaves them out."""
 _HEAD_GATES: Final = "each of its attention heads has a gate"
 _STREAMS: Final = "it has several residual streams, which every layer mixes"
-_INKLING: Final = "it applies convolutions to queries, keys and sub-layers, and projects positions separately"
+_INKLING: Final = (
+    "it applies convolutions to queries, keys and sub-layers, and projects positions separately"
+)
 _XLM: Final = "it has the attention and feed-forward of XLM, and embeddings of languages"
 _BLOCK_TABLES: Final = "it adds embeddings of positions on the page"
 _LOCAL_PROJECTIONS: Final = "its global tokens have separate projections"
-_SOUND: Final = "it has an audio model and a language model, and its configuration does not say which is which"
+_SOUND: Final = (
+    "it has an audio model and a language model, and its configuration does not say which is which"
+)
 _SPARSE_T5: Final = "its encoder and decoder have experts in some of their layers"
 
 
 class CannotDescribeError(PerfModelError):
-    """A configuration of a known family has a feature that `Transformer` lacks; the message names it."""
+    """A configuration of a known family has a feature that `Transformer` lacks; the message names
+    it."""
 
 
 REASONS: Final[Mapping[str, str]] = {
@@ -142,20 +167,25 @@ ASK: Final = "?"
 """Placeholder in the TOML for a size that the configuration does not state."""
 
 
-def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> PerfModelError:
+def unknown_model_type(
+    family: str, known: Iterable[str], config: Mapping[str, Any]
+) -> PerfModelError:
     """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
     family_name = family.removesuffix("_text")
     reason = REASONS.get(family_name, REASONS.get(_ALSO.get(family_name, ""), ""))
     if reason:
         return cannot_describe(family, reason, config)
     remedy = "or complete the TOML below, save it and give --model mine.toml"
-    error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
+    error = UnknownNameError(
+        "Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)"
+    )
     error.add_note(toml_from_config(config))
     return error
 
 
 def cannot_describe(family: str, reason: str, config: Mapping[str, Any]) -> PerfModelError:
-    """The error for a model that `Transformer` lacks a feature of; its note is a TOML of a near one to complete."""
+    """The error for a model that `Transformer` lacks a feature of; its note is a TOML of a near one
+    to complete."""
     error = PerfModelError(
         f"Hugging Face model_type {family!r} cannot be described exactly: {reason}; for a model near to it, complete "
         "the TOML below, save it and give --model mine.toml (docs/howto/add_a_model.md)"
@@ -165,9 +195,10 @@ def cannot_describe(family: str, reason: str, config: Mapping[str, Any]) -> Perf
 
 
 def toml_from_config(config: Mapping[str, Any]) -> str:
-    """A TOML with the sizes stated by an unknown family's configuration, assuming a decoder like LLaMA."""
-    # Values that the configuration states are filled in, the others are comments to complete: instead of a bare refusal
-    # the user gets a file that is nearly done.
+    """A TOML with the sizes stated by an unknown family's configuration, assuming a decoder like
+    LLaMA."""
+    # Values that the configuration states are filled in, the others are comments to complete:
+    # instead of a bare refusal the user gets a file that is nearly done.
     lines = []
     for size, keys in KEYS.items():
         value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
@@ -175,9 +206,13 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
             lines.append(f"{size} = {value}")
         elif size not in ("kv_heads", "head_dim"):  # these follow from the others
             lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
-    # Values without a key are those of LLaMA, which most of today's families follow; comments say what to check.
+    # Values without a key are those of LLaMA, which most of today's families follow; comments say
+    # what to check.
     tied = config.get("tie_word_embeddings")
-    activation = next((str(config[key]) for key in ("hidden_act", "activation_function") if config.get(key)), "silu")
+    activation = next(
+        (str(config[key]) for key in ("hidden_act", "activation_function") if config.get(key)),
+        "silu",
+    )
     lines += [
         f"activation = {_activation(activation)}",
         "gated_ffn = true  # false where a feed-forward has two matrices instead of three",
@@ -189,8 +224,12 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
     ]
     window = config.get("sliding_window")
     if isinstance(window, int) and config.get("use_sliding_window") is not False:
-        lines.append(f"window = {window}  # of every layer, unless full_attention_every says that every n-th has none")
-    return "\n".join([*lines, *_table("experts", EXPERTS, config), *_table("latent_attention", LATENT, config)])
+        lines.append(
+            f"window = {window}  # of every layer, unless full_attention_every says that every n-th has none"
+        )
+    return "\n".join(
+        [*lines, *_table("experts", EXPERTS, config), *_table("latent_attention", LATENT, config)]
+    )
 
 
 def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, Any]) -> list[str]:
@@ -205,7 +244,8 @@ def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, 
     if sizes.get("q_lora_rank", 0) is None:
         sizes["q_lora_rank"] = 0
     lines = ["", f"[{name}]"]
-    # Sizes that the configuration does not tell are comments to complete; those that may be none are left out.
+    # Sizes that the configuration does not tell are comments to complete; those that may be none
+    # are left out.
     for size, value in sizes.items():
         if value is not None:
             lines.append(f"{size} = {value}")
@@ -215,5 +255,7 @@ def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, 
 
 
 def _activation(name: str) -> str:
-    known = next((word for word in ("gelu", "silu", "relu2", "relu") if word in name.lower()), "silu")
+    known = next(
+        (word for word in ("gelu", "silu", "relu2", "relu") if word in name.lower()), "silu"
+    )
     return f'"{known}"'

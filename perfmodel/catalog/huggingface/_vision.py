@@ -1,4 +1,5 @@
-"""Configurations of transformers on patches of images: ViT and SigLIP of Hugging Face, DiT of diffusers."""
+"""Configurations of transformers on patches of images: ViT and SigLIP of Hugging Face, DiT of
+diffusers."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -60,8 +61,8 @@ class Siglip(Vit):
 
 @dataclass(frozen=True, kw_only=True)
 class Dit:
-    """DiT on latents, with one embedding of time step and class for all layers, as its authors train it (diffusers
-    gives each layer its own)."""
+    """DiT on latents, with one embedding of time step and class for all layers, as its authors
+    train it (diffusers gives each layer its own)."""
 
     num_attention_heads: Count = 16
     attention_head_dim: Count = 72

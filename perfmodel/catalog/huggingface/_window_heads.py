@@ -1,5 +1,5 @@
-"""Hugging Face configurations of models whose windowed attention has different heads from full attention, or whose
-values differ in size from keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
+"""Hugging Face configurations of models whose windowed attention has different heads from full
+attention, or whose values differ in size from keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +32,11 @@ class PerLayerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4(LlamaWithExperts):
-    """Gemma 4: full attention has wider heads and, if configured, values from the projection of keys; routed experts
-    beside the dense feed-forward have norms of their own (26B-A4B). In the small models every layer has an embedding of
-    the token of its own, and the last ones use the keys and values of earlier ones (transformers
-    models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the Hugging Face class."""
+    """Gemma 4: full attention has wider heads and, if configured, values from the projection of
+    keys; routed experts beside the dense feed-forward have norms of their own (26B-A4B). In the
+    small models every layer has an embedding of the token of its own, and the last ones use the
+    keys and values of earlier ones (transformers models/gemma4/modeling_gemma4.py). Configurations
+    omit what equals the defaults of the Hugging Face class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
     ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "hidden_activation": "hidden_act"}
@@ -87,7 +88,9 @@ class Gemma4(LlamaWithExperts):
             return kv_heads, self.global_head_dim
         for layer in by_layer:
             if not layer.isdecimal():
-                raise CannotDescribeError(f"per_layer_config has sizes of {layer!r}, which is no layer's number")
+                raise CannotDescribeError(
+                    f"per_layer_config has sizes of {layer!r}, which is no layer's number"
+                )
         # Numbers are padded to equal lengths: "05" among "11".
         sizes_of_layer = {int(layer): sizes for layer, sizes in by_layer.items()}
         stated = sizes_of_layer.get(letters.index("*"), PerLayerSizes())
@@ -107,8 +110,8 @@ class Gemma4(LlamaWithExperts):
         return {"experts": experts}
 
     def small_model_fields(self, letters: Sequence[str]) -> Fields:
-        """Fields of what small models have besides: embeddings in every layer, and layers that use the keys and values
-        of earlier ones, whose feed-forwards may be twice as wide."""
+        """Fields of what small models have besides: embeddings in every layer, and layers that use
+        the keys and values of earlier ones, whose feed-forwards may be twice as wide."""
         n_layers = len(letters)
         first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
         words = []
@@ -117,12 +120,18 @@ class Gemma4(LlamaWithExperts):
             is_shared = layer >= first_shared
             attention = SHARED_KEYS[letter] if is_shared else letter
             words.append(
-                attention + ("E" if self.enable_moe_block else "-") + ("P" if self.hidden_size_per_layer_input else "")
+                attention
+                + ("E" if self.enable_moe_block else "-")
+                + ("P" if self.hidden_size_per_layer_input else "")
             )
-            sizes.append(self.intermediate_size * (2 if self.use_double_wide_mlp and is_shared else 1))
+            sizes.append(
+                self.intermediate_size * (2 if self.use_double_wide_mlp and is_shared else 1)
+            )
         embedding = None
         if self.hidden_size_per_layer_input:
-            embedding = LayerEmbedding(width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input)
+            embedding = LayerEmbedding(
+                width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input
+            )
         return {
             "mixers": mixer_words(words),
             "ffn_sizes": tuple(sizes) if len(set(sizes)) > 1 else (),
@@ -133,7 +142,9 @@ class Gemma4(LlamaWithExperts):
         letters = self.attention_letters()
         kv_heads, head_dim = self.full_heads(letters)
         heads = self.num_attention_heads
-        window_heads = WindowHeads(heads=heads, kv_heads=self.num_key_value_heads, head_dim=self.head_dim)
+        window_heads = WindowHeads(
+            heads=heads, kv_heads=self.num_key_value_heads, head_dim=self.head_dim
+        )
         dense = super(LlamaWithExperts, self).fields()
         return dense | {
             "kv_heads": kv_heads,
@@ -151,9 +162,9 @@ class Gemma4(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3n(Gemma):
-    """Gemma 3n: four residual streams, embeddings of its own in every layer, and last layers that use the keys and
-    values of earlier ones (transformers models/gemma3n/modeling_gemma3n.py). Configurations omit what equals the
-    defaults of the Hugging Face class."""
+    """Gemma 3n: four residual streams, embeddings of its own in every layer, and last layers that
+    use the keys and values of earlier ones (transformers models/gemma3n/modeling_gemma3n.py).
+    Configurations omit what equals the defaults of the Hugging Face class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
     ALIASES: ClassVar[Mapping[str, str]] = {"hidden_activation": "hidden_act"}
@@ -181,11 +192,16 @@ class Gemma3n(Gemma):
         else:
             letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
         first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
-        letters = [*letters[:first_shared], *(SHARED_KEYS[letter] for letter in letters[first_shared:])]
+        letters = [
+            *letters[:first_shared],
+            *(SHARED_KEYS[letter] for letter in letters[first_shared:]),
+        ]
         listed = self.intermediate_size
         sizes = listed if isinstance(listed, tuple) else ()
         if isinstance(listed, tuple) and len(sizes) != n_layers:
-            raise CannotDescribeError(f"intermediate_size has {len(sizes)} numbers for {n_layers} layers")
+            raise CannotDescribeError(
+                f"intermediate_size has {len(sizes)} numbers for {n_layers} layers"
+            )
         inner = max(sizes) if isinstance(listed, tuple) else listed
         return replace(self, intermediate_size=inner).dense_fields() | {
             "norm_at": "both",
@@ -210,8 +226,9 @@ SHARED_KEYS: Final[Mapping[str, str]] = {"*": "Q", "W": "V"}
 
 @dataclass(frozen=True, kw_only=True)
 class MiMoV2(LlamaWithExperts):
-    """MiMo-V2: attention in the window has more heads of keys and values and a sink for each head; heads of values are
-    narrower than those of keys. The module that predicts further tokens is left out."""
+    """MiMo-V2: attention in the window has more heads of keys and values and a sink for each head;
+    heads of values are narrower than those of keys. The module that predicts further tokens is left
+    out."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
     BIASED_OUTPUT: ClassVar[bool] = False
@@ -263,7 +280,9 @@ class MiMoV2(LlamaWithExperts):
         )
         return super().fields() | {
             "value_dim": self.v_head_dim,
-            "window": self.sliding_window if self.sliding_window_size is None else self.sliding_window_size + 1,
+            "window": self.sliding_window
+            if self.sliding_window_size is None
+            else self.sliding_window_size + 1,
             "window_heads": window_heads,
             "attention_sinks": self.add_full_attention_sink_bias,
             "mixers": mixers_of(self.attention_letters(), self.feed_forward_letters()),
@@ -305,22 +324,34 @@ class Step35(LlamaWithExperts):
         """A letter of `MIXERS` per layer for its feed-forward."""
         n_layers = self.num_hidden_layers
         if self.mlp_layer_types is not None:
-            return letters_of(self.mlp_layer_types[:n_layers], FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+            return letters_of(
+                self.mlp_layer_types[:n_layers], FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers
+            )
         with_experts = set(range(3, n_layers))
         if self.moe_layers_enum is not None:
             listed = self.moe_layers_enum
-            numbers = listed.split(",") if isinstance(listed, str) else [str(number) for number in listed]
+            numbers = (
+                listed.split(",") if isinstance(listed, str) else [str(number) for number in listed]
+            )
             if not all(number.strip().isdecimal() for number in numbers):
-                raise CannotDescribeError(f"moe_layers_enum={listed!r} does not list numbers of layers")
+                raise CannotDescribeError(
+                    f"moe_layers_enum={listed!r} does not list numbers of layers"
+                )
             with_experts = {int(number) for number in numbers}
         return ["E" if layer in with_experts else "-" for layer in range(n_layers)]
 
     def window_heads(self) -> WindowHeads:
         """Heads of attention in the window."""
         stated = self.attention_other_setting or {}
-        heads = self.num_sliding_attention_heads or stated.get("num_attention_heads", self.num_attention_heads)
-        kv_heads = stated.get("num_attention_groups", stated.get("num_key_value_heads", self.num_key_value_heads))
-        return WindowHeads(heads=heads, kv_heads=kv_heads, head_dim=stated.get("head_dim", self.head_dim))
+        heads = self.num_sliding_attention_heads or stated.get(
+            "num_attention_heads", self.num_attention_heads
+        )
+        kv_heads = stated.get(
+            "num_attention_groups", stated.get("num_key_value_heads", self.num_key_value_heads)
+        )
+        return WindowHeads(
+            heads=heads, kv_heads=kv_heads, head_dim=stated.get("head_dim", self.head_dim)
+        )
 
     def fields(self) -> Fields:
         letters = self.attention_letters()
@@ -335,8 +366,8 @@ class Step35(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Laguna(LlamaWithExperts):
-    """Laguna: numbers of heads may differ between layers, here only between windowed and full attention; every
-    head has a gate (transformers models/laguna/modeling_laguna.py)."""
+    """Laguna: numbers of heads may differ between layers, here only between windowed and full
+    attention; every head has a gate (transformers models/laguna/modeling_laguna.py)."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 
@@ -357,7 +388,9 @@ class Laguna(LlamaWithExperts):
         listed = self.num_attention_heads_per_layer
         if not isinstance(listed, tuple):
             return listed or self.num_attention_heads
-        numbers = {heads for heads, of_layer in zip(listed, letters, strict=False) if of_layer == letter}
+        numbers = {
+            heads for heads, of_layer in zip(listed, letters, strict=False) if of_layer == letter
+        }
         if len(numbers) > 1:
             raise CannotDescribeError("its layers of one kind have different numbers of heads")
         return numbers.pop() if numbers else self.num_attention_heads
@@ -373,7 +406,9 @@ class Laguna(LlamaWithExperts):
         window_heads = None
         if "W" in letters:
             window_heads = WindowHeads(
-                heads=self.heads_of("W", letters), kv_heads=self.num_key_value_heads, head_dim=self.head_dim
+                heads=self.heads_of("W", letters),
+                kv_heads=self.num_key_value_heads,
+                head_dim=self.head_dim,
             )
         per_head = self.gating in (True, "per-head")
         return super().fields() | {
@@ -383,5 +418,7 @@ class Laguna(LlamaWithExperts):
             "qk_norm": True,
             "head_gate": per_head,
             "attention_gate": not per_head,
-            "mixers": mixers_of(letters, feed_forward_letters(self.mlp_layer_types, n_layers, first_dense_layers=1)),
+            "mixers": mixers_of(
+                letters, feed_forward_letters(self.mlp_layer_types, n_layers, first_dense_layers=1)
+            ),
         }

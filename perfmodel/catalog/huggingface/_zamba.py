@@ -1,25 +1,42 @@
-"""Hugging Face configurations of Zamba: layers of Mamba, some of which begin with a transformer block they share."""
+"""Hugging Face configurations of Zamba: layers of Mamba, some of which begin with a transformer
+block they share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from perfmodel.catalog.huggingface._layers import letters_of, mixer_words
-from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields, Stack, activation, per_head, plain_sizes
+from perfmodel.catalog.huggingface._llama import (
+    Count,
+    CountOrNone,
+    Fields,
+    Stack,
+    activation,
+    per_head,
+    plain_sizes,
+)
 from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 from perfmodel.spec.parts import Mamba, SelectiveScan, SharedBlock
 
-_WORDS: Final[Mapping[str, str]] = {"linear_attention": "", "mamba": "", "mamba2": "", "hybrid": "A"}
+_WORDS: Final[Mapping[str, str]] = {
+    "linear_attention": "",
+    "mamba": "",
+    "mamba2": "",
+    "hybrid": "A",
+}
 """What stands before the Mamba of a layer, by the words of `layers_block_type`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zamba(Stack):
-    """Zamba (transformers models/zamba/modeling_zamba.py). Configurations omit what equals the defaults of the Hugging
-    Face class."""
+    """Zamba (transformers models/zamba/modeling_zamba.py). Configurations omit what equals the
+    defaults of the Hugging Face class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
-    ALIASES: ClassVar[Mapping[str, str]] = {"layer_types": "layers_block_type", "head_dim": "attention_head_dim"}
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "layer_types": "layers_block_type",
+        "head_dim": "attention_head_dim",
+    }
 
     hidden_size: Count = 3712
     num_attention_heads: Count = 16
@@ -54,8 +71,9 @@ class Zamba(Stack):
         """Letter and sizes of the Mamba of every layer."""
         if self.mamba_proj_bias:
             raise CannotDescribeError("its Mamba projections have biases (mamba_proj_bias)")
-        # Heads of Mamba have projections of their own to step sizes, and to inputs and outputs of the state; together
-        # they have as many weights as one head would (`x_proj_weight`, `dt_proj_weight`).
+        # Heads of Mamba have projections of their own to step sizes, and to inputs and outputs of
+        # the state; together they have as many weights as one head would (`x_proj_weight`,
+        # `dt_proj_weight`).
         rank = -(-self.hidden_size // 16) if self.mamba_dt_rank == "auto" else self.mamba_dt_rank
         scan = SelectiveScan(
             inner=self.mamba_expand * self.hidden_size,
@@ -104,8 +122,8 @@ class Zamba(Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class Zamba2(Zamba):
-    """Zamba 2: Mamba-2, several shared blocks in turn, and adapters of each layer beside their products (transformers
-    models/zamba2/modeling_zamba2.py)."""
+    """Zamba 2: Mamba-2, several shared blocks in turn, and adapters of each layer beside their
+    products (transformers models/zamba2/modeling_zamba2.py)."""
 
     hidden_size: Count = 2560
     num_attention_heads: Count = 32
@@ -125,8 +143,24 @@ class Zamba2(Zamba):
         if self.layers_block_type is not None:
             return super().with_block()
         # The pattern of the Hugging Face class, which is that of 54 layers.
-        before = ["", *(["", "", "", "", "", "A"] * 7), "", "", "", "", "A", "", "", "", "A", "", ""]
-        return letters_of(before, {"": "", "A": "A"}, "the default of layers_block_type", self.num_hidden_layers)
+        before = [
+            "",
+            *(["", "", "", "", "", "A"] * 7),
+            "",
+            "",
+            "",
+            "",
+            "A",
+            "",
+            "",
+            "",
+            "A",
+            "",
+            "",
+        ]
+        return letters_of(
+            before, {"": "", "A": "A"}, "the default of layers_block_type", self.num_hidden_layers
+        )
 
     def mixer(self) -> tuple[str, Fields]:
         if self.add_bias_linear:

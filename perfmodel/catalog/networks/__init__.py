@@ -1,7 +1,7 @@
 """Reads networks described in words, as in papers and tables, and clusters with such networks.
 
-A sentence names links and adapters ("8x 400 Gb/s InfiniBand per node"). What it leaves open comes from the device's
-reference system, and is said to be assumed.
+A sentence names links and adapters ("8x 400 Gb/s InfiniBand per node"). What it leaves open comes
+from the device's reference system, and is said to be assumed.
 """
 
 from perfmodel.catalog.networks._clusters import (

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perfmodel.catalog.networks._network import INFINIBAND_GBIT
-from perfmodel.catalog.networks._tokens import NUMBER_WORDS, PREFIX_GBIT, Token, part_named, tokens_of
+from perfmodel.catalog.networks._tokens import (
+    NUMBER_WORDS,
+    PREFIX_GBIT,
+    Token,
+    part_named,
+    tokens_of,
+)
 
 _QUANTUM: Final = {None: "HDR", "2": "NDR", "3": "XDR", "x800": "XDR"}
 _CONNECTX_GBIT: Final = {3: 56, 4: 100, 5: 100, 6: 200, 7: 400, 8: 800, 9: 1600}
@@ -44,8 +50,11 @@ CARRIES: Final = {
     "Omni-Path": ("RDMA",),
     "Ethernet": ("RDMA",),
 }
-"""Pairs of names that may occur in one clause and mean the same adapters, the more specific name first."""
-_COMPUTE: Final = re.compile(r"\bcompute\b|\beast-?west\b|\bEW\b|\bback-?end\b|\bscale-?out\b|\bGPU network\b", re.I)
+"""Pairs of names that may occur in one clause and mean the same adapters, the more specific name
+first."""
+_COMPUTE: Final = re.compile(
+    r"\bcompute\b|\beast-?west\b|\bEW\b|\bback-?end\b|\bscale-?out\b|\bGPU network\b", re.I
+)
 _OTHERS: Final = re.compile(
     r"\bmanage\w*\b|\bstorage\b|\bhost\b|\bin-?band\b|\bout-?of-?band\b|\boob\b|\bnorth-?south\b|\bNS\b|\bfront-?end\b"
     r"|\bipmi\b|\bbmc\b|\bpcie?\b",
@@ -67,7 +76,8 @@ class AdapterSet:
     family: str = ""
     generation: str = ""
     scope: str = ""
-    """Unit that the figures are stated per: `node`, `device`, `rack` or `adapter`; empty if the text names none."""
+    """Unit that the figures are stated per: `node`, `device`, `rack` or `adapter`; empty if the
+    text names none."""
     is_total: bool = False
     """Whether the rate is that of all adapters together."""
     only_management: bool = False
@@ -79,7 +89,8 @@ class AdapterSet:
 
     @property
     def is_fragment(self) -> bool:
-        """Whether the clause is incomplete (only a rate, count or name) and must be joined with its neighbour."""
+        """Whether the clause is incomplete (only a rate, count or name) and must be joined with its
+        neighbour."""
         has_figures = self.count is not None or self.gbit_per_s is not None
         return not (has_figures and self.family)
 
@@ -93,11 +104,13 @@ class AdapterSet:
 
 
 def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
-    """Return the set of adapters that a clause describes, and the words of it that are not understood."""
+    """Return the set of adapters that a clause describes, and the words of it that are not
+    understood."""
     label = _LABEL.match(clause)
     body, purpose = clause, clause
     if label is not None:
-        # A label is a network's name with prose behind it (`InfiniBand: data bandwidth ...`), or its purpose.
+        # A label is a network's name with prose behind it (`InfiniBand: data bandwidth ...`), or
+        # its purpose.
         named, _ = read_clause(label[1])
         if named.family:
             return named, []
@@ -126,8 +139,8 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
 
 
 def _with_bare_number(adapters: AdapterSet, number: str, rest: Sequence[Token]) -> AdapterSet:
-    """A number without unit: a count before a name or a noun (`8 NDR adapters`), else Gbit/s after a name
-    (`EFA v2 3200`)."""
+    """A number without unit: a count before a name or a noun (`8 NDR adapters`), else Gbit/s after
+    a name (`EFA v2 3200`)."""
     # Servers have at most some tens of adapters, and no adapter is slower than
     # 10 Gbit/s: the two readings hardly overlap.
     value = float(number.replace(",", ""))
@@ -150,7 +163,11 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
     if kind == "count":
         groups = match.groupdict()
         # Counts multiply: `2x dual-port` are four.
-        count = groups.get("count") or groups.get("times") or NUMBER_WORDS[str(groups.get("word")).lower()]
+        count = (
+            groups.get("count")
+            or groups.get("times")
+            or NUMBER_WORDS[str(groups.get("word")).lower()]
+        )
         return replace(adapters, count=max(1, int(count)) * (adapters.count or 1))
     if kind == "rate":
         rate = _gbit_per_s(match)
@@ -172,7 +189,12 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
         # Ports of 1 Gbit/s are for administrators.
         is_for_management = adapters.only_management or part.gbit_per_s <= 1
         family = more_special(adapters.family, part.family) if part.family else adapters.family
-        return replace(adapters, link_gbit_per_s=part.gbit_per_s, family=family, only_management=is_for_management)
+        return replace(
+            adapters,
+            link_gbit_per_s=part.gbit_per_s,
+            family=family,
+            only_management=is_for_management,
+        )
     # "Gigabit Ethernet" without a number is the network for administrators.
     if kind == "bare":
         adapters = replace(adapters, only_management=True)

@@ -21,7 +21,8 @@ NVL_TRAY_DEVICES: Final = 4
 LARGEST_NVLINK_NODE: Final = 16
 """Devices of the largest server that NVSwitch joins (DGX-2); more are a rack."""
 LARGEST_TPU_HOST = 8
-"""Chips of the largest TPU host (v5e, Google Cloud TPU documentation); larger slices join several hosts."""
+"""Chips of the largest TPU host (v5e, Google Cloud TPU documentation); larger slices join several
+hosts."""
 
 _LATENCY_S = {
     "nvlink": 2e-6,
@@ -45,8 +46,8 @@ _LATENCY_S = {
     "tcp": 25e-6,
     "aries": 1.5e-6,
 }
-"""Latency of one hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
-message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
+"""Latency of one hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks,
+published message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
 _DEFAULT_LATENCY_S = 5e-6
 
 _EFA_NODE_GBIT: Final = {
@@ -85,9 +86,9 @@ _REFERENCE_GBIT = {
     "Trainium2": 200,
 }
 """Gbit/s per device of the maker's reference system: DGX-1 (4 EDR for 8), DGX A100, H100 and B200
-data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentation); TPU data-centre network per chip
-(Google Cloud TPU documentation); Aurora's eight Slingshot-11 for twelve tiles; Huawei Atlas 800 9000 and 800T A2;
-trn1 and trn2 of EC2."""
+data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentation); TPU
+data-centre network per chip (Google Cloud TPU documentation); Aurora's eight Slingshot-11 for
+twelve tiles; Huawei Atlas 800 9000 and 800T A2; trn1 and trn2 of EC2."""
 _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices without a reference system."""
@@ -102,26 +103,29 @@ _PCIE_GB = {
 _PCIE_GENERATION_GB: Final = {3: 15.75, 4: 31.5, 5: 63.0, 6: 126.0}
 """One-way GB/s of 16 lanes, by the device's architecture and by generation."""
 _MOST_ADAPTERS_PER_HOST_LINK: Final = 2.5
-"""Ratio of the adapters' rate to a device's host link above which the words must be wrong: a switch of the next
-generation of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second adapter per device may not
-matter."""
+"""Ratio of the adapters' rate to a device's host link above which the words must be wrong: a switch
+of the next generation of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second
+adapter per device may not matter."""
 
 EFA_RANK_LATENCY_S = 33e-6
-"""Extra time per rank of all-reduces, all-gathers and reduce-scatters over AWS EFA, beyond the collective model:
-medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), of which
-`validate/networks.py` takes the median. It hardly depends on the number of ranks. No step time went into it."""
+"""Extra time per rank of all-reduces, all-gathers and reduce-scatters over AWS EFA, beyond the
+collective model: medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook,
+cluster measurements), of which `validate/networks.py` takes the median. It hardly depends on the
+number of ranks. No step time went into it."""
 
 OMNI_PATH_DELIVERED = 0.36
 OMNI_PATH_CONTENTION = 0.29
-"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes, in
-addition to the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100
-on 4 and 16 nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""
+"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the
+number of nodes, in addition to the collective model: the all-reduces that BigScience timed on Jean
+Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16 nodes, 5.1 with A100 on 4), fitted by
+`validate/networks.py`. No step time went into it."""
 _SHARED = {
     "efa": (1.0, 0.0, EFA_RANK_LATENCY_S),
     "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION, 0.0),
     "omnipath": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION, 0.0),
 }
-"""Share of the nominal rate, contention, and latency per rank of networks that collectives were measured on."""
+"""Share of the nominal rate, contention, and latency per rank of networks that collectives were
+measured on."""
 
 
 REFERENCE_NETWORK = "reference system of the device"
@@ -142,9 +146,9 @@ def cluster_for(
 
     Rules, per device and one way:
 
-    1. Between nodes, rates are taken at their word (`read_network`): `4x 100 Gb RoCE per node` is 400 Gbit/s shared
-       by the node's devices, `400 Gbps RoCE per GPU` is each device's own; a rate with no `per` is the node's.
-       `nics_per_node` and `nic_gbit_per_s` win over words.
+    1. Between nodes, rates are taken at their word (`read_network`): `4x 100 Gb RoCE per node` is
+       400 Gbit/s shared by the node's devices, `400 Gbps RoCE per GPU` is each device's own; a rate
+       with no `per` is the node's. `nics_per_node` and `nic_gbit_per_s` win over words.
     2. A count of links without a rate has the network's link rate: EDR and Omni-Path 100, HDR and
        Slingshot-11 200, NDR 400, XDR 800 Gbit/s. A named InfiniBand or Slingshot rate without a
        count is one link per device.
@@ -152,12 +156,13 @@ def cluster_for(
        Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
-    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's name, joins 72;
-       adapters of a node are then those of its trays of `devices_per_node` devices.
-    7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing counts.
-    8. On TPUs the node is the slice: a whole pod where only the host's size is stated. Its torus counts as one level at
-       the rate of all links together, which is exact for collectives over the whole slice and optimistic along one
-       axis.
+    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's
+       name, joins 72; adapters of a node are then those of its trays of `devices_per_node` devices.
+    7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing
+       counts.
+    8. On TPUs the node is the slice: a whole pod where only the host's size is stated. Its torus
+       counts as one level at the rate of all links together, which is exact for collectives over
+       the whole slice and optimistic along one axis.
 
     Raises:
         UnknownNameError: for a device that the catalog does not know.
@@ -183,7 +188,11 @@ def cluster_for(
     node = inner.size
     if _is_rack(accelerator, rack):
         # Adapters are stated for a tray, not for the rack.
-        node = devices_per_node if devices_per_node and devices_per_node < inner.size else NVL_TRAY_DEVICES
+        node = (
+            devices_per_node
+            if devices_per_node and devices_per_node < inner.size
+            else NVL_TRAY_DEVICES
+        )
     outer = None if network.absent else _outer_level(accelerator, network, node, inner.size)
     inter_words = inter_link if isinstance(inter_link, str) else network.words
     stated_links = "; ".join(text.strip() for text in (intra_link, inter_words) if text.strip())
@@ -221,28 +230,40 @@ def network_level(
 def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
     """Merge two descriptions of a network, and list their contradictions.
 
-    The description with more detail on adapters and rates is used, or the first if both have as much. A name that it
-    lacks comes from the other.
+    The description with more detail on adapters and rates is used, or the first if both have as
+    much. A name that it lacks comes from the other.
     """
     first, second = read_network(name), read_network(as_stated)
     if first.absent:
         return first, ()
-    chosen, secondary = (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
+    chosen, secondary = (
+        (second, first) if second.detail > first.detail or second.detail == 2 else (first, second)
+    )
     # Two full descriptions of eight devices per node must give the same rate
     # per device; the source decides which is right.
     contradictions = ()
-    if chosen.detail == secondary.detail == 2 and chosen.gbit_per_s_per_device(8) != secondary.gbit_per_s_per_device(8):
-        contradictions = (f"inter_link says {first.words!r} and inter_link_as_stated {second.words!r}",)
+    if chosen.detail == secondary.detail == 2 and chosen.gbit_per_s_per_device(
+        8
+    ) != secondary.gbit_per_s_per_device(8):
+        contradictions = (
+            f"inter_link says {first.words!r} and inter_link_as_stated {second.words!r}",
+        )
     if not chosen.family and secondary.family:
         chosen = replace(chosen, family=secondary.family, generation=secondary.generation)
     unread = tuple(dict.fromkeys((*first.not_understood, *second.not_understood)))
-    return replace(chosen, domain=max(first.domain, second.domain), not_understood=unread), contradictions
+    return replace(
+        chosen, domain=max(first.domain, second.domain), not_understood=unread
+    ), contradictions
 
 
 def _on_ports(accelerator: Device, network: Network) -> Network:
-    """Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet (Intel Gaudi 2 and 3 white
-    papers)."""
-    if accelerator.architecture.startswith("Gaudi") and not network.absent and network.family in ("", "Ethernet"):
+    """Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet (Intel
+    Gaudi 2 and 3 white papers)."""
+    if (
+        accelerator.architecture.startswith("Gaudi")
+        and not network.absent
+        and network.family in ("", "Ethernet")
+    ):
         return replace(network, family="RoCE")
     return network
 
@@ -252,13 +273,16 @@ def _is_rack(accelerator: Device, rack: int) -> bool:
     return rack > LARGEST_NVLINK_NODE or "nvl72" in accelerator.name.lower()
 
 
-def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: str, rack: int) -> None:
+def _check_links(
+    accelerator: Device, devices_per_node: int | None, intra_link: str, rack: int
+) -> None:
     """Refuse links within a node that the device does not have.
 
     Raises:
         PerfModelError: naming the words and what the device has.
     """
-    # A row that says NVLink of an MI300X has a wrong device or a wrong link; either way its figures mean nothing.
+    # A row that says NVLink of an MI300X has a wrong device or a wrong link; either way its figures
+    # mean nothing.
     makers = makers_of_links(intra_link) - {accelerator.vendor}
     if makers:
         maker = min(makers)
@@ -277,16 +301,22 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
         )
 
 
-def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, rack: int) -> NetworkLevel:
+def _inner_level(
+    accelerator: Device, devices_per_node: int | None, links: str, rack: int
+) -> NetworkLevel:
     """The network within a node, a rack of NVLink or a slice of TPUs."""
     text = links.lower()
-    # The innermost level joins a rack of NVLink or a slice of TPUs as it joins a server: all links have one rate.
+    # The innermost level joins a rack of NVLink or a slice of TPUs as it joins a server: all links
+    # have one rate.
     size = devices_per_node or DEVICES_PER_NODE
     if _is_rack(accelerator, rack):
         size = max(rack, NVL72_DEVICES) if "nvl72" in accelerator.name.lower() else rack
-    elif accelerator.vendor == "Google" and (devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)):
+    elif accelerator.vendor == "Google" and (
+        devices_per_node is None or (not text and size <= LARGEST_TPU_HOST)
+    ):
         size = _largest_slice(accelerator) or size
-    # A data sheet's link rate is of the SXM part; the same chip on a card talks to its neighbours over PCIe.
+    # A data sheet's link rate is of the SXM part; the same chip on a card talks to its neighbours
+    # over PCIe.
     bandwidth = accelerator.link_bandwidth_bytes_per_s
     generation = pcie_generation(text)
     if generation is not None and "nvlink" not in text:
@@ -329,12 +359,18 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
         node: devices that share the adapters of a node.
         domain: devices that the level below joins.
     """
-    # Seventy-two adapters "per node" of an NVL72 are the whole rack's: a tray of four has four to eight.
-    if network.scope == "node" and network.adapters is not None and network.adapters > 2 * node < domain:
+    # Seventy-two adapters "per node" of an NVL72 are the whole rack's: a tray of four has four to
+    # eight.
+    if (
+        network.scope == "node"
+        and network.adapters is not None
+        and network.adapters > 2 * node < domain
+    ):
         network = replace(network, scope="rack")
     gbit = network.gbit_per_s_per_device(node, domain)
     source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
-    # EFA is no link with a rate of its own: the instance type says how much a node gets, and the device tells the type.
+    # EFA is no link with a rate of its own: the instance type says how much a node gets, and the
+    # device tells the type.
     if gbit is None and network.family == "AWS EFA":
         node_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)
         gbit = node_gbit / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
@@ -349,9 +385,12 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
         elif network.family == "InfiniBand":
             network = replace(network, gbit_per_s=gbit, scope="device").with_adapters(None, gbit)
     _check_adapters(accelerator, network, gbit)
-    # The name keeps the network's words, since collectives measured on networks are looked up by it.
+    # The name keeps the network's words, since collectives measured on networks are looked up by
+    # it.
     name = network.words if network.family or network.gbit_per_s else "scale-out network"
-    shared = next((rates for word, rates in _SHARED.items() if word in name.lower()), (1.0, 0.0, 0.0))
+    shared = next(
+        (rates for word, rates in _SHARED.items() if word in name.lower()), (1.0, 0.0, 0.0)
+    )
     delivered, contention, rank_latency_s = shared
     return NetworkLevel(
         name=name,

@@ -4,9 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Scope = Literal["node", "device", "rack"]
-NETWORK_WORDS: Final = (
-    "write it like '8x 400 Gb/s InfiniBand NDR per node' (b is bits, B bytes; perfmodel.catalog.read_network)"
-)
+NETWORK_WORDS: Final = "write it like '8x 400 Gb/s InfiniBand NDR per node' (b is bits, B bytes; perfmodel.catalog.read_network)"
 INFINIBAND_GBIT: Final = {
     "SDR": 10,
     "DDR": 20,
@@ -30,16 +28,16 @@ class Network:
     generation: str = ""
     """Generation of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty if unknown."""
     adapters: int | None = None
-    """Adapters of a node, device or rack (see `scope`). None if not stated: the rate then belongs to the whole node, or
-    to the single adapter of a device."""
+    """Adapters of a node, device or rack (see `scope`). None if not stated: the rate then belongs
+    to the whole node, or to the single adapter of a device."""
     gbit_per_s: float | None = None
-    """One-way rate of an adapter, or of a whole node if `adapters` is None and `scope` is `node`; None if not
-    stated."""
+    """One-way rate of an adapter, or of a whole node if `adapters` is None and `scope` is `node`;
+    None if not stated."""
     scope: Scope = "node"
     """Whether a node, a rack or a single device has these adapters and this rate."""
     is_adapter_rate: bool = False
-    """Whether the rate may be that of one adapter among several, because the words state neither their number nor whose
-    rate it is."""
+    """Whether the rate may be that of one adapter among several, because the words state neither
+    their number nor whose rate it is."""
     absent: bool = False
     """Whether the words say that there is none: a single node."""
     domain: int = 0
@@ -69,15 +67,21 @@ class Network:
             scope, rate = self.scope, f"{self.adapters}x {rate}"
         else:
             scope = "adapter" if self.scope == "device" else self.scope
-        return f"{rack}{rate} {self.name}".rstrip() + ("" if self.is_adapter_rate else f" per {scope}")
+        return f"{rack}{rate} {self.name}".rstrip() + (
+            "" if self.is_adapter_rate else f" per {scope}"
+        )
 
-    def gbit_per_s_per_device(self, devices_per_node: int, devices_per_rack: int = 0) -> float | None:
+    def gbit_per_s_per_device(
+        self, devices_per_node: int, devices_per_rack: int = 0
+    ) -> float | None:
         """Rate per device when all communicate; None if not stated.
 
-        Each device has the same whole number of adapters; the rest of a node's adapters serve storage.
+        Each device has the same whole number of adapters; the rest of a node's adapters serve
+        storage.
 
         Args:
-            devices_per_node: devices that share the adapters of a node (of a tray, in a rack of NVLink).
+            devices_per_node: devices that share the adapters of a node (of a tray, in a rack of
+                NVLink).
             devices_per_rack: devices that share a rate that is stated per rack.
         """
         if self.gbit_per_s is None:
@@ -93,7 +97,8 @@ class Network:
 
     @property
     def detail(self) -> int:
-        """How much is known about its rate: 2 if adapters are counted, 1 if only the rate is known, else 0."""
+        """How much is known about its rate: 2 if adapters are counted, 1 if only the rate is known,
+        else 0."""
         if self.gbit_per_s is None:
             return 0
         return 1 if self.adapters is None else 2
@@ -104,24 +109,32 @@ class Network:
         Numbers that repeat those in the words (`3x 100 GbE per card`, 3, 100) change nothing.
         """
         repeats = self.gbit_per_s is not None and count in (None, self.adapters)
-        if (count is None and gbit_per_s is None) or (repeats and gbit_per_s in (None, self.gbit_per_s)):
+        if (count is None and gbit_per_s is None) or (
+            repeats and gbit_per_s in (None, self.gbit_per_s)
+        ):
             return self
         changed = replace(self, is_adapter_rate=False)
         counted_per_node = self.adapters is not None and self.scope == "node"
         if gbit_per_s is None:
-            # A count alone: it divides a rate of the whole node, and leaves that of one adapter as it is. EFA's rate is
-            # the whole instance's, however many cards carry it.
+            # A count alone: it divides a rate of the whole node, and leaves that of one adapter as
+            # it is. EFA's rate is the whole instance's, however many cards carry it.
             if self.gbit_per_s is None or self.family == "AWS EFA":
                 return replace(changed, adapters=count, scope="node")
             is_total = self.scope != "device" and self.adapters is None
             gbit_per_adapter = self.gbit_per_s / count if is_total and count else self.gbit_per_s
-            return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_adapter, scope="node"))
+            return with_generation(
+                replace(changed, adapters=count, gbit_per_s=gbit_per_adapter, scope="node")
+            )
         if count is None:
             # A rate alone is that of the adapters which the words count, else of each device's own.
             count = self.adapters
             scope: Scope = "node" if counted_per_node else "device"
-            return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope=scope))
-        return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope="node"))
+            return with_generation(
+                replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope=scope)
+            )
+        return with_generation(
+            replace(changed, adapters=count, gbit_per_s=gbit_per_s, scope="node")
+        )
 
 
 def with_generation(network: Network) -> Network:

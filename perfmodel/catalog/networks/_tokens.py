@@ -8,7 +8,9 @@ from typing import Final
 Token = tuple[str, re.Match[str]]
 """A kind of token and its place in the text."""
 
-PCIE: Final = r"\bpci(?:-?e|[- ]express)?(?:[- ]?(?:gen|g|v)?[- ]?(?P<pcie>\d)(?:\.\d)?)?(?:\s*x\d+)?(?!\w)"
+PCIE: Final = (
+    r"\bpci(?:-?e|[- ]express)?(?:[- ]?(?:gen|g|v)?[- ]?(?P<pcie>\d)(?:\.\d)?)?(?:\s*x\d+)?(?!\w)"
+)
 """The link from a device to its host, and its generation."""
 _SECOND = r"(?:ps|PS|/[sS](?:ec(?:ond)?s?)?|\s+per\s+second)?"
 _BITS = (
@@ -83,11 +85,14 @@ PARTS: Final = {
 
 def part_named(number: str) -> Part:
     """The adapter with a model number that the grammar knows."""
-    return next(part for pattern, part in PARTS.items() if re.fullmatch(pattern, number, re.IGNORECASE))
+    return next(
+        part for pattern, part in PARTS.items() if re.fullmatch(pattern, number, re.IGNORECASE)
+    )
 
 
 _TOKENS: Final = (
-    # Remarks first: an instance type (p5.48xlarge) has numbers and letters that look like rates and counts.
+    # Remarks first: an instance type (p5.48xlarge) has numbers and letters that look like rates and
+    # counts.
     (
         "remark",
         r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b|\ba3[- ]?(?:mega|ultra|high|edge)(?:gpu)?(?:-\d+g)?\b"
@@ -120,7 +125,10 @@ _TOKENS: Final = (
         r"(?i)\b(?:connect-?x|cx|mcx)[- ]?(?P<connectx>\d)(?:[- ]?(?P<lx>lx)|[- ]?(?:dx|ex|vpi))?\b"
         r"|\b(?:blue-?field|bf)[- ]?(?P<bluefield>\d)\b",
     ),
-    ("part", rf"(?i)\b(?P<part>{'|'.join(sorted(PARTS, key=len, reverse=True))})(?:-[a-z]\w*|-\d)?(?!\w)"),
+    (
+        "part",
+        rf"(?i)\b(?P<part>{'|'.join(sorted(PARTS, key=len, reverse=True))})(?:-[a-z]\w*|-\d)?(?!\w)",
+    ),
     (
         "roce",
         r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bultra[- ]?ethernet\b|\buec\b"
@@ -169,7 +177,9 @@ _TOKENS: Final = (
 _LEXER: Final = [(kind, re.compile(pattern)) for kind, pattern in _TOKENS]
 _WORD: Final = re.compile(r"[^\s,;()\[\]/+]*\w[^\s,;()\[\]/+]*")
 
-REMARKS: Final = frozenset({"remark", "nothing", "noun", "number", "filler", "unknown", "host", "scale_up"})
+REMARKS: Final = frozenset(
+    {"remark", "nothing", "noun", "number", "filler", "unknown", "host", "scale_up"}
+)
 """Kinds of tokens that carry no information by themselves."""
 
 
@@ -204,7 +214,8 @@ def without_brackets(text: str) -> str:
     """The text without brackets: figures and names in brackets are kept, remarks removed."""
 
     def opened(match: re.Match[str]) -> str:
-        # `(4x 400 Gb/s per node)` tells figures, `(see appendix)` does not. Commas inside divide no clauses.
+        # `(4x 400 Gb/s per node)` tells figures, `(see appendix)` does not. Commas inside divide no
+        # clauses.
         inside = match[1]
         says_something = {kind for kind, _ in tokens_of(inside)} - REMARKS
         return f" {inside.replace(',', ' ')} " if says_something else " "
@@ -212,7 +223,8 @@ def without_brackets(text: str) -> str:
     return re.sub(r"[(\[]([^()\[\]]*)[)\]]", opened, text)
 
 
-# --- links within a node -------------------------------------------------------------------------------
+# --- links within a node
+# -------------------------------------------------------------------------------
 
 _SCALE_UP_MAKERS: Final = (
     (r"nv-?link|nv-?switch|\bnvl-?\d", "NVIDIA"),
@@ -235,7 +247,8 @@ _PCIE_WORDS: Final = re.compile(rf"(?i){PCIE}|\b(?:phb|pix|pxb|sys)\b")
 
 
 def pcie_generation(text: str) -> int | None:
-    """The generation of the PCIe that words for links inside a node name; 0 if they name none, None without PCIe."""
+    """The generation of the PCIe that words for links inside a node name; 0 if they name none, None
+    without PCIe."""
     match = _PCIE_WORDS.search(text)
     return None if match is None else int(match["pcie"] or 0)
 

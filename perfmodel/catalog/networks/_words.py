@@ -3,12 +3,13 @@
     network   = "none" ... | clause {("," | ";" | "+" | "and") clause}
     clause    = [purpose ":"] {count | rate | name | per | noun | remark}
     count     = N "x" | "x" N | N noun | "one" | "two" | ...
-    rate      = number unit; "b" is bits and "B" bytes ("400 Gb/s", "50 GB/s", "3.2 Tbps", "100GbE", "200G")
-    name      = "InfiniBand" | "HDR" | "NDR200" | "EFA v2" | "RoCE" | "ConnectX-7" | "Slingshot-11" | ...
-    per       = ("per" | "/") ("node" | "GPU" | "NIC" | ...)
+    rate      = number unit; "b" is bits and "B" bytes ("400 Gb/s", "50 GB/s", "3.2 Tbps", "100GbE",
+    "200G") name      = "InfiniBand" | "HDR" | "NDR200" | "EFA v2" | "RoCE" | "ConnectX-7" |
+    "Slingshot-11" | ... per       = ("per" | "/") ("node" | "GPU" | "NIC" | ...)
 
-Order and punctuation do not matter within a clause. A clause is one set of equal adapters. The fabric is the set for
-computing, if one is called so; else the fastest that is not called one for storage, management or the host.
+Order and punctuation do not matter within a clause. A clause is one set of equal adapters. The
+fabric is the set for computing, if one is called so; else the fastest that is not called one for
+storage, management or the host.
 """
 
 import re
@@ -24,8 +25,8 @@ from perfmodel.errors import PerfModelError
 _ADAPTER_GBIT: Final = frozenset({1, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800})
 """Rates of Ethernet and InfiniBand adapters."""
 _TCPX_NODE_GBIT: Final = {"GPUDirect-TCPX": 800, "GPUDirect-TCPXO FasTrak": 1600}
-"""Four and eight adapters of 200 Gbit/s for the GPUs of an A3 High and an A3 Mega machine (Google Cloud, GPU network
-bandwidth)."""
+"""Four and eight adapters of 200 Gbit/s for the GPUs of an A3 High and an A3 Mega machine (Google
+Cloud, GPU network bandwidth)."""
 _PREFERENCE: Final = (
     "InfiniBand",
     "AWS EFA",
@@ -36,17 +37,23 @@ _PREFERENCE: Final = (
     "Aries",
 )
 """Families in order of preference as the compute network, if no rates identify it."""
-_COUNT_BEFORE_NAME: Final = re.compile(r"(?<![\w.])(\d+)\s*[xX\u00d7*]\s*(?=[A-Za-z])(?!xlarge|large)")
+_COUNT_BEFORE_NAME: Final = re.compile(
+    r"(?<![\w.])(\d+)\s*[xX\u00d7*]\s*(?=[A-Za-z])(?!xlarge|large)"
+)
 _SEPARATOR: Final = re.compile(r"[;+]|,(?!\d{3}(?!\d))|\s+(?:and|plus|&)\s+", re.I)
-_ABSENT: Final = re.compile(r"^\s*(?:none\b|no network\b|(?:one|single|1)[- ](?:node|slice|server|machine)\b)", re.I)
+_ABSENT: Final = re.compile(
+    r"^\s*(?:none\b|no network\b|(?:one|single|1)[- ](?:node|slice|server|machine)\b)", re.I
+)
 
 
 def read_network(text: str) -> Network:
-    """Parse a network description: `8x400 Gb/s`, `3.2 Tbps`, `4x HDR`, `EFA v2 3200`, `RoCE 200G`, ...
+    """Parse a network description: `8x400 Gb/s`, `3.2 Tbps`, `4x HDR`, `EFA v2 3200`, `RoCE 200G`,
+    ...
 
-    A rate without `per` is the whole node's. A name alone means an adapter per device, and so does a rate that equals
-    the named adapter's or link's (`InfiniBand NDR 400 Gb/s`). Of several networks the one for computing counts, see the
-    module. Words that the grammar does not have are returned in `not_understood`, and not used.
+    A rate without `per` is the whole node's. A name alone means an adapter per device, and so does
+    a rate that equals the named adapter's or link's (`InfiniBand NDR 400 Gb/s`). Of several
+    networks the one for computing counts, see the module. Words that the grammar does not have are
+    returned in `not_understood`, and not used.
 
     Raises:
         PerfModelError: a rate that no adapter of the name has, such as `4x HDR 400 GB/s`.
@@ -77,7 +84,8 @@ def read_network(text: str) -> Network:
 
 
 def _joined(described: Sequence[AdapterSet]) -> list[AdapterSet]:
-    """Sets of adapters with fragments (`Omni-Path`, `4 links per node`) put together where they fit."""
+    """Sets of adapters with fragments (`Omni-Path`, `4 links per node`) put together where they
+    fit."""
     # Commas divide clauses that belong together as often as networks: a
     # fragment joins its neighbour if they contradict each other in nothing.
     joined: list[AdapterSet] = []
@@ -103,7 +111,9 @@ def _fit_together(first: AdapterSet, second: AdapterSet) -> bool:
     if len(families) <= 1:
         return True
     first_family, second_family = families
-    return second_family in CARRIES.get(first_family, ()) or first_family in CARRIES.get(second_family, ())
+    return second_family in CARRIES.get(first_family, ()) or first_family in CARRIES.get(
+        second_family, ()
+    )
 
 
 def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
@@ -111,9 +121,11 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
     counted, rated = (first, second) if first.count is not None else (second, first)
     rate = first.gbit_per_s if first.gbit_per_s is not None else second.gbit_per_s
     link = first.link_gbit_per_s or second.link_gbit_per_s
-    # `4x InfiniBand per node, 800 Gbps`: a rate by itself beside adapters that are counted per node is the node's,
-    # unless it is what each of them carries.
-    is_apart = counted.count is not None and counted.gbit_per_s is None and rated.gbit_per_s is not None
+    # `4x InfiniBand per node, 800 Gbps`: a rate by itself beside adapters that are counted per node
+    # is the node's, unless it is what each of them carries.
+    is_apart = (
+        counted.count is not None and counted.gbit_per_s is None and rated.gbit_per_s is not None
+    )
     is_of_node = is_apart and counted.scope == "node" and rate != link and not rated.family
     return AdapterSet(
         count=counted.count,
@@ -131,12 +143,16 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
 
 def _fabric(described: Sequence[AdapterSet]) -> AdapterSet | None:
     """The set of adapters that the devices' collectives use: the fastest."""
-    # A clause without adapters is a remark. A network that is described as the compute network takes precedence.
-    useful = [a for a in described if a.family or a.gbit_per_s is not None or a.link_gbit_per_s or a.count]
+    # A clause without adapters is a remark. A network that is described as the compute network
+    # takes precedence.
+    useful = [
+        a for a in described if a.family or a.gbit_per_s is not None or a.link_gbit_per_s or a.count
+    ]
     candidates = [a for a in useful if a.for_computing] or [a for a in useful if not a.for_others]
     if not candidates:
         return None
-    # A network for computing that has no rate goes before Ethernet that has one (`100G Ethernet + InfiniBand`).
+    # A network for computing that has no rate goes before Ethernet that has one
+    # (`100G Ethernet + InfiniBand`).
     with_rdma = [a for a in candidates if a.family in _PREFERENCE and a.total_gbit_per_s < 0]
     fastest = max(candidates, key=lambda a: a.total_gbit_per_s)
     if with_rdma and fastest.family in ("", "Ethernet"):
@@ -151,8 +167,8 @@ def _network(fabric: AdapterSet, text: str) -> Network:
     """The network of one set of adapters."""
     count, rate, link = fabric.count, fabric.gbit_per_s, fabric.link_gbit_per_s
     is_adapter_rate = False
-    # Missing facts follow from the stated ones: a name gives the rate of its link, and "per ..." or the lack of a count
-    # says whose the rate is.
+    # Missing facts follow from the stated ones: a name gives the rate of its link, and "per ..." or
+    # the lack of a count says whose the rate is.
     by_word: dict[str, Scope] = {"device": "device", "rack": "rack"}
     scope = by_word.get(fabric.scope, "node")
     # Google names the protocol, and the machine that has it has one rate.
@@ -170,9 +186,13 @@ def _network(fabric: AdapterSet, text: str) -> Network:
         # A rate per device: its adapter, if no count says otherwise.
         if fabric.scope == "device":
             count = 1
-        elif fabric.scope == "adapter" or (fabric.scope == "" and not fabric.is_total and rate == link):
+        elif fabric.scope == "adapter" or (
+            fabric.scope == "" and not fabric.is_total and rate == link
+        ):
             scope = "device"
-        is_adapter_rate = scope == "node" and fabric.scope == "" and not fabric.is_total and rate in _ADAPTER_GBIT
+        is_adapter_rate = (
+            scope == "node" and fabric.scope == "" and not fabric.is_total and rate in _ADAPTER_GBIT
+        )
     elif rate is not None and count is not None:
         rate = _rate_of_each(fabric, count, rate, text)
     network = Network(
@@ -188,7 +208,8 @@ def _network(fabric: AdapterSet, text: str) -> Network:
 
 def _rate_of_each(fabric: AdapterSet, count: int, rate: float, text: str) -> float:
     """The rate of one of several adapters, if the words may state that of all together."""
-    # `8x NDR 3200 Gb/s` is the sum of eight links of 400; any other rate above a link's is a mistake (bytes for bits).
+    # `8x NDR 3200 Gb/s` is the sum of eight links of 400; any other rate above a link's is a
+    # mistake (bytes for bits).
     link = fabric.link_gbit_per_s
     if fabric.is_total:
         return rate / count

@@ -4,8 +4,10 @@ JAX is imported on use alone. Beside this door are:
 
 - `collectives`: times of collectives;
 - `training`: how regressors are fitted to tables;
-- `rows`, `stack`, `plans`: a kernel as numbers, what is known of its device, and which measurements stand in for it;
-- `parameters`, `intervals`: the physics whose constants are learned, and how wide an answer's interval is.
+- `rows`, `stack`, `plans`: a kernel as numbers, what is known of its device, and which measurements
+  stand in for it;
+- `parameters`, `intervals`: the physics whose constants are learned, and how wide an answer's
+  interval is.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
         table_rows,
         with_half_batches,
     )
-    from perfmodel.cost.learn._records import calibration_files, describe_calibration, kernel_records, measured_kinds
+    from perfmodel.cost.learn._records import (
+        calibration_files,
+        describe_calibration,
+        kernel_records,
+        measured_kinds,
+    )
     from perfmodel.cost.learn._regressor import Regressor
     from perfmodel.cost.learn._weights import (
         END_TO_END_FILE,

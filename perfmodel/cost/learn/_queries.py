@@ -44,7 +44,9 @@ class Prediction(NamedTuple):
         return cls(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
 
     @classmethod
-    def around(cls, log_time: Float64[np.ndarray, "n"], half_width: float, provenance: str) -> "Prediction":
+    def around(
+        cls, log_time: Float64[np.ndarray, "n"], half_width: float, provenance: str
+    ) -> "Prediction":
         """Times with intervals of one half-width in log time."""
         code = np.full(len(log_time), PROVENANCE.index(provenance))
         return cls(log_time, log_time - half_width, log_time + half_width, code)
@@ -95,7 +97,9 @@ class PriceQuery:
         """Read an attribute of each row's query, as an array [n]."""
         return np.array([fact(query) for query in self.queries])[self.query]
 
-    def log_of(self, seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]]) -> Float64[np.ndarray, "n"]:
+    def log_of(
+        self, seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]]
+    ) -> Float64[np.ndarray, "n"]:
         """Log of a time computed from each row and the figures of its device."""
         log_time = np.zeros(len(self))
         for number in np.unique(self.query).tolist():
@@ -118,19 +122,21 @@ class PriceQuery:
 def with_half_batches(
     request: PriceQuery, divided: Bool[np.ndarray, "n"]
 ) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-    """Distinct rows of a request and of its halves: half the batch, a quarter and so on while it is divisible.
+    """Distinct rows of a request and of its halves: half the batch, a quarter and so on while it is
+    divisible.
 
     Args:
         divided: whether the halves of a row are needed.
 
     Returns:
-        The `m` distinct rows, in ascending order of their batches; the index of every given row among them; and the
-        index of each one's half (its own index if it is not divided).
+        The `m` distinct rows, in ascending order of their batches; the index of every given row
+        among them; and the index of each one's half (its own index if it is not divided).
     """
     rows = request.rows
 
-    # Level by level: the rows as they are, then halves of those that divide, then halves of these. `source` is the row
-    # that a part comes from, `half` its place among all parts of its own half (itself, until it is divided).
+    # Level by level: the rows as they are, then halves of those that divide, then halves of these.
+    # `source` is the row that a part comes from, `half` its place among all parts of its own half
+    # (itself, until it is divided).
     source = np.arange(len(request))
     batch = rows.shape["batch"]
     place = np.arange(len(request))
@@ -176,16 +182,20 @@ class TableQueries:
     """Whether the row's time contains the host's launch, bool[n]."""
 
     def parts(self) -> Iterator[tuple[np.ndarray, PriceQuery]]:
-        """The rows that can be answered, with their positions, in two parts: timed without the host's launch, and with
-        it."""
+        """The rows that can be answered, with their positions, in two parts: timed without the
+        host's launch, and with it."""
         for host_launch in (False, True):
             index = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
             if len(index):
-                yield index, PriceQuery(self.rows.take(index), self.queries, self.query[index], host_launch)
+                yield (
+                    index,
+                    PriceQuery(self.rows.take(index), self.queries, self.query[index], host_launch),
+                )
 
 
 def table_rows(table: "pd.DataFrame", family: str) -> TableQueries:
-    """Convert a table's rows of one family to queries; unknown devices, dtypes and shapes get a reason."""
+    """Convert a table's rows of one family to queries; unknown devices, dtypes and shapes get a
+    reason."""
     device_code, devices = factorise(text(table, "device"))
     figures = [in_catalog(name) for name in devices]
     table = clean_kernels(table)
@@ -201,8 +211,8 @@ def table_rows(table: "pd.DataFrame", family: str) -> TableQueries:
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
 
-    # One query per device and software. Rows of unknown devices are never asked; a known device stands in for theirs,
-    # so that the index of queries fits all rows.
+    # One query per device and software. Rows of unknown devices are never asked; a known device
+    # stands in for theirs, so that the index of queries fits all rows.
     software_code, labels = factorise(text(table, "source") + "\t" + text(table, "software"))
     joint = device_code * len(labels) + software_code
     distinct, query = np.unique(joint, return_inverse=True)

@@ -1,23 +1,36 @@
-"""Describes a calibration's weights from their metadata: rows, devices, software and held-out errors."""
+"""Describes a calibration's weights from their metadata: rows, devices, software and held-out
+errors."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cost.learn._weights import belongs, read_header, shipped_folder, weight_files, weights_folder
+from perfmodel.cost.learn._weights import (
+    belongs,
+    read_header,
+    shipped_folder,
+    weight_files,
+    weights_folder,
+)
 from perfmodel.cost.learn.collectives import collective_weights
 from perfmodel.cost.learn.stack import Stack
 from perfmodel.ops import FAMILIES, KernelKind
 
-_KEPT_OUT: Final = {"shapes": "in_range", "larger shapes": "large_left_out", "devices": "device_left_out"}
-"""Figures in the record (percent) by way of holding rows out, and by device where there are several."""
+_KEPT_OUT: Final = {
+    "shapes": "in_range",
+    "larger shapes": "large_left_out",
+    "devices": "device_left_out",
+}
+"""Figures in the record (percent) by way of holding rows out, and by device where there are
+several."""
 
 
 def describe_calibration(calibration: Path | str | None = None) -> dict[str, str]:
     """One line per weights file: rows, devices and software that it was fitted on.
 
     Raises:
-        CalibrationError: if the directory is missing, or a file truncated or of another schema version.
+        CalibrationError: if the directory is missing, or a file truncated or of another schema
+            version.
     """
     lines = {"folder": str(weights_folder(calibration))}
     for file in calibration_files(calibration):
@@ -26,7 +39,9 @@ def describe_calibration(calibration: Path | str | None = None) -> dict[str, str
             lines[file["name"]] = "; ".join([f"{file['series']} measured series", *odd])
         else:
             devices, software = len(file["devices"]), len(file["software"])
-            lines[file["name"]] = f"{file['rows']:,} rows, {devices} devices, {software} software versions"
+            lines[file["name"]] = (
+                f"{file['rows']:,} rows, {devices} devices, {software} software versions"
+            )
     return lines
 
 
@@ -34,12 +49,14 @@ def calibration_files(calibration: Path | str | None = None) -> list[dict[str, A
     """The data and held-out errors of every weights file of a calibration.
 
     Returns:
-        Of kernels `name`, `rows`, `devices`, `software`, and for each way of keeping out (`shapes`, `larger shapes`,
-        `devices`) that was tried: `[way, rows, mean absolute error, bias]` (fractions) in `kept_out`, with the
-        `coverage_90` of shapes kept out; of collectives `name`, `series`, `set_aside` (reason -> rows).
+        Of kernels `name`, `rows`, `devices`, `software`, and for each way of keeping out (`shapes`,
+        `larger shapes`, `devices`) that was tried: `[way, rows, mean absolute error, bias]`
+        (fractions) in `kept_out`, with the `coverage_90` of shapes kept out; of collectives `name`,
+        `series`, `set_aside` (reason -> rows).
 
     Raises:
-        CalibrationError: if the directory is missing, or a file truncated or of another schema version.
+        CalibrationError: if the directory is missing, or a file truncated or of another schema
+            version.
     """
     folder = weights_folder(calibration)
     return [_records_of_file(folder, path) for path in sorted(folder.glob("*.safetensors"))]
@@ -49,7 +66,11 @@ def _records_of_file(folder: Path, path: Path) -> dict[str, Any]:
     """Return the data behind one weights file, as `calibration_files` reports it."""
     if path.stem == "collectives":
         weights = collective_weights(weight_files(folder))
-        return {"name": path.stem, "series": len(weights.series), "set_aside": weights.notes.get("set_aside", {})}
+        return {
+            "name": path.stem,
+            "series": len(weights.series),
+            "set_aside": weights.notes.get("set_aside", {}),
+        }
     header = read_header(path)
     stacks, record = header["stacks"], header["record"]
     rows = 0
@@ -62,7 +83,9 @@ def _records_of_file(folder: Path, path: Path) -> dict[str, Any]:
         figures = [tried] if "n" in tried else list(tried.values())
         n = sum(part["n"] for part in figures)
         if n:
-            kept_out.append([way, n, _mean_of(figures, "mean_ape") / 100, _mean_of(figures, "bias") / 100])
+            kept_out.append(
+                [way, n, _mean_of(figures, "mean_ape") / 100, _mean_of(figures, "bias") / 100]
+            )
     return {
         "name": path.stem,
         "rows": rows,
@@ -79,7 +102,9 @@ def _mean_of(figures: list[dict[str, Any]], name: str) -> float:
     return sum(part["n"] * part[name] for part in figures if part["n"]) / n
 
 
-def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
+def measured_kinds(
+    calibration: Path | str | None, device: str, family: str
+) -> dict[KernelKind, int]:
     """Count a device's measured kernels behind the regressors of a family, by kind."""
     counts: Counter[KernelKind] = Counter()
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):

@@ -26,9 +26,22 @@ from perfmodel.cost.learn._gradients import (
 )
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn.intervals import Intervals
-from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions, term_constants
+from perfmodel.cost.learn.parameters import (
+    Elsewhere,
+    Inputs,
+    Parameters,
+    log_time_and_positions,
+    term_constants,
+)
 from perfmodel.cost.learn.plans import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
-from perfmodel.cost.learn.rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
+from perfmodel.cost.learn.rows import (
+    KindCode,
+    Rows,
+    distinct,
+    machine_of,
+    shape_with_flags,
+    stand_in,
+)
 from perfmodel.cost.learn.stack import Figures, Stack, similarity
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest import FILL_CACHES, quantises_operands
@@ -69,18 +82,22 @@ class Regressor:
         return tuple(sorted({kind for _, kind in self.groups}))
 
     def closeness(self, figures: Figures, dtype: str) -> float:
-        """Similarity of the measured devices to a device: 2 if it is among them, -1 if the dtype is not supported."""
+        """Similarity of the measured devices to a device: 2 if it is among them, -1 if the dtype is
+        not supported."""
         if self.dtypes and dtype not in self.dtypes:
             return -1.0
         return max(
-            2.0 if s.figures.same_kernels(figures) else similarity(figures.nominal, s.figures, dtype)
+            2.0
+            if s.figures.same_kernels(figures)
+            else similarity(figures.nominal, s.figures, dtype)
             for s in self.stacks
         )
 
     def predict(self, request: PriceQuery) -> Prediction:
         """Predict the time of each row for its query.
 
-        Both gradients of a product take as long as its two gradients one after the other (`learn._gradients`).
+        Both gradients of a product take as long as its two gradients one after the other
+        (`learn._gradients`).
         """
         # The method of a row depends only on its device, software and kind, of which there are few.
         pairs, pair_of = request.combinations()
@@ -100,7 +117,8 @@ class Regressor:
             case "itself":
                 return self._by_plans(request)
             case "near measured":
-                # Few shapes were timed on the device. Far from them, the answer ignores these measurements.
+                # Few shapes were timed on the device. Far from them, the answer ignores these
+                # measurements.
                 answers = self._by_plans(request)
                 far_index = np.flatnonzero(answers.provenance > 0)
                 if far_index.size:
@@ -113,19 +131,28 @@ class Regressor:
                 return norm_times(request)
             case "sum":
                 of_inputs, of_weights = gradient_products(request.rows)
-                return added(self._by_plans(request.instead(of_inputs)), self._by_plans(request.instead(of_weights)))
+                return added(
+                    self._by_plans(request.instead(of_inputs)),
+                    self._by_plans(request.instead(of_weights)),
+                )
             case "share":
                 backward = whole_backward(request.rows)
-                # The share is that on the most measured part of the die: on other parts it could grow while all times
-                # fall.
+                # The share is that on the most measured part of the die: on other parts it could
+                # grow while all times fall.
                 home = self._for_home_device(request)
-                of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
+                of_inputs, of_weights = (
+                    self._by_plans(home.instead(rows)) for rows in gradient_products(backward)
+                )
                 both_products = added(of_inputs, of_weights)
                 part = self._by_plans(home)
-                return scaled(self._by_plans(request.instead(backward)), part.log_time - both_products.log_time)
+                return scaled(
+                    self._by_plans(request.instead(backward)),
+                    part.log_time - both_products.log_time,
+                )
 
     def _for_home_device(self, request: PriceQuery) -> PriceQuery:
-        """The rows with the most measured part of each device's die (`home_of`) in place of the device.
+        """The rows with the most measured part of each device's die (`home_of`) in place of the
+        device.
 
         Exponentials per clock stay those of the device, because the ratios are about these.
         """
@@ -134,10 +161,13 @@ class Regressor:
             home = home_of(self.stacks, figures)
             return replace(home, exponentials_per_clock=figures.exponentials_per_clock)
 
-        return replace(request, queries=tuple(q._replace(figures=at_home(q.figures)) for q in request.queries))
+        return replace(
+            request, queries=tuple(q._replace(figures=at_home(q.figures)) for q in request.queries)
+        )
 
     def _by_plans(self, request: PriceQuery, *, direct: bool = True) -> Prediction:
-        """Times of rows by the plans of their kinds, without the other work that some sources time with a kernel.
+        """Times of rows by the plans of their kinds, without the other work that some sources time
+        with a kernel.
 
         Args:
             direct: as in `plan`.
@@ -146,9 +176,11 @@ class Regressor:
             return self._attention_of_training(request, direct)
         answers = self._as_timed(request, direct)
         if self.family == "memory":
-            # On another die, or far from measured shapes, a kernel that moves tensors takes at least as long as its
-            # bytes take to stream through memory.
-            elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._rests_on_die(plan))
+            # On another die, or far from measured shapes, a kernel that moves tensors takes at
+            # least as long as its bytes take to stream through memory.
+            elsewhere = self._rows_where(
+                request, direct, lambda query, kind, plan: not self._rests_on_die(plan)
+            )
             index = np.flatnonzero(elsewhere | (answers.provenance > 0))
             if len(index):
                 answers.at_least(index, log_least(request.take(index)))
@@ -158,30 +190,43 @@ class Regressor:
         return answers
 
     def _attention_of_training(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Times of attention in training, derived from kernels that were timed differently (`learn._gradients`)."""
+        """Times of attention in training, derived from kernels that were timed differently
+        (`learn._gradients`)."""
 
         # Rows that the requested source timed, or a user on this device, are used as they are.
         as_asked = self._rows_where(
-            request, direct, lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source)
+            request,
+            direct,
+            lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source),
         )
 
-        # Inference servers copy the keys and values of causal prompts into a cache, and their times include that copy.
+        # Inference servers copy the keys and values of causal prompts into a cache, and their times
+        # include that copy.
         served = ~as_asked & self._rows_where(
-            request, direct, lambda query, kind, plan: self.stacks[plan.terms[0].stack].source in FILL_CACHES
+            request,
+            direct,
+            lambda query, kind, plan: self.stacks[plan.terms[0].stack].source in FILL_CACHES,
         )
-        copies = served & self._rows_where(request, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
+        copies = served & self._rows_where(
+            request, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal"
+        )
         rows = without_copies(request.rows, copies)
 
         # Rows are priced in 16 bits and with heads of equal length, then scaled.
-        rows, log_over = as_equal_heads(rows, request.of_query(lambda query: query.figures.die), as_asked)
+        rows, log_over = as_equal_heads(
+            rows, request.of_query(lambda query: query.figures.die), as_asked
+        )
         log_over += log_over_served(self._for_home_device(request), served)
         answers = self._as_timed(request.instead(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
         learned = 1
-        return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
+        return Prediction(
+            log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned)
+        )
 
     def _leave_out_quantising(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
-        """Subtract the quantising of an operand from times of 8-bit products whose source timed both together.
+        """Subtract the quantising of an operand from times of 8-bit products whose source timed
+        both together.
 
         If the request names that source, its times stay as they are.
         """
@@ -191,7 +236,8 @@ class Regressor:
 
         index = np.flatnonzero(self._rows_where(request, direct, quantises))
         if len(index):
-            # The share is that on the most measured part of the die, so that no part is slower for more bandwidth.
+            # The share is that on the most measured part of the die, so that no part is slower for
+            # more bandwidth.
             home = self._for_home_device(request.take(index))
             at_home = self._as_timed(home, direct)
             answers.move(index, log_product_share(home, at_home.log_time))
@@ -201,31 +247,35 @@ class Regressor:
     ) -> Bool[np.ndarray, "n"]:
         """Whether a condition on query, kind and plan holds for each row."""
         pairs, pair_of = request.combinations()
-        return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
+        return np.array(
+            [holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool
+        )[pair_of]
 
     def _rests_on_die(self, plan: Plan) -> bool:
         """Whether a plan rests on measurements of its die."""
         return plan.mode in ("direct", "sibling") and all(
-            self.stacks[t.stack].figures.same_kernels(t.figures) or self.stacks[t.stack].figures == t.home
+            self.stacks[t.stack].figures.same_kernels(t.figures)
+            or self.stacks[t.stack].figures == t.home
             for t in plan.terms
         )
 
     def _quantises(self, query: Query, plan: Plan) -> bool:
-        """Whether a product's time includes the quantising of its operand, though the request does not name its
-        source."""
+        """Whether a product's time includes the quantising of its operand, though the request does
+        not name its source."""
         stack = self.stacks[plan.terms[0].stack]
         return quantises_operands(stack.source, stack.software) and query.source != stack.source
 
     def _as_timed(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Times of rows by their plans, including the other work that some sources time with a kernel."""
+        """Times of rows by their plans, including the other work that some sources time with a
+        kernel."""
         n = len(request)
         if not n:
             return Prediction.empty(0)
         pairs, pair_of = request.combinations()
         plans = [self.plan(query, kind, direct=direct) for query, kind in pairs]
 
-        # Repeat every row for each term of its plan, so that the network runs once over all of them. Rows are sorted by
-        # their pair: those of pair p are order[bounds[p] : bounds[p + 1]].
+        # Repeat every row for each term of its plan, so that the network runs once over all of
+        # them. Rows are sorted by their pair: those of pair p are order[bounds[p] : bounds[p + 1]].
         order = np.argsort(pair_of, kind="stable")
         bounds = np.searchsorted(pair_of[order], np.arange(len(pairs) + 1))
         terms: list[Term] = []
@@ -238,24 +288,30 @@ class Regressor:
                 terms.append(term)
         rows_at = np.concatenate(row_parts)
         term_at = np.concatenate(term_parts)
-        log_term, positions = self._evaluate(request.rows.take(rows_at), terms, term_at, request.host_launch)
+        log_term, positions = self._evaluate(
+            request.rows.take(rows_at), terms, term_at, request.host_launch
+        )
 
         # A row's log time is the weighted sum over its terms.
         coefficient = np.array([t.coefficient for t in terms])[term_at]
         log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
 
-        # The first term of its plan decides provenance and interval: assigned backwards, it overwrites the others.
+        # The first term of its plan decides provenance and interval: assigned backwards, it
+        # overwrites the others.
         first = np.zeros(n, np.int64)
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         modes = np.array([plan.mode for plan in plans])[pair_of]
         return self._with_bounds(log_time, modes, terms, term_at[first], positions[first])
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
-        """The plan for a kind on a device (cached); without `direct`, as if it had not been measured there."""
+        """The plan for a kind on a device (cached); without `direct`, as if it had not been
+        measured there."""
 
         def new_plan() -> Plan:
             known = stand_in(kind, self.kinds)
-            plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
+            plan = make_plan(
+                self.stacks, query.figures, known, query.source, query.software, direct=direct
+            )
             if plan is None:
                 raise CalibrationError(
                     f"the weights of {self.family} list {known} but have no measurements of it; fit them again"
@@ -267,9 +323,10 @@ class Regressor:
     def _evaluate(
         self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Log seconds of every row by its term, and the positions of its shape on the family's axes."""
-        # Each term is evaluated on the device whose kernels it runs (`Term.at`), where the residual is known, and
-        # adjusted to the requested device, where only clocks and bandwidth differ.
+        """Log seconds of every row by its term, and the positions of its shape on the family's
+        axes."""
+        # Each term is evaluated on the device whose kernels it runs (`Term.at`), where the residual
+        # is known, and adjusted to the requested device, where only clocks and bandwidth differ.
         terms_at_home = [t._replace(figures=t.at) for t in terms]
         params = term_constants(self.params, self.stacks, self.groups, terms_at_home)
         params_asked = term_constants(self.params, self.stacks, self.groups, terms)
@@ -278,7 +335,9 @@ class Regressor:
         kinds, work = [t.kind for t in terms], [t.work or t.kind for t in terms]
         measured = KindColumns.of(kinds, term_at)
         as_measured = FAMILIES[rows.family].as_measured
-        shape_measured = as_measured(rows.shape, rows.columns, measured, KindColumns.of(work, term_at))
+        shape_measured = as_measured(
+            rows.shape, rows.columns, measured, KindColumns.of(work, term_at)
+        )
         shape = shape_with_flags(Rows(rows.family, shape_measured, *distinct(work, term_at)))
         machine = machine_of([t.figures for t in terms_at_home], term_at, measured.dtype)
         machine_asked = machine_of([t.figures for t in terms], term_at, measured.dtype)
@@ -295,15 +354,20 @@ class Regressor:
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(
-        self, log_time: np.ndarray, modes: np.ndarray, terms: list[Term], term: np.ndarray, positions: np.ndarray
+        self,
+        log_time: np.ndarray,
+        modes: np.ndarray,
+        terms: list[Term],
+        term: np.ndarray,
+        positions: np.ndarray,
     ) -> Prediction:
         """Intervals and provenance by the mode of every row's plan and its first term."""
         stack = np.array([t.stack for t in terms])[term]
         groups = list(dict.fromkeys((t.stack, t.kind) for t in terms))
         group = np.array([groups.index((t.stack, t.kind)) for t in terms])[term]
 
-        # Inside: between the smallest and the largest shape that the stack was timed on. Near: a shape in the same
-        # cell of the family's axes was timed, on the stack and in the kind.
+        # Inside: between the smallest and the largest shape that the stack was timed on. Near: a
+        # shape in the same cell of the family's axes was timed, on the stack and in the kind.
         in_table = np.all(positions >= self.params.table_low[stack] - _ROUNDING, axis=1)
         in_table &= np.all(positions <= self.params.table_high[stack] + _ROUNDING, axis=1)
 
@@ -319,8 +383,8 @@ class Regressor:
         in_reach = np.where(in_table & (direct | by_relatives), learned, extrapolated)
         provenance = np.where(direct & in_table & near_measured, measured, in_reach)
 
-        # Offsets of the interval's ends, by what was held out to learn them: shapes of the group, the largest shapes,
-        # devices with near relatives, devices without.
+        # Offsets of the interval's ends, by what was held out to learn them: shapes of the group,
+        # the largest shapes, devices with near relatives, devices without.
         low = np.zeros(len(log_time))
         high = np.zeros(len(log_time))
         in_range = direct & in_table
@@ -344,9 +408,14 @@ def cell_hash(
     group: np.ndarray,
     positions: Float64[np.ndarray, "n A"],
 ) -> np.ndarray:
-    """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
+    """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its
+    shape lies in."""
     # Weights files store these hashes, so neither the label nor the mixing may change.
-    value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]
+    value = np.array(
+        [zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64
+    )[group]
     for axis in np.floor(positions / _CELL).astype(np.int64).T:
-        value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+        value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(
+            0xFFFFFFFF
+        )
     return value.astype(np.uint32)

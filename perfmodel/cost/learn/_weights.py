@@ -1,4 +1,5 @@
-"""Weights files (safetensors with the whole description in their metadata), and where they are found."""
+"""Weights files (safetensors with the whole description in their metadata), and where they are
+found."""
 
 import hashlib
 import json
@@ -24,7 +25,17 @@ from perfmodel.session import current_session
 
 SCHEMA_VERSION: Final = 3
 FORMAT: Final = "perfmodel-kernels"
-_NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "intervals", "record", "layers")
+_NEEDED: Final = (
+    "name",
+    "family",
+    "dtypes",
+    "stacks",
+    "groups",
+    "code",
+    "intervals",
+    "record",
+    "layers",
+)
 
 
 def save_regressor(regressor: Regressor, directory: Path) -> Path:
@@ -45,12 +56,20 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
         "dtypes": list(regressor.dtypes),
         "stacks": [s.to_dict() for s in regressor.stacks],
         "groups": [[stack, str(kind)] for stack, kind in regressor.groups],
-        "code": [list(regressor.code.dtypes), list(regressor.code.ops), list(regressor.code.passes)],
+        "code": [
+            list(regressor.code.dtypes),
+            list(regressor.code.ops),
+            list(regressor.code.passes),
+        ],
         "intervals": regressor.intervals.to_dict(),
         "record": regressor.record,
         "layers": len(regressor.params.kernels),
     }
-    metadata = {"format": FORMAT, "schema_version": str(SCHEMA_VERSION), "description": json.dumps(described)}
+    metadata = {
+        "format": FORMAT,
+        "schema_version": str(SCHEMA_VERSION),
+        "description": json.dumps(described),
+    }
     path = Path(directory) / f"{regressor.name}.safetensors"
     write_bytes(path, sealed_weights(arrays, metadata))
     return path
@@ -59,8 +78,8 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
 def sealed_weights(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with its checksum among the metadata: the same bytes for the same content.
 
-    The library writes metadata in an order that differs from call to call. So the header is rewritten: eight bytes with
-    its length, then JSON, padded with spaces to a multiple of eight.
+    The library writes metadata in an order that differs from call to call. So the header is
+    rewritten: eight bytes with its length, then JSON, padded with spaces to a multiple of eight.
     """
     from safetensors.numpy import save
 
@@ -83,11 +102,14 @@ def read_weights(path: Path) -> bytes:
 
 def _unreadable(path: Path, error: Exception) -> CalibrationError:
     reason = str(error).splitlines()[0]
-    return CalibrationError(f"{path}: weights are missing or truncated ({reason}); fit or install them again")
+    return CalibrationError(
+        f"{path}: weights are missing or truncated ({reason}); fit or install them again"
+    )
 
 
 def parse_weights(content: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Parse metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` for others)."""
+    """Parse metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` for
+    others)."""
     from safetensors.numpy import load
 
     arrays = load(content)
@@ -100,7 +122,8 @@ def read_header(path: Path) -> dict[str, Any]:
     """Metadata of a weights file without its arrays.
 
     Raises:
-        CalibrationError: if the file is missing, truncated, no weights file or of another schema version.
+        CalibrationError: if the file is missing, truncated, no weights file or of another schema
+            version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -115,7 +138,9 @@ def read_header(path: Path) -> dict[str, Any]:
 def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     """Description that the metadata of a file hold."""
     if metadata.get("format") != FORMAT:
-        raise CalibrationError(f"{path}: not a kernel weights file (format {metadata.get('format')!r})")
+        raise CalibrationError(
+            f"{path}: not a kernel weights file (format {metadata.get('format')!r})"
+        )
     if metadata.get("schema_version") != str(SCHEMA_VERSION):
         raise CalibrationError(
             f"{path}: the weights have schema version {metadata.get('schema_version')}, but this release reads "
@@ -127,7 +152,9 @@ def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     except (KeyError, ValueError):
         missing = list(_NEEDED)
     if missing:
-        raise CalibrationError(f"{path}: the weights' description lacks {', '.join(missing)}; fit them again")
+        raise CalibrationError(
+            f"{path}: the weights' description lacks {', '.join(missing)}; fit them again"
+        )
     return described
 
 
@@ -149,8 +176,8 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         raise _unreadable(path, error) from None
     described = _described(metadata, path)
     require_intact(content, path)
-    # The file is parsed and its checksum is right, so an error from here on means that it was written wrongly: every
-    # step names what is missing.
+    # The file is parsed and its checksum is right, so an error from here on means that it was
+    # written wrongly: every step names what is missing.
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
     groups = tuple((int(stack), KernelKind.parse(kind)) for stack, kind in described["groups"])
     family = described["family"]
@@ -170,7 +197,9 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     # arrays that do not fit the description would give wrong times instead of an error
     n_groups, n_stacks = len(params.log_fixed_s), params.stack_embedding.shape[-2]
     if n_groups != len(groups) or n_stacks != len(stacks):
-        raise CalibrationError(f"{path}: arrays and description disagree in size; fit the weights again")
+        raise CalibrationError(
+            f"{path}: arrays and description disagree in size; fit the weights again"
+        )
     if not all(np.isfinite(a).all() for name, a in arrays.items() if name != "cells"):
         raise CalibrationError(f"{path}: weights hold values that are not finite; fit them again")
     code = KindCode(*(tuple(part) for part in described["code"]))
@@ -193,8 +222,8 @@ END_TO_END_FILE = "end_to_end.json"
 
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Age from which a file's time stamp identifies its content; coarse clocks give files written in quick succession the
-same stamp."""
+"""Age from which a file's time stamp identifies its content; coarse clocks give files written in
+quick succession the same stamp."""
 _ATTEMPTS: Final = 20
 
 
@@ -231,13 +260,16 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
         return WeightFiles(folder, "", None)
     signature = _signature(folder)
 
-    # A file that has just changed may change again within a tick of its clock, so its content is not cached now.
+    # A file that has just changed may change again within a tick of its clock, so its content is
+    # not cached now.
     last_change_ns = 0
     for _, modified_ns, changed_ns, *_ in signature:
         last_change_ns = max(last_change_ns, modified_ns, changed_ns)
     if time.time_ns() - last_change_ns < _SETTLED_NS:
         return _read_all(folder)
-    return current_session().weight_files.get_or_compute((folder, signature), lambda: _read_all(folder))
+    return current_session().weight_files.get_or_compute(
+        (folder, signature), lambda: _read_all(folder)
+    )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -245,11 +277,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """Name, times of change, size and inode of every file; it changes whenever a file is replaced or written to."""
+    """Name, times of change, size and inode of every file; it changes whenever a file is replaced
+    or written to."""
     facts = []
     for path in _files(folder):
         status = path.stat()
-        facts.append((path.name, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
+        facts.append(
+            (path.name, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        )
     return tuple(sorted(facts))
 
 
@@ -266,7 +301,9 @@ def _read_all(folder: Path) -> WeightFiles:
             pass
         time.sleep(0.01)
     else:
-        raise CalibrationError(f"{folder}: the weights are being changed; wait until `perfmodel fit` has ended")
+        raise CalibrationError(
+            f"{folder}: the weights are being changed; wait until `perfmodel fit` has ended"
+        )
     digest = hashlib.sha256()
     for name, data in sorted(content.items()):
         digest.update(f"{name} {len(data)} ".encode() + data)
@@ -292,7 +329,9 @@ def weights_folder(calibration: Path | str | None) -> Path:
             f"{folder}: this calibration does not exist; make one with `perfmodel fit TABLE --out {folder}`"
         )
     if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
-        raise CalibrationError(f"{folder}: the folder has no weights (*.safetensors); make them with `perfmodel fit`")
+        raise CalibrationError(
+            f"{folder}: the folder has no weights (*.safetensors); make them with `perfmodel fit`"
+        )
     return folder.resolve()
 
 
@@ -321,11 +360,11 @@ def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
 
 
 def measured_sm_share(weights: WeightFiles, device: str) -> float | None:
-    """Share of a device that concurrent collectives occupy, from the tables of a user's calibration; None if
-    unmeasured.
+    """Share of a device that concurrent collectives occupy, from the tables of a user's
+    calibration; None if unmeasured.
 
-    Matrix products come first, because most collectives hide behind them; without any, the median over the other
-    families counts.
+    Matrix products come first, because most collectives hide behind them; without any, the median
+    over the other families counts.
 
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.
@@ -345,7 +384,9 @@ def _kernel_files(weights: WeightFiles) -> list[str]:
     """Names of the files of kernels that a fit wrote."""
     names = []
     for name in weights.names:
-        if name.endswith(".safetensors") and any(belongs(Path(name), family) for family in FAMILIES):
+        if name.endswith(".safetensors") and any(
+            belongs(Path(name), family) for family in FAMILIES
+        ):
             names.append(name)
     return names
 

@@ -13,8 +13,8 @@ from perfmodel.ops import KernelKind
 
 
 def conformal_quantile(residual: np.ndarray, level: float = 0.9) -> float:
-    """The `ceil((n + 1) level)`-th smallest of n absolute residuals, or the largest where these are too few (split
-    conformal; Lei et al., JASA 113, 2018)."""
+    """The `ceil((n + 1) level)`-th smallest of n absolute residuals, or the largest where these are
+    too few (split conformal; Lei et al., JASA 113, 2018)."""
     n = len(residual)
     if n == 0:
         return float("nan")
@@ -28,7 +28,8 @@ def absolute_percent(error: Float64[np.ndarray, "n"]) -> np.ndarray:
 
 
 def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str, Any]:
-    """Mean, median and 90th percentile of absolute percentage errors, overall and by dtype, device and source."""
+    """Mean, median and 90th percentile of absolute percentage errors, overall and by dtype, device
+    and source."""
     devices = np.array([s.figures.name for s in samples.stacks], object)[samples.stack[index]]
     sources = np.array([s.source for s in samples.stacks], object)[samples.stack[index]]
     dtypes = samples.dtypes[index]
@@ -46,7 +47,8 @@ def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str,
 
 
 def figures_of_errors(error: Float64[np.ndarray, "n"]) -> dict[str, float]:
-    """Count, mean, median and 90th percentile of the absolute percentage error, and the bias in per cent."""
+    """Count, mean, median and 90th percentile of the absolute percentage error, and the bias in per
+    cent."""
     if not len(error):
         return {"n": 0}
     ape = absolute_percent(error)
@@ -141,7 +143,10 @@ class Intervals:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return {
-            "groups": [[stack, str(kind), quantiles.to_list()] for (stack, kind), quantiles in self.groups.items()],
+            "groups": [
+                [stack, str(kind), quantiles.to_list()]
+                for (stack, kind), quantiles in self.groups.items()
+            ],
             "family": self.family.to_list(),
             "near": self.near.to_list(),
             "far": self.far.to_list(),
@@ -151,7 +156,9 @@ class Intervals:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Intervals":
         """Read what `to_dict` returns."""
-        by_relation = {name: Quantiles.from_list(value[name]) for name in ("family", "near", "far", "beyond")}
+        by_relation = {
+            name: Quantiles.from_list(value[name]) for name in ("family", "near", "far", "beyond")
+        }
         groups = {}
         for stack, kind, quantiles in value["groups"]:
             groups[int(stack), KernelKind.parse(kind)] = Quantiles.from_list(quantiles)

@@ -51,7 +51,8 @@ class Parameters(NamedTuple):
     tables: tuple[Float[Any, "*M S nodes R"], ...]
     """One table per axis: what a stack learned at each node, interpolated between nodes."""
     table_low: Float[Any, "S A"]
-    """Log2 of the smallest shapes that a stack was measured on; positions are clipped to the range."""
+    """Log2 of the smallest shapes that a stack was measured on; positions are clipped to the
+    range."""
     table_high: Float[Any, "S A"]
     """Log2 of the largest shapes that a stack was measured on."""
 
@@ -94,9 +95,12 @@ def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, 
     """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
     physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
 
-    # Inputs that every family has: work, its time at the nominal rates, and their balance. The times ignore tiles and
-    # waves, whose effect is a separate feature (the ratio of FLOPs below), so that the regressor can weigh it.
-    compute_s = physics.flops / inputs.machine.peak + physics.vector_ops / vector_rate(xp, inputs.machine)
+    # Inputs that every family has: work, its time at the nominal rates, and their balance. The
+    # times ignore tiles and waves, whose effect is a separate feature (the ratio of FLOPs below),
+    # so that the regressor can weigh it.
+    compute_s = physics.flops / inputs.machine.peak + physics.vector_ops / vector_rate(
+        xp, inputs.machine
+    )
     memory_s = physics.bytes / inputs.machine.bandwidth
     common_features = [
         log2(xp, physics.flops),
@@ -116,25 +120,30 @@ def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, 
 
 def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
     """Features clipped to the training range, centred and scaled."""
-    # beyond its training range a network answers as at the edge: there only the base time grows, by physics
+    # beyond its training range a network answers as at the edge: there only the base time grows, by
+    # physics
     clipped = xp.clip(raw, params.low, params.high)
     return xp.clip((clipped - params.mean) / params.scale, -FEATURE_CLIP, FEATURE_CLIP)
 
 
 def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, stack: Any) -> Any:
-    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs; the mean of members.
+    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs; the
+    mean of members.
 
-    Networks that differ in their random start alone agree where kernels were measured and scatter where
-    they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep ensembles).
+    Networks that differ in their random start alone agree where kernels were measured and scatter
+    where they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep
+    ensembles).
     """
     clipped = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
 
-    # For each axis, interpolate linearly between the stack's values at the two nodes on either side of the shape. The
-    # upper end is cut a little so that a node lies above it.
+    # For each axis, interpolate linearly between the stack's values at the two nodes on either side
+    # of the shape. The upper end is cut a little so that a node lies above it.
     for number, axis in enumerate(FAMILIES[family].axes):
-        place = (xp.clip(clipped[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
+        place = (
+            xp.clip(clipped[:, number], axis.low, axis.high - 1e-3) - axis.low
+        ) * axis.nodes_per_doubling
         node = xp.floor(place).astype(np.int32)
         weight = (place - node).astype(z.dtype)[:, None]
         table = params.tables[number]
@@ -145,16 +154,20 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
         hidden = _each_by(xp, hidden, kernel) + bias[..., None, :]
         hidden = hidden * (0.5 + 0.5 * xp.tanh(0.5 * hidden))  # SiLU, finite at both ends
-    log_factor = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
+    log_factor = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[
+        ..., 0
+    ]
     has_members = log_factor.ndim == 2
     return log_factor.mean(axis=0) if has_members else log_factor
 
 
 def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
-    """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others there are.
+    """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others
+    there are.
 
-    A matrix product uses different kernels, with another order of additions, for different numbers of rows. A time
-    would then depend on the other queries of the same call, and so on what was cached from earlier ones.
+    A matrix product uses different kernels, with another order of additions, for different numbers
+    of rows. A time would then depend on the other queries of the same call, and so on what was
+    cached from earlier ones.
     """
     if xp is not np:
         return rows @ matrix
@@ -182,10 +195,11 @@ def log_time_and_positions(
 ) -> tuple[Any, Any]:
     """Log seconds [n] of every kernel, and where the shapes lie on the family's axes [n, A].
 
-    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the device figures in
-    `inputs` (and the parameters). With `host_launch` the software's launch floor is added, as eager measurements have
-    it. On another part of the die (`Elsewhere`), the base time follows the figures of that part and the residual stays,
-    so that a higher rate never makes a kernel slower.
+    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the
+    device figures in `inputs` (and the parameters). With `host_launch` the software's launch floor
+    is added, as eager measurements have it. On another part of the die (`Elsewhere`), the base time
+    follows the figures of that part and the residual stays, so that a higher rate never makes a
+    kernel slower.
     """
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
@@ -196,23 +210,29 @@ def log_time_and_positions(
     correction = residual(xp, family, params, z, positions, inputs.stack)
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
 
-    # If the host's launch hides the kernel, measurements do not show its time, and the base time is used.
+    # If the host's launch hides the kernel, measurements do not show its time, and the base time is
+    # used.
     trust = kernel_share_of_time(xp, log_kernel, log_floor)
 
-    # On another part of the die the correction stays: clocks and bandwidth change the base time alone.
+    # On another part of the die the correction stays: clocks and bandwidth change the base time
+    # alone.
     if elsewhere is not None:
-        params_elsewhere = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
+        params_elsewhere = params._replace(
+            log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s
+        )
         log_base = xp.log(base_time(xp, params_elsewhere, physics, elsewhere.machine, inputs.group))
         log_kernel, log_floor = log_base + correction, params_elsewhere.log_floor_s[inputs.group]
 
-    # Eager measurements hold the host's launch, so errors on them are of the two together; a step has its own host.
+    # Eager measurements hold the host's launch, so errors on them are of the two together; a step
+    # has its own host.
     if host_launch:
         return join_floor(xp, log_kernel, log_floor), positions
     return log_base + correction * trust, positions
 
 
 def kernel_share_of_time(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
-    """Derivative of `join_floor`: the sensitivity of the measured log time to the kernel's (0 to 1)."""
+    """Derivative of `join_floor`: the sensitivity of the measured log time to the kernel's (0 to
+    1)."""
     return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
 
 
@@ -230,7 +250,10 @@ _FOLLOWS_ISSUE: Final = 0.75
 
 
 def term_constants(
-    params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, KernelKind]], terms: Sequence[Term]
+    params: Parameters,
+    stacks: Sequence[Stack],
+    groups: Sequence[tuple[int, KernelKind]],
+    terms: Sequence[Term],
 ) -> Parameters:
     """Replace the base constants of groups [G] by those of each term [T].
 
@@ -247,11 +270,14 @@ def term_constants(
         if donor.figures == term.figures:
             continue
 
-        # An op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it. A smaller share
-        # scales so that the time follows clock and multiprocessors instead, which can be compared between devices of
-        # one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
+        # An op of several unfused kernels keeps its share of the bandwidth where bandwidth limits
+        # it. A smaller share scales so that the time follows clock and multiprocessors instead,
+        # which can be compared between devices of one vendor only. Fused kernels keep it: they were
+        # seen to follow the bandwidth.
         if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
-            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
+            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(
+                donor.figures, term.figures
+            )
 
         # hosts set the launch floor, not devices: the mean of the source's floors for the kind
         if donor.host_launch:
@@ -265,7 +291,8 @@ def term_constants(
 
 
 def _unbound(log_share: float) -> float:
-    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead; linear in between."""
+    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead;
+    linear in between."""
     place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
     return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
 

@@ -1,4 +1,5 @@
-"""Plans for answering requests: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
+"""Plans for answering requests: directly, by a ratio to a measured kind, by a sibling, or from
+related devices."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -6,19 +7,28 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from perfmodel.cost.learn.rows import kind_distance
-from perfmodel.cost.learn.stack import FEW_ROWS, Figures, Preference, SoftwareNearness, Stack, larger_part, similarity
+from perfmodel.cost.learn.stack import (
+    FEW_ROWS,
+    Figures,
+    Preference,
+    SoftwareNearness,
+    Stack,
+    larger_part,
+    similarity,
+)
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest import OWN_ORDER, UNDER_LOAD
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
-"""Vendors whose attention was timed only in inference servers. Their paged forward is slower than the backward pass of
-a training kernel and says nothing about it."""
+"""Vendors whose attention was timed only in inference servers. Their paged forward is slower than
+the backward pass of a training kernel and says nothing about it."""
 MAX_DONORS: Final = 6
 """Devices that a time is averaged over at most."""
 NEAR_SIMILARITY: Final = 0.45
-"""Least similarity at which a related device counts as a near relative (same generation, similar figures)."""
+"""Least similarity at which a related device counts as a near relative (same generation, similar
+figures)."""
 _TRUST: Final = {
     SoftwareNearness.NAMED: 1.0,
     SoftwareNearness.OTHER_VERSION: 0.5,
@@ -27,7 +37,8 @@ _TRUST: Final = {
 }
 """Factor on similarity, by how near a stack's software is to the requested one.
 
-Steeper than the similarity between generations, because another software is a worse guide than another device.
+Steeper than the similarity between generations, because another software is a worse guide than
+another device.
 """
 _TOO_UNLIKE: Final = 4.0
 """Distance of kinds (another dtype) from which their ratio says nothing."""
@@ -46,8 +57,9 @@ class Term(NamedTuple):
     work: KernelKind | None = None
     """Requested kind of kernel, if the measured `kind` stands in for it."""
     home: Figures | None = None
-    """Another part of the same die, on which the kernel is evaluated. Only clocks and bandwidth then adjust its time to
-    `figures` (`Elsewhere`), so that no part is slower for having more of either."""
+    """Another part of the same die, on which the kernel is evaluated. Only clocks and bandwidth
+    then adjust its time to `figures` (`Elsewhere`), so that no part is slower for having more of
+    either."""
 
     @property
     def at(self) -> Figures:
@@ -65,7 +77,8 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class KernelRequest:
-    """A request for a kind of kernel on a device, optionally with source and software, and the available stacks."""
+    """A request for a kind of kernel on a device, optionally with source and software, and the
+    available stacks."""
 
     stacks: Sequence[Stack]
     figures: Figures
@@ -76,7 +89,9 @@ class KernelRequest:
     @cached_property
     def order(self) -> tuple[Preference, ...]:
         """Sort key of every stack."""
-        return tuple(stack.preference(self.kind, self.source, self.software) for stack in self.stacks)
+        return tuple(
+            stack.preference(self.kind, self.source, self.software) for stack in self.stacks
+        )
 
     def likeness(self, stack: int) -> float:
         """Similarity of a stack's device to the requested one."""
@@ -91,7 +106,9 @@ class KernelRequest:
 def timed_for(plan: Plan, stacks: Sequence[Stack], figures: Figures, source: str | None) -> bool:
     """Whether a plan uses measurements of the requested source, or a user's on this device."""
     stack = stacks[plan.terms[0].stack]
-    return stack.source == source or (stack.order == OWN_ORDER and stack.figures.same_kernels(figures))
+    return stack.source == source or (
+        stack.order == OWN_ORDER and stack.figures.same_kernels(figures)
+    )
 
 
 def make_plan(
@@ -105,27 +122,29 @@ def make_plan(
 ) -> Plan | None:
     """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
 
-    1. A stack of this device that has the kind, preferably of the requested software, else of the requested source.
-       If the request names neither, it is the stack closest to a training job.
+    1. A stack of this device that has the kind, preferably of the requested software, else of the
+       requested source. If the request names neither, it is the stack closest to a training job.
     2. A stack of this device (and source) that has a related kind, times the ratio between the two
-       kinds on the most similar device that has both (backward over forward, say). If the related kind is of
-       another op, the kind itself on a sibling predicts better (`training/kinds_left_out.py`). Siblings are devices of
-       the same silicon with another memory. They must have been timed in the same software, unless the ratio mixes
-       software too.
-    3. The stacks of the most similar devices. Each predicts the kind with its own efficiencies and residual and with
-       the figures of the requested device. The logs of these times are averaged with weights that grow with the
-       device's similarity, the trust in the software and the number of rows. If only the forward pass was timed on
-       more similar devices, the answer is their forward, times the ratio between the two passes on the most similar
-       device that has both.
+       kinds on the most similar device that has both (backward over forward, say). If the related
+       kind is of another op, the kind itself on a sibling predicts better
+       (`training/kinds_left_out.py`). Siblings are devices of the same silicon with another memory.
+       They must have been timed in the same software, unless the ratio mixes software too.
+    3. The stacks of the most similar devices. Each predicts the kind with its own efficiencies and
+       residual and with the figures of the requested device. The logs of these times are averaged
+       with weights that grow with the device's similarity, the trust in the software and the number
+       of rows. If only the forward pass was timed on more similar devices, the answer is their
+       forward, times the ratio between the two passes on the most similar device that has both.
 
-    A backward of attention that was not timed on the device is derived from its forward before step 1
-    (`_by_own_forward`).
+    A backward of attention that was not timed on the device is derived from its forward before step
+    1 (`_by_own_forward`).
 
-    A source without measurements is ignored. A software named together with its source selects both.
+    A source without measurements is ignored. A software named together with its source selects
+    both.
 
-    Devices of one die share their kernels: the answer for each starts from the device with the most measurements
-    (`Term.home`) and is adjusted to the figures of the requested one. If several were measured, their mean is used,
-    unless the request names the source of one of them or the user measured it.
+    Devices of one die share their kernels: the answer for each starts from the device with the most
+    measurements (`Term.home`) and is adjusted to the figures of the requested one. If several were
+    measured, their mean is used, unless the request names the source of one of them or the user
+    measured it.
 
     Args:
         direct: whether the device's own stack may answer, if it has the kind.
@@ -140,7 +159,9 @@ def make_plan(
     # Any other part of a die is answered as its most measured part, and moved from there.
     home = home_of(stacks, figures)
     if home != figures:
-        plan_at_home = make_plan(stacks, home, kind, request.source, request.software, direct=direct)
+        plan_at_home = make_plan(
+            stacks, home, kind, request.source, request.software, direct=direct
+        )
         return plan_at_home and _plan_for_part(plan_at_home, stacks, home, figures)
 
     # 1. A stack of the device that has the kind.
@@ -152,7 +173,8 @@ def make_plan(
     if having and direct:
         return Plan("direct", _mean_over_die(request, having))
 
-    # 2. A related kind on the device times a ratio from other devices; for backward of attention, first its forward.
+    # 2. A related kind on the device times a ratio from other devices; for backward of attention,
+    # first its forward.
     by_forward = _by_own_forward(request)
     if by_forward is not None:
         return by_forward
@@ -160,9 +182,14 @@ def make_plan(
     if ratio is not None:
         return _sibling_plan(request, ratio) or ratio
 
-    # 3. Related devices, by the kind itself or through its forward, whichever was timed on more similar devices.
+    # 3. Related devices, by the kind itself or through its forward, whichever was timed on more
+    # similar devices.
     related, forward = _related_plan(request), _through_forward(request)
-    if related is None or forward is None or _mean_similarity(forward, request) <= _mean_similarity(related, request):
+    if (
+        related is None
+        or forward is None
+        or _mean_similarity(forward, request) <= _mean_similarity(related, request)
+    ):
         return related
     return forward
 
@@ -176,7 +203,11 @@ def _by_device_itself(request: KernelRequest, on_die: Sequence[int]) -> Plan | N
         on_die: stacks of parts of the device's die.
     """
     stacks, figures = request.stacks, request.figures
-    exact = [i for i in on_die if stacks[i].figures.same_kernels(figures) and request.kind in stacks[i].kinds]
+    exact = [
+        i
+        for i in on_die
+        if stacks[i].figures.same_kernels(figures) and request.kind in stacks[i].kinds
+    ]
     exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == request.source]
     if not exact:
         return None
@@ -185,8 +216,8 @@ def _by_device_itself(request: KernelRequest, on_die: Sequence[int]) -> Plan | N
 
 
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
-    """The device of the same die with the most measured rows; without any, the catalog's largest part of the die, or
-    else the device itself."""
+    """The device of the same die with the most measured rows; without any, the catalog's largest
+    part of the die, or else the device itself."""
     on_die = [s for s in stacks if s.figures.same_die(figures)]
     if on_die:
         return max(on_die, key=lambda s: sum(s.kinds.values())).figures
@@ -194,7 +225,8 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
 
 
 def _mean_over_die(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
-    """Terms of the mean over a die's devices that have a kind, leaving out devices whose best stack suits it less.
+    """Terms of the mean over a die's devices that have a kind, leaving out devices whose best stack
+    suits it less.
 
     Args:
         having: stacks that have the kind, the most suitable first.
@@ -205,8 +237,8 @@ def _mean_over_die(request: KernelRequest, having: Sequence[int]) -> tuple[Term,
     # Read backwards, the best stack of every device is the last to be written, and stays.
     best_of_device = {stacks[i].figures.name: i for i in reversed(having)}
 
-    # Stacks count as equally good if their software is equally near to the requested one, all or none of them have few
-    # rows, and all or none were timed with the host's launch.
+    # Stacks count as equally good if their software is equally near to the requested one, all or
+    # none of them have few rows, and all or none were timed with the host's launch.
     as_good = []
     for i in sorted(best_of_device.values()):
         same_nearness = order[i].software == order[first].software
@@ -214,7 +246,9 @@ def _mean_over_die(request: KernelRequest, having: Sequence[int]) -> tuple[Term,
         if same_nearness and same_support and stacks[i].host_launch == stacks[first].host_launch:
             as_good.append(i)
     share = 1 / len(as_good)
-    return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in as_good)
+    return tuple(
+        Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in as_good
+    )
 
 
 def _plan_for_part(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
@@ -230,8 +264,8 @@ def _plan_for_part(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: 
 def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     """A plan for a kind via the stand-in `known`: its constants with the work of `kind`.
 
-    If its pass or dtype differs from the measured one, the answer no longer counts as direct: it assumes that both
-    kinds are equally efficient.
+    If its pass or dtype differs from the measured one, the answer no longer counts as direct: it
+    assumes that both kinds are equally efficient.
     """
     if known == kind:
         return plan
@@ -242,10 +276,11 @@ def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
 
 
 def _by_own_forward(request: KernelRequest) -> Plan | None:
-    """Plan of an attention's backward: the device's forward times the ratio of the passes; None for other kinds.
+    """Plan of an attention's backward: the device's forward times the ratio of the passes; None for
+    other kinds.
 
-    Masked backward was timed on few shapes. If it has too few rows, the ratio comes from the other mask, because both
-    passes skip what is masked.
+    Masked backward was timed on few shapes. If it has too few rows, the ratio comes from the other
+    mask, because both passes skip what is masked.
     """
     kind, figures = request.kind, request.figures
     if kind.op not in ATTENTION_MASKS or kind.pass_ == "fwd" or figures.vendor in SERVED:
@@ -254,7 +289,9 @@ def _by_own_forward(request: KernelRequest) -> Plan | None:
     ratio = _pass_ratio(request) or _pass_ratio(replace(request, kind=other_mask))
     if not ratio:
         return None
-    forward = make_plan(request.stacks, figures, request.forward.kind, request.source, request.software)
+    forward = make_plan(
+        request.stacks, figures, request.forward.kind, request.source, request.software
+    )
     if forward is None:
         return None
     mode = "ratio" if forward.mode == "direct" else forward.mode
@@ -262,7 +299,8 @@ def _by_own_forward(request: KernelRequest) -> Plan | None:
 
 
 def _through_forward(request: KernelRequest) -> Plan | None:
-    """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
+    """Forward of related devices, times the ratio to it on the most similar device that has both
+    passes."""
     ratio = _pass_ratio(request)
     if request.kind.pass_ == "fwd" or not ratio:
         return None
@@ -271,7 +309,8 @@ def _through_forward(request: KernelRequest) -> Plan | None:
 
 
 def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
-    """Terms of the ratio of a pass to forward, on the most similar device with enough rows of both; else none."""
+    """Terms of the ratio of a pass to forward, on the most similar device with enough rows of both;
+    else none."""
     kind, forward, stacks = request.kind, request.forward.kind, request.stacks
     donors = []
     for i, stack in enumerate(stacks):
@@ -289,13 +328,18 @@ def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
 
 def _mean_similarity(plan: Plan, request: KernelRequest) -> float:
     """Mean similarity between the requested device and those that a plan takes times from."""
-    moved_terms = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
+    moved_terms = [
+        t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)
+    ]
     return sum(
-        t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype) for t in moved_terms
+        t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype)
+        for t in moved_terms
     )
 
 
-def _known_names(stacks: Sequence[Stack], source: str | None, software: str | None) -> tuple[str | None, str | None]:
+def _known_names(
+    stacks: Sequence[Stack], source: str | None, software: str | None
+) -> tuple[str | None, str | None]:
     """Source and software that a request names; no source where nobody measured it."""
     if source is not None:
         is_known = any(stack.source == source for stack in stacks)
@@ -307,7 +351,8 @@ def _known_names(stacks: Sequence[Stack], source: str | None, software: str | No
 
 
 def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
-    """A plan from the nearest measured kind, times the ratio on the most similar device that has both."""
+    """A plan from the nearest measured kind, times the ratio on the most similar device that has
+    both."""
     stacks, kind = request.stacks, request.kind
     best_cost: tuple[float, tuple] | None = None
     best_terms: tuple[Term, ...] | None = None
@@ -332,7 +377,8 @@ def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
 
 
 def _sibling_plan(request: KernelRequest, ratio: Plan) -> Plan | None:
-    """The kind itself on devices of the same silicon, if that predicts better than a ratio; else None."""
+    """The kind itself on devices of the same silicon, if that predicts better than a ratio; else
+    None."""
     stacks, figures = request.stacks, request.figures
     reference, donor = ratio.terms[:2]
     if reference.kind.op == request.kind.op:
@@ -369,7 +415,8 @@ def _related_plan(request: KernelRequest, among: Collection[int] | None = None) 
     """
     source, kind, order = request.source, request.kind, request.order
 
-    # Score of every device's best stack: similarity, times trust in its software, times how many rows it rests on.
+    # Score of every device's best stack: similarity, times trust in its software, times how many
+    # rows it rests on.
     best_of_device: dict[str, _Donor] = {}
     source_times_launch = any(s.host_launch for s in request.stacks if s.source == source)
     for i, stack in enumerate(request.stacks):
@@ -388,7 +435,9 @@ def _related_plan(request: KernelRequest, among: Collection[int] | None = None) 
         return None
 
     # The best few are averaged in log time, weighed by their scores.
-    top = sorted(best_of_device.values(), key=lambda donor: (-donor.score, donor.stack))[:MAX_DONORS]
+    top = sorted(best_of_device.values(), key=lambda donor: (-donor.score, donor.stack))[
+        :MAX_DONORS
+    ]
     total = sum(donor.score for donor in top)
     terms = tuple(Term(donor.score / total, donor.stack, kind, request.figures) for donor in top)
     mean_similarity = sum(t.coefficient * request.likeness(t.stack) for t in terms)

@@ -1,4 +1,5 @@
-"""Kernel rows of one family as columns, from ops or measurement tables, and as inputs of a regressor."""
+"""Kernel rows of one family as columns, from ops or measurement tables, and as inputs of a
+regressor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,12 +77,15 @@ def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.nda
     op_code, ops = factorise(columns.op)
     pass_code, passes = factorise(columns.pass_)
 
-    # One number for each combination: comparing numbers is much faster than comparing tuples of text row by row.
+    # One number for each combination: comparing numbers is much faster than comparing tuples of
+    # text row by row.
     sizes = [max(len(names), 1) for names in (dtypes, ops, passes)]
     combined = np.ravel_multi_index((dtype_code, op_code, pass_code), sizes)
     index, distinct = codes_by_appearance(combined.tolist())
     combinations = np.transpose(np.unravel_index(distinct, sizes))
-    kinds = tuple(KernelKind(dtypes[dtype], ops[op], passes[pass_]) for dtype, op, pass_ in combinations)
+    kinds = tuple(
+        KernelKind(dtypes[dtype], ops[op], passes[pass_]) for dtype, op, pass_ in combinations
+    )
     return kinds, index
 
 
@@ -110,7 +114,8 @@ def rows_from_table(table: "pd.DataFrame", family: str) -> tuple[Rows, np.ndarra
     complete = np.ones(len(table), bool)
     known = FAMILIES[family]
     for name, stated in known.columns.items():
-        # Facts read off text, such as a layout, are always complete; numbers may miss, and only some have a default.
+        # Facts read off text, such as a layout, are always complete; numbers may miss, and only
+        # some have a default.
         column = stated.column or name
         if stated.from_text is not None:
             shape[name] = relabel(text(table, column), stated.from_text).astype(np.float64)
@@ -123,7 +128,12 @@ def rows_from_table(table: "pd.DataFrame", family: str) -> tuple[Rows, np.ndarra
         else:
             values[missing] = stated.default
         shape[name] = values
-    names = text(table, "op"), text(table, "dtype"), text(table, "pass", "fwd"), text(table, "layout")
+    names = (
+        text(table, "op"),
+        text(table, "dtype"),
+        text(table, "pass", "fwd"),
+        text(table, "layout"),
+    )
     return _finish(known, shape, *names), complete
 
 
@@ -148,7 +158,8 @@ def _finish(
     layout: np.ndarray,
 ) -> Rows:
     """Add what all families need: kinds, and the columns that follow from names."""
-    # The family first completes the shape from layout and pass, because the op may follow from the shape.
+    # The family first completes the shape from layout and pass, because the op may follow from the
+    # shape.
     family.complete(shape, ops, passes, layout)
     names = relabel(ops, family.known_op)
     if family.op_by_shape is not None:
@@ -187,7 +198,11 @@ class KindCode:
         """Code of one kind [K]; parts outside the vocabulary stay zero."""
         code = np.zeros(self.size)
         offset = 0
-        for part, vocabulary in ((kind.dtype, self.dtypes), (kind.op, self.ops), (kind.pass_, self.passes)):
+        for part, vocabulary in (
+            (kind.dtype, self.dtypes),
+            (kind.op, self.ops),
+            (kind.pass_, self.passes),
+        ):
             if part in vocabulary:
                 code[offset + vocabulary.index(part)] = 1.0
             offset += len(vocabulary)
@@ -195,7 +210,8 @@ class KindCode:
 
 
 def kind_distance(a: KernelKind, b: KernelKind) -> float:
-    """Distance of two kinds: 1 for a different pass, 2 for op, 4 for dtype (forward is the best stand-in)."""
+    """Distance of two kinds: 1 for a different pass, 2 for op, 4 for dtype (forward is the best
+    stand-in)."""
     distance = 4.0 * (a.dtype != b.dtype) + 2.0 * (a.op != b.op)
     if a.pass_ != b.pass_:
         if b.pass_ == "fwd":
@@ -212,9 +228,10 @@ _ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
 def _pass_cost(requested: str, candidate: str) -> float:
     """Cost of letting one pass stand in for another; 0 for the same pass.
 
-    A single gradient is one product, like forward, so they stand in for each other at low cost. Both gradients
-    together, or gradients that are also accumulated, do other work. `bwd_one_gemm`, a gradient whose source does not
-    say which one it is, was timed on too few shapes to stand in for others.
+    A single gradient is one product, like forward, so they stand in for each other at low cost.
+    Both gradients together, or gradients that are also accumulated, do other work. `bwd_one_gemm`,
+    a gradient whose source does not say which one it is, was timed on too few shapes to stand in
+    for others.
     """
     if requested == candidate:
         return 0.0
@@ -235,8 +252,9 @@ def _pass_cost(requested: str, candidate: str) -> float:
 def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
     """The measured kind closest to `kind`; `kind` itself if measured.
 
-    Ops that share a word (`layer_norm`, `rms_norm`) are alike, unless one is several unfused kernels;
-    failing that an element-wise activation stands in. The pass matters more than the op, the dtype most.
+    Ops that share a word (`layer_norm`, `rms_norm`) are alike, unless one is several unfused
+    kernels; failing that an element-wise activation stands in. The pass matters more than the op,
+    the dtype most.
     """
     if kind in known:
         return kind
@@ -284,8 +302,11 @@ def machine_of(figures: Sequence[Figures], index: np.ndarray, dtypes: np.ndarray
     )
 
 
-def physics_of(figures: Sequence[Figures], index: np.ndarray, rows: Rows) -> tuple[Physics, Machine]:
-    """FLOPs, traffic and waves of rows, row i on the device of `figures[index[i]]`; and its figures per row."""
+def physics_of(
+    figures: Sequence[Figures], index: np.ndarray, rows: Rows
+) -> tuple[Physics, Machine]:
+    """FLOPs, traffic and waves of rows, row i on the device of `figures[index[i]]`; and its figures
+    per row."""
     machine = machine_of(figures, index, rows.dtypes)
     return FAMILIES[rows.family].physics(np, shape_with_flags(rows), machine), machine
 

@@ -20,8 +20,9 @@ PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
 _TENSOR_CLASSES: Final = ("tf32", "half", "fp8", "int8")
 """Dtype classes whose products tensor units take."""
 _SLOWED: Final = 0.75
-"""Share of a die's rate below which units are slowed by design: the rates that data sheets state of other parts differ
-by up to 13 % for the clocks at which they are stated (H200 NVL; H20 has 0.23, MI308X 0.55)."""
+"""Share of a die's rate below which units are slowed by design: the rates that data sheets state of
+other parts differ by up to 13 % for the clocks at which they are stated (H200 NVL; H20 has 0.23,
+MI308X 0.55)."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ class Figures:
         return in_catalog(self.name) or self
 
     def same_kernels(self, figures: "Figures") -> bool:
-        """Whether kernels are equally fast: the same device, or one with a different memory size only.
+        """Whether kernels are equally fast: the same device, or one with a different memory size
+        only.
 
-        Changed figures of a catalog device count as that device, so that its measurements still apply.
+        Changed figures of a catalog device count as that device, so that its measurements still
+        apply.
         """
         return self.name == figures.name or self.nominal._of_kernels == figures.nominal._of_kernels
 
@@ -89,7 +92,8 @@ class Figures:
         return self.architecture, self.bandwidth, self.units, self.l2, self.peaks
 
     def same_die(self, figures: "Figures") -> bool:
-        """Whether both devices have the same kind of multiprocessors: the same device, or parts of one die."""
+        """Whether both devices have the same kind of multiprocessors: the same device, or parts of
+        one die."""
         return self.name == figures.name or (self.die != "" and self.die == figures.die)
 
     def same_silicon(self, figures: "Figures") -> bool:
@@ -132,8 +136,11 @@ def larger_part(name: str) -> Figures | None:
 
 @lru_cache(maxsize=512)
 def fastest_units(die: str) -> Mapping[str, float]:
-    """FLOPs that a multiprocessor of a die's fastest part takes in a clock, by the dtype classes of tensor units."""
-    parts = [Figures.of(device(part)) for part in devices() if part != "cpu" and device(part).die == die]
+    """FLOPs that a multiprocessor of a die's fastest part takes in a clock, by the dtype classes of
+    tensor units."""
+    parts = [
+        Figures.of(device(part)) for part in devices() if part != "cpu" and device(part).die == die
+    ]
     fastest: dict[str, float] = {}
     for name in _TENSOR_CLASSES:
         fastest[name] = max(part.per_clock(name) for part in parts)
@@ -143,8 +150,8 @@ def fastest_units(die: str) -> Mapping[str, float]:
 def with_whole_units(figures: Figures) -> Figures:
     """Figures of a part with tensor units as fast as those of the fastest part of its die.
 
-    Some parts have slower tensor units by design (H20 compared with H100) and are otherwise the same. Figures of the
-    fastest part, or of a die with a single device, are returned unchanged.
+    Some parts have slower tensor units by design (H20 compared with H100) and are otherwise the
+    same. Figures of the fastest part, or of a die with a single device, are returned unchanged.
     """
     if not figures.die:
         return figures
@@ -155,7 +162,9 @@ def with_whole_units(figures: Figures) -> Figures:
     if peaks == figures.peaks:
         return figures
     # It gets another name, because under its own the catalog's figures would be used.
-    return replace(figures, name=f"{figures.name} with whole tensor units", peaks=peaks, reached_share=None)
+    return replace(
+        figures, name=f"{figures.name} with whole tensor units", peaks=peaks, reached_share=None
+    )
 
 
 def figures_named(name: str) -> Figures:
@@ -193,8 +202,8 @@ def similarity(a: Figures, b: Figures, dtype: str) -> float:
 
     The weights are those under which devices left out were predicted best.
     """
-    # Doublings between what one multiprocessor computes and what memory gives it, between numbers of multiprocessors
-    # and between caches.
+    # Doublings between what one multiprocessor computes and what memory gives it, between numbers
+    # of multiprocessors and between caches.
     distance = 0.0
     for weight, x, y in (
         (1.0, a.peak(dtype) / a.units, b.peak(dtype) / b.units),
@@ -224,7 +233,8 @@ def product(software: str) -> str:
 
 
 FEW_ROWS: Final = 30
-"""Least number of rows of a kind at which a stack is trusted; the same number halves the weight of a relative."""
+"""Least number of rows of a kind at which a stack is trusted; the same number halves the weight of
+a relative."""
 
 
 class SoftwareNearness(IntEnum):
@@ -269,11 +279,12 @@ class Stack:
         return f"{self.figures.name}|{self.source}|{self.software}"
 
     def preference(self, kind: KernelKind, source: str | None, software: str | None) -> Preference:
-        """How well the stack suits a request for a kind, from a source or a software (by its name, source or both)."""
+        """How well the stack suits a request for a kind, from a source or a software (by its name,
+        source or both)."""
         is_of_source = source is None or self.source == source
         names_of_software = (self.software, self.source, f"{self.source}/{self.software}")
-        # The requested software comes first, then its other versions, then other software of the same source; stacks
-        # of other sources come last.
+        # The requested software comes first, then its other versions, then other software of the
+        # same source; stacks of other sources come last.
         if software in names_of_software:
             nearness = SoftwareNearness.NAMED if is_of_source else SoftwareNearness.SAME_SOURCE
         elif source is None or not is_of_source:

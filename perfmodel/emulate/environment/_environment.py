@@ -1,6 +1,7 @@
 """The emulated environment's server (prices, agreement between ranks, watchdog) and client.
 
-NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is the calls that every real rank reports.
+NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is the calls that every
+real rank reports.
 """
 
 import threading
@@ -27,22 +28,25 @@ class _Meeting:
 class Environment:
     """Answers real ranks on a socket until closed."""
 
-    def __init__(self, address: str, prices: Callable[[str, int, tuple[int, ...]], tuple[float, float]]) -> None:
+    def __init__(
+        self, address: str, prices: Callable[[str, int, tuple[int, ...]], tuple[float, float]]
+    ) -> None:
         """
         Args:
             address: path of the socket to make.
-            prices: function of kind, bytes and members to seconds, and seconds of the core; called once per kind,
-                size and group.
+            prices: function of kind, bytes and members to seconds, and seconds of the core; called
+                once per kind, size and group.
         """
-        # One logically central controller, as NeuronaBox has for asynchronous operations (section 2.2): only it sees
-        # what all real ranks do.
+        # One logically central controller, as NeuronaBox has for asynchronous operations (section
+        # 2.2): only it sees what all real ranks do.
         self._prices, self._listener = prices, Listener(address, "AF_UNIX")
         self._changed = threading.Condition()
         self._groups: dict[str, tuple[int, ...]] = {}
         self._meetings: dict[tuple[str, int], _Meeting] = {}
         self._last: dict[int, str] = {}
         self.clock_s = 0.0
-        """Clock of the watchdog, which sets it; it stands still while the whole machine is suspended."""
+        """Clock of the watchdog, which sets it; it stands still while the whole machine is
+        suspended."""
         self.failure = ""
         """The first failure; empty if there is none."""
         threading.Thread(target=self._listen, daemon=True).start()
@@ -59,10 +63,11 @@ class Environment:
             self._changed.notify_all()
 
     def stuck(self, timeout_s: float, ended: set[int]) -> str:
-        """Description of an operation in which a real rank is overdue or deadlocked; empty if none."""
+        """Description of an operation in which a real rank is overdue or deadlocked; empty if
+        none."""
         with self._changed:
-            # A meeting that lacks a rank which has ended can never complete; one that lacks a living rank gets its
-            # patience.
+            # A meeting that lacks a rank which has ended can never complete; one that lacks a
+            # living rank gets its patience.
             for (channel, _), meeting in self._meetings.items():
                 absent = [rank for rank in meeting.members if rank not in meeting.calls]
                 late = self.clock_s - meeting.since_s > timeout_s
@@ -72,7 +77,9 @@ class Environment:
                 reasons = []
                 for missing in absent:
                     state = "has ended" if missing in ended else "has not come"
-                    reasons.append(f"rank {missing} {state}, and its last call was {self._last.get(missing, 'none')}")
+                    reasons.append(
+                        f"rank {missing} {state}, and its last call was {self._last.get(missing, 'none')}"
+                    )
                 operation = f"{call}, {_place_text(channel, meeting.sequence)}"
                 return f"deadlock: rank {rank} waits in {operation}; {'; '.join(reasons)}"
         return ""
@@ -88,7 +95,8 @@ class Environment:
     def _serve(self, connection: Connection) -> None:
         with suppress(OSError, EOFError):
             while True:
-                # One thread per connection: a rank that waits in a meeting must not hold up the others' requests.
+                # One thread per connection: a rank that waits in a meeting must not hold up the
+                # others' requests.
                 rank, name, *arguments = connection.recv()
                 connection.send(self._answer(rank, name, arguments))
 
@@ -102,7 +110,8 @@ class Environment:
 
     def _on_group(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         with self._changed:
-            # Prices are of the group's place on the cluster, so all ranks must mean the same members.
+            # Prices are of the group's place on the cluster, so all ranks must mean the same
+            # members.
             if self._groups.setdefault(group, members) != members:
                 known_members = self._groups[group]
                 raise ValueError(
@@ -116,16 +125,27 @@ class Environment:
         self.fail(text)
 
     def _on_meet(
-        self, rank: int, channel: str, members: tuple[int, ...], sequence: int, call: str, issued_s: float
+        self,
+        rank: int,
+        channel: str,
+        members: tuple[int, ...],
+        sequence: int,
+        call: str,
+        issued_s: float,
     ) -> float:
         """Time at which the last member reached the operation, which must be the same for all."""
         operation = _place_text(channel, sequence)
         with self._changed:
-            meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))
-            # A real library would hang or mix the data of calls that do not match; here both ranks are named.
+            meeting = self._meetings.setdefault(
+                (channel, sequence), _Meeting(members, sequence, since_s=self.clock_s)
+            )
+            # A real library would hang or mix the data of calls that do not match; here both ranks
+            # are named.
             for other_rank, theirs in meeting.calls.items():
                 if theirs != call:
-                    raise ValueError(f"{operation}: rank {rank} calls {call}, but rank {other_rank} calls {theirs}")
+                    raise ValueError(
+                        f"{operation}: rank {rank} calls {call}, but rank {other_rank} calls {theirs}"
+                    )
             meeting.calls[rank] = call
             # A collective cannot begin before its last member has come.
             meeting.issued_s = max(meeting.issued_s, issued_s)
@@ -145,7 +165,8 @@ def _place_text(channel: str, sequence: int) -> str:
 class EnvironmentClient:
     """A rank's connection to the environment.
 
-    Prices are remembered: a call of the same kind and size in the same group takes as long the next time.
+    Prices are remembered: a call of the same kind and size in the same group takes as long the next
+    time.
     """
 
     def __init__(self, address: str, rank: int) -> None:
@@ -161,7 +182,8 @@ class EnvironmentClient:
             EmulationError: what the environment objects to, or that it is gone.
         """
         try:
-            # Lanes ask from threads of their own; a shared connection would interleave their messages.
+            # Lanes ask from threads of their own; a shared connection would interleave their
+            # messages.
             connection = getattr(self._thread_state, "connection", None)
             if connection is None:
                 connection = self._thread_state.connection = Client(self._address, "AF_UNIX")
@@ -182,6 +204,8 @@ class EnvironmentClient:
             self._prices[key] = self.ask("price", *key)
         return self._prices[key]
 
-    def meet(self, channel: str, members: tuple[int, ...], sequence: int, call: Call, issued_s: float) -> float:
+    def meet(
+        self, channel: str, members: tuple[int, ...], sequence: int, call: Call, issued_s: float
+    ) -> float:
         """Time at which the last real member reached the same call."""
         return self.ask("meet", channel, members, sequence, str(call), issued_s)

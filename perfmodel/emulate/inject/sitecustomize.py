@@ -1,4 +1,5 @@
-"""Put first on a script's path by `perfmodel emulate`: torch.distributed is prepared as soon as it is imported."""
+"""Put first on a script's path by `perfmodel emulate`: torch.distributed is prepared as soon as it
+is imported."""
 
 import os
 import sys
@@ -9,8 +10,8 @@ from importlib.util import find_spec, module_from_spec
 _MODULE = "torch.distributed.distributed_c10d"
 
 
-# torch must not be imported here, which would take seconds in every Python process of the script. Its module is
-# prepared when the script itself imports it.
+# torch must not be imported here, which would take seconds in every Python process of the script.
+# Its module is prepared when the script itself imports it.
 class _Prepared(Loader):
     def __init__(self, loader):
         self._loader = loader
@@ -38,7 +39,8 @@ class _Finder(MetaPathFinder):
 
 def _run_hidden():
     """The sitecustomize of the environment, which this one hides."""
-    # Python imports the first `sitecustomize` on the path, so that of the environment would not run.
+    # Python imports the first `sitecustomize` on the path, so that of the environment would not
+    # run.
     here = os.path.dirname(os.path.abspath(__file__))
     path_before = list(sys.path)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

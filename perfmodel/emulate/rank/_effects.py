@@ -1,7 +1,8 @@
 """Fills buffers after collectives: real data from real ranks, placeholders from emulated ones.
 
-Emulated ranks compute nothing. They add nothing to reductions. Parts that they would have gathered or sent are copies
-of this rank's own, so that sizes which scripts exchange are plausible; messages from an emulated rank are zeros.
+Emulated ranks compute nothing. They add nothing to reductions. Parts that they would have gathered
+or sent are copies of this rank's own, so that sizes which scripts exchange are plausible; messages
+from an emulated rank are zeros.
 """
 
 import time
@@ -48,20 +49,27 @@ class Effects:
                     continue
                 # Not all versions of gloo have an average of their own.
                 self._group.allreduce([tensor]).wait()
-                tensor.div_(len(self._real)) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))
+                tensor.div_(
+                    len(self._real)
+                ) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))
 
     def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         for parts, sent in zip(outputs, inputs, strict=True):
-            # The places of emulated ranks get copies of this rank's own data: sizes that scripts exchange (of
-            # objects, of padded batches) then fit. Real ranks' data follow and overwrite theirs.
+            # The places of emulated ranks get copies of this rank's own data: sizes that scripts
+            # exchange (of objects, of padded batches) then fit. Real ranks' data follow and
+            # overwrite theirs.
             for part in parts:
                 if part.data_ptr() != sent.data_ptr():
                     reshaped = sent.view_as(part) if part.shape != sent.shape else sent
                     part.copy_(reshaped)
             if self._group is not None:
-                self._group.allgather([[parts[place] for place in self._real]], [sent.contiguous()]).wait()
+                self._group.allgather(
+                    [[parts[place] for place in self._real]], [sent.contiguous()]
+                ).wait()
 
-    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any) -> None:
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any
+    ) -> None:
         for output, parts in zip(outputs, inputs, strict=True):
             if self._group is None:
                 output.copy_(parts[self._own].view_as(output))
@@ -72,8 +80,10 @@ class Effects:
             output.copy_(reduced[self._real.index(self._own)].view_as(output))
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-        """Exchange the parts with other real ranks; parts from emulated ranks get data of the right size."""
-        # Data for an emulated rank come back as if it had sent them; where sizes differ, no data fit.
+        """Exchange the parts with other real ranks; parts from emulated ranks get data of the right
+        size."""
+        # Data for an emulated rank come back as if it had sent them; where sizes differ, no data
+        # fit.
         for place, part in enumerate(received):
             sent_part = sent[place]
             if part.shape == sent_part.shape:
@@ -81,7 +91,8 @@ class Effects:
             elif place == self._own or place not in self._real:
                 part.zero_()
         if self._group is not None:
-            # Sends and receives are posted before any is awaited, or real ranks would wait for one another.
+            # Sends and receives are posted before any is awaited, or real ranks would wait for one
+            # another.
             requests = []
             for number, place in enumerate(self._real):
                 if place != self._own:
@@ -106,7 +117,9 @@ class Effects:
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)
 
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> None:
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int
+    ) -> None:
         # A gather is an all-gather of which all but the root drop the result.
         outputs_of_all: list[list[Tensor]] = []
         if self._group is not None:
@@ -121,7 +134,9 @@ class Effects:
                 for part, data in zip(parts, gathered, strict=True):
                     part.copy_(data)
 
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root: int) -> None:
+    def scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root: int
+    ) -> None:
         for number, output in enumerate(outputs):
             parts = list(inputs[number]) if root == self._own else []
             if root == self._own:
@@ -151,7 +166,8 @@ class Effects:
 
 
 def type_of(tensors: Sequence[Tensor]) -> str:
-    """Return the tensors' element type, after their device and layout where these are not the CPU and strided."""
+    """Return the tensors' element type, after their device and layout where these are not the CPU
+    and strided."""
     # The CPU is the usual place and goes unsaid.
     first = tensors[0]
     qualifiers = [first.device.type] if first.device.type != "cpu" else []
@@ -161,25 +177,30 @@ def type_of(tensors: Sequence[Tensor]) -> str:
 
 
 def device_module(dtype: str) -> Any:
-    """Return torch's module for the device of the tensors that `type_of` describes; None for the CPU."""
+    """Return torch's module for the device of the tensors that `type_of` describes; None for the
+    CPU."""
     kind = dtype.split()[0]
     return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
 
 
-def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float], float], Callable[[], None]]:
+def on_stream(
+    device: Any, effect: Callable[[], None]
+) -> tuple[Callable[[float], float], Callable[[], None]]:
     """Order a call on GPU tensors after earlier kernels, and end it when its data are complete.
 
     Args:
-        device: module of the device (such as `torch.cuda`); None for the CPU, where both are as they were.
+        device: module of the device (such as `torch.cuda`); None for the CPU, where both are as
+            they were.
         effect: function that writes the call's result into the buffers.
 
     Returns:
-        From the moment of the call to the one when it can begin, for which it waits; and the effect.
+        From the moment of the call to the one when it can begin, for which it waits; and the
+        effect.
     """
     if device is None:
         return lambda issued_s: issued_s, effect
-    # An event marks the kernels queued before the call; the CPU runs ahead of the GPU, and only the event shows when
-    # they are done.
+    # An event marks the kernels queued before the call; the CPU runs ahead of the GPU, and only the
+    # event shows when they are done.
     event = device.Event()
     event.record()
 

@@ -31,15 +31,17 @@ class EmulatedGroup(_ProcessGroup):
             rank: this process.
             real: process group of the real members; None where this is the only one.
         """
-        # Two sets of real members: those whose calls must agree, and those that exchange data (fewer where ranks are
-        # kept apart).
+        # Two sets of real members: those whose calls must agree, and those that exchange data
+        # (fewer where ranks are kept apart).
         place = members.index(rank.orders.rank)
         super().__init__(place, len(members))
         self.name_ = name
         self.members = members
         self._rank = rank
         self._real_members = tuple(m for m in members if m in rank.orders.real_ranks)
-        exchanging = tuple(position for position, m in enumerate(members) if m in rank.orders.exchanging)
+        exchanging = tuple(
+            position for position, m in enumerate(members) if m in rank.orders.exchanging
+        )
         self._effects = Effects(place, len(members), exchanging, real)
         self._lanes: dict[str, Lane] = {}
         self._sequence: dict[str, int] = {}
@@ -48,10 +50,13 @@ class EmulatedGroup(_ProcessGroup):
 
     def try_out(self) -> None:
         """Measure the emulation overhead of a call, before the script starts."""
-        # Without other real members, so that trials wait for nobody; sequence numbers start anew afterwards.
+        # Without other real members, so that trials wait for nobody; sequence numbers start anew
+        # afterwards.
         tensor, members = torch.zeros(1), self._real_members
         self._real_members = ()
-        self._rank.measure_overhead(lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once))
+        self._rank.measure_overhead(
+            lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once)
+        )
         self._real_members = members
         self._sequence.clear()
         self._close_lanes()
@@ -96,16 +101,22 @@ class EmulatedGroup(_ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> EmulatedWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         call = _call("all_gather", list(chain(*outputs)), inputs)
         return self._submit(call, outputs, lambda: self._effects.all_gather(outputs, inputs), opts)
 
-    def all_gather_single(self, output: Tensor, input_tensor: Tensor, opts: Any = None) -> EmulatedWork:
+    def all_gather_single(
+        self, output: Tensor, input_tensor: Tensor, opts: Any = None
+    ) -> EmulatedWork:
         return self.all_gather_single_coalesced([output], [input_tensor], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> EmulatedWork:
         call = _call("all_gather", outputs, inputs)
 
         def effect() -> None:
@@ -114,17 +125,25 @@ class EmulatedGroup(_ProcessGroup):
 
         return self._submit(call, outputs, effect, opts)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> EmulatedWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
         call = _call("reduce_scatter", list(chain(*inputs)), outputs, self._name_of_reduction(op))
-        return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
+        return self._submit(
+            call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts
+        )
 
-    def reduce_scatter_single(self, output: Tensor, input_tensor: Tensor, opts: Any = None) -> EmulatedWork:
+    def reduce_scatter_single(
+        self, output: Tensor, input_tensor: Tensor, opts: Any = None
+    ) -> EmulatedWork:
         return self.reduce_scatter_single_coalesced([output], [input_tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> EmulatedWork:
         op = _reduction(opts)
         call = _call("reduce_scatter", inputs, outputs, self._name_of_reduction(op))
 
@@ -135,16 +154,25 @@ class EmulatedGroup(_ProcessGroup):
         return self._submit(call, outputs, effect, opts)
 
     def all_to_all_single(
-        self, output: Tensor, input_tensor: Tensor, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None
+        self,
+        output: Tensor,
+        input_tensor: Tensor,
+        output_sizes: Any = (),
+        input_sizes: Any = (),
+        opts: Any = None,
     ) -> EmulatedWork:
         received = _split(output, output_sizes, self.size())
         sent = _split(input_tensor, input_sizes, self.size())
         return self._exchange(received, sent, input_tensor, [output], opts)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> EmulatedWork:
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> EmulatedWork:
         return self._exchange(outputs, inputs, inputs, outputs, opts)
 
-    def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any) -> EmulatedWork:
+    def _exchange(
+        self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any
+    ) -> EmulatedWork:
         # Sized by what this rank sends.
         call = Call("all_to_all", _nbytes(_listed(buffer)), type_of(sent))
         return self._submit(call, result, lambda: self._effects.all_to_all(received, sent), opts)
@@ -157,7 +185,9 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
-        call = _call("reduce", tensors, tensors, f"{self._name_of_reduction(op)}, root {self.members[root]}")
+        call = _call(
+            "reduce", tensors, tensors, f"{self._name_of_reduction(op)}, root {self.members[root]}"
+        )
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
@@ -165,22 +195,35 @@ class EmulatedGroup(_ProcessGroup):
         # Priced like an all-gather, whose size is that of the result.
         nbytes = _nbytes(inputs) * self.size()
         call = Call("gather", nbytes, type_of(inputs), f"root {self.members[root]}")
-        return self._submit(call, outputs, lambda: self._effects.gather(outputs, inputs, root), opts)
+        return self._submit(
+            call, outputs, lambda: self._effects.gather(outputs, inputs, root), opts
+        )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
-        call = Call("scatter", _nbytes(outputs) * self.size(), type_of(outputs), f"root {self.members[root]}")
-        return self._submit(call, outputs, lambda: self._effects.scatter(outputs, inputs, root), opts)
+        call = Call(
+            "scatter",
+            _nbytes(outputs) * self.size(),
+            type_of(outputs),
+            f"root {self.members[root]}",
+        )
+        return self._submit(
+            call, outputs, lambda: self._effects.scatter(outputs, inputs, root), opts
+        )
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
         call = _call("send", tensors, tensors)
         channel = f"{self.rank()}>{peer} tag {tag}"
-        return self._submit(call, tensors, lambda: self._effects.send(tensors, peer, tag), None, channel, peer)
+        return self._submit(
+            call, tensors, lambda: self._effects.send(tensors, peer, tag), None, channel, peer
+        )
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
         call = _call("recv", tensors, tensors)
         channel = f"{peer}>{self.rank()} tag {tag}"
-        return self._submit(call, tensors, lambda: self._effects.recv(tensors, peer, tag), None, channel, peer)
+        return self._submit(
+            call, tensors, lambda: self._effects.recv(tensors, peer, tag), None, channel, peer
+        )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         return self._submit(Call("barrier", 1, "uint8"), [], self._effects.barrier, opts)
@@ -192,7 +235,9 @@ class EmulatedGroup(_ProcessGroup):
         self._refuse("allgather_coalesced")
 
     def monitored_barrier(self, *_: Any, **__: Any) -> Any:
-        self._refuse("monitored_barrier; use barrier, because the watchdog names missing ranks anyway")
+        self._refuse(
+            "monitored_barrier; use barrier, because the watchdog names missing ranks anyway"
+        )
 
     def split_group(self, *_: Any, **__: Any) -> Any:
         self._refuse("split_group; use new_group")
@@ -210,11 +255,14 @@ class EmulatedGroup(_ProcessGroup):
     def _name_of_reduction(self, op: Any) -> str:
         """Return the name of a reduction, on which real ranks must agree.
 
-        A single real rank has nobody to agree with; looking the name up takes as long as the rest of a call.
+        A single real rank has nobody to agree with; looking the name up takes as long as the rest
+        of a call.
         """
         if len(self._real_members) < 2:
             return ""
-        return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
+        return next(
+            (name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction"
+        ).lower()
 
     def _refuse(self, feature: str) -> None:
         number = self._sequence.get("", 0)
@@ -233,7 +281,8 @@ class EmulatedGroup(_ProcessGroup):
         channel: str = "",
         peer: int | None = None,
     ) -> EmulatedWork:
-        """Queue a call after those of the same channel, which belongs to the whole group or to two ranks.
+        """Queue a call after those of the same channel, which belongs to the whole group or to two
+        ranks.
 
         Where the caller waits for it (`async_op=False`) it is done on return.
         """
@@ -254,15 +303,19 @@ class EmulatedGroup(_ProcessGroup):
         at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
-            # The plan is made when the lane comes to the call: only then do the kernels before it and the other ranks
-            # count.
+            # The plan is made when the lane comes to the call: only then do the kernels before it
+            # and the other ranks count.
             rank.conditions.check_alive(parties.ranks, call_name)
             start_s = begun_s(noted.issued_s)
             if len(parties.real_ranks) > 1:
-                start_s = rank.environment.meet(line, parties.real_ranks, number, parties.agreed, start_s)
+                start_s = rank.environment.meet(
+                    line, parties.real_ranks, number, parties.agreed, start_s
+                )
             # Between real ranks alone the data really travel, which takes its time by itself.
             priced = emulated > 0 or rank.orders.apart
-            delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
+            delay_s, *more = (
+                rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
+            )
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             # A group of one sends nothing across a network that could be slower.
             if len(parties.ranks) > 1:
@@ -273,7 +326,8 @@ class EmulatedGroup(_ProcessGroup):
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
             self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.copies_per_s)
-        # A caller that waits is answered on its own thread: handing over to another would cost two wake-ups.
+        # A caller that waits is answered on its own thread: handing over to another would cost two
+        # wake-ups.
         if at_once:
             record.served(self._lanes[channel].answer(work))
             rank.conditions.together(noted.wait_end_s)
@@ -299,7 +353,8 @@ class EmulatedGroup(_ProcessGroup):
         return note
 
     def _parties(self, call: Call, peer: int | None) -> "_Parties":
-        """The ranks of a call, which is a message where it has a `peer`, and what the real ones agree on."""
+        """The ranks of a call, which is a message where it has a `peer`, and what the real ones
+        agree on."""
         # The two sides of a message must agree on its size, not on who sends.
         orders = self._rank.orders
         if peer is not None:

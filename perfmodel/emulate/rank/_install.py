@@ -14,7 +14,8 @@ _NAME: Final = "perfmodel"
 
 
 def install(c10d: ModuleType) -> None:
-    """Prepare torch.distributed; called when its module has been read and before the script sees it.
+    """Prepare torch.distributed; called when its module has been read and before the script sees
+    it.
 
     Args:
         c10d: `torch.distributed.distributed_c10d`.
@@ -24,7 +25,8 @@ def install(c10d: ModuleType) -> None:
 
 class _Installed:
     def __init__(self, c10d: Any, orders: Orders) -> None:
-        # Every way to a process group leads through one helper of torch; wrapping it leaves scripts as they are.
+        # Every way to a process group leads through one helper of torch; wrapping it leaves scripts
+        # as they are.
         self._c10d = c10d
         self._orders = orders
         self._rank: Any = None
@@ -35,15 +37,21 @@ class _Installed:
         if orders.wire:
             c10d.ProcessGroupGloo = on_the_wire(c10d, orders, lambda: self._forming)
         if orders.address:
-            c10d.Backend.register_backend(_NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
+            c10d.Backend.register_backend(
+                _NAME, self._create, extended_api=True, devices=["cpu", "cuda"]
+            )
         if orders.address or orders.wire:
-            # The script's rendezvous waits for all ranks of the world; only the real ones will come.
+            # The script's rendezvous waits for all ranks of the world; only the real ones will
+            # come.
             c10d.rendezvous = lambda *_, **__: _store(orders)
             for name in ("broadcast_object_list", "scatter_object_list", "recv_object_list"):
                 setattr(c10d, name, self._checked(name, getattr(c10d, name)))
 
-    def _new_group(self, size: int, place: int, ranks: Any, backend: Any, store: Any, *rest: Any, **named: Any) -> Any:
-        """Make a process group whose backend is the emulation, under the requested backend's name."""
+    def _new_group(
+        self, size: int, place: int, ranks: Any, backend: Any, store: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """Make a process group whose backend is the emulation, under the requested backend's
+        name."""
         import torch  # pyright: ignore[reportMissingImports]
 
         from perfmodel.emulate.rank._rank import Rank
@@ -57,7 +65,8 @@ class _Installed:
         self._forming = tuple(ranks) or tuple(range(size))
         if not (self._orders.address or self._orders.wire):
             return self._make(size, place, ranks, backend, store, *rest, **named)
-        # The script asked for NCCL or gloo; that is what torch must say when it is asked which backend a group has.
+        # The script asked for NCCL or gloo; that is what torch must say when it is asked which
+        # backend a group has.
         requested = self._c10d.BackendConfig(self._c10d.Backend(str(backend)))
         used = self._c10d.Backend("gloo" if self._orders.wire else _NAME)
         group, store = self._make(size, place, ranks, used, store, *rest, **named)
@@ -69,10 +78,12 @@ class _Installed:
         return group, store
 
     def _prompt(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the creation of a group so that the library's threads have priority on the rank's core."""
+        """Wrap the creation of a group so that the library's threads have priority on the rank's
+        core."""
 
         def made(*arguments: Any, **named: Any) -> Any:
-            # gloo starts its threads itself, so new threads are found by comparing the lists before and after.
+            # gloo starts its threads itself, so new threads are found by comparing the lists before
+            # and after.
             before = own_threads()
             group = make(*arguments, **named)
             if self._orders.pinned:
@@ -93,11 +104,14 @@ class _Installed:
         if len(real) > 1:
             store = self._c10d.PrefixStore("real ranks", options.store)
             timeout = options.timeout or TIMEOUT
-            group = self._c10d.ProcessGroupGloo(store, real.index(orders.rank), len(real), timeout=timeout)
+            group = self._c10d.ProcessGroupGloo(
+                store, real.index(orders.rank), len(real), timeout=timeout
+            )
         return EmulatedGroup(str(options.group_id), members, self._rank, group)
 
     def _checked(self, name: str, function: Any) -> Any:
-        """Wrap a function that receives Python objects, to refuse those of emulated ranks, which do not exist."""
+        """Wrap a function that receives Python objects, to refuse those of emulated ranks, which do
+        not exist."""
 
         parameters = inspect.signature(function)
 
@@ -113,7 +127,9 @@ class _Installed:
                     if source in orders.real_ranks
                     else f"emulated and has no objects; make it real with --real-ranks {source},{orders.rank}"
                 )
-                error = EmulationError(f"rank {orders.rank}: {name} from rank {source}, which is {why}")
+                error = EmulationError(
+                    f"rank {orders.rank}: {name} from rank {source}, which is {why}"
+                )
                 if orders.address:
                     self._rank.fail(error)
                 raise error
@@ -123,11 +139,16 @@ class _Installed:
 
 
 def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
-    """A store shared by the real ranks, regardless of the address in the script; the lowest rank hosts it."""
+    """A store shared by the real ranks, regardless of the address in the script; the lowest rank
+    hosts it."""
 
     from torch.distributed import TCPStore  # pyright: ignore
 
     # Waiting for workers would wait for ranks that do not exist.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeper = orders.rank == min(orders.real_ranks)
-    yield TCPStore(address, port, None, keeper, TIMEOUT, wait_for_workers=False), orders.rank, orders.world_size
+    yield (
+        TCPStore(address, port, None, keeper, TIMEOUT, wait_for_workers=False),
+        orders.rank,
+        orders.world_size,
+    )

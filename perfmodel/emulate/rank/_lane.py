@@ -47,7 +47,8 @@ class EmulatedWork(dist.Work):
 
     def finish(self, error: Exception | None = None) -> None:
         """Release the waiters."""
-        # Under the lock, so that a future that is requested at this moment is completed exactly once.
+        # Under the lock, so that a future that is requested at this moment is completed exactly
+        # once.
         self._error = error
         # The tensors of the effect belong to the script again.
         self.effect = _nothing
@@ -105,7 +106,9 @@ class EmulatedWork(dist.Work):
 class Lane:
     """Answers the calls of one communicator one at a time, in the order in which they were made."""
 
-    def __init__(self, failed: Callable[[Exception], None], first: bool, copies_per_s: float = 0.0) -> None:
+    def __init__(
+        self, failed: Callable[[Exception], None], first: bool, copies_per_s: float = 0.0
+    ) -> None:
         """
         Args:
             failed: called with every error.
@@ -123,16 +126,20 @@ class Lane:
         self._free_s = 0.0
 
     def put(self, work: EmulatedWork) -> None:
-        """Queue a call for the lane's own thread, like that of a library that works while the script computes."""
+        """Queue a call for the lane's own thread, like that of a library that works while the
+        script computes."""
         with self._counted:
             self._under_way += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, daemon=True, name="emulated communicator")
+                self._thread = threading.Thread(
+                    target=self._serve, daemon=True, name="emulated communicator"
+                )
                 self._thread.start()
         self._queue.put(work)
 
     def answer(self, work: EmulatedWork) -> float:
-        """Answer a call whose caller waits, on the caller's own thread if no other call is in progress.
+        """Answer a call whose caller waits, on the caller's own thread if no other call is in
+        progress.
 
         Returns:
             Processor time that the calling thread had for it.
@@ -170,18 +177,23 @@ class Lane:
             self._answer(work, time.thread_time(), waits=False)
 
     def _answer(self, work: EmulatedWork, thread_s: float, waits: bool) -> None:
-        """Give the result when it is due; `thread_s`: this thread's processor time when the call reached it."""
+        """Give the result when it is due; `thread_s`: this thread's processor time when the call
+        reached it."""
         noted, error = work.noted, None
         with self._turn:
             try:
-                # Data first, time after: what moving the data takes is part of the wait that follows.
+                # Data first, time after: what moving the data takes is part of the wait that
+                # follows.
                 plan = work.plan()
                 work.effect()
                 # The time of emulation itself is subtracted, unless the previous call hides it.
                 noted.delay_s, comes_s = plan.delay_s, max(noted.issued_s, plan.start_s)
-                # A communicator serves one call at a time, so a call begins when the one before has ended.
+                # A communicator serves one call at a time, so a call begins when the one before has
+                # ended.
                 noted.start_s = max(comes_s, self._free_s)
-                takes_s = plan.delay_s if self._free_s > comes_s else max(0.0, plan.delay_s - plan.over_s)
+                takes_s = (
+                    plan.delay_s if self._free_s > comes_s else max(0.0, plan.delay_s - plan.over_s)
+                )
                 core_s = max(0.0, min(plan.core_s - plan.over_core_s, takes_s))
                 self._free_s = self._core.occupy(noted.start_s, takes_s, core_s, thread_s, waits)
                 noted.end_s = time.perf_counter()

@@ -17,8 +17,8 @@ _TRIAL_S: Final = 1e-3
 _TRIAL_CORE_S: Final = 5e-4
 _COLD_FLOATS: Final = 1 << 22
 _COLD_PRODUCTS: Final = 8
-"""Number of products before each trial, because a script's work between calls evicts a call's code and data from the
-core's caches."""
+"""Number of products before each trial, because a script's work between calls evicts a call's code
+and data from the core's caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Rank:
         atexit.register(self._leave)
 
     def _leave(self) -> None:
-        # A child that was forked from the process inherits this function, but has nothing to record.
+        # A child that was forked from the process inherits this function, but has nothing to
+        # record.
         if os.getpid() == self._process:
             self.record.write()
             for end in self.at_end:
@@ -64,8 +65,9 @@ class Rank:
     def measure_overhead(self, call: Callable[[bool], Any]) -> None:
         """Measure the emulation overhead of a call, which is subtracted afterwards.
 
-        Before each call the caches are filled with something else, as computing does. Meanwhile no call is delayed,
-        late or failing: a what-if's delay is no overhead of emulating, and would be subtracted from all later calls.
+        Before each call the caches are filled with something else, as computing does. Meanwhile no
+        call is delayed, late or failing: a what-if's delay is no overhead of emulating, and would
+        be subtracted from all later calls.
 
         Args:
             call: makes one that is answered at once, or else one to wait for.
@@ -87,7 +89,8 @@ class Rank:
                     work.wait()
                 times_s.append(time.perf_counter() - start_s - _TRIAL_S)
                 cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
-            # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too long.
+            # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too
+            # long.
             self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial = False
         self.conditions = conditions
@@ -105,7 +108,8 @@ class Rank:
         return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
-        """Return the seconds of a call, those of its core, and the seconds that emulating both takes."""
+        """Return the seconds of a call, those of its core, and the seconds that emulating both
+        takes."""
         if self._trial:
             return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
         return *self.environment.price(group, call), *self._overhead[at_once]

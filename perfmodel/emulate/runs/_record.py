@@ -26,7 +26,8 @@ class CollectiveNote:
 
     group: str
     lane: str
-    """Peers and tag of a message, empty for the group's collectives; calls of one lane run one after another."""
+    """Peers and tag of a message, empty for the group's collectives; calls of one lane run one
+    after another."""
     ranks: int
     sequence: int
     kind: str
@@ -65,13 +66,14 @@ class Record:
         _reset_peak()
         self._resident_at_start, self._code_at_start = _peak_bytes(), _code_bytes()
         self._progress = Path(orders.out) / f"rank{orders.rank}.progress"
-        # Progress goes to a file of fixed length by one `pwrite`: no lock, no thread, no blocking call in the script.
+        # Progress goes to a file of fixed length by one `pwrite`: no lock, no thread, no blocking
+        # call in the script.
         self._handle = os.open(self._progress, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._optimizer: Any = None
         self._parameters: list[list[int]] = []
         self.on_optimizer: Callable[[float], None] = lambda _: None
-        """Called with the time at which the last collective before the optimizer ended, when all collectives of the
-        backward pass are done."""
+        """Called with the time at which the last collective before the optimizer ended, when all
+        collectives of the backward pass are done."""
         self.mark("start")
 
     def mark(self, name: str) -> None:
@@ -79,11 +81,13 @@ class Record:
         self.marks.append((name, time.perf_counter(), self.thread_s(), time.process_time()))
 
     def thread_s(self) -> float:
-        """Processor time of the calling thread, without the time that it spent on emulated collectives."""
+        """Processor time of the calling thread, without the time that it spent on emulated
+        collectives."""
         return time.thread_time() - self._served_s.get(threading.get_ident(), 0.0)
 
     def served(self, core_s: float) -> None:
-        """Record processor time that the calling thread spent in place of the collective library."""
+        """Record processor time that the calling thread spent in place of the collective
+        library."""
         thread = threading.get_ident()
         self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 
@@ -92,7 +96,8 @@ class Record:
         os.pwrite(self._handle, text.encode().ljust(200)[:200], 0)
 
     def watch_training(self, torch: Any) -> None:
-        """Mark every backward pass, and every step of the first optimizer: the ends of iterations."""
+        """Mark every backward pass, and every step of the first optimizer: the ends of
+        iterations."""
         # Hooks of torch see every script's training loop: backward, and the step of the optimizer.
         backward: Callable[..., Any] = torch.autograd.backward
 
@@ -114,7 +119,9 @@ class Record:
                     self._parameters += [[*parameter.shape] for parameter in group["params"]]
             if optimizer is self._optimizer:
                 self.mark("optimizer")
-                self.on_optimizer(max((n.end_s for n in self.collectives[-_LOOK_BACK:]), default=0.0))
+                self.on_optimizer(
+                    max((n.end_s for n in self.collectives[-_LOOK_BACK:]), default=0.0)
+                )
 
         def after(optimizer: Any, arguments: Any, named: Any) -> None:
             if optimizer is self._optimizer:
@@ -147,7 +154,8 @@ class Record:
             "parameters": self._parameters,
             "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
-        # Renamed when it is complete: the watchdog takes a record that exists for a script that has ended well.
+        # Renamed when it is complete: the watchdog takes a record that exists for a script that has
+        # ended well.
         path = record_of(Path(self.orders.out), self.orders.rank)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(data))
@@ -159,7 +167,9 @@ def _peak_bytes() -> int:
     high_water_bytes = _status_bytes("VmHWM:")
     if high_water_bytes is not None:
         return high_water_bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _code_bytes() -> int:

@@ -28,13 +28,15 @@ class RankRun:
     collectives: "pd.DataFrame"
     """One row per call, columns of `_record.COLLECTIVE_COLUMNS`."""
     marks: "pd.DataFrame"
-    """Moments of the script's own thread: name, wall_s, thread_s (its processor time), process_s (all threads')."""
+    """Moments of the script's own thread: name, wall_s, thread_s (its processor time), process_s
+    (all threads')."""
     peak_bytes: int
     """Largest resident memory."""
     start_bytes: int
     """Resident memory when the script joined its world."""
     code_bytes: int = 0
-    """Pages of libraries' code that were loaded since then; a prediction of memory does not count them."""
+    """Pages of libraries' code that were loaded since then; a prediction of memory does not count
+    them."""
     overhead_s: float = 0.0
     """Overhead of emulating a call, which was subtracted; far above 1 ms on a busy machine."""
     parameters: tuple[tuple[int, ...], ...] = ()
@@ -51,24 +53,28 @@ class RankRun:
         return self.marks[self.marks.name == "iteration_end"]
 
     def iterations(self) -> "pd.DataFrame":
-        """One row per iteration after the first: time_s, its parts, and the activity of the core and the network.
+        """One row per iteration after the first: time_s, its parts, and the activity of the core
+        and the network.
 
-        Columns: rank, iteration, start_s, time_s, forward_s, backward_s, optimizer_s, communication_s (some
-        collective is under way), exposed_s (of it, the script's thread does not run), overlap (1 - exposed share),
-        utilisation (processor time of the process over time_s).
+        Columns: rank, iteration, start_s, time_s, forward_s, backward_s, optimizer_s,
+        communication_s (some collective is under way), exposed_s (of it, the script's thread does
+        not run), overlap (1 - exposed share), utilisation (processor time of the process over
+        time_s).
         """
         import pandas as pd
 
         ends, rows = self.ends, []
         for number in range(1, len(ends)):
             start, end = ends.iloc[number - 1], ends.iloc[number]
-            inside: Any = self.marks[(self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)]
+            inside: Any = self.marks[
+                (self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)
+            ]
             span_s = float(end.wall_s - start.wall_s)
             # Forward is the rest: scripts mark no forward pass.
             backward_s = _seconds_between(inside, "backward", "backward_end")
             optimizer_s = _seconds_between(inside, "optimizer", "iteration_end")
-            # The thread spent the rest of the iteration, beyond its processor time, waiting. Communication explains at
-            # most its own length of that.
+            # The thread spent the rest of the iteration, beyond its processor time, waiting.
+            # Communication explains at most its own length of that.
             own_s = float(end.thread_s - start.thread_s)
             under_way_s = _under_way_s(self.collectives, float(start.wall_s), float(end.wall_s))
             exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))
@@ -148,7 +154,15 @@ class EmulatedRun:
         if not len(steady):
             return summary | {"iterations": 0}
         spans_s = _slowest_s(steady)
-        parts = ("forward_s", "backward_s", "optimizer_s", "communication_s", "exposed_s", "overlap", "utilisation")
+        parts = (
+            "forward_s",
+            "backward_s",
+            "optimizer_s",
+            "communication_s",
+            "exposed_s",
+            "overlap",
+            "utilisation",
+        )
         return summary | {
             "iterations": len(spans_s),
             "iteration_s": float(np.median(spans_s)),
@@ -160,7 +174,11 @@ class EmulatedRun:
 
 def _steady_iterations(table: "pd.DataFrame") -> Any:
     """Iterations without the first ones, if there are enough others."""
-    return table[table.iteration > _WARM_UP] if len(table) and table.iteration.max() > 2 * _WARM_UP else table
+    return (
+        table[table.iteration > _WARM_UP]
+        if len(table) and table.iteration.max() > 2 * _WARM_UP
+        else table
+    )
 
 
 def _slowest_s(table: Any) -> Float[np.ndarray, " iterations"]:
@@ -184,7 +202,9 @@ def read_run(folder: Path) -> EmulatedRun:
         data["parameters"] = tuple(map(tuple, data["parameters"]))
         ranks.append(RankRun(**data))
     if not ranks:
-        raise EmulationError("the script ended without initialising torch.distributed, so nothing was emulated")
+        raise EmulationError(
+            "the script ended without initialising torch.distributed, so nothing was emulated"
+        )
     ranks.sort(key=lambda rank: rank.rank)
     if not (folder / PEER).exists():
         return EmulatedRun(tuple(ranks))
@@ -200,14 +220,15 @@ def read_run(folder: Path) -> EmulatedRun:
 def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     """The rank's run with the times of its collectives from the emulated ranks' log.
 
-    `bytes` counts the busier direction; `in_bytes` and `out_bytes` count what the emulated ranks received and sent.
+    `bytes` counts the busier direction; `in_bytes` and `out_bytes` count what the emulated ranks
+    received and sent.
     """
     import pandas as pd
 
     calls: Any = operations[operations["rank"] == rank.rank]
     calls = calls.sort_values("first_s")
-    # On the wire the library makes its calls by itself; only the peer process saw them. An operation belongs to the
-    # iteration in which it began.
+    # On the wire the library makes its calls by itself; only the peer process saw them. An
+    # operation belongs to the iteration in which it began.
     ends_s = rank.ends.wall_s.to_numpy()
     columns = {
         "group": calls.group,
@@ -242,6 +263,8 @@ def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
     """Seconds of an interval in which some call is in progress."""
     # Calls of several groups overlap, so intervals are merged before they are summed.
     spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
-    starts_s, ends_s = (spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s"))
+    starts_s, ends_s = (
+        spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s")
+    )
     starts_s, ends_s = merged_intervals(starts_s, ends_s)
     return float((ends_s - starts_s).sum())

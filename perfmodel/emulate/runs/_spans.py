@@ -1,4 +1,5 @@
-"""Spans of the script's thread in one iteration: work between collectives, waits, and sharing of its core."""
+"""Spans of the script's thread in one iteration: work between collectives, waits, and sharing of
+its core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ Phase = Literal["forward", "backward", "optimizer"]
 _PHASE_AFTER: Final[Mapping[str, Phase]] = {"backward": "backward", "backward_end": "optimizer"}
 """Phase that begins at a mark."""
 _BEHIND_S: Final = 1e-3
-"""A pass that ends within this time after the last collective in progress counts as having waited for it."""
+"""A pass that ends within this time after the last collective in progress counts as having waited
+for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,16 @@ class Iteration:
 def iteration(rank: RankRun, number: int) -> Iteration:
     """Cut iteration `number` (from 1) of a rank at its calls and waits.
 
-    DistributedDataParallel waits without a call by the script: at the end of the backward pass, for all collectives
-    that this pass has issued. The wait begins when the thread's own work is done.
+    DistributedDataParallel waits without a call by the script: at the end of the backward pass, for
+    all collectives that this pass has issued. The wait begins when the thread's own work is done.
     """
     # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
     first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
     begin_s = float(first.wall_s)
     time_s = float(last.wall_s - first.wall_s)
-    calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
+    calls: Any = (
+        rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
+    )
     for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
         calls[name] = calls[name] - begin_s
     marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
@@ -69,7 +73,9 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     for place, call in enumerate(calls.itertuples()):
         moments.append((float(call.issued_s), partial(cutter.call, float(call.issued_s), place)))
         if call.wait_end_s > 0:
-            moments.append((float(call.wait_start_s), partial(cutter.wait, float(call.wait_start_s), place)))
+            moments.append(
+                (float(call.wait_start_s), partial(cutter.wait, float(call.wait_start_s), place))
+            )
     for _, cut in sorted(moments, key=lambda moment: moment[0]):
         cut()
     return Iteration(number, time_s, cutter.end(time_s), calls)
@@ -104,15 +110,18 @@ class _Cutter:
     def wait(self, moment_s: float, place: int) -> None:
         """Cut where the thread waits for a collective: the next span comes after that one."""
         self._close(moment_s)
-        self._start_s, self._after = max(self._start_s, float(self._calls.wait_end_s[place])), (place,)
+        self._start_s, self._after = (
+            max(self._start_s, float(self._calls.wait_end_s[place])),
+            (place,),
+        )
         # The thread does not work while it waits.
         self._known_thread_s += max(0.0, moment_s - self._known_s)
         self._known_s = self._start_s
 
     def mark(self, moment_s: float, name: str, thread_s: float) -> None:
         """Cut at a mark, where the phase may change."""
-        # DistributedDataParallel waits inside backward, where no call of the script shows it: it waited for all calls
-        # that are pending at the end of backward.
+        # DistributedDataParallel waits inside backward, where no call of the script shows it: it
+        # waited for all calls that are pending at the end of backward.
         pending = self._pending(moment_s) if name == "backward_end" else []
         if pending:
             self._backward_end(moment_s, thread_s, pending)
@@ -133,8 +142,8 @@ class _Cutter:
         """Cut at the end of a backward pass that has waited for calls."""
         done_s = float(self._calls.end_s[pending].max())
         end_s = moment_s
-        # Where backward ends right behind the last collective, it has waited for that: its work was done when the
-        # thread had had its processor time.
+        # Where backward ends right behind the last collective, it has waited for that: its work was
+        # done when the thread had had its processor time.
         if moment_s - done_s < _BEHIND_S:
             worked_s = thread_s - self._known_thread_s
             end_s = min(done_s, max(self._start_s, done_at_s(self._known_s, worked_s, self._users)))
@@ -181,11 +190,15 @@ def users_of(calls: "pd.DataFrame") -> list[User]:
 
 def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
     """Seconds of the core that the users leave free in an interval; inverse of `done_at_s`."""
-    return sum((high - low) * _free_share(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
+    return sum(
+        (high - low) * _free_share(low, users)
+        for low, high in pairwise(_moments_s(start_s, end_s, users))
+    )
 
 
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
-    """Return when work that begins at `start_s` ends, if it has only the share of the core that `users` leave free."""
+    """Return when work that begins at `start_s` ends, if it has only the share of the core that
+    `users` leave free."""
     # The share of the core is constant between two moments, so work is done piece by piece.
     *moments_s, _ = _moments_s(start_s, float("inf"), users)
     for low_s, high_s in pairwise(moments_s):
@@ -207,7 +220,11 @@ def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float
 
 def _free_share(moment_s: float, users: Sequence[User]) -> float:
     # Several collectives may want more than the whole core; the thread then gets nothing.
-    taken_share = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
+    taken_share = sum(
+        core_s / (end_s - start_s)
+        for start_s, end_s, core_s in users
+        if start_s <= moment_s < end_s
+    )
     return max(0.0, 1.0 - taken_share)
 
 
@@ -215,7 +232,8 @@ _GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward
 
 
 def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
-    """The last iterations of every real rank: stream 0 is the script's thread, others are communicators.
+    """The last iterations of every real rank: stream 0 is the script's thread, others are
+    communicators.
 
     Args:
         run: the recorded run.

@@ -1,9 +1,9 @@
 """Collectives that a real rank waits in, and whether two real ranks wait in different ones.
 
-Ranks that call different collectives wait for each other's messages for as long as their library has patience. Where
-all members of a group are real, no process of ours sees their messages. But torch's flight recorder keeps the last
-calls of every process: each rank reads it twice a second and reports the call that it waits in, and the process that
-started the ranks compares the reports.
+Ranks that call different collectives wait for each other's messages for as long as their library
+has patience. Where all members of a group are real, no process of ours sees their messages. But
+torch's flight recorder keeps the last calls of every process: each rank reads it twice a second and
+reports the call that it waits in, and the process that started the ranks compares the reports.
 """
 
 import json
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 RECORDED_CALLS: Final = 64
-"""Calls that the flight recorder keeps; torch's own default of 2,000 would take milliseconds to read."""
+"""Calls that the flight recorder keeps; torch's own default of 2,000 would take milliseconds to
+read."""
 RECORDER_VARIABLE: Final = "TORCH_FR_BUFFER_SIZE"
 _LOOK_S: Final = 0.5
 
@@ -34,13 +35,14 @@ def waiting_path(folder: Path, rank: int) -> Path:
 
 
 def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
-    """Start a thread that writes a file whenever this rank waits in a collective; does nothing if torch cannot report
-    it.
+    """Start a thread that writes a file whenever this rank waits in a collective; does nothing if
+    torch cannot report it.
 
     Args:
         folder: folder of the run.
         rank: this one.
-        torch: module with the flight recorder of calls; versions that do not record gloo's calls tell nothing.
+        torch: module with the flight recorder of calls; versions that do not record gloo's calls
+            tell nothing.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
@@ -60,17 +62,21 @@ def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
 
 
 def _entries(dump: Callable[..., bytes], *, only_active: bool) -> list[dict[str, Any]]:
-    """Collectives in the flight recorder, the oldest first; messages of a script's own have no common number."""
+    """Collectives in the flight recorder, the oldest first; messages of a script's own have no
+    common number."""
     recorded = json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", ())
     entries = []
     for entry in sorted(recorded, key=lambda entry: entry["record_id"]):
-        # A call that has ended is "retired"; a version that kept it among the active ones would seem to wait.
+        # A call that has ended is "retired"; a version that kept it among the active ones would
+        # seem to wait.
         if not entry["is_p2p"] and not (only_active and entry["retired"]):
             entries.append(entry)
     return entries
 
 
-def _write(path: Path, outstanding: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]) -> None:
+def _write(
+    path: Path, outstanding: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]
+) -> None:
     """Write the call in which the rank waits, and its last calls, atomically."""
     data = {"waiting": [*map(_call_of, outstanding)], "calls": [*map(_call_of, recorded)]}
     partial = path.with_suffix(f".{os.getpid()}")

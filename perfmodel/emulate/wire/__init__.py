@@ -1,7 +1,9 @@
-"""Gloo's messages on the wire, between real ranks and a peer process that answers for emulated ranks.
+"""Gloo's messages on the wire, between real ranks and a peer process that answers for emulated
+ranks.
 
-`_operations` says what a collective sends and when, `_gloo_messages` how that is written. `_peer` is the program that
-answers, by the loop of `_python_peer` or, where a C compiler is, by that of `_compiled_peer`; `_wire` starts it.
+`_operations` says what a collective sends and when, `_gloo_messages` how that is written. `_peer`
+is the program that answers, by the loop of `_python_peer` or, where a C compiler is, by that of
+`_compiled_peer`; `_wire` starts it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""The emulated ranks' message loop in C (`_peer_loop.c`), which answers small messages as fast as real ranks do.
+"""The emulated ranks' message loop in C (`_peer_loop.c`), which answers small messages as fast as
+real ranks do.
 
-It is built once per machine, where Linux and a C compiler are; elsewhere `_python_peer` does the same work. Groups,
-connections and the log stay in Python.
+It is built once per machine, where Linux and a C compiler are; elsewhere `_python_peer` does the
+same work. Groups, connections and the log stay in Python.
 """
 
 import ctypes
@@ -30,7 +31,8 @@ _BUILD_S: Final = 60.0
 _TEXT_BYTES: Final = 256
 
 _Begin = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int, ctypes.c_uint64, ctypes.c_double)
-"""Function of a group's number, a slot and the current time that returns when the emulated ranks reach an operation."""
+"""Function of a group's number, a slot and the current time that returns when the emulated ranks
+reach an operation."""
 
 
 class _Row(ctypes.Structure):
@@ -58,7 +60,9 @@ def plain(orders: Orders) -> bool:
 def compiled_loop() -> ctypes.CDLL | None:
     """Load the C loop, and build it first if necessary; None if it cannot be built here."""
     # The loop is written for epoll and for headers in the order of this machine's bytes.
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", *_COMPILERS))), None)
+    compiler = next(
+        filter(None, map(shutil.which, (os.environ.get("CC") or "cc", *_COMPILERS))), None
+    )
     if sys.platform != "linux" or sys.byteorder != "little" or compiler is None:
         return None
     source = SOURCE.read_bytes()
@@ -78,7 +82,8 @@ def compiled_loop() -> ctypes.CDLL | None:
 
 
 def _build(compiler: str, built: Path) -> None:
-    """Compile into a file of another name first, so that another process never loads half of one."""
+    """Compile into a file of another name first, so that another process never loads half of
+    one."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         target = Path(folder) / built.name
         command = [compiler, *_FLAGS, "-o", str(target), str(SOURCE), "-lm"]
@@ -125,7 +130,9 @@ class CompiledPeer(Peer):
             come_first([0])
         for descriptor in self._control_descriptors():
             if self._library.peer_watch(self._loop, descriptor):
-                raise EmulationError(f"emulate: the emulated ranks cannot watch descriptor {descriptor}")
+                raise EmulationError(
+                    f"emulate: the emulated ranks cannot watch descriptor {descriptor}"
+                )
         while not self._ended:
             # The loop comes back when a rank announces a group, connects, or when all is over.
             if self._library.peer_serve(self._loop):
@@ -149,16 +156,22 @@ class CompiledPeer(Peer):
             if (known_group.name, known_group.members) == (group.name, group.members)
         )
         source = group.members.index(group.source)
-        self._library.peer_group(self._loop, len(group.members), group.place, link, int(real > 1), ring, source)
+        self._library.peer_group(
+            self._loop, len(group.members), group.place, link, int(real > 1), ring, source
+        )
 
     def _connected(self, connected: socket.socket, group: Group, peer: int) -> None:
         without_delay(connected)
-        self._library.peer_connection(self._loop, connected.detach(), self._groups.index(group), peer)
+        self._library.peer_connection(
+            self._loop, connected.detach(), self._groups.index(group), peer
+        )
 
     def _begin_s(self, group_number: int, slot: int, now_s: float) -> float:
         """Called by the loop when several real ranks must agree on a call."""
         group = self._groups[group_number]
-        self._wrong = self._calls.disagreement(group.name, group.rank, number_of(slot), kind_of(slot))
+        self._wrong = self._calls.disagreement(
+            group.name, group.rank, number_of(slot), kind_of(slot)
+        )
         return math.nan if self._wrong else now_s
 
     def _failure(self) -> str:

@@ -1,9 +1,10 @@
 """The message protocol of gloo's TCP transport (gloo/transport/tcp), without the library.
 
-Every message is a header of six 64-bit numbers (bytes in all, what it is, slot, offset, bytes of data, offset) and its
-data. A transfer takes three: the receiver says that it is ready, the sender says that it will send, and the data
-follow once both have. Slots tell operations apart: the first byte is the kind of collective, the next four its number
-(gloo/types.h); what a script sends by itself has its tag as slot.
+Every message is a header of six 64-bit numbers (bytes in all, what it is, slot, offset, bytes of
+data, offset) and its data. A transfer takes three: the receiver says that it is ready, the sender
+says that it will send, and the data follow once both have. Slots tell operations apart: the first
+byte is the kind of collective, the next four its number (gloo/types.h); what a script sends by
+itself has its tag as slot.
 """
 
 import socket
@@ -23,14 +24,15 @@ KINDS: Final = (
 _ADDRESS: Final = struct.Struct("<H2s4s120xq")
 """A `sockaddr_storage` of IPv4 and a sequence number."""
 ABOVE_LOOPBACK: Final = "127.255.255.254"
-"""A loopback address that is higher than usual ones, and free on Linux. Gloo connects from the higher of two addresses
-to the lower one: a rank at this address connects to whatever listens on this host."""
+"""A loopback address that is higher than usual ones, and free on Linux. Gloo connects from the
+higher of two addresses to the lower one: a rank at this address connects to whatever listens on
+this host."""
 _SEQUENCE: Final = struct.Struct("<q")
 _MOST_AT_ONCE: Final = 1 << 22
 _MOST_PARTS: Final = 64
 _BOX_BYTES: Final = 1 << 13
-"""Size of the receive buffer, which takes many small messages at once; the rest of a long one is received directly into
-its place."""
+"""Size of the receive buffer, which takes many small messages at once; the rest of a long one is
+received directly into its place."""
 _SOCKET_BYTES: Final = 1 << 23
 
 
@@ -50,8 +52,10 @@ def kind_of(slot: int) -> str:
 
 
 def number_of(slot: int) -> int:
-    """Number of the collective in its group; for messages that a script sends directly, their tag."""
-    # Layout of a slot: 8 bits of kind, 32 of number, 24 of what the algorithm counts within the collective.
+    """Number of the collective in its group; for messages that a script sends directly, their
+    tag."""
+    # Layout of a slot: 8 bits of kind, 32 of number, 24 of what the algorithm counts within the
+    # collective.
     return slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
 
 
@@ -62,8 +66,8 @@ def connects_to(host: str, peer: str) -> bool:
 
 def rank_info(host: str, port: int, sequences: range) -> bytes:
     """Return a rank's published address: host name, listening address, and connection numbers."""
-    # As gloo serialises it: strings with their length before them, then a sequence number for each rank that may
-    # call.
+    # As gloo serialises it: strings with their length before them, then a sequence number for each
+    # rank that may call.
     name = b"emulated"
     address = _ADDRESS.pack(socket.AF_INET, struct.pack(">H", port), socket.inet_aton(host), -1)
     numbers = b"".join(map(_SEQUENCE.pack, sequences))
@@ -89,7 +93,8 @@ def without_delay(connected: socket.socket) -> socket.socket:
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """Data of one incoming message. The received part may be forwarded before the rest has arrived."""
+    """Data of one incoming message. The received part may be forwarded before the rest has
+    arrived."""
 
     data: memoryview
     nbytes: int
@@ -118,7 +123,9 @@ class _Outgoing:
 
     def ready(self) -> memoryview:
         """Return the bytes that can be sent now."""
-        arrived = len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
+        arrived = (
+            len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
+        )
         return self.data[self.sent : arrived]
 
 
@@ -143,7 +150,9 @@ class Connection:
         """Whether queued data wait for more of a message that is being forwarded."""
         return bool(self._out) and not self._out[0].ready()
 
-    def receive(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> bool:
+    def receive(
+        self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]
+    ) -> bool:
         """Receive available data, up to some MiB.
 
         Args:
@@ -157,8 +166,8 @@ class Connection:
         try:
             # Bounded, so that one busy connection does not starve the others.
             while read_bytes < _MOST_AT_ONCE:
-                # Two states: in the middle of a long message, whose rest goes straight to its place, or between
-                # messages.
+                # Two states: in the middle of a long message, whose rest goes straight to its
+                # place, or between messages.
                 incoming = self._incoming
                 if incoming is not None:
                     got = self.socket.recv_into(incoming.room())
@@ -202,10 +211,14 @@ class Connection:
         box[:remaining] = box[at:have]
         self._have = remaining
 
-    def send(self, kind: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None) -> None:
+    def send(
+        self, kind: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None
+    ) -> None:
         """Queue a message for `flush`; data that have not arrived yet are sent as they arrive."""
         data_bytes = 0 if data is None else nbytes
-        self._out.append(_Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, kind, slot, 0, nbytes, 0))))
+        self._out.append(
+            _Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, kind, slot, 0, nbytes, 0)))
+        )
         if data is None or not nbytes:
             return
         if isinstance(data, Incoming):

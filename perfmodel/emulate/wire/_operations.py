@@ -1,9 +1,10 @@
 """One collective on the emulated ranks' side: received messages, and when others may be sent.
 
-Of an operation's graph of messages only those between real and emulated ranks are on the wire (NeuronaBox, section
-2.2). All ranks run one program and begin it together, so the emulated ranks are always as far as the real one: when it
-is ready for its k-th message of a ring, a halving-doubling exchange, a barrier or an all-to-all, the other side is just
-about to send it. In a tree or a scatter ranks differ: messages that emulated ranks must exchange first are counted in
+Of an operation's graph of messages only those between real and emulated ranks are on the wire
+(NeuronaBox, section 2.2). All ranks run one program and begin it together, so the emulated ranks
+are always as far as the real one: when it is ready for its k-th message of a ring, a
+halving-doubling exchange, a barrier or an all-to-all, the other side is just about to send it. In a
+tree or a scatter ranks differ: messages that emulated ranks must exchange first are counted in
 steps.
 """
 
@@ -11,13 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from perfmodel.emulate.wire._gloo_messages import DATA, RECV_READY, SEND_READY, Connection, Incoming, kind_of
+from perfmodel.emulate.wire._gloo_messages import (
+    DATA,
+    RECV_READY,
+    SEND_READY,
+    Connection,
+    Incoming,
+    kind_of,
+)
 
 NEVER_S: Final = float("inf")
 KEPT_BYTES: Final = 1 << 22
 """Largest message whose data are remembered; for longer ones zeros are sent."""
 RETURNS_OWN: Final = ("all_gather", "all_to_all")
-"""Kinds in which the real rank receives copies of its own data, so that exchanged sizes are consistent."""
+"""Kinds in which the real rank receives copies of its own data, so that exchanged sizes are
+consistent."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +41,21 @@ class Predecessors(NamedTuple):
     """Messages that must pass among emulated ranks before one is sent to the real rank."""
 
     steps: int
-    """Number of messages one after another, up to those to the last rank that is reached in the same step."""
+    """Number of messages one after another, up to those to the last rank that is reached in the
+    same step."""
     queued: int
     """Number of messages that leave the same sender earlier."""
 
 
 def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
-    """Messages that must arrive before one from `peer` to the real rank at `place` of a group of `size`.
+    """Messages that must arrive before one from `peer` to the real rank at `place` of a group of
+    `size`.
 
-    A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves ranks in order.
+    A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves
+    ranks in order.
     """
-    # Ring, exchange, barrier and all-to-all are alike for all ranks: nothing has to happen first among emulated ones.
+    # Ring, exchange, barrier and all-to-all are alike for all ranks: nothing has to happen first
+    # among emulated ones.
     ahead = (place - peer) % size
     if kind == "broadcast":
         return Predecessors(ahead.bit_length() - 1, 0)
@@ -60,7 +73,8 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class Pair:
-    """Messages of one operation between the real rank and one emulated rank; bit k of a map is the k-th message."""
+    """Messages of one operation between the real rank and one emulated rank; bit k of a map is the
+    k-th message."""
 
     connection: Connection
     asked: list[Message] = field(default_factory=list)
@@ -78,7 +92,8 @@ class Pair:
 
 @dataclass(slots=True)
 class Links:
-    """Times until which the links of a real rank are busy, in each direction; all of its operations share them."""
+    """Times until which the links of a real rank are busy, in each direction; all of its operations
+    share them."""
 
     in_s: float = 0.0
     out_s: float = 0.0
@@ -101,7 +116,8 @@ class Calls:
         self._by_group: dict[str, dict[int, tuple[int, str]]] = {}
 
     def disagreement(self, group: str, rank: int, number: int, kind: str) -> str:
-        """Record a real rank's call; return a description of the conflict if another real rank made a different call.
+        """Record a real rank's call; return a description of the conflict if another real rank made
+        a different call.
 
         Ranks that disagree wait for each other's messages for as long as the library has patience.
         """
@@ -142,8 +158,8 @@ class Operation:
             begin_s: time at which the emulated ranks begin it.
             network: network to the emulated ranks.
             links: links of the real rank.
-            source: the same operation of the real rank whose data reach the emulated ones, None before its first
-                message; by default this one.
+            source: the same operation of the real rank whose data reach the emulated ones, None
+                before its first message; by default this one.
         """
         self.slot = slot
         self.kind = kind_of(slot)
@@ -169,7 +185,8 @@ class Operation:
         """Return the buffer for the data of the real rank's next message."""
         pair = self.pairs[peer]
         place = pair.places.pop(first_clear(pair.arrived), None)
-        # Data that are not needed later still need a buffer; data of another size are refused on arrival.
+        # Data that are not needed later still need a buffer; data of another size are refused on
+        # arrival.
         if place is None or place.nbytes != nbytes:
             return Incoming(scrap, nbytes)
         return place
@@ -177,7 +194,8 @@ class Operation:
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
         """Record a message's data; return a description of the fault, or an empty text."""
         pair = self.pairs[peer]
-        # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an error is reported.
+        # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an
+        # error is reported.
         number = first_clear(pair.arrived)
         if not (pair.granted >> number & 1) or pair.offered[number].nbytes != nbytes:
             return f"{self.kind}: message {number} to place {peer}, of {nbytes} bytes, was not expected"
@@ -191,9 +209,11 @@ class Operation:
         """Send the next message whose predecessors have passed.
 
         Returns:
-            When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more arrives.
+            When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more
+            arrives.
         """
-        # Try Send of NeuronaBox: the next unsent message goes once its predecessors have been sent or received.
+        # Try Send of NeuronaBox: the next unsent message goes once its predecessors have been sent
+        # or received.
         number = first_clear(pair.sent)
         if number >= len(pair.asked):
             return NEVER_S
@@ -205,11 +225,15 @@ class Operation:
         network = self._network
         links = self._links
         takes_s = nbytes / network.bytes_per_s
-        # All receivers have said by then that they are ready, which takes one latency to the first sender.
+        # All receivers have said by then that they are ready, which takes one latency to the first
+        # sender.
         there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s
         there_s += (ahead.steps + ahead.queued) * takes_s
-        # The data come a latency after both the sender has them and the receiver's readiness has reached it.
-        due_s = max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
+        # The data come a latency after both the sender has them and the receiver's readiness has
+        # reached it.
+        due_s = (
+            max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
+        )
         if due_s > now_s:
             return due_s
         # The real rank's link carries one message at a time.
@@ -225,7 +249,8 @@ class Operation:
 
     def try_receive(self, peer: int, pair: Pair, now_s: float) -> float:
         """Let the real rank send its next message; returns as `try_send`."""
-        # The receiver's readiness, which lets the real rank's library send, takes a latency to reach it.
+        # The receiver's readiness, which lets the real rank's library send, takes a latency to
+        # reach it.
         number = first_clear(pair.granted)
         if number >= len(pair.offered):
             return NEVER_S
@@ -241,7 +266,8 @@ class Operation:
         return now_s
 
     def _remember(self, peer: int, pair: Pair, number: int, nbytes: int) -> None:
-        """Make the buffer of a granted message, whose data will arrive, if it is the first of its key."""
+        """Make the buffer of a granted message, whose data will arrive, if it is the first of its
+        key."""
         # The first is the real rank's own; later messages of a ring have come from other ranks.
         key = self._key(peer, number, nbytes)
         if key in self._kept:
@@ -254,26 +280,30 @@ class Operation:
     def _key(self, peer: int, number: int, nbytes: int) -> tuple[int, int]:
         """Key of the data that belong to a message to or from the real rank: a part and a size.
 
-        Parts are the halves of an all-gather (allgather.cc sends them in turn) and the peers of an all-to-all; of other
-        kinds any data of the right size will do.
+        Parts are the halves of an all-gather (allgather.cc sends them in turn) and the peers of an
+        all-to-all; of other kinds any data of the right size will do.
         """
         if self.kind == "all_gather":
             return number % 2, 0
         return (peer, 0) if self.kind == "all_to_all" else (0, nbytes)
 
-    def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | Incoming | None:
-        """Return data of the right size that the real rank sent itself, so that magnitudes are realistic.
+    def _data(
+        self, peer: int, number: int, nbytes: int, zeros: Zeros
+    ) -> memoryview | Incoming | None:
+        """Return data of the right size that the real rank sent itself, so that magnitudes are
+        realistic.
 
-        None until it is certain that data which must be its own will come. From then on they are sent on as they come:
-        a copy of the whole would go out later than the emulated ranks' own data, which have always been there.
+        None until it is certain that data which must be its own will come. From then on they are
+        sent on as they come: a copy of the whole would go out later than the emulated ranks' own
+        data, which have always been there.
         """
         key = self._key(peer, number, nbytes)
         if self.kind not in RETURNS_OWN or nbytes > KEPT_BYTES:
             data = self._kept.get(key)
             return zeros(nbytes) if data is None or not data.complete else data
-        # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc), and passes an
-        # all-gather's on in a ring. Half of the time it asks before it offers its own, so a missing offer does not show
-        # that the peer is not ready.
+        # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc), and
+        # passes an all-gather's on in a ring. Half of the time it asks before it offers its own, so
+        # a missing offer does not show that the peer is not ready.
         source = self._source()
         data = None if source is None else source._kept.get(key)
         if data is None:

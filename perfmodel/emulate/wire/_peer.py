@@ -1,11 +1,13 @@
-"""The process of the emulated ranks: `python -m perfmodel.emulate.wire._peer`, on this host or on another one.
+"""The process of the emulated ranks: `python -m perfmodel.emulate.wire._peer`, on this host or on
+another one.
 
-One process without torch stands for all emulated ranks. Real ranks connect to it as if it were the other ranks, and
-send their library's messages. It only answers them, message by message (`_operations`): there is no model, no reduction
-and no message among emulated ranks.
+One process without torch stands for all emulated ranks. Real ranks connect to it as if it were the
+other ranks, and send their library's messages. It only answers them, message by message
+(`_operations`): there is no model, no reduction and no message among emulated ranks.
 
-It reads its orders, a JSON object, from the first line of standard input, and says `ready PORT` on standard output when
-real ranks may come. When standard input ends, it writes its records as a JSON object and ends too.
+It reads its orders, a JSON object, from the first line of standard input, and says `ready PORT` on
+standard output when real ranks may come. When standard input ends, it writes its records as a JSON
+object and ends too.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The emulated ranks' message loop in Python.
 
-Groups, connections and the log are here for both message loops: this one in Python, and the one in C
-(`_compiled_peer`), which does the same for small messages in less time.
+Groups, connections and the log are here for both message loops: this one in Python, and the one in
+C (`_compiled_peer`), which does the same for small messages in less time.
 """
 
 import json
@@ -34,7 +34,15 @@ from perfmodel.emulate.wire._gloo_messages import (
     kind_of,
     number_of,
 )
-from perfmodel.emulate.wire._operations import NEVER_S, Calls, Links, Message, Network, Operation, Pair
+from perfmodel.emulate.wire._operations import (
+    NEVER_S,
+    Calls,
+    Links,
+    Message,
+    Network,
+    Operation,
+    Pair,
+)
 from perfmodel.emulate.wire._wire import CLOCK, CONNECTED, OPERATION_COLUMNS
 
 _SCRAP_BYTES: Final = 1 << 22
@@ -56,7 +64,8 @@ class Group:
     """Conditions of the real rank, which all of its groups share, as its links."""
     links: Links
     source: int
-    """Rank whose data the emulated ranks receive in a ring: this one, or the last of the following real ranks."""
+    """Rank whose data the emulated ranks receive in a ring: this one, or the last of the following
+    real ranks."""
     operations: dict[int, Operation] = field(default_factory=dict)
     """Operations by slot, the newest last."""
     ends: "dict[int, _Endpoint]" = field(default_factory=dict)
@@ -92,7 +101,8 @@ class Peer:
     """Whether messages are answered in C."""
 
     def __init__(self, orders: Orders, network: Network) -> None:
-        # Two ports: one for the library's connections, one where real ranks announce the groups that they form.
+        # Two ports: one for the library's connections, one where real ranks announce the groups
+        # that they form.
         self._orders = orders
         self._network = network
         self._selector: Any = selectors.DefaultSelector()
@@ -108,8 +118,8 @@ class Peer:
         self._waiting: dict[tuple[str, tuple[int, ...]], list[socket.socket]] = {}
         self._reals: dict[int, tuple[Conditions, Links]] = {}
         self._groups: list[Group] = []
-        # Operations that can act now are in a queue, later ones in a heap: NeuronaBox polls its operations in turn
-        # (section 2.2), here only those with something to do.
+        # Operations that can act now are in a queue, later ones in a heap: NeuronaBox polls its
+        # operations in turn (section 2.2), here only those with something to do.
         self._runnable: deque[_Entry] = deque()
         self._due: list[tuple[float, int, _Entry]] = []
         self._numbers = count()
@@ -154,7 +164,8 @@ class Peer:
         return self._log
 
     def _control_descriptors(self) -> tuple[int, ...]:
-        """Descriptors by which ranks form groups and connect, and by which this process receives the request to end."""
+        """Descriptors by which ranks form groups and connect, and by which this process receives
+        the request to end."""
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         return self._listener.fileno(), self._join_listener.fileno(), sys.stdin.fileno()
 
@@ -172,7 +183,8 @@ class Peer:
 
     def _take_turns(self) -> None:
         """Send or grant one message of every operation in turn, for as long as there are any."""
-        # Round robin over operations, one message each: NeuronaBox's fairness between streams (section 2.2).
+        # Round robin over operations, one message each: NeuronaBox's fairness between streams
+        # (section 2.2).
         turn, woken, now_s = self._runnable, set[_Endpoint](), 0.0
         while turn:
             end, operation, pair = entry = turn.popleft()
@@ -220,7 +232,8 @@ class Peer:
         return self._zeros
 
     def _exchange(self, end: _Endpoint, events: int) -> None:
-        """Receive and send what a connection is ready for; forget it when the other side has closed it."""
+        """Receive and send what a connection is ready for; forget it when the other side has closed
+        it."""
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
         place = partial(self._place, end)
@@ -273,7 +286,9 @@ class Peer:
             if wrong:
                 raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
         else:
-            raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
+            raise EmulationError(
+                f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch"
+            )
         self._enqueue(_Entry(end, operation, pair))
 
     def _operation(self, end: _Endpoint, header: Header) -> Operation:
@@ -282,7 +297,8 @@ class Peer:
         operation = group.operations.get(header.slot)
         if operation is not None:
             return operation
-        # The first message of a slot begins its operation; the slot's bits say which collective it is.
+        # The first message of a slot begins its operation; the slot's bits say which collective it
+        # is.
         kind = kind_of(header.slot)
         now_s = time.perf_counter()
         conditions = group.conditions
@@ -322,7 +338,8 @@ class Peer:
         self._log.append(operation_row(group, operation))
 
     def _join(self) -> None:
-        """Handle a real rank's announcement of a group, and answer with the addresses of the other ranks."""
+        """Handle a real rank's announcement of a group, and answer with the addresses of the other
+        ranks."""
         connected, _ = self._join_listener.accept()
         # A stranger that connects to the port must neither delay the ranks nor learn anything.
         connected.settimeout(_JOIN_S)
@@ -336,8 +353,8 @@ class Peer:
             if request == CLOCK:
                 line.write(json.dumps(time.perf_counter()) + "\n")
                 return
-            # Numbers by which ranks call are unique per (group, caller, callee), so a connection is known by its
-            # first message.
+            # Numbers by which ranks call are unique per (group, caller, callee), so a connection is
+            # known by its first message.
             rank, name, listed = details
             members = tuple(listed)
             if request == CONNECTED:
@@ -356,7 +373,9 @@ class Peer:
                     self._expected[base + peer * len(members) + place] = group, peer
             line.write(json.dumps([self._listener.getsockname()[1], base]) + "\n")
 
-    def _wait_for_others(self, connected: socket.socket, name: str, members: tuple[int, ...]) -> None:
+    def _wait_for_others(
+        self, connected: socket.socket, name: str, members: tuple[int, ...]
+    ) -> None:
         """Answer all real ranks of a group when the last of them is connected to all others."""
         # The caller closes its own descriptor of the connection.
         waiting = self._waiting.setdefault((name, members), [])
@@ -391,8 +410,8 @@ class Peer:
 def ring_source(members: tuple[int, ...], real_ranks: Collection[int], place: int) -> int:
     """Rank whose data reach the emulated ranks of a ring that a real rank is part of.
 
-    Ranks of a ring send to the next one, so real ranks beside each other send nothing to emulated ones but for the
-    last of them.
+    Ranks of a ring send to the next one, so real ranks beside each other send nothing to emulated
+    ones but for the last of them.
     """
     size = len(members)
     for step in range(size):

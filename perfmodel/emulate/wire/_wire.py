@@ -40,8 +40,9 @@ _TIMES: Final = ("first_s", "begin_s", "last_s")
 def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]]) -> type:
     """Make a gloo process group of torch that reaches emulated ranks at the peer process.
 
-    All else is the library's own: it connects to them and sends them its messages. Tensors on a GPU it stages through
-    the host itself; a script that asks for NCCL, whose messages nobody but NCCL answers, gets gloo too.
+    All else is the library's own: it connects to them and sends them its messages. Tensors on a GPU
+    it stages through the host itself; a script that asks for NCCL, whose messages nobody but NCCL
+    answers, gets gloo too.
 
     Args:
         c10d: `torch.distributed.distributed_c10d`.
@@ -51,9 +52,11 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
     library: Any = c10d.ProcessGroupGloo
 
     class OnTheWire(library):
-        def __init__(self, store: Any, place: int, size: int, timeout: timedelta | None = None) -> None:
-            # The library asks the store where its peers listen. For emulated ranks the answer is written there
-            # beforehand: they all listen at the peer process and differ by number.
+        def __init__(
+            self, store: Any, place: int, size: int, timeout: timedelta | None = None
+        ) -> None:
+            # The library asks the store where its peers listen. For emulated ranks the answer is
+            # written there beforehand: they all listen at the peer process and differ by number.
             ranks = members()
             joined = join(orders, ranks)
             store = c10d.PrefixStore("wire", store)
@@ -61,23 +64,27 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
                 if rank not in orders.real_ranks:
                     # the key that gloo gives a rank of its first device
                     first = joined.base + peer * size
-                    store.set(f"0/{peer}", rank_info(joined.peer_host, joined.port, range(first, first + size)))
-            # A device with an address that gloo takes for the higher one, so that it connects instead of waiting
-            # (`ABOVE_LOOPBACK`).
+                    store.set(
+                        f"0/{peer}",
+                        rank_info(joined.peer_host, joined.port, range(first, first + size)),
+                    )
+            # A device with an address that gloo takes for the higher one, so that it connects
+            # instead of waiting (`ABOVE_LOOPBACK`).
             options = library._Options()
             options._devices = [library.create_device(hostname=joined.host)]
             options._timeout = timeout or TIMEOUT
             super().__init__(store, place, size, options)
-            # Emulated ranks answer a real rank alone, which may finish its collectives and end before another real
-            # rank has found its place; that one would then fail for a closed connection.
+            # Emulated ranks answer a real rank alone, which may finish its collectives and end
+            # before another real rank has found its place; that one would then fail for a closed
+            # connection.
             wait_for_real_ranks(orders, ranks)
 
     return OnTheWire
 
 
 def check_first_ranks(dist: Any, orders: Orders) -> None:
-    """Refuse DDP if the first rank of a group is emulated, because DDP takes parameters and bucket order from that
-    rank.
+    """Refuse DDP if the first rank of a group is emulated, because DDP takes parameters and bucket
+    order from that rank.
 
     Args:
         dist: `torch.distributed`.
@@ -107,7 +114,8 @@ class Joined:
     peer_host: str
     port: int
     base: int
-    """First of the connection numbers of the group; each rank has as many of them as the group has ranks."""
+    """First of the connection numbers of the group; each rank has as many of them as the group has
+    ranks."""
 
 
 def join(orders: Orders, members: tuple[int, ...]) -> Joined:
@@ -142,7 +150,8 @@ def _ask_peer(orders: Orders, request: str, members: tuple[int, ...]) -> tuple[A
     """Send the emulated ranks a request about a group.
 
     Returns:
-        Their answer, and the address by which this host reaches them, which the library will use too.
+        Their answer, and the address by which this host reaches them, which the library will use
+        too.
 
     Raises:
         EmulationError: they are gone.
@@ -154,11 +163,15 @@ def _ask_peer(orders: Orders, request: str, members: tuple[int, ...]) -> tuple[A
         with socket.create_connection((peer_host, int(port))) as connected:
             host = connected.getsockname()[0]
             with connected.makefile("rw") as line:
-                line.write(json.dumps([orders.wire_key, request, orders.rank, name, members]) + "\n")
+                line.write(
+                    json.dumps([orders.wire_key, request, orders.rank, name, members]) + "\n"
+                )
                 line.flush()
                 return json.loads(line.readline()), host
     except (OSError, ValueError) as error:
-        raise EmulationError(f"rank {orders.rank}: the connection to the emulated ranks was lost ({error})") from None
+        raise EmulationError(
+            f"rank {orders.rank}: the connection to the emulated ranks was lost ({error})"
+        ) from None
 
 
 def is_loopback(address: str) -> bool:
@@ -189,7 +202,9 @@ class PeerPlace:
             PerfModelError: a host that is not known.
         """
         try:
-            addresses = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(
+                host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM
+            )
         except OSError as error:
             raise PerfModelError(
                 f"emulate: --peer {host}: {error.strerror or error}; name a host or an address"
@@ -198,7 +213,15 @@ class PeerPlace:
         # Another host is reached by ssh without a terminal; its clock is not this one's.
         if is_loopback(address):
             return cls(address=address, name=host)
-        shell = ("ssh", "-o", "BatchMode=yes", host, "python3", "-m", "perfmodel.emulate.wire._peer")
+        shell = (
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            host,
+            "python3",
+            "-m",
+            "perfmodel.emulate.wire._peer",
+        )
         return cls(address=address, command=shell, name=host, other_clock=True)
 
     @classmethod
@@ -221,8 +244,8 @@ class PeerProcess:
     @property
     def failed(self) -> bool:
         """Whether the process has ended, or is ending, before it was told to."""
-        # It prints its reason before its connections close. Ranks fail only then, and some of them before this process
-        # ends, so a look here after a rank has failed shows which came first.
+        # It prints its reason before its connections close. Ranks fail only then, and some of them
+        # before this process ends, so a look here after a rank has failed shows which came first.
         if self.process.poll() is not None or self.process.stdout is None:
             return True
         return bool(select.select([self.process.stdout], [], [], 0.0)[0])
@@ -247,7 +270,8 @@ class PeerProcess:
 
 
 def clock_ahead_s(orders: Orders) -> float:
-    """Seconds by which the peer's clock is ahead of this one, by the fastest of several round trips.
+    """Seconds by which the peer's clock is ahead of this one, by the fastest of several round
+    trips.
 
     A round's error is at most half of what it took (Cristian's algorithm).
 
@@ -272,8 +296,8 @@ def clock_ahead_s(orders: Orders) -> float:
                 f"emulate: the emulated ranks started, but {orders.wire} cannot be reached ({error}); check for "
                 "a firewall between the hosts"
             ) from None
-        # The clock was read somewhere between sending and the answer: in the middle, with an error of at most half
-        # the round.
+        # The clock was read somewhere between sending and the answer: in the middle, with an error
+        # of at most half the round.
         if back_s - sent_s < fastest_s:
             fastest_s, ahead_s = back_s - sent_s, there_s - (sent_s + back_s) / 2
     return ahead_s
@@ -299,7 +323,9 @@ def _started(place: PeerPlace) -> "subprocess.Popen[str]":
 def _reply(process: "subprocess.Popen[str]", line: str) -> str:
     """Send the process a line; return its answer, empty if it has ended."""
     if process.stdin is None or process.stdout is None:
-        raise EmulationError("emulate: the process of the emulated ranks has no pipes; start it with `peers`")
+        raise EmulationError(
+            "emulate: the process of the emulated ranks has no pipes; start it with `peers`"
+        )
     # A process that has ended already shows by its empty answer.
     with suppress(BrokenPipeError):
         process.stdin.write(line + "\n")

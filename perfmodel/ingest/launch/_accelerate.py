@@ -1,4 +1,5 @@
-"""Accelerate's YAML (`accelerate config`; docs of huggingface/accelerate): FSDP, DeepSpeed, Megatron-LM or DDP."""
+"""Accelerate's YAML (`accelerate config`; docs of huggingface/accelerate): FSDP, DeepSpeed,
+Megatron-LM or DDP."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,8 +7,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, offloaded_states, stage_as_it_runs
-from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Neighbours, Source, included_entries
+from perfmodel.ingest.launch._deepspeed import (
+    DEEPSPEED,
+    DEVICES,
+    offloaded_states,
+    stage_as_it_runs,
+)
+from perfmodel.ingest.launch._entries import (
+    AUTO,
+    Entries,
+    Entry,
+    Neighbours,
+    Source,
+    included_entries,
+)
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llm_foundry import (
     fsdp_offload,
@@ -38,11 +51,19 @@ _DEGREES: Final = "parallelism_config.parallelism_config_"
 """Prefix of the degrees of parallelism."""
 _COPIES: Final = (f"{_DEGREES}dp_replicate_size", f"{_DEGREES}dp_shard_size")
 """Number of sharding groups, and of replicas within each."""
-_CONTEXT: Final = (f"{_DEGREES}cp_size", f"{_DEGREES}sp_size", f"{_DEGREES}sp_backend", f"{_DEGREES}cp_comm_strategy")
+_CONTEXT: Final = (
+    f"{_DEGREES}cp_size",
+    f"{_DEGREES}sp_size",
+    f"{_DEGREES}sp_backend",
+    f"{_DEGREES}cp_comm_strategy",
+)
 DEEPSPEED_FILE: Final = "deepspeed_config.deepspeed_config_file"
 """The key of a separate DeepSpeed file, which then determines ZeRO, precision and batches."""
 _DTYPE: Final = "mixed_precision"
-_OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
+_OFFLOADS: Final = (
+    "deepspeed_config.offload_param_device",
+    "deepspeed_config.offload_optimizer_device",
+)
 
 
 def _zero(settings: Mapping[str, Any]) -> Fields:
@@ -53,7 +74,9 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
     # blocks of others may stand beside it unused.
     kind, by_name, reshards, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
-        return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, ""))
+        return stage_as_it_runs(
+            WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, "")
+        )
     if kind == "MEGATRON_LM":
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
@@ -66,12 +89,14 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
         if _degree(settings, _COPIES[1]) == 1:
             return {"zero": 0}
         fields["replicate"] = copies
-    return fields | (fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {})
+    return fields | (
+        fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {}
+    )
 
 
 def _sharded(by_name: Any, reshards: Any) -> Fields:
-    """Return the ZeRO stage of FSDP, from the name of its strategy or from whether weights are resharded after the
-    forward pass (FSDP2)."""
+    """Return the ZeRO stage of FSDP, from the name of its strategy or from whether weights are
+    resharded after the forward pass (FSDP2)."""
     if by_name is None and (
         reshards is None or isinstance(reshards, bool) or str(reshards).lower() in ("true", "false")
     ):
@@ -89,7 +114,8 @@ def _degree(settings: Mapping[str, Any], name: str) -> int:
 
 
 def _context(settings: Mapping[str, Any]) -> Fields:
-    """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's Ulysses)."""
+    """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's
+    Ulysses)."""
     # `sp_size` is DeepSpeed's Ulysses, `cp_size` PyTorch's context parallelism.
     ranks = _degree(settings, _CONTEXT[0])
     by_heads = _degree(settings, _CONTEXT[1])
@@ -107,20 +133,31 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
     if DEEPSPEED_FILE not in settings:
         return {}
     missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found beside the file"
-    fields: Fields = {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"}
+    fields: Fields = {
+        "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"
+    }
     if _DTYPE not in settings:
-        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16 is assumed, because {missing}; --dtype sets another"}
+        fields |= {
+            "dtype": "bf16",
+            "note.dtype": f"dtype=bf16 is assumed, because {missing}; --dtype sets another",
+        }
     return fields
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
-    # Of the four engines only FSDP is written, because DeepSpeed's and Megatron's own files are more complete than
-    # Accelerate's blocks for them.
+    # Of the four engines only FSDP is written, because DeepSpeed's and Megatron's own files are
+    # more complete than Accelerate's blocks for them.
     if any(fields[name] > 1 for name in ("tp", "pp")):
-        raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; use tp=1,pp=1")
+        raise LaunchFileError(
+            "tp and pp: this file is written for FSDP, which has neither; use tp=1,pp=1"
+        )
     if fields["zero"] == 0:
         return {_KIND: "MULTI_GPU"}
-    return {_KIND: "FSDP", _ZERO[1]: strategy(fields), **({_HOST: True} if offloads_to_host(fields) else {})}
+    return {
+        _KIND: "FSDP",
+        _ZERO[1]: strategy(fields),
+        **({_HOST: True} if offloads_to_host(fields) else {}),
+    }
 
 
 def _offload(settings: Mapping[str, Any]) -> Fields:
@@ -134,13 +171,21 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError(
             "recompute: without FSDP the training script decides on recomputation; use recompute=none"
         )
-    return {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"} if fields["zero"] else {}
+    return (
+        {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"}
+        if fields["zero"]
+        else {}
+    )
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     if settings.get("megatron_lm_config.megatron_lm_recompute_activations"):
         return {"recompute": "selective"}
-    return {"recompute": "full" if settings.get("fsdp_config.fsdp_activation_checkpointing") is True else "none"}
+    return {
+        "recompute": "full"
+        if settings.get("fsdp_config.fsdp_activation_checkpointing") is True
+        else "none"
+    }
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
@@ -149,7 +194,8 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
 
 def _is_single(kind: Any) -> bool:
-    """Whether a value of `distributed_type` starts a single process; YAML reads a bare `NO` as false."""
+    """Whether a value of `distributed_type` starts a single process; YAML reads a bare `NO` as
+    false."""
     return kind is False or str(kind).upper() == "NO"
 
 
@@ -157,12 +203,18 @@ _WORLD: Final = (
     key("num_processes", "devices"),
     # Without a kind of distribution one process is started, however many the file counts
     # (`accelerate/commands/launch.py`, `simple_launcher`).
-    Rule(keys=(_KIND,), read=lambda settings: {"devices": 1} if _is_single(settings[_KIND]) else {}),
-    Rule(keys=("machine_rank",), read=lambda settings: {}, write=lambda fields: {"machine_rank": 0}),
+    Rule(
+        keys=(_KIND,), read=lambda settings: {"devices": 1} if _is_single(settings[_KIND]) else {}
+    ),
+    Rule(
+        keys=("machine_rank",), read=lambda settings: {}, write=lambda fields: {"machine_rank": 0}
+    ),
     Rule(
         keys=("num_machines",),
         read=lambda settings: {"nodes": WHOLE.read(settings["num_machines"])},
-        write=lambda fields: {"num_machines": max(1, fields["devices"] // fields["devices_per_node"])},
+        write=lambda fields: {
+            "num_machines": max(1, fields["devices"] // fields["devices_per_node"])
+        },
     ),
 )
 
@@ -177,17 +229,28 @@ ACCELERATE: Final = LaunchFormat(
         # One of four engines decides what is sharded and where states are kept.
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
         Rule(keys=_OFFLOADS, read=_offload),
-        key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}), default="fp32"),
+        key(
+            _DTYPE,
+            "dtype",
+            words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
+            default="fp32",
+        ),
         Rule(keys=(DEEPSPEED_FILE, _DTYPE), read=_no_file),
         Rule(
-            keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
+            keys=(
+                "fsdp_config.fsdp_activation_checkpointing",
+                "megatron_lm_config.megatron_lm_recompute_activations",
+            ),
             read=_recompute,
             write=_write_recompute,
         ),
         key(
             "gradient_accumulation_steps",
             "grad_accum",
-            also=("deepspeed_config.gradient_accumulation_steps", "megatron_lm_config.megatron_lm_num_micro_batches"),
+            also=(
+                "deepspeed_config.gradient_accumulation_steps",
+                "megatron_lm_config.megatron_lm_num_micro_batches",
+            ),
         ),
         key(
             "megatron_lm_config.megatron_lm_tp_degree",
@@ -197,7 +260,12 @@ ACCELERATE: Final = LaunchFormat(
         ),
         key("megatron_lm_config.megatron_lm_pp_degree", "pp", default=1),
         key("megatron_lm_config.megatron_lm_sequence_parallelism", "sequence_parallel", FLAG),
-        Rule(keys=_CONTEXT, read=_context, write=lambda fields: {_CONTEXT[0]: fields["cp"]}, defaults={"cp": 1}),
+        Rule(
+            keys=_CONTEXT,
+            read=_context,
+            write=lambda fields: {_CONTEXT[0]: fields["cp"]},
+            defaults={"cp": 1},
+        ),
     ),
     elsewhere=("micro_batch",),
     harmless=(
@@ -265,12 +333,15 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
     ),
     harmless=(*DEEPSPEED.harmless, *ACCELERATE.harmless, "deepspeed_config.*", _DTYPE),
 )
-"""Format of an Accelerate file that names a DeepSpeed file: the first states the processes, the second all else."""
+"""Format of an Accelerate file that names a DeepSpeed file: the first states the processes, the
+second all else."""
 
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
-    """Add the entries of the DeepSpeed file that an Accelerate file names, if it is in the same folder."""
-    # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never contradict.
+    """Add the entries of the DeepSpeed file that an Accelerate file names, if it is in the same
+    folder."""
+    # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never
+    # contradict.
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
         return source, ACCELERATE
@@ -287,10 +358,13 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
 
 
 def _with_precision(merged: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Entries with Accelerate's `mixed_precision` where DeepSpeed's file leaves the precision open."""
+    """Entries with Accelerate's `mixed_precision` where DeepSpeed's file leaves the precision
+    open."""
     dtype = merged.get(_DTYPE)
     open_types = [name for name, entry in merged.items() if name in _HALVES and entry.value == AUTO]
     if dtype is None or not open_types:
         return dict(merged)
     entries = {name: entry for name, entry in merged.items() if name not in open_types}
-    return entries | {name: replace(merged[name], value=name.startswith(str(dtype.value))) for name in open_types}
+    return entries | {
+        name: replace(merged[name], value=name.startswith(str(dtype.value))) for name in open_types
+    }

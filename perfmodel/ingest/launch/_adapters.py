@@ -56,19 +56,21 @@ _PREFIXES: Final = (
     "model.text_model.layers.0.",
     "model.model.layers.0.",
 )
-"""Prefixes of the names of a layer's products in Transformers' language models, with and without a tower."""
+"""Prefixes of the names of a layer's products in Transformers' language models, with and without a
+tower."""
 _PRODUCTS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARDS: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _OF_PATTERN: Final = re.compile(r"[\\\[\](){}|*+?^$]")
 """Characters of patterns that do not occur in names."""
 _SLOW: Final = re.compile(r"[*+}][^()]*\)[*+{]|\\[1-9]")
-"""A repetition inside a repeated group, or a reference to a group: such patterns can take forever."""
+"""A repetition inside a repeated group, or a reference to a group: such patterns can take
+forever."""
 _LONGEST_PATTERN: Final = 1000
 
 
 def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
-    """The products of a layer whose whole names a regular expression matches, as in peft; empty if it matches none or
-    is not an expression."""
+    """The products of a layer whose whole names a regular expression matches, as in peft; empty if
+    it matches none or is not an expression."""
     if len(pattern) > _LONGEST_PATTERN or _SLOW.search(pattern):
         return ()
     try:
@@ -85,8 +87,8 @@ def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
 
 
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
-    """The field `adapter_modules` for the layers named, and a doubt about names that perfmodel does not know; empty
-    without names.
+    """The field `adapter_modules` for the layers named, and a doubt about names that perfmodel does
+    not know; empty without names.
 
     A product that is named with its parts stands for them.
     """

@@ -24,7 +24,9 @@ LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""
 SCRIPT: Final = "<script>"
 """The entry of the Python program that runs: its file or module."""
-_TRAINS: Final = frozenset(("pretrain", "train", "training", "finetune", "sft", "dpo", "grpo", "ppo"))
+_TRAINS: Final = frozenset(
+    ("pretrain", "train", "training", "finetune", "sft", "dpo", "grpo", "ppo")
+)
 _TRAINS_NOT: Final = frozenset(
     (
         "convert",
@@ -61,11 +63,19 @@ LAUNCHING: Final = (
     "worker-num",
     "local-worker-num",
 )
-"""Arguments of torchrun and of the launchers of DeepSpeed and Accelerate that state the number of processes or their
-hosts."""
+"""Arguments of torchrun and of the launchers of DeepSpeed and Accelerate that state the number of
+processes or their hosts."""
 _OFF: Final = ("false", "no", "f", "n", "0")
 """Words that turn a switch off (transformers hf_argparser.py `string_to_bool`)."""
-_LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
+_LAUNCHERS: Final = (
+    "run.py",
+    "launch.py",
+    "launcher.py",
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "msrun",
+)
 _SLURM: Final = ("srun", "sbatch", "salloc")
 _MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun")
 FEWEST: Final = 4
@@ -75,7 +85,8 @@ FEWEST: Final = 4
 def followed_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Script, dict[str, int]]:
-    """Run a script symbolically in the job that it requests from its scheduler; also returns the numbers requested.
+    """Run a script symbolically in the job that it requests from its scheduler; also returns the
+    numbers requested.
 
     Args:
         text: the script.
@@ -85,7 +96,9 @@ def followed_script(
     """
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
-    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    script = run_script(
+        text, place, environment, arguments=arguments, variables=slurm_variables(job)
+    )
     return script, job
 
 
@@ -110,10 +123,11 @@ def read_arguments(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Source:
-    """Arguments of the command in a shell script (or bare argument list) that has the most `known` ones.
+    """Arguments of the command in a shell script (or bare argument list) that has the most `known`
+    ones.
 
-    Names are written with hyphens, without the leading ones; an argument without a value is True, one with several a
-    list. Numbers that a scheduler is asked for are entries `sbatch-NAME`.
+    Names are written with hyphens, without the leading ones; an argument without a value is True,
+    one with several a list. Numbers that a scheduler is asked for are entries `sbatch-NAME`.
 
     Args:
         text: the script.
@@ -123,10 +137,12 @@ def read_arguments(
         arguments: the script's own arguments.
         variables: environment variables of the script.
     """
-    # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build them.
+    # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build
+    # them.
     script, job = followed_script(text, place, arguments, variables)
     programs = [command for command in script.commands if not command.argv[0].text.startswith("--")]
-    # Commands in branches that cannot be judged count only where no command that surely runs trains.
+    # Commands in branches that cannot be judged count only where no command that surely runs
+    # trains.
     commands = [command for command in programs if command.certain]
     if not any(_known(command, known) for command in commands):
         commands = [command for command in programs if not command.certain]
@@ -142,11 +158,13 @@ def read_arguments(
         *(
             f"{setting} was taken from your shell's environment, which may differ from the cluster's"
             for setting in script.from_environment
-            # Variables that the caller writes before the script's name do not come from the environment.
+            # Variables that the caller writes before the script's name do not come from the
+            # environment.
             if setting.partition("=")[0] not in (variables or {})
         ),
     ]
-    # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.
+    # A script also prepares data and converts checkpoints; the command that trains knows most of
+    # the framework's flags.
     training = [command for command in commands if not trains_nothing(_program(command, known))]
     commands = training if any(_known(command, known) for command in training) else commands
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
@@ -158,13 +176,16 @@ def read_arguments(
         job.pop("ntasks", None)
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
-    # `megatron sft` starts torchrun by itself, with NPROC_PER_NODE and NNODES from the environment (swift/cli/main.py).
+    # `megatron sft` starts torchrun by itself, with NPROC_PER_NODE and NNODES from the environment
+    # (swift/cli/main.py).
     if _starts_processes_itself(best):
         for name, number in processes_in_variables(best).items():
             entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _of_configuration(entries["deepspeed-config"], Neighbours(Path(place).parent, script.files))
+        entries |= _of_configuration(
+            entries["deepspeed-config"], Neighbours(Path(place).parent, script.files)
+        )
     return Source(place=place, entries=entries, notes=tuple(notes))
 
 
@@ -187,7 +208,8 @@ def _starts_processes_itself(command: Command) -> bool:
 
 
 def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]:
-    """ZeRO settings of DeepSpeed's JSON, if the script writes this file or it is in the same folder."""
+    """ZeRO settings of DeepSpeed's JSON, if the script writes this file or it is in the same
+    folder."""
     # A file that cannot be read leaves the stage open.
     try:
         file = neighbours.find(str(config.value))
@@ -204,7 +226,9 @@ def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]
 
 def _known(command: Command, known: frozenset[str]) -> set[str]:
     """Known arguments of a command."""
-    return {_in_full(_name(word.text), known) for word in command.argv if word.text.startswith("--")} & known
+    return {
+        _in_full(_name(word.text), known) for word in command.argv if word.text.startswith("--")
+    } & known
 
 
 def _name(text: str) -> str:
@@ -213,12 +237,12 @@ def _name(text: str) -> str:
 
 
 def _in_full(name: str, known: frozenset[str]) -> str:
-    """Full name of an abbreviated argument, which argparse accepts (`--micro-batch`) if only one argument begins with
-    it.
+    """Full name of an abbreviated argument, which argparse accepts (`--micro-batch`) if only one
+    argument begins with it.
 
-    Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`. The
-    degrees of parallelism, `-size`, are older than other arguments that begin as they do, so that scripts cut them
-    short.
+    Words without a hyphen are too many things: `--output` is of srun, and no part of
+    `--output-logit-softcapping`. The degrees of parallelism, `-size`, are older than other
+    arguments that begin as they do, so that scripts cut them short.
     """
     if name in known or "-" not in name:
         return name
@@ -234,14 +258,20 @@ def _note_on_others(
     """A note on further commands that train with other arguments."""
     read = _known_values(best, known, switches)
     stated = [_known_values(command, known, switches) for command in commands]
-    differing = [arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read]
+    differing = [
+        arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read
+    ]
     if not differing:
         return []
     line = best.argv[0].line
-    return [f"{len(differing) + 1} training commands have different arguments; perfmodel reads the one on line {line}"]
+    return [
+        f"{len(differing) + 1} training commands have different arguments; perfmodel reads the one on line {line}"
+    ]
 
 
-def _known_values(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
+def _known_values(
+    command: Command, known: frozenset[str], switches: frozenset[str]
+) -> dict[str, Any]:
     """Known arguments of a command with their values."""
     entries = command_entries(command.argv, known, switches)
     return {name: entry.value for name, entry in entries.items() if name in known}
@@ -256,7 +286,8 @@ def _numbers_of(argv: Sequence[Word], has_nodes: bool) -> dict[str, int]:
     """
     texts = [word.text for word in argv]
     names = [Path(text).name for text in texts]
-    # Schedulers may start one another (`sbatch ... srun ... python`); the options of each end where the next begins.
+    # Schedulers may start one another (`sbatch ... srun ... python`); the options of each end where
+    # the next begins.
     starts = [i for i, name in enumerate(names) if name in (*_SLURM, *_MPI)]
     script = script_at(argv, frozenset())
     numbers = _numbers_of_hosts(texts[:script])
@@ -271,9 +302,11 @@ def _numbers_of(argv: Sequence[Word], has_nodes: bool) -> dict[str, int]:
 
 
 def _numbers_of_hosts(texts: Sequence[str]) -> dict[str, int]:
-    """Numbers that follow from the hosts in a launcher's options, by the names of a scheduler's options.
+    """Numbers that follow from the hosts in a launcher's options, by the names of a scheduler's
+    options.
 
-    `colossalai run --host a,b` names nodes, and DeepSpeed's `--include a:0,1@b:0,1` devices on them.
+    `colossalai run --host a,b` names nodes, and DeepSpeed's `--include a:0,1@b:0,1` devices on
+    them.
     """
     names = [Path(text).name for text in texts]
     numbers: dict[str, int] = {}
@@ -286,26 +319,42 @@ def _numbers_of_hosts(texts: Sequence[str]) -> dict[str, int]:
             parts = hosts.strip("'\"").split("@")
             # A host without a list has all of its devices.
             if all(re.fullmatch(r"[^:$]+:\d+(,\d+)*", part) for part in parts):
-                numbers |= {"nodes": len(parts), "ntasks": sum(part.count(",") + 1 for part in parts)}
+                numbers |= {
+                    "nodes": len(parts),
+                    "ntasks": sum(part.count(",") + 1 for part in parts),
+                }
     return numbers
 
 
 def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
     """Position of the program that a scheduler starts, where its own options end."""
-    programs = (*_LAUNCHERS, "python", "python3", "singularity", "apptainer", "docker", "numactl", "env")
+    programs = (
+        *_LAUNCHERS,
+        "python",
+        "python3",
+        "singularity",
+        "apptainer",
+        "docker",
+        "numactl",
+        "env",
+    )
     return next((i for i in range(start + 1, end) if names[i] in programs), end)
 
 
 def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
     """Position of the Python program in a training command; None if it has none.
 
-    Launchers are Python programs too (`python launch.py ... pretrain_gpt.py`), and values of arguments may end in .py:
-    it is the last one before the first known argument.
+    Launchers are Python programs too (`python launch.py ... pretrain_gpt.py`), and values of
+    arguments may end in .py: it is the last one before the first known argument.
     """
     last = None
     has_python = False
     for i, word in enumerate(argv):
-        if word.text.startswith("--") and _name(word.text) in known and _name(word.text) not in LAUNCHING:
+        if (
+            word.text.startswith("--")
+            and _name(word.text) in known
+            and _name(word.text) not in LAUNCHING
+        ):
             break
         is_module = i > 0 and argv[i - 1].text == "-m" and _is_module(word.text, has_python)
         has_python = has_python or Path(word.text).name.startswith(("python", "torchrun"))
@@ -315,13 +364,16 @@ def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
 
 
 def _is_module(text: str, has_python: bool) -> bool:
-    """Whether the word behind `-m` names a module that trains; behind other programs only if it has a dot."""
+    """Whether the word behind `-m` names a module that trains; behind other programs only if it has
+    a dot."""
     if "torch.distributed" in text:
         return False
     return "." in text or (has_python and re.fullmatch(r"[A-Za-z_][\w-]*", text) is not None)
 
 
-def command_entries(argv: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:
+def command_entries(
+    argv: Sequence[Word], known: frozenset[str], switches: frozenset[str]
+) -> dict[str, Entry]:
     """Arguments of one command, by names with hyphens.
 
     Args:
@@ -362,9 +414,12 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
 
 
 def write_arguments(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
-    """Write a bash script that launches with these arguments, followed by the script's own arguments."""
+    """Write a bash script that launches with these arguments, followed by the script's own
+    arguments."""
     rows = [(name, "" if value is True else f" {value}") for name, value in values.items()]
-    launcher = "".join(f" --{name.replace('-', '_')}{value}" for name, value in rows if name in LAUNCHER)
+    launcher = "".join(
+        f" --{name.replace('-', '_')}{value}" for name, value in rows if name in LAUNCHER
+    )
     lines = ["#!/bin/bash", *(f"# {comment}" for comment in comments)]
     lines.append("# data, tokenizer, optimizer and checkpoints are the script's own arguments")
     lines.append(f"torchrun{launcher} pretrain_gpt.py \\")

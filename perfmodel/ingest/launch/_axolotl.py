@@ -39,8 +39,9 @@ def _dtype(settings: Mapping[str, Any]) -> str:
 def _states(settings: Mapping[str, Any]) -> Fields:
     """Optimizer, and the element type of its states.
 
-    Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
-    either, weights, gradients and moments have the type that was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
+    Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies
+    of them; without either, weights, gradients and moments have the type that was loaded
+    (`axolotl/loaders/model.py`, `torch_dtype`).
     """
     fields = optimizer_fields(settings.get("optimizer", "adamw_torch_fused"))
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
@@ -63,7 +64,9 @@ def _tuning(settings: Mapping[str, Any]) -> Fields:
         bits = 4
     adapters = Adapters(
         rank=settings.get("lora_r", 8),
-        targets="all-linear" if is_on(settings.get("lora_target_linear")) else settings.get("lora_target_modules"),
+        targets="all-linear"
+        if is_on(settings.get("lora_target_linear"))
+        else settings.get("lora_target_modules"),
         dropout=settings.get("lora_dropout", 0),
         bits=8 if is_on(settings.get("load_in_8bit")) else bits,
     )
@@ -106,8 +109,10 @@ _LIGER: Final = (
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Liger's kernels: those of norms, rotary embeddings and activations together, and its loss with the gradient."""
-    # Jobs know eager kernels as one group: it is fused if the norms and rotary embeddings of every layer are.
+    """Liger's kernels: those of norms, rotary embeddings and activations together, and its loss
+    with the gradient."""
+    # Jobs know eager kernels as one group: it is fused if the norms and rotary embeddings of every
+    # layer are.
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
     stated: Fields = {"eager_kernels": ()} if all(needed) else {}
     if is_on(settings.get("liger_glu_activation")) or is_on(settings.get("liger_swiglu")):
@@ -124,15 +129,29 @@ def _further_fields(settings: Mapping[str, Any]) -> Fields:
 
 
 _CUT: Final = ("plugins", "cut_cross_entropy")
-_PLUGINS: Final = ("CutCrossEntropy", "Liger", "LMEval", "Spectrum", "LLMCompressor", "Grokfast", "Swanlab", "SwanLab")
+_PLUGINS: Final = (
+    "CutCrossEntropy",
+    "Liger",
+    "LMEval",
+    "Spectrum",
+    "LLMCompressor",
+    "Grokfast",
+    "Swanlab",
+    "SwanLab",
+)
 """Plugins whose own keys say what they change, or that change no step."""
 
 
 def _cut_loss(settings: Mapping[str, Any]) -> Fields:
-    """Cut cross-entropy, which never holds all logits: a plugin that is on unless its own switch turns it off."""
+    """Cut cross-entropy, which never holds all logits: a plugin that is on unless its own switch
+    turns it off."""
     plugins = " ".join(map(str, as_list(settings.get("plugins") or ())))
     is_asked = "CutCrossEntropy" in plugins or is_on(settings.get("cut_cross_entropy"))
-    fields: Fields = {"chunked_loss": True} if is_asked and is_on(settings.get("cut_cross_entropy", True)) else {}
+    fields: Fields = (
+        {"chunked_loss": True}
+        if is_asked and is_on(settings.get("cut_cross_entropy", True))
+        else {}
+    )
     strange = [name for name in plugins.split() if not any(known in name for known in _PLUGINS)]
     if strange:
         fields["doubt.plugins"] = (
@@ -142,7 +161,8 @@ def _cut_loss(settings: Mapping[str, Any]) -> Fields:
 
 
 def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
-    """Inputs of layers that wait for backward in host memory, as for `gradient_checkpointing: offload`."""
+    """Inputs of layers that wait for backward in host memory, as for
+    `gradient_checkpointing: offload`."""
     if not is_on(settings["activation_offloading"]):
         return {}
     note = "activation_offloading copies the inputs of layers to the host, but the prediction keeps them on the device"
@@ -172,7 +192,9 @@ AXOLOTL: Final = LaunchFormat(
         Rule(
             keys=("micro_batch_size", "gradient_accumulation_steps"),
             fields=("micro_batch",),
-            read=lambda settings: accumulation_fields(settings, "micro_batch_size", "gradient_accumulation_steps", 1),
+            read=lambda settings: accumulation_fields(
+                settings, "micro_batch_size", "gradient_accumulation_steps", 1
+            ),
         ),
         # Sharding, precision, and what the optimizer keeps, which depends on both.
         Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",)),
@@ -183,7 +205,11 @@ AXOLOTL: Final = LaunchFormat(
             auto_keys=("bf16",),
             defaults={"dtype": "bf16"},
         ),
-        Rule(keys=("optimizer", *_HALVES, *FSDP_KEYS, "deepspeed", "adapter"), read=_states, auto_keys=("bf16",)),
+        Rule(
+            keys=("optimizer", *_HALVES, *FSDP_KEYS, "deepspeed", "adapter"),
+            read=_states,
+            auto_keys=("bf16",),
+        ),
         Rule(
             keys=(
                 "adapter",

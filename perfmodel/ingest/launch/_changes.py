@@ -43,12 +43,15 @@ def changed_settings(
     form = launch_format(framework)
 
     def values_of(layout: Layout, job: Job) -> dict[str, Any]:
-        return launch_values(layout, framework, model=model, job=job, devices_per_node=devices_per_node)
+        return launch_values(
+            layout, framework, model=model, job=job, devices_per_node=devices_per_node
+        )
 
     values_before = values_of(*before)
     values_after = values_of(*after)
     changes = []
-    # Settings that both files have come first, in the order of the file; those that only the new layout needs, last.
+    # Settings that both files have come first, in the order of the file; those that only the new
+    # layout needs, last.
     for name in dict.fromkeys((*values_before, *values_after)):
         line_before = _line(name, values_before, form.syntax)
         line_after = _line(name, values_after, form.syntax)

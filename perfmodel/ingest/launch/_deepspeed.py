@@ -21,7 +21,10 @@ from perfmodel.ingest.launch._table import (
 DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
 """Places for offloaded states -> whether the place is off the device."""
 _WRITTEN: Final = {"adam": "Adam", "adamw": "Adam", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
-_OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+_OFFLOADS: Final = (
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_param.device",
+)
 _SHARDS: Final = "zero_optimization.mics_shard_size"
 _HALVES: Final = {
     "bf16.enabled": "bf16",
@@ -33,7 +36,8 @@ _HALVES: Final = {
     "fp16": "fp16",
     "amp": "fp16",
 }
-"""Keys that turn 16-bit training on, with the element type; the short keys need only `true` or `auto`."""
+"""Keys that turn 16-bit training on, with the element type; the short keys need only `true` or
+`auto`."""
 _STAGE: Final = (
     "zero_optimization.stage",
     "zero_optimization.overlap_comm",
@@ -42,9 +46,9 @@ _STAGE: Final = (
 
 
 def stage_as_it_runs(stage: int, dtype: str) -> Fields:
-    """ZeRO stage that really runs: with bf16 and no ZeRO, DeepSpeed's optimizer shards its states and accumulates
-    gradients in fp32 (DeepSpeed runtime/engine.py `_do_optimizer_sanity_check` and `get_data_types`,
-    runtime/bf16_optimizer.py)."""
+    """ZeRO stage that really runs: with bf16 and no ZeRO, DeepSpeed's optimizer shards its states
+    and accumulates gradients in fp32 (DeepSpeed runtime/engine.py `_do_optimizer_sanity_check` and
+    `get_data_types`, runtime/bf16_optimizer.py)."""
     if stage > 0 or dtype != "bf16":
         return {"zero": stage}
     return {
@@ -57,8 +61,8 @@ def stage_as_it_runs(stage: int, dtype: str) -> Fields:
 def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Element type of a file, and a remark if it is a guess.
 
-    Hugging Face's Trainer replaces `auto` by its own --bf16 and --fp16. So a file with `auto` for one type means that
-    type, and a file with `auto` for both means the newer one.
+    Hugging Face's Trainer replaces `auto` by its own --bf16 and --fp16. So a file with `auto` for
+    one type means that type, and a file with `auto` for both means the newer one.
     """
     left_open: dict[str, str] = {}
     for name, value in settings.items():
@@ -87,35 +91,46 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 
 
 def _overlap(settings: Mapping[str, Any]) -> Fields:
-    """Overlap of reductions, by default only under stage 3; weights are then prefetched unless the bucket is empty."""
+    """Overlap of reductions, by default only under stage 3; weights are then prefetched unless the
+    bucket is empty."""
     stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     fields = stage_as_it_runs(stage, dtype)
-    # `overlap_comm_valid` of deepspeed/runtime/zero/config.py: the default is True under stage 3 alone.
+    # `overlap_comm_valid` of deepspeed/runtime/zero/config.py: the default is True under stage 3
+    # alone.
     if stage == 3 or "zero_optimization.overlap_comm" in settings:
-        fields["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
+        fields["overlap_grad_reduce"] = FLAG.read(
+            settings.get("zero_optimization.overlap_comm", True)
+        )
     if stage == 3:
-        fields["overlap_param_gather"] = settings.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
+        fields["overlap_param_gather"] = (
+            settings.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
+        )
     return fields
 
 
 def _write_overlap(fields: Fields) -> Mapping[str, Any]:
     stage = fields["zero"]
-    values = {"zero_optimization.stage": stage, "zero_optimization.overlap_comm": fields["overlap_grad_reduce"]}
+    values = {
+        "zero_optimization.stage": stage,
+        "zero_optimization.overlap_comm": fields["overlap_grad_reduce"],
+    }
     if stage == 3 and not fields["overlap_param_gather"]:
         values["zero_optimization.stage3_prefetch_bucket_size"] = 0
     return values
 
 
 def offloaded_states(weights: bool, optimizer: bool) -> Fields:
-    """States that are offloaded; weights are offloaded only together with the optimizer's states."""
+    """States that are offloaded; weights are offloaded only together with the optimizer's
+    states."""
     if weights:
         return {"offload_states": "weights"}
     return {"offload_states": "optimizer"} if optimizer else {}
 
 
 def _offload(settings: Mapping[str, Any]) -> Fields:
-    """Model states that DeepSpeed keeps in host memory, or on NVMe, which is read as host memory."""
+    """Model states that DeepSpeed keeps in host memory, or on NVMe, which is read as host
+    memory."""
     fields: Fields = {}
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     fields |= offloaded_states(weights, optimizer)
@@ -128,7 +143,8 @@ _SHARE_ON_HOST: Final = "zero_optimization.offload_optimizer.ratio"
 
 
 def _partial_offload(settings: Mapping[str, Any]) -> Fields:
-    """Twin-Flow (deepspeed.ai, ZeRO-Offload++): the optimizer updates a share of the weights on the device."""
+    """Twin-Flow (deepspeed.ai, ZeRO-Offload++): the optimizer updates a share of the weights on the
+    device."""
     share = NUMBER.read(settings[_SHARE_ON_HOST])
     if share >= 1:
         return {}
@@ -159,8 +175,8 @@ def _optimizer(settings: Mapping[str, Any]) -> Fields:
     masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
         return fields
-    # Masters and gradients are then bf16 (deepspeed/runtime/precision_config.py); with Adam's moments in bf16 too,
-    # everything that is kept of a weight takes 2 bytes.
+    # Masters and gradients are then bf16 (deepspeed/runtime/precision_config.py); with Adam's
+    # moments in bf16 too, everything that is kept of a weight takes 2 bytes.
     fields["grad_dtype"] = "bf16"
     if moments and fields.get("optimizer", "adam") in ("adam", "adamw"):
         fields["optimizer"] = "adam16bit"
@@ -178,14 +194,18 @@ def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
     return {"optimizer.type": None if optimizer is None else _WRITTEN.get(optimizer)}
 
 
-_BUCKETS: Final = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
+_BUCKETS: Final = (
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.allgather_bucket_size",
+)
 _USUAL_BUCKET: Final = 500_000_000
 """Default elements of a bucket."""
 
 
 def _buckets(settings: Mapping[str, Any]) -> Fields:
-    """Buffers of the sizes that a file states: one of gradients, or two where reductions overlap with backward, and
-    below stage 3 one of weights (`runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`)."""
+    """Buffers of the sizes that a file states: one of gradients, or two where reductions overlap
+    with backward, and below stage 3 one of weights (`runtime/zero/stage_1_and_2.py`,
+    `runtime/zero/stage3.py`)."""
     if not any(name in settings for name in _BUCKETS):
         return {}
     stage = WHOLE_OR_NONE.read(settings.get(_STAGE[0], 0))
@@ -206,7 +226,8 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
 
 
 _SEQUENCE: Final = "sequence_parallel_size"
-"""Ranks that share a sequence by heads (DeepSpeed 0.17, `runtime/sequence_parallel/ulysses_sp.py`)."""
+"""Ranks that share a sequence by heads (DeepSpeed 0.17,
+`runtime/sequence_parallel/ulysses_sp.py`)."""
 
 
 def _sequence(settings: Mapping[str, Any]) -> Fields:
@@ -226,7 +247,8 @@ _SECONDARY: Final = (
 def _secondary(settings: Mapping[str, Any]) -> Fields:
     """Secondary shards of ZeRO++, and a doubt about its quantised messages."""
     fields: Fields = {}
-    # hpZ keeps a second 16-bit copy of the weights, sharded over the ranks of a node (ZeRO++, arXiv 2306.10209).
+    # hpZ keeps a second 16-bit copy of the weights, sharded over the ranks of a node (ZeRO++, arXiv
+    # 2306.10209).
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
         fields["secondary_shards"] = ranks
@@ -240,13 +262,15 @@ def _secondary(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_offload(fields: Fields) -> Mapping[str, Any]:
-    # DeepSpeed offloads weights only together with the optimizer: each choice adds a key to the one before.
+    # DeepSpeed offloads weights only together with the optimizer: each choice adds a key to the one
+    # before.
     n_keys = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
     return dict.fromkeys(_OFFLOADS[:n_keys], "cpu")
 
 
 def _shards(settings: Mapping[str, Any]) -> Fields:
-    """Ranks of a sharding group in MiCS (deepspeed/runtime/zero/mics.py); -1 if all ranks form one group."""
+    """Ranks of a sharding group in MiCS (deepspeed/runtime/zero/mics.py); -1 if all ranks form one
+    group."""
     ranks = settings[_SHARDS]
     return {} if ranks == -1 else {"shard_ranks": WHOLE.read(ranks)}
 
@@ -267,28 +291,48 @@ DEEPSPEED: Final = LaunchFormat(
     name="deepspeed",
     syntax="json",
     frameworks=("deepspeed",),
-    marks=("zero_optimization.*", "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
+    marks=(
+        "zero_optimization.*",
+        "zero_optimization",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+    ),
     table=(
-        # Any two of batch, micro-batch and accumulation determine the third (deepspeed/runtime/config.py,
-        # `_set_batch_related_parameters`).
+        # Any two of batch, micro-batch and accumulation determine the third
+        # (deepspeed/runtime/config.py, `_set_batch_related_parameters`).
         key("train_batch_size", "global_batch"),
         key("train_micro_batch_size_per_gpu", "micro_batch"),
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
         Rule(keys=(_SEQUENCE,), read=_sequence, fields=("cp",)),
-        # ZeRO (deepspeed/runtime/zero/config.py): stage and overlap, states off the device, ZeRO++, buffers, MiCS.
-        Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
+        # ZeRO (deepspeed/runtime/zero/config.py): stage and overlap, states off the device, ZeRO++,
+        # buffers, MiCS.
+        Rule(
+            keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)
+        ),
         Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
         Rule(keys=(_SHARE_ON_HOST,), read=_partial_offload),
         Rule(keys=_SECONDARY, read=_secondary),
-        Rule(keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES), read=_buckets, auto_keys=tuple(_HALVES)),
+        Rule(
+            keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES),
+            read=_buckets,
+            auto_keys=tuple(_HALVES),
+        ),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
         Rule(
-            keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}, auto_keys=tuple(_HALVES)
+            keys=tuple(_HALVES),
+            read=_dtype,
+            write=_write_dtype,
+            defaults={"dtype": "fp32"},
+            auto_keys=tuple(_HALVES),
         ),
         # Gradients are added up in the type of the weights unless `data_types` says another.
-        key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
+        key(
+            "data_types.grad_accum_dtype",
+            "grad_dtype",
+            words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}),
+        ),
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
     ),
     harmless=(

@@ -11,7 +11,8 @@ from perfmodel.spec import Model
 
 AUTO: Final = "auto"
 UNSAID: Final = (None, AUTO, "???", "null", "None")
-"""Values that leave an entry to the framework: OmegaConf's `???`, DeepSpeed's and Composer's `auto`."""
+"""Values that leave an entry to the framework: OmegaConf's `???`, DeepSpeed's and Composer's
+`auto`."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,13 @@ class Entry:
 
     value: Any
     line: int
-    """Line number, from 1; 0 if unknown. For entries of an included file, the line that includes it."""
+    """Line number, from 1; 0 if unknown. For entries of an included file, the line that includes
+    it."""
     included: tuple[str, int] | None = None
     """Path and line of the included file that has the entry; None if it is not included."""
     is_default: bool = False
-    """Whether the entry changes nothing: the framework has this value anyway, or the table exists only for other tables
-    to inherit from."""
+    """Whether the entry changes nothing: the framework has this value anyway, or the table exists
+    only for other tables to inherit from."""
 
 
 Entries = Mapping[str, Entry]
@@ -60,7 +62,8 @@ def as_list(value: Any) -> list[Any]:
 
 
 def yaml_value(text: str) -> Any:
-    """The value of a command-line setting, parsed as YAML; the text itself if it is no single YAML document.
+    """The value of a command-line setting, parsed as YAML; the text itself if it is no single YAML
+    document.
 
     Raises:
         TooLargeError: aliases that multiply.
@@ -86,7 +89,8 @@ class NamedFile:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Files that a launch file may refer to: those in its folder, and those that a script writes itself."""
+    """Files that a launch file may refer to: those in its folder, and those that a script writes
+    itself."""
 
     folder: Path
     written: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +108,10 @@ class Neighbours:
             return NamedFile(self.folder / file_name, self.written[file_name])
         # Paths are those of the cluster; a copy of the files often lies in one folder.
         try:
-            path = next((path for path in (self.folder / name, self.folder / file_name) if path.is_file()), None)
+            path = next(
+                (path for path in (self.folder / name, self.folder / file_name) if path.is_file()),
+                None,
+            )
         except (OSError, ValueError):
             return None
         if path is None:
@@ -112,7 +119,9 @@ class Neighbours:
         try:
             return NamedFile(path, read_text(path))
         except (OSError, UnicodeDecodeError, TooLargeError):
-            raise LaunchFileError(f"{path}: cannot be read; fix it, or remove it from the launch file") from None
+            raise LaunchFileError(
+                f"{path}: cannot be read; fix it, or remove it from the launch file"
+            ) from None
 
 
 def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry]:
@@ -122,12 +131,18 @@ def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry
         path: path of the included file.
         line: line of the file that includes it; 0 for none.
     """
-    return {key: Entry(entry.value, line, entry.included or (str(path), entry.line)) for key, entry in entries.items()}
+    return {
+        key: Entry(entry.value, line, entry.included or (str(path), entry.line))
+        for key, entry in entries.items()
+    }
 
 
 def broken_at(place: str, entry: Entry, message: str) -> LaunchFileError:
-    """The error for a value; it names the file and line that hold the value, also in an included file."""
-    return broken(*entry.included, message) if entry.included else broken(place, entry.line, message)
+    """The error for a value; it names the file and line that hold the value, also in an included
+    file."""
+    return (
+        broken(*entry.included, message) if entry.included else broken(place, entry.line, message)
+    )
 
 
 def broken(place: str, line: int, message: str) -> LaunchFileError:

@@ -1,6 +1,7 @@
 """Writes layouts as launch files; refuses a layout that would not be read back the same.
 
-In a user's own file, settings that do not concern layouts stay, and so do those that are already right.
+In a user's own file, settings that do not concern layouts stay, and so do those that are already
+right.
 """
 
 from collections import Counter
@@ -16,7 +17,13 @@ from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._arguments import write_arguments
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import Launch
-from perfmodel.ingest.launch._model import PARTS_OF_MODEL, catalog_model, model_fields, model_of, shape
+from perfmodel.ingest.launch._model import (
+    PARTS_OF_MODEL,
+    catalog_model,
+    model_fields,
+    model_of,
+    shape,
+)
 from perfmodel.ingest.launch._read import launch_format, parse_launch, recognised, text_of
 from perfmodel.ingest.launch._read_entries import wrapper_of
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
@@ -28,8 +35,8 @@ _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml":
 
 def comparable(layout: Layout) -> Layout:
     """The layout with settings that have no effect reset to their defaults."""
-    # Reading a file back cannot restore fields that the file need not state. Two layouts are the same here if every
-    # rank does the same work in the same order.
+    # Reading a file back cannot restore fields that the file need not state. Two layouts are the
+    # same here if every rank does the same work in the same order.
     canonical = layout.canonical
     if canonical.schedule == "gpipe" and layout.vpp > 1:
         # GPipe's order with several chunks is that of breadth-first.
@@ -51,7 +58,9 @@ def comparable(layout: Layout) -> Layout:
     if full_layers is not None:
         if len(set(full_layers)) == 1:
             full_layers = (full_layers[0],)
-        canonical = canonical.replace(recompute_full_layers=None if full_layers == (0,) else full_layers)
+        canonical = canonical.replace(
+            recompute_full_layers=None if full_layers == (0,) else full_layers
+        )
     if layout.pp == 1:
         canonical = canonical.replace(partition=None)
     return canonical
@@ -71,21 +80,24 @@ def export_launch(
     devices_per_node: int = networks.DEVICES_PER_NODE,
     like: Path | str | None = None,
 ) -> str:
-    """Write the launch file that runs a layout under a framework, with model and job where the format has keys for
-    them.
+    """Write the launch file that runs a layout under a framework, with model and job where the
+    format has keys for them.
 
-    Reading it back with `read_launch` gives the same layout: a layout that would come back as another is refused.
+    Reading it back with `read_launch` gives the same layout: a layout that would come back as
+    another is refused.
 
     Args:
         framework: such as `megatron-core`, `torchtitan@2025`, `nanotron`.
         model: the trained model; without it the file has no model.
         job: batch, sequence length and dtype.
         devices_per_node: node size of the cluster, for launchers that ask for it.
-        like: a TOML, YAML or JSON file of this framework, whose other settings are kept (its comments are not).
+        like: a TOML, YAML or JSON file of this framework, whose other settings are kept (its
+            comments are not).
 
     Raises:
         UnknownNameError: no launch files of this framework are known.
-        LaunchFileError: the framework cannot run the layout; the message says which setting, and why.
+        LaunchFileError: the framework cannot run the layout; the message says which setting, and
+            why.
     """
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
@@ -100,10 +112,19 @@ def export_launch(
     # The text is read back under this name: files that it includes lie beside the user's own.
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
     try:
-        # A user's own file keeps as much as it can: first all settings that agree, then only those of other things.
+        # A user's own file keeps as much as it can: first all settings that agree, then only those
+        # of other things.
         if like is not None and form.syntax != "arguments":
             try:
-                return _written(form, merged(form, fields, like, stays=True), comments, place, layout, model, job)
+                return _written(
+                    form,
+                    merged(form, fields, like, stays=True),
+                    comments,
+                    place,
+                    layout,
+                    model,
+                    job,
+                )
             except LaunchFileError:
                 # Settings that stayed contradict the new values: write all of these anew.
                 values = merged(form, fields, like, stays=False)
@@ -117,12 +138,19 @@ def export_launch(
     if model is not None and not _holds(form, values, place, layout, model):
         # A model that would be another one when read back is left to the user.
         values = values_without_model
-        comments.append(f"model {model.name}: this format has no key for the model; choose it in the training script")
+        comments.append(
+            f"model {model.name}: this format has no key for the model; choose it in the training script"
+        )
     return _written(form, values, comments, place, layout, model, job)
 
 
 def launch_values(
-    layout: Layout, framework: str, *, model: Model | str | None, job: Job | None, devices_per_node: int
+    layout: Layout,
+    framework: str,
+    *,
+    model: Model | str | None,
+    job: Job | None,
+    devices_per_node: int,
 ) -> dict[str, Any]:
     """The settings of the file that `export_launch` writes, by name.
 
@@ -136,7 +164,12 @@ def launch_values(
 
 
 def _fields_for(
-    form: LaunchFormat, framework: str, layout: Layout, model: Model | None, job: Job | None, devices_per_node: int
+    form: LaunchFormat,
+    framework: str,
+    layout: Layout,
+    model: Model | None,
+    job: Job | None,
+    devices_per_node: int,
 ) -> Fields:
     """The fields of a file, including the framework if its format serves several."""
     plain_name = framework.partition("@")[0].strip().lower()
@@ -153,11 +186,17 @@ def _written(
     model: Model | None,
     job: Job | None,
 ) -> str:
-    """The file's text, which gives the same layout and job when it is read back; raises `LaunchFileError` if not."""
+    """The file's text, which gives the same layout and job when it is read back; raises
+    `LaunchFileError` if not."""
     text = _WRITERS[form.syntax](values, tuple(comments))
-    # The written file is read back: a user must launch exactly what was predicted, setting by setting.
+    # The written file is read back: a user must launch exactly what was predicted, setting by
+    # setting.
     back = parse_launch(
-        text, place, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
+        text,
+        place,
+        devices=layout.devices,
+        model=model,
+        global_batch=job.global_batch if job else None,
     )
     if back.layout is not None:
         back = replace(back, layout=_without_own_cut(form, back.layout, model))
@@ -175,8 +214,13 @@ def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) ->
 
 
 def _with_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
-    """The layout with the stages that the framework chooses by itself, if the layout leaves them open."""
-    if model is None or layout.partition is not None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
+    """The layout with the stages that the framework chooses by itself, if the layout leaves them
+    open."""
+    if (
+        model is None
+        or layout.partition is not None
+        or not catalog.framework(form.frameworks[0]).launch.stages_by_cost
+    ):
         return layout
     return layout.replace(partition=partition_by_cost(model, layout.pp))
 
@@ -212,12 +256,15 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
         fields |= {name: job.value(name) for name in names}
     if model is None:
         return fields
-    # Torchtitan and others name models instead of describing them; stages need to know layers in any case.
+    # Torchtitan and others name models instead of describing them; stages need to know layers in
+    # any case.
     fields |= {"layers": getattr(model, "layers", 0), "named": model.name}
     return fields | model_fields(model)
 
 
-def _holds(form: LaunchFormat, values: Mapping[str, Any], place: str, layout: Layout, model: Model) -> bool:
+def _holds(
+    form: LaunchFormat, values: Mapping[str, Any], place: str, layout: Layout, model: Model
+) -> bool:
     """Whether the file describes exactly this model."""
     try:
         back = parse_launch(_WRITERS[form.syntax](values, ()), place, devices=layout.devices)
@@ -227,14 +274,19 @@ def _holds(form: LaunchFormat, values: Mapping[str, Any], place: str, layout: La
 
 
 def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | None) -> None:
-    """Raise an error that names the fields that are not read back unchanged, with the reason if it is known."""
+    """Raise an error that names the fields that are not read back unchanged, with the reason if it
+    is known."""
     if back.layout is None:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
-    # Fields that the file does not state follow from the framework on both sides and need no comparison.
+    # Fields that the file does not state follow from the framework on both sides and need no
+    # comparison.
     expected = vars(comparable(layout))
     got = vars(comparable(back.layout))
     if job is not None:
-        stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
+        stated = dict(back.job_fields) | {
+            "seq_len": back.seq_len,
+            "global_batch": back.global_batch,
+        }
         stated = {name: value for name, value in stated.items() if value is not None}
         expected = expected | {name: job.value(name) for name in stated}
         got = got | stated
@@ -242,15 +294,24 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     if lost:
         # Name each lost field with the reason and the value that the framework would use instead.
         reasons = "; ".join(
-            f"{name}={written(expected[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
+            f"{name}={written(expected[name])}"
+            + (f" ({form.limits[name]})" if name in form.limits else "")
             for name in lost
             if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
         )
-        fix = ",".join(f"{name}={written(got[name])}" for name in lost if name != "dp" and got[name] is not None)
-        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {reasons}" + (f"; use {fix}" if fix else ""))
+        fix = ",".join(
+            f"{name}={written(got[name])}"
+            for name in lost
+            if name != "dp" and got[name] is not None
+        )
+        raise LaunchFileError(
+            f"{form.name} cannot run {layout.label}: {reasons}" + (f"; use {fix}" if fix else "")
+        )
 
 
-def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: bool) -> dict[str, Any]:
+def merged(
+    form: LaunchFormat, fields: Fields, template: Path | str, *, stays: bool
+) -> dict[str, Any]:
     """Values that state the fields, merged into another file of the same format.
 
     Args:
@@ -266,7 +327,8 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
             f"{template}: this is a launch file of {template_form.name}, not of {form.name}; give a file of "
             f"{form.name}, or leave it out"
         )
-    # Values are computed under plain names, and stand in the user's file perhaps inside a wrapping table.
+    # Values are computed under plain names, and stand in the user's file perhaps inside a wrapping
+    # table.
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
     wrapper = next(filter(None, map(wrapper_of, source.written)), "")
     settings = {key: entry.value for key, entry in source.entries.items()}
@@ -277,7 +339,8 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
         own_notation = {key: source.written[place] for key, place in places.items()}
         values = _with_own_notation(form, fields, values, settings, own_notation)
 
-    # The values replace those of the file. Its other settings stay, except those of layouts and models.
+    # The values replace those of the file. Its other settings stay, except those of layouts and
+    # models.
     placed = {places.get(key, wrapper + key): value for key, value in values.items()}
     replaced: set[str] = set()
     for rule in form.table:
@@ -299,8 +362,8 @@ def _with_own_notation(
     settings: Mapping[str, Any],
     own_notation: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Values in the file's own notation (a list in place of a number, an alias) where it already states the same
-    fields.
+    """Values in the file's own notation (a list in place of a number, an alias) where it already
+    states the same fields.
 
     So the difference to a user's file stays small.
 
@@ -315,12 +378,15 @@ def _with_own_notation(
 
     # First the keys that are already right.
     for rule in form.table:
-        # A key that several rules read may mean more than this rule knows of: only its exclusive keys stay.
+        # A key that several rules read may mean more than this rule knows of: only its exclusive
+        # keys stay.
         exclusive = {key for key in rule.keys if owners[key] == 1}
         stated = {key: value for key, value in settings.items() if key in rule.keys}
         if exclusive & set(stated) and _says(rule, stated, fields):
             values = {key: value for key, value in values.items() if key not in exclusive}
-            values |= {key: own_notation[key] for key in exclusive & set(stated) & set(own_notation)}
+            values |= {
+                key: own_notation[key] for key in exclusive & set(stated) & set(own_notation)
+            }
 
     # Then keys that are read and never written, where they contradict nothing.
     agreed = {}
@@ -366,8 +432,12 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
     """Whether a key that the format reads but does not write agrees with the fields."""
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
-        written = _fields_written(rule, {name: value for name, value in settings.items() if name in rule.keys})
-        claimed = {name: value for name, value in written.items() if not name.startswith(_NOT_WRITTEN)}
+        written = _fields_written(
+            rule, {name: value for name, value in settings.items() if name in rule.keys}
+        )
+        claimed = {
+            name: value for name, value in written.items() if not name.startswith(_NOT_WRITTEN)
+        }
         if any(fields.get(name) != value for name, value in claimed.items()):
             return False
     return bool(owners)
@@ -376,7 +446,9 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
 def _names_model(form: LaunchFormat, settings: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the file names the model of the fields instead of describing it."""
     for rule in form.table:
-        written = _fields_written(rule, {key: value for key, value in settings.items() if key in rule.keys})
+        written = _fields_written(
+            rule, {key: value for key, value in settings.items() if key in rule.keys}
+        )
         if "model" in written and _same_model(written["model"], fields):
             return True
     return False
@@ -388,7 +460,8 @@ def _same_model(name: str, fields: Fields) -> bool:
     return named is not None and shape(named) == shape(expected or model_of(fields, "", ""))
 
 
-# --- settings as text of TOML, JSON and YAML ---------------------------------------------------------
+# --- settings as text of TOML, JSON and YAML
+# ---------------------------------------------------------
 
 
 def _write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
@@ -439,4 +512,9 @@ def _write_yaml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
     return head + yaml.safe_dump(_nested(values), sort_keys=False, default_flow_style=False)
 
 
-_WRITERS: Final = {"arguments": write_arguments, "json": _write_json, "toml": _write_toml, "yaml": _write_yaml}
+_WRITERS: Final = {
+    "arguments": write_arguments,
+    "json": _write_json,
+    "toml": _write_toml,
+    "yaml": _write_yaml,
+}

@@ -1,6 +1,7 @@
 """Settings that fine-tuning front ends share: adapters, sharding, precision and optimizers.
 
-They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted by one of these.
+They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted
+by one of these.
 """
 
 import re
@@ -11,7 +12,16 @@ from typing import Any, Final
 from perfmodel.ingest.launch._adapters import adapter_modules
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, sharding, stage_of_resharding
-from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, words
+from perfmodel.ingest.launch._table import (
+    NUMBER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    BadValue,
+    Fields,
+    Rule,
+    Values,
+    words,
+)
 
 _BASE_WEIGHTS: Final = {4: "nf4", 8: "int8"}
 """Storage of frozen weights by their number of bits (bitsandbytes)."""
@@ -27,7 +37,8 @@ _NARROW_NAMES: Final = (
 
 
 def bits_by_name(model: Any) -> int:
-    """Bits of the weights of a checkpoint that is quantized by its name (`...-GPTQ`, `...-bnb-4bit`); 0 for others."""
+    """Bits of the weights of a checkpoint that is quantized by its name (`...-GPTQ`,
+    `...-bnb-4bit`); 0 for others."""
     lower_name = str(model).lower().replace("_", "-")
     return next((bits for pattern, bits in _NARROW_NAMES if pattern.search(lower_name)), 0)
 
@@ -38,8 +49,8 @@ class Adapters:
 
     rank: Any
     targets: Any = None
-    """Products that have adapters: a list, names with commas, or a word for all; None if the file does not state
-    them."""
+    """Products that have adapters: a list, names with commas, or a word for all; None if the file
+    does not state them."""
     dropout: Any = None
     bits: int = 0
     """Bits of each frozen weight; 0 if they are stored in the type of the products."""
@@ -47,7 +58,9 @@ class Adapters:
     @property
     def fields(self) -> Fields:
         """The LoRA fields; all weights except adapters are frozen."""
-        fields: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(self.targets)
+        fields: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(
+            self.targets
+        )
         if self.dropout is not None:
             fields["adapter_dropout"] = NUMBER.read(self.dropout) > 0
         if self.bits in _BASE_WEIGHTS:
@@ -78,13 +91,16 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
             )
         }
     fields = adapters.fields
-    # DoRA, VeRA and IA3 also train few weights beside frozen ones. LoRA is the closest modelled method.
+    # DoRA, VeRA and IA3 also train few weights beside frozen ones. LoRA is the closest modelled
+    # method.
     if word not in _LORA:
         fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is predicted as LoRA"
     return fields
 
 
-def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
+def accumulation_fields(
+    settings: Mapping[str, Any], micro: str, passes: str, default_micro: int
+) -> Fields:
     """Sequences per device and pass, and accumulation steps.
 
     Args:
@@ -100,27 +116,36 @@ def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, de
 
 
 def is_on(value: Any) -> bool:
-    """Whether a switch is on; words other than true or false (`auto`, `offload`) are accepted too."""
-    return value not in (None, False, "", [], 0) and str(value).lower() not in ("false", "no", "none", "0")
+    """Whether a switch is on; words other than true or false (`auto`, `offload`) are accepted
+    too."""
+    return value not in (None, False, "", [], 0) and str(value).lower() not in (
+        "false",
+        "no",
+        "none",
+        "0",
+    )
 
 
 _OBJECTIVE: Final = re.compile(
     r"(?<![a-z])(dpo|ipo|orpo|kto|cpo|simpo|ppo|grpo|rloo|gkd|kd|rm|prm|reward\w*|rlhf|distill\w*|distillation)(?![a-z])",
     re.IGNORECASE,
 )
-"""Words in names of programs and losses that mean preference tuning, reinforcement, reward models or distillation."""
+"""Words in names of programs and losses that mean preference tuning, reinforcement, reward models
+or distillation."""
 
 
 def objective_fields(word: Any, key: str) -> Fields:
-    """Record the doubt that an objective raises, if it runs other models or further passes. Only training on plain text
-    raises none.
+    """Record the doubt that an objective raises, if it runs other models or further passes. Only
+    training on plain text raises none.
 
     Args:
         word: the objective that a file states, or the name of a program or loss.
         key: the key that says it.
     """
     # `DPOLoss` is one word, and so is `train_dpo.py`.
-    spaced = re.sub(r"([a-z])([A-Z])|([A-Z])(?=[A-Z][a-z])", r"\1\3 \2", str(word).rpartition("/")[2]).replace("_", " ")
+    spaced = re.sub(
+        r"([a-z])([A-Z])|([A-Z])(?=[A-Z][a-z])", r"\1\3 \2", str(word).rpartition("/")[2]
+    ).replace("_", " ")
     if not _OBJECTIVE.search(spaced):
         return {}
     return {
@@ -139,26 +164,39 @@ _OPTIMIZER_WORDS: Final = (
     ("sgd", "sgd"),
 )
 """Parts of the names of optimizers; the first that fits decides."""
-_NOT_PLAIN: Final = ("galore", "apollo", "lomo", "badam", "shampoo", "adam_mini", "soap", "dion", "lisa")
+_NOT_PLAIN: Final = (
+    "galore",
+    "apollo",
+    "lomo",
+    "badam",
+    "shampoo",
+    "adam_mini",
+    "soap",
+    "dion",
+    "lisa",
+)
 """Optimizers whose states differ from those of the optimizer that their names begin with."""
 
 
 def optimizer_fields(name: Any) -> Fields:
-    """The optimizer that a name of Hugging Face's Trainer, torch or bitsandbytes stands for (`adamw_torch_fused`,
-    `paged_adamw_8bit`, `torch.optim.AdamW`)."""
+    """The optimizer that a name of Hugging Face's Trainer, torch or bitsandbytes stands for
+    (`adamw_torch_fused`, `paged_adamw_8bit`, `torch.optim.AdamW`)."""
     if not isinstance(name, str):
         raise BadValue(f"must be the name of an optimizer, got {name!r}")
     lower_name = name.rpartition(".")[2].lower()
     known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in lower_name), None)
     if known is None or any(part in lower_name for part in _NOT_PLAIN):
         return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is predicted as Adam"}
-    # bitsandbytes quantizes states block by block; of its optimizers only 8-bit Adam has a record of states here.
+    # bitsandbytes quantizes states block by block; of its optimizers only 8-bit Adam has a record
+    # of states here.
     narrow = any(part in lower_name for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
         return {"optimizer": "adam8bit"}
     fields: Fields = {"optimizer": known}
     if narrow:
-        fields["doubt.optimizer"] = f"memory may be wrong: the states of optimizer {name} are predicted in 16 bits"
+        fields["doubt.optimizer"] = (
+            f"memory may be wrong: the states of optimizer {name} are predicted in 16 bits"
+        )
     if lower_name.startswith("paged"):
         fields["note.optimizer"] = (
             f"optimizer {name} may move its states to the host, but the prediction keeps them on the device"
@@ -169,7 +207,9 @@ def optimizer_fields(name: Any) -> Fields:
 def optimizer_rule(*names: str) -> Rule:
     """The rule that reads an optimizer from its name."""
     return Rule(
-        keys=names, fields=("optimizer",), read=lambda settings: optimizer_fields(next(iter(settings.values())))
+        keys=names,
+        fields=("optimizer",),
+        read=lambda settings: optimizer_fields(next(iter(settings.values()))),
     )
 
 
@@ -218,13 +258,20 @@ ATTENTION: Final = Values(_read_attention, _ATTENTION_WORDS.write)
 
 
 def fsdp_options(value: Any) -> list[str]:
-    """Options in the Trainer's `fsdp`: `"full_shard auto_wrap"`, a list of them, or `true` since Transformers 5."""
+    """Options in the Trainer's `fsdp`: `"full_shard auto_wrap"`, a list of them, or `true` since
+    Transformers 5."""
     if isinstance(value, list):
         return [str(option).lower() for option in value]
     return ["full_shard"] if value is True else str(value).lower().replace(",", " ").split()
 
 
-_STRATEGIES: Final = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+_STRATEGIES: Final = (
+    "full_shard",
+    "shard_grad_op",
+    "no_shard",
+    "hybrid_shard",
+    "hybrid_shard_zero2",
+)
 FSDP_KEYS: Final = (
     "fsdp",
     "fsdp_version",
@@ -250,7 +297,9 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
     def option(name: str) -> Any:
         return settings.get(f"fsdp_config.{name}", settings.get(f"fsdp_config.fsdp_{name}"))
 
-    strategy = next((word for word in options if word in _STRATEGIES), None) or option("sharding_strategy")
+    strategy = next((word for word in options if word in _STRATEGIES), None) or option(
+        "sharding_strategy"
+    )
     reshards = option("reshard_after_forward")
     if strategy is None and not options and reshards is None and not _is_second(settings):
         return {}
@@ -276,12 +325,15 @@ def torch_framework(fields: Fields, entries: Entries) -> str:
     """The catalog's framework for plain PyTorch."""
     if not fields.get("zero"):
         return "pytorch"
-    compiled = any(is_on(entries[name].value) for name in ("torch_compile", "compile") if name in entries)
+    compiled = any(
+        is_on(entries[name].value) for name in ("torch_compile", "compile") if name in entries
+    )
     return "fsdp-compile" if compiled else "fsdp"
 
 
 def checkpointing_fields(value: Any) -> Fields:
-    """Recomputation of whole layers; some of axolotl's values also offload each layer's input to the host."""
+    """Recomputation of whole layers; some of axolotl's values also offload each layer's input to
+    the host."""
     if not is_on(value):
         return {"recompute": "none"}
     fields: Fields = {"recompute": "full"}
@@ -296,11 +348,14 @@ def padding_note(length: str, is_packed: bool) -> Fields:
     """The note on sequences shorter than the full length."""
     if is_packed:
         return {}
-    return {"note.padding": f"every sequence has the full length ({length}); without packing, most are shorter"}
+    return {
+        "note.padding": f"every sequence has the full length ({length}); without packing, most are shorter"
+    }
 
 
 def mesh_rule(shards: str, copies: str, experts: str = "") -> Rule:
-    """The rule for a mesh of devices: ranks that shard states, copies of them, and ranks that hold different experts.
+    """The rule for a mesh of devices: ranks that shard states, copies of them, and ranks that hold
+    different experts.
 
     Args:
         shards: key of the ranks that shard; 0 or -1 leaves them to the number of devices.
@@ -309,12 +364,20 @@ def mesh_rule(shards: str, copies: str, experts: str = "") -> Rule:
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        ranks, replicate, ep = (int(NUMBER.read(settings.get(name, 1))) for name in (shards, copies, experts))
-        fields: Fields = {name: degree for name, degree in (("replicate", replicate), ("ep", ep)) if degree > 1}
+        ranks, replicate, ep = (
+            int(NUMBER.read(settings.get(name, 1))) for name in (shards, copies, experts)
+        )
+        fields: Fields = {
+            name: degree for name, degree in (("replicate", replicate), ("ep", ep)) if degree > 1
+        }
         # Degrees that are all stated say how many devices there are.
-        return fields | ({"dp": ranks * replicate * max(1, ep)} if shards in settings and ranks > 0 else {})
+        return fields | (
+            {"dp": ranks * replicate * max(1, ep)} if shards in settings and ranks > 0 else {}
+        )
 
-    return Rule(keys=tuple(filter(None, (shards, copies, experts))), fields=("replicate",), read=read)
+    return Rule(
+        keys=tuple(filter(None, (shards, copies, experts))), fields=("replicate",), read=read
+    )
 
 
 def sharded_sequences(ranks: Any, kind: str) -> Fields:

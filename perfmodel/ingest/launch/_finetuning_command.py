@@ -1,5 +1,6 @@
-"""Command lines of fine-tuning: `llamafactory-cli train run.yaml`, `swift sft --model ...`, `axolotl train run.yml`,
-`tune run ... --config run.yaml`, `xtuner train run.py`, and scripts of Hugging Face's Trainer under any launcher."""
+"""Command lines of fine-tuning: `llamafactory-cli train run.yaml`, `swift sft --model ...`,
+`axolotl train run.yml`, `tune run ... --config run.yaml`, `xtuner train run.py`, and scripts of
+Hugging Face's Trainer under any launcher."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, followed_script, processes_in_variables
+from perfmodel.ingest.launch._arguments import (
+    LAUNCHING,
+    command_entries,
+    followed_script,
+    processes_in_variables,
+)
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._finetuning_files import (
@@ -20,7 +26,12 @@ from perfmodel.ingest.launch._finetuning_files import (
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
-from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, over_nodes, trains_on_olmo_core
+from perfmodel.ingest.launch._open_instruct import (
+    OLMO_CORE,
+    behind_submitter,
+    over_nodes,
+    trains_on_olmo_core,
+)
 from perfmodel.ingest.launch._own_programs import (
     OWN_FORM,
     OWN_NAMES,
@@ -30,7 +41,14 @@ from perfmodel.ingest.launch._own_programs import (
 )
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import EVALUATIONS, MICRO, SWIFT, TRAINER, WORLD, only_evaluates
+from perfmodel.ingest.launch._trainer import (
+    EVALUATIONS,
+    MICRO,
+    SWIFT,
+    TRAINER,
+    WORLD,
+    only_evaluates,
+)
 from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
@@ -39,10 +57,13 @@ _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
     r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
 )
-"""Patterns of which every fine-tuning script matches at least one, such as a file of arguments after a program, or a
-launcher of user-written programs."""
+"""Patterns of which every fine-tuning script matches at least one, such as a file of arguments
+after a program, or a launcher of user-written programs."""
 _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
-    (re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"), LLAMA_FACTORY),
+    (
+        re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"),
+        LLAMA_FACTORY,
+    ),
     (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
     (re.compile(r"(^|\s|/)axolotl\s+train\b|axolotl\.cli\.train"), AXOLOTL),
     (re.compile(r"(^|\s|/)tune\s+run\b"), TORCHTUNE),
@@ -60,11 +81,20 @@ def _known_arguments(form: LaunchFormat) -> frozenset[str]:
     return frozenset(names)
 
 
-# A program expands abbreviations of its own arguments alone: `--model_id` of one is no `--model_id_or_path` of another.
+# A program expands abbreviations of its own arguments alone: `--model_id` of one is no
+# `--model_id_or_path` of another.
 _KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL)}
 _KNOWN_OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
 _SWITCHES: Final = frozenset(
-    {"do-train", "do-eval", "do-predict", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"}
+    {
+        "do-train",
+        "do-eval",
+        "do-predict",
+        "packing",
+        "trust-remote-code",
+        "tf32",
+        "gradient-checkpointing",
+    }
 )
 """Flags of dataclasses that need no value, so that a following word may not belong to them."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -87,15 +117,16 @@ class _Training:
 
 
 def may_fine_tune(text: str) -> bool:
-    """Whether a script may contain fine-tuning, by a quick look at its words; interpreting every script would take
-    long."""
+    """Whether a script may contain fine-tuning, by a quick look at its words; interpreting every
+    script would take long."""
     return _LOOKS_LIKE_ONE.search(text) is not None
 
 
 def finetuning_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Settings of a script's fine-tuning command and of the file that it names; None for other scripts.
+    """Settings of a script's fine-tuning command and of the file that it names; None for other
+    scripts.
 
     Args:
         text: the script.
@@ -121,7 +152,8 @@ def finetuning_command(
     # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
     base, notes, absent = _named_file(best, neighbours)
-    # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
+    # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means
+    # nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     # Flags win over the file that the command names, as in all of these front ends.
     entries = base | stated
@@ -132,16 +164,23 @@ def finetuning_command(
     unread = len(trainings) - 1
     if unread:
         line = best.command.argv[0].line
-        remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
-    source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent)
+        remarks.append(
+            f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}"
+        )
+    source = Source(
+        place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent
+    )
     # These name no further files, and state their own devices.
     if best.form in (VERL, OLMO_CORE):
         return source, best.form
     return with_named_files(source, best.form, neighbours)
 
 
-def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours: Neighbours) -> None:
-    """Raise `LaunchFileError` for a training program whose file of settings is not in the script's folder."""
+def _refuse_absent_settings(
+    commands: Sequence[Command], place: str, neighbours: Neighbours
+) -> None:
+    """Raise `LaunchFileError` for a training program whose file of settings is not in the script's
+    folder."""
     for command in commands:
         texts = [word.text for word in command.argv]
         names = [Path(text).name for text in texts]
@@ -149,7 +188,11 @@ def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours:
         if program is None or not {"accelerate", "deepspeed", "torchrun"} & set(names[:program]):
             continue
         settings = [text.rpartition("=")[2] for text in texts[program + 1 :]]
-        absent = [text for text in settings if text.endswith((".yaml", ".yml")) and neighbours.find(text) is None]
+        absent = [
+            text
+            for text in settings
+            if text.endswith((".yaml", ".yml")) and neighbours.find(text) is None
+        ]
         if absent:
             raise LaunchFileError(
                 f"{place}: it runs {names[program]} with the settings of {absent[0]}, which is not beside it; put it "
@@ -158,7 +201,8 @@ def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours:
 
 
 def _is_evaluation(training: _Training) -> bool:
-    """Whether a command of the Trainer's kind predicts or evaluates instead of training, and no file says otherwise."""
+    """Whether a command of the Trainer's kind predicts or evaluates instead of training, and no
+    file says otherwise."""
     if _name_of_settings(training) is not None:
         return False
     return only_evaluates({name: entry.value for name, entry in training.entries.items()})
@@ -201,7 +245,8 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
 
 
 def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
-    """The front end whose file follows a Python program directly (`train.py config.yaml`, as for HfArgumentParser).
+    """The front end whose file follows a Python program directly (`train.py config.yaml`, as for
+    HfArgumentParser).
 
     None where there is no such file, or one of something else.
     """
@@ -232,8 +277,8 @@ def _of_flag(name: str, entry: Entry) -> Entry:
 def _settings(argv: Sequence[Word]) -> dict[str, Entry]:
     """Settings `key=value` of a command.
 
-    torchtune and LLaMA-Factory take them behind the name of a file, programs on Hydra (verl) behind that of a module;
-    there a `+` adds a key.
+    torchtune and LLaMA-Factory take them behind the name of a file, programs on Hydra (verl) behind
+    that of a module; there a `+` adds a key.
     """
     entries: dict[str, Entry] = {}
     begun = False
@@ -249,7 +294,8 @@ def _settings(argv: Sequence[Word]) -> dict[str, Entry]:
 
 
 def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entry]]:
-    """A command without the flags of `accelerate launch` before its program, and these flags by name.
+    """A command without the flags of `accelerate launch` before its program, and these flags by
+    name.
 
     Flags that say how many processes run stay in the command, as those of every launcher do.
     """
@@ -258,7 +304,11 @@ def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entr
     if not launchers or texts[launchers[-1] + 1 : launchers[-1] + 2] != ["launch"]:
         return argv, {}
     begin = launchers[-1] + 2
-    programs = [i for i in range(begin, len(texts)) if texts[i].endswith(".py") or texts[i] in ("-m", "--module")]
+    programs = [
+        i
+        for i in range(begin, len(texts))
+        if texts[i].endswith(".py") or texts[i] in ("-m", "--module")
+    ]
     end = programs[0] if programs else len(texts)
 
     # A flag and its value stand in one word or in two.
@@ -283,9 +333,14 @@ _SUBCOMMANDS: Final = ("sft", "pt", "rlhf", "train", "run")
 
 
 def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
-    """A command without the options of what starts its front end (`timeout`, `apptainer exec`), but for processes."""
+    """A command without the options of what starts its front end (`timeout`, `apptainer exec`), but
+    for processes."""
     names = [Path(word.text).name for word in argv]
-    starts = [i for i, name in enumerate(names[:-1]) if name in _FRONT_ENDS and names[i + 1] in _SUBCOMMANDS]
+    starts = [
+        i
+        for i, name in enumerate(names[:-1])
+        if name in _FRONT_ENDS and names[i + 1] in _SUBCOMMANDS
+    ]
     program = starts[0] if starts else 0
     kept: list[Word] = []
     takes_value = False
@@ -303,8 +358,11 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
     return [*kept, *argv[program:]]
 
 
-def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str], tuple[str, ...]]:
-    """Entries and notes of the file of settings that a command names, and the doubt if it is not beside the script."""
+def _named_file(
+    training: _Training, neighbours: Neighbours
+) -> tuple[dict[str, Entry], list[str], tuple[str, ...]]:
+    """Entries and notes of the file of settings that a command names, and the doubt if it is not
+    beside the script."""
     name = _name_of_settings(training)
     if name is None:
         return {}, [], ()
@@ -319,8 +377,10 @@ def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, 
 
 
 def _name_of_settings(training: _Training) -> str | None:
-    """The file of settings that a command names and that its flags may leave open; None if it names none."""
-    # A command that states its batch states the rest too, and `--config` is then something else's (Accelerate's).
+    """The file of settings that a command names and that its flags may leave open; None if it names
+    none."""
+    # A command that states its batch states the rest too, and `--config` is then something else's
+    # (Accelerate's).
     is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
     if is_complete or training.form is OWN_FORM:
         return None
@@ -331,8 +391,8 @@ def _name_of_settings(training: _Training) -> str | None:
 
 
 def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]] | None:
-    """Entries and notes of a file, found by its path from the script or by its name alone; None if it does not
-    exist."""
+    """Entries and notes of a file, found by its path from the script or by its name alone; None if
+    it does not exist."""
     suffix = Path(name).suffix
     file = neighbours.find(name) if suffix in _FILES else None
     if file is None:
@@ -348,13 +408,17 @@ def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], l
 
 
 def _name_of_file(training: _Training) -> str | None:
-    """The file of settings that a command names: in `--config`, or the first word that is such a file name."""
+    """The file of settings that a command names: in `--config`, or the first word that is such a
+    file name."""
     config = training.entries.get("config")
     if config is not None and isinstance(config.value, str):
         return config.value
     texts = [word.text for word in training.command.argv]
     # Before the subcommand stand the launcher's own files.
-    begin = next((i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")), 0)
+    begin = next(
+        (i for i, text in enumerate(texts) if text in ("train", "sft", "pt", "axolotl.cli.train")),
+        0,
+    )
     if training.form is TRAINER:
         begin = max((i for i, text in enumerate(texts) if text.endswith(".py")), default=0)
     for text in texts[begin + 1 :]:
@@ -366,11 +430,15 @@ def _name_of_file(training: _Training) -> str | None:
 
 
 def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
-    """Number of processes from the launcher, from variables of front ends, or from the scheduler, with remarks."""
+    """Number of processes from the launcher, from variables of front ends, or from the scheduler,
+    with remarks."""
     command = training.command
     line = command.argv[0].line
-    # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with hyphens.
-    settings: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
+    # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with
+    # hyphens.
+    settings: dict[str, Any] = {
+        name.replace("_", "-"): entry.value for name, entry in training.entries.items()
+    }
     settings |= scheduled_settings(job)
     for name, number in processes_in_variables(command).items():
         settings.setdefault(name, number)
@@ -396,7 +464,9 @@ def _visible(training: _Training) -> int:
         # DeepSpeed's `host:0,1@other:0,1`
         hosts = value if sign else " ".join(texts[i + 1 : i + 2])
         return sum(part.count(",") + 1 for part in hosts.split("@"))
-    takes_all = training.form in _ALL_VISIBLE or any(text in ("accelerate", "deepspeed") for text in texts[:3])
+    takes_all = training.form in _ALL_VISIBLE or any(
+        text in ("accelerate", "deepspeed") for text in texts[:3]
+    )
     listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
     if takes_all and re.fullmatch(r"\d+(,\d+)*", listed):
         return listed.count(",") + 1

@@ -1,4 +1,5 @@
-"""Files of fine-tuning front ends, joined with the DeepSpeed and Accelerate files that they name."""
+"""Files of fine-tuning front ends, joined with the DeepSpeed and Accelerate files that they
+name."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +10,14 @@ from typing import Any, Final
 from perfmodel.ingest.launch._accelerate import ACCELERATE, DEEPSPEED_FILE
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Neighbours, Source, included_entries
+from perfmodel.ingest.launch._entries import (
+    AUTO,
+    Entries,
+    Entry,
+    Neighbours,
+    Source,
+    included_entries,
+)
 from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_PLUGINS, PLUGIN_FILE
@@ -19,8 +27,17 @@ from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import MICRO, OWN_PROGRAM, SWIFT, TRAINER
 from perfmodel.ingest.launch._xtuner import XTUNER
 
-FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY_PLUGINS, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
-"""Formats of front ends, which are read but not written; the first that recognises a file reads it."""
+FINETUNING: Final = (
+    AXOLOTL,
+    TORCHTUNE,
+    LLAMA_FACTORY_PLUGINS,
+    LLAMA_FACTORY,
+    SWIFT,
+    TRAINER,
+    XTUNER,
+)
+"""Formats of front ends, which are read but not written; the first that recognises a file reads
+it."""
 _CONFIGURATION: Final = "deepspeed"
 """The key that names DeepSpeed's file, or holds its settings."""
 _BY_NAME: Final = "<deepspeed by name>"
@@ -39,7 +56,11 @@ _ENGINES: Final = {
     "multi_gpu": "MULTI_GPU",
 }
 """Flags of `accelerate launch` that choose the engine, with the name of each in its file."""
-_ENGINE_TITLES: Final = {"DEEPSPEED": "DeepSpeed", "FSDP": "PyTorch's FSDP", "MEGATRON_LM": "Megatron-LM"}
+_ENGINE_TITLES: Final = {
+    "DEEPSPEED": "DeepSpeed",
+    "FSDP": "PyTorch's FSDP",
+    "MEGATRON_LM": "Megatron-LM",
+}
 _DEEPSPEED_FLAGS: Final = (
     "deepspeed_config_file",
     "deepspeed_hostfile",
@@ -62,7 +83,12 @@ _BLOCKS: Final = {
 }
 """Blocks of Accelerate's file by the prefixes of their keys, which flags share."""
 _PRECISION: Final = "mixed_precision"
-_BESIDE_DEEPSPEED: Final = ("monitor_config.*", "comms_config.*", "distributed_type", "deepspeed_config.*")
+_BESIDE_DEEPSPEED: Final = (
+    "monitor_config.*",
+    "comms_config.*",
+    "distributed_type",
+    "deepspeed_config.*",
+)
 """Further keys that a DeepSpeed file replaces, or that select DeepSpeed."""
 _NO_OFFLOAD: Final = re.compile(r"(no|non|without)[-_]?offload")
 _STAGE_IN_NAME: Final = re.compile(r"(?:z|zero|stage)[-_]?([0-3])(?![0-9])", re.IGNORECASE)
@@ -77,14 +103,20 @@ _TITLES: Final = {
     "roll": "ROLL",
     "xtuner": "XTuner",
 }
-_BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_BATCHES: Final = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
 """DeepSpeed keys that the front ends fill in from their own settings."""
 
 
 def finetuning_format(entries: Entries) -> LaunchFormat | None:
     """The front end that the file belongs to; None for other files."""
     # mergekit and others have a `base_model` too.
-    if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(entries):
+    if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(
+        entries
+    ):
         return None
     for form in FINETUNING:
         if form is AXOLOTL and "base_model" not in entries:
@@ -98,9 +130,11 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
     return None
 
 
-def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """Join a front end's file with the DeepSpeed and Accelerate files that it names; returns the format that reads
-    both.
+def with_named_files(
+    source: Source, form: LaunchFormat, neighbours: Neighbours
+) -> tuple[Source, LaunchFormat]:
+    """Join a front end's file with the DeepSpeed and Accelerate files that it names; returns the
+    format that reads both.
 
     Args:
         source: settings of the file or command.
@@ -110,7 +144,8 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
     entries = dict(source.entries)
     if PLUGIN_FILE in entries:
         entries[_CONFIGURATION] = entries.pop(PLUGIN_FILE)
-    # The front end's own keys win over Accelerate's, and DeepSpeed's file over both, except for `auto` values.
+    # The front end's own keys win over Accelerate's, and DeepSpeed's file over both, except for
+    # `auto` values.
     accelerate = _accelerate_entries(entries, neighbours)
     entries = {key: entry for key, entry in entries.items() if not key.startswith(_OF_LAUNCHER)}
     if accelerate:
@@ -121,7 +156,9 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
         merged = _with_deepspeed(entries, form, neighbours)
         return replace(source, entries=merged), _on_deepspeed(form)
     if accelerate:
-        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(form, entries)
+        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(
+            form, entries
+        )
     return source, _on_torch(form)
 
 
@@ -142,8 +179,8 @@ def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
     """The format of a front end whose files may also hold DeepSpeed's settings."""
     return replace(
         form,
-        # The last rule for a field wins: the front end fills in values where DeepSpeed's table would take its own
-        # defaults.
+        # The last rule for a field wins: the front end fills in values where DeepSpeed's table
+        # would take its own defaults.
         table=(
             *DEEPSPEED.table,
             *form.table,
@@ -176,7 +213,9 @@ def accelerate_flags(flags: Entries) -> dict[str, Entry]:
     """
     entries: dict[str, Entry] = {}
     for name, entry in flags.items():
-        block = next((block for beginning, block in _BLOCKS.items() if name.startswith(beginning)), "")
+        block = next(
+            (block for beginning, block in _BLOCKS.items() if name.startswith(beginning)), ""
+        )
         if name == _ACCELERATE_FILE:
             entries[name] = entry
         elif name in _ENGINES:
@@ -186,14 +225,19 @@ def accelerate_flags(flags: Entries) -> dict[str, Entry]:
         elif block:
             entries[f"{_OF_LAUNCHER}{block}.{name}"] = entry
         elif name == _PRECISION:
-            entries[f"{_OF_LAUNCHER}{name}"] = replace(entry, value="no" if entry.value is False else entry.value)
+            entries[f"{_OF_LAUNCHER}{name}"] = replace(
+                entry, value="no" if entry.value is False else entry.value
+            )
     return entries
 
 
 def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, Entry]:
-    """Entries of Accelerate, from the file of `accelerate launch --config_file` and from flags, which override it."""
+    """Entries of Accelerate, from the file of `accelerate launch --config_file` and from flags,
+    which override it."""
     of_launcher = {
-        key.removeprefix(_OF_LAUNCHER): entry for key, entry in entries.items() if key.startswith(_OF_LAUNCHER)
+        key.removeprefix(_OF_LAUNCHER): entry
+        for key, entry in entries.items()
+        if key.startswith(_OF_LAUNCHER)
     }
     named = entries.get(_ACCELERATE_FILE)
     if named is None or not isinstance(named.value, str):
@@ -206,7 +250,8 @@ def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, E
 
 
 def _engine_by_name(named: Entry) -> dict[str, Entry]:
-    """Settings implied by the name of an Accelerate file, such as `deepspeed_zero3.yaml` or `fsdp.yaml`."""
+    """Settings implied by the name of an Accelerate file, such as `deepspeed_zero3.yaml` or
+    `fsdp.yaml`."""
     file_name = Path(str(named.value)).name.lower()
     # Nearly all such files train in 16 bits.
     entries = {_ACCELERATE_BY_NAME: named, _PRECISION: replace(named, value="bf16")}
@@ -224,7 +269,11 @@ def _missing_file(settings: Mapping[str, Any]) -> Fields:
     if _ACCELERATE_BY_NAME not in settings:
         return {}
     engine = _ENGINE_TITLES.get(str(settings.get("distributed_type")))
-    assumed = f"{engine} is taken from its name, and bf16" if engine else "plain data parallelism in bf16 is assumed"
+    assumed = (
+        f"{engine} is taken from its name, and bf16"
+        if engine
+        else "plain data parallelism in bf16 is assumed"
+    )
     return {
         "doubt.accelerate": (
             f"the layout, the precision and memory may be wrong: {settings[_ACCELERATE_BY_NAME]}, the file of "
@@ -238,20 +287,30 @@ _NAMED_RULE: Final = Rule(keys=(_ACCELERATE_BY_NAME, "distributed_type"), read=_
 
 def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
     named = entries.get(_CONFIGURATION)
-    return (named is not None and is_on(named.value)) or any(key.startswith("deepspeed.") for key in entries)
+    return (named is not None and is_on(named.value)) or any(
+        key.startswith("deepspeed.") for key in entries
+    )
 
 
-def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: Neighbours) -> dict[str, Entry]:
-    """Entries joined with DeepSpeed's settings, where `auto` is replaced by the front end's value."""
+def _with_deepspeed(
+    entries: dict[str, Entry], form: LaunchFormat, neighbours: Neighbours
+) -> dict[str, Entry]:
+    """Entries joined with DeepSpeed's settings, where `auto` is replaced by the front end's
+    value."""
     # A hook's file holds DeepSpeed's settings themselves, a launch file the name of their file.
     merged = {key: entry for key, entry in entries.items() if not key.startswith("deepspeed.")}
-    inside = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
+    inside = {
+        key.removeprefix("deepspeed."): entry
+        for key, entry in entries.items()
+        if key.startswith("deepspeed.")
+    }
     named = entries.get(_CONFIGURATION)
     if not inside and named is not None:
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
         inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
     dtype = _dtype_of(merged, form)
-    # The Trainer's own switches state the precision; a user-written program takes it from DeepSpeed's file.
+    # The Trainer's own switches state the precision; a user-written program takes it from
+    # DeepSpeed's file.
     if _BY_NAME in inside and OWN_PROGRAM in merged and not _states_precision(merged, form):
         dtype = "bf16"
         merged[_PRECISION_UNSEEN] = inside[_BY_NAME]
@@ -260,7 +319,8 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
     if launched is not None and not _states_precision(merged, form):
         dtype = str(launched.value)
     for key, entry in inside.items():
-        # `transformers` checks these against its own arguments and refuses others, so that the front end's are enough.
+        # `transformers` checks these against its own arguments and refuses others, so that the
+        # front end's are enough.
         if key in _BATCHES and (MICRO in merged or entry.value == AUTO):
             continue
         if key in ("bf16.enabled", "fp16.enabled") and entry.value == AUTO:
@@ -277,12 +337,13 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
 
 
 def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
-    """DeepSpeed settings that a program derives from its own flags, which are removed from `entries` (DeepSpeed-Chat,
-    dschat/utils/ds_utils.py `get_train_ds_config`)."""
+    """DeepSpeed settings that a program derives from its own flags, which are removed from
+    `entries` (DeepSpeed-Chat, dschat/utils/ds_utils.py `get_train_ds_config`)."""
     stage = entries.pop(_STAGE_FLAG)
     offload = entries.pop("offload", None)
     inside = {"zero_optimization.stage": stage}
-    # Its programs run in 16 bits where no flag says otherwise (`--dtype`, which older ones do not have).
+    # Its programs run in 16 bits where no flag says otherwise (`--dtype`, which older ones do not
+    # have).
     if not any(name in entries for name in ("bf16", "fp16", "dtype", "torch_dtype")):
         entries["fp16"] = replace(stage, value=True)
     if offload is not None and is_on(offload.value):
@@ -298,8 +359,8 @@ def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]
     file = neighbours.find(name)
     if file is not None:
         return included_entries(read_json(file.text, str(file.path)).entries, file.path, named.line)
-    # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`, `zero2.json`),
-    # and are seldom copied beside the launch file.
+    # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`,
+    # `zero2.json`), and are seldom copied beside the launch file.
     entries = {_BY_NAME: Entry(name, named.line)}
     file_name = Path(name).name.lower()
     stage = _STAGE_IN_NAME.search(file_name)
@@ -322,7 +383,8 @@ _OFFLOADED: Final = {
 
 
 def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
-    """Notes on a DeepSpeed file that was not found: what its name states, or that it states nothing."""
+    """Notes on a DeepSpeed file that was not found: what its name states, or that it states
+    nothing."""
     if _BY_NAME not in settings:
         return {}
     name = str(settings[_BY_NAME])
@@ -333,8 +395,12 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "found beside the file"
         }
     offloads = [what for key, what in _OFFLOADED.items() if settings.get(key) == "cpu"]
-    stated = f"zero={stage[1]}" + (f" with {' and '.join(offloads)} on the host" if offloads else "")
-    fields: Fields = {"note.deepspeed": f"{stated} is taken from the name of {name}; the file itself was not found"}
+    stated = f"zero={stage[1]}" + (
+        f" with {' and '.join(offloads)} on the host" if offloads else ""
+    )
+    fields: Fields = {
+        "note.deepspeed": f"{stated} is taken from the name of {name}; the file itself was not found"
+    }
     if "partial" in Path(name).name.lower():
         fields["doubt.offload"] = (
             f"memory may be wrong: {name} was not found beside the file, and its name does not tell which part of the "
@@ -345,7 +411,9 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
 
 def _unseen_precision(settings: Mapping[str, Any]) -> Fields:
     name = settings[_PRECISION_UNSEEN]
-    return {"doubt.precision": f"the precision may be wrong: {name} was not found beside the file; bf16 is assumed"}
+    return {
+        "doubt.precision": f"the precision may be wrong: {name} was not found beside the file; bf16 is assumed"
+    }
 
 
 def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
@@ -373,6 +441,7 @@ def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
 
 
 def _with_precision(entries: dict[str, Entry], form: LaunchFormat) -> dict[str, Entry]:
-    """Entries with the front end's precision in place of that in Accelerate's file, as in the Trainer."""
+    """Entries with the front end's precision in place of that in Accelerate's file, as in the
+    Trainer."""
     dtype = _dtype_of(entries, form)
     return entries if dtype == "fp32" else entries | {"mixed_precision": Entry(dtype, 0)}

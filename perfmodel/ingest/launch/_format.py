@@ -27,24 +27,27 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFormat:
-    """A format of launch files. To add one, write a module with a `LaunchFormat` and list it in `_read.FORMATS`."""
+    """A format of launch files. To add one, write a module with a `LaunchFormat` and list it in
+    `_read.FORMATS`."""
 
     name: str
     syntax: Syntax
     frameworks: tuple[str, ...]
     """Names of the frameworks that are launched with it, the usual one first."""
     marks: tuple[str, ...]
-    """Keys (patterns) that identify the format: each of its files has one of them, and no file of another format has
-    any."""
+    """Keys (patterns) that identify the format: each of its files has one of them, and no file of
+    another format has any."""
     table: tuple[Rule, ...]
     harmless: tuple[str, ...]
-    """Keys (patterns) that do not affect the time or memory of a step, or that every run sets alike."""
+    """Keys (patterns) that do not affect the time or memory of a step, or that every run sets
+    alike."""
     always: Mapping[str, object] = field(default_factory=dict)
     """Fields with a fixed value in this framework."""
     switches: frozenset[str] = frozenset()
     """Arguments of a command line that take no value."""
     elsewhere: tuple[str, ...] = ()
-    """Fields of `Layout` that the training script sets instead of the file; exported files keep them in comments."""
+    """Fields of `Layout` that the training script sets instead of the file; exported files keep
+    them in comments."""
     defaults_file: str = ""
     """Name of the file with all of the framework's defaults, which other files include."""
     framework: Callable[[Fields, Entries], str] | None = None
@@ -69,13 +72,15 @@ class LaunchFormat:
         Args:
             entries: settings of the file.
             place: path of the file, for messages.
-            settled: whether the caller states a field. A value that only the shell knows is then not needed.
+            settled: whether the caller states a field. A value that only the shell knows is then
+                not needed.
 
         Raises:
-            LaunchFileError: a value that its key cannot have, or that the file does not define and nobody states.
+            LaunchFileError: a value that its key cannot have, or that the file does not define and
+                nobody states.
         """
-        # Each rule takes the keys that it knows. Later rules win where two state one field, so that tables list the
-        # general key first and the particular one after it.
+        # Each rule takes the keys that it knows. Later rules win where two state one field, so that
+        # tables list the general key first and the particular one after it.
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
         undefined_keys = self._undefined(entries, place, settled)
@@ -85,10 +90,12 @@ class LaunchFormat:
             defaults |= rule.defaults
             defined = {name: entry for name, entry in stated.items() if name not in undefined_keys}
             fields |= _read_rule(rule, defined, place)
-        # The rest is what nobody understood. It is shown unless it is off, known to be harmless, or a default.
+        # The rest is what nobody understood. It is shown unless it is off, known to be harmless, or
+        # a default.
         unread = []
         for key, entry in entries.items():
-            # Settings of a framework's defaults file that are not read here describe its usual behaviour.
+            # Settings of a framework's defaults file that are not read here describe its usual
+            # behaviour.
             if entry.included and Path(entry.included[0]).name == self.defaults_file:
                 continue
             if entry.is_default:
@@ -105,8 +112,13 @@ class LaunchFormat:
         Raises:
             LaunchFileError: nobody states the fields of such a key.
         """
-        # A name (of a checkpoint, a tokenizer) may hold a variable that only the cluster knows; a number may not.
-        keys = [name for name, entry in entries.items() if undefined(entry.value) and not unsaid(entry.value)]
+        # A name (of a checkpoint, a tokenizer) may hold a variable that only the cluster knows; a
+        # number may not.
+        keys = [
+            name
+            for name, entry in entries.items()
+            if undefined(entry.value) and not unsaid(entry.value)
+        ]
         keys = [name for name in keys if not self._is_optional(name)]
         for name in keys:
             rules = [rule for rule in self.table if name in rule.keys]
@@ -129,7 +141,9 @@ class LaunchFormat:
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
         """Name of the framework that the file is for."""
-        return self.frameworks[0] if self.framework is None else self.framework(stated.fields, entries)
+        return (
+            self.frameworks[0] if self.framework is None else self.framework(stated.fields, entries)
+        )
 
     def write(self, fields: Fields) -> dict[str, object]:
         """Values of the format's keys that state the fields.
@@ -141,7 +155,9 @@ class LaunchFormat:
         for rule in self.table:
             written = rule.write(fields).items()
             # Two rules may write one key; the first is the one that the field is about.
-            values |= {name: value for name, value in written if value is not None and name not in values}
+            values |= {
+                name: value for name, value in written if value is not None and name not in values
+            }
         return values
 
 
@@ -156,7 +172,8 @@ def undefined(value: object) -> bool:
 
 
 def _read_rule(rule: Rule, stated: Entries, place: str) -> Fields:
-    """Fields that a rule reads from its keys in the file; none if these leave the choice to the framework."""
+    """Fields that a rule reads from its keys in the file; none if these leave the choice to the
+    framework."""
     values = rule.said({name: entry.value for name, entry in stated.items()})
     try:
         return rule.read(values) if values else {}
@@ -197,7 +214,8 @@ _EXTRAS: Final = re.compile(
 
 
 def _takes_away(key: str, value: object) -> bool:
-    """Whether a setting takes a part of the model away that its framework may have by default (`moe_glu: false`)."""
+    """Whether a setting takes a part of the model away that its framework may have by default
+    (`moe_glu: false`)."""
     return value is False and harm_of(key) is Harm.MODEL and _EXTRAS.search(key.lower()) is None
 
 

@@ -1,9 +1,10 @@
 """Ranks the unread settings of a launch file by how much they may change a prediction.
 
-This is the one place that all formats share. A format lists what it knows to be harmless; every other unread setting
-comes here. Its name tells what it affects (`harm_of`). Settings of the model, of what is trained, of the layout, of
-precision and of memory make a prediction doubtful, and `doubts` says so at the head of the answer. All others are named
-after them, and those of logging, checkpoints and data (`HARMLESS`) not at all.
+This is the one place that all formats share. A format lists what it knows to be harmless; every
+other unread setting comes here. Its name tells what it affects (`harm_of`). Settings of the model,
+of what is trained, of the layout, of precision and of memory make a prediction doubtful, and
+`doubts` says so at the head of the answer. All others are named after them, and those of logging,
+checkpoints and data (`HARMLESS`) not at all.
 """
 
 import re
@@ -35,25 +36,49 @@ SUBJECTS: Final = {
     Harm.PRECISION: "the precision",
     Harm.MEMORY: "memory",
 }
-"""Parts of a prediction that the head of an answer calls doubtful; settings that only cost a little time are left
-out."""
+"""Parts of a prediction that the head of an answer calls doubtful; settings that only cost a little
+time are left out."""
 
 _WORDS: Final = (
-    # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
-    # has a word of the model too, and `--recompute-num-layers` about memory.
+    # The first line that has a word of the setting's name decides: `--lora-target-layers` is about
+    # adapters, though it has a word of the model too, and `--recompute-num-layers` about memory.
     (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable finetuning"),
-    (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff turbo sms"),
+    (
+        Harm.TIME,
+        "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff turbo sms",
+    ),
     (Harm.MEMORY, "reuse mem galore badam apollo lomo lisa zenflow"),
     (Harm.TIME, "fa"),
     (Harm.MEMORY, "recompute remat offload offloading swap checkpointing"),
-    (Harm.PRECISION, "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize"),
+    (
+        Harm.PRECISION,
+        "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize",
+    ),
     (Harm.PRECISION, "quantization quantizer qat bits autocast amax"),
-    (Harm.LAYOUT, "parallel parallelism pipeline tensor tp pp cp ep dp sp vpp zero shard shards sharding fsdp ulysses"),
-    (Harm.LAYOUT, "mesh axis axes replicas replicate nodes gpus nnodes processes stage stages ranks extend"),
-    (Harm.MODEL, "layer layers hidden head heads ffn intermediate dim dims expert experts moe router topk vocab"),
-    (Harm.MODEL, "mamba ssm hybrid spec window kv latent mla mtp nextn depth width embed embedding embeddings embd"),
-    (Harm.MODEL, "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision"),
-    (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
+    (
+        Harm.LAYOUT,
+        "parallel parallelism pipeline tensor tp pp cp ep dp sp vpp zero shard shards sharding fsdp ulysses",
+    ),
+    (
+        Harm.LAYOUT,
+        "mesh axis axes replicas replicate nodes gpus nnodes processes stage stages ranks extend",
+    ),
+    (
+        Harm.MODEL,
+        "layer layers hidden head heads ffn intermediate dim dims expert experts moe router topk vocab",
+    ),
+    (
+        Harm.MODEL,
+        "mamba ssm hybrid spec window kv latent mla mtp nextn depth width embed embedding embeddings embd",
+    ),
+    (
+        Harm.MODEL,
+        "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision",
+    ),
+    (
+        Harm.MODEL,
+        "patch image bias architecture block blocks channels gate state groups model hc engram indexer",
+    ),
     (Harm.MODEL, "depths lf conv conv1d conv2d filter filtering variant linear sparse delta"),
     (Harm.MEMORY, "memory optimizer optim bucket buffer"),
     (Harm.MODEL, "size sizes"),
@@ -65,7 +90,10 @@ _PHRASES: Final = (
     (re.compile(r"^(rank|alpha|r)$|(^|-)(oft|boft|ia3|vera|loha|lokr|reft)(-|$)"), Harm.TRAINED),
     # Stacks of layers of several kinds, some of which run beside one another.
     (re.compile(r"(^|-)hybrid(-|$)"), Harm.MODEL),
-    (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),
+    (
+        re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"),
+        Harm.MEMORY,
+    ),
     (re.compile(r"(^|-)(log|logging|wandb|tensorboard)(-|$)"), Harm.TIME),
     # Routing among the experts of a few groups sends fewer messages; it changes no size.
     (re.compile(r"topk-group"), Harm.TIME),
@@ -93,7 +121,8 @@ _HARMLESS_BY_THEME: Final = {
     "housekeeping": "manual-gc* *wait-time* *unused-parameters* *jit*",
 }
 HARMLESS: Final = tuple(" ".join(_HARMLESS_BY_THEME.values()).split())
-"""Settings, as patterns of their names, that change neither time nor memory of a step in any framework."""
+"""Settings, as patterns of their names, that change neither time nor memory of a step in any
+framework."""
 MOST_NAMED: Final = 12
 """Most names that a sentence lists."""
 
@@ -112,7 +141,8 @@ class Unread:
 
 
 def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
-    """Whether a setting is known to have no effect, by the patterns of its format or those of all formats."""
+    """Whether a setting is known to have no effect, by the patterns of its format or those of all
+    formats."""
     if any(fnmatchcase(key, pattern) for pattern in patterns):
         return True
     name = _normalised_key(key)

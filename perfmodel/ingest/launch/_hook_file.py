@@ -1,4 +1,5 @@
-"""Files that the lines of `perfmodel hook` write: the arguments of a run as its framework parsed them."""
+"""Files that the lines of `perfmodel hook` write: the arguments of a run as its framework parsed
+them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -49,7 +50,9 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
         )
     processes = source.entries.get("devices", Entry(None, 0)).value
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise LaunchFileError(f"{place}: devices must be a whole number of at least 1, got {processes!r}")
+        raise LaunchFileError(
+            f"{place}: devices must be a whole number of at least 1, got {processes!r}"
+        )
     program = str(source.entries.get("program", Entry("", 0)).value)
     # From here on the file is one of the framework's own format, with nothing left to be guessed.
     read, form = _READERS[kind](replace(source, entries=settings), program)
@@ -65,8 +68,9 @@ def _settings(entries: Entries) -> dict[str, Entry]:
             continue
         name = key.removeprefix(_SETTINGS)
         default = entries.get(_DEFAULTS + name)
-        # A framework's parsed arguments hold hundreds of values that nobody set. Only those that differ from the
-        # defaults beside them are the user's, and only these may be reported as unread.
+        # A framework's parsed arguments hold hundreds of values that nobody set. Only those that
+        # differ from the defaults beside them are the user's, and only these may be reported as
+        # unread.
         is_default = default is not None and default.value == entry.value
         settings[name] = replace(entry, is_default=is_default)
     return settings
@@ -87,7 +91,8 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
     for key, entry in source.entries.items():
         is_derived = any(fnmatchcase(key, pattern) for pattern in _DERIVED)
         needs_both = key.startswith("encoder") and "t5" in program
-        # A size at its default (of latent attention, say) has no meaning if the switch that belongs to it is off.
+        # A size at its default (of latent attention, say) has no meaning if the switch that belongs
+        # to it is off.
         if not entry.is_default and (not is_derived or needs_both):
             stated[key] = entry
     # The rest has the form of a YAML table of arguments.
@@ -114,7 +119,8 @@ def with_precision(entries: Entries) -> dict[str, Entry]:
         keys = [table + name for table in ("model.", "mixed_precision.", "trainer.plugins.")]
         return any(key in entries and entries[key].value for key in keys)
 
-    # Megatron's mixed-precision recipes are functions that set switches; their name is gone when they have run.
+    # Megatron's mixed-precision recipes are functions that set switches; their name is gone when
+    # they have run.
     half = next((name for name in ("bf16", "fp16") if is_on(name)), None)
     stated = entries.get("mixed_precision")
     if half is not None and (stated is None or stated.value is None):
@@ -140,9 +146,13 @@ _NEMO: Final = replace(
     BRIDGE,
     name="nemo",
     frameworks=("nemo",),
-    harmless=(*BRIDGE.harmless, *patterns("trainer.* log.* resume.* data.* optim.* model.tokenizer*")),
+    harmless=(
+        *BRIDGE.harmless,
+        *patterns("trainer.* log.* resume.* data.* optim.* model.tokenizer*"),
+    ),
 )
-"""Format of NeMo 2 recipes: fields of Megatron-Core's configuration under the names of Megatron-Bridge."""
+"""Format of NeMo 2 recipes: fields of Megatron-Core's configuration under the names of
+Megatron-Bridge."""
 
 
 def nemo_key(key: str) -> str:
@@ -156,7 +166,8 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
     renamed: dict[str, Entry] = {}
     for key, entry in source.entries.items():
         new_name = nemo_key(key)
-        # Degrees of the strategy and lengths of the data replace those of the model's configuration.
+        # Degrees of the strategy and lengths of the data replace those of the model's
+        # configuration.
         if new_name not in renamed or not key.startswith("model."):
             renamed[new_name] = entry
     precision = renamed.get("mixed_precision")
@@ -165,7 +176,11 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
         fp8 = source.entries.get("trainer.plugins.fp8")
         recipe = source.entries.get("trainer.plugins.fp8_recipe")
         if fp8 is not None and fp8.value is not None:
-            narrow = f"fp8 {recipe.value}" if recipe is not None and isinstance(recipe.value, str) else "fp8"
+            narrow = (
+                f"fp8 {recipe.value}"
+                if recipe is not None and isinstance(recipe.value, str)
+                else "fp8"
+            )
             renamed["mixed_precision"] = replace(precision, value=narrow)
     return replace(source, entries=with_precision(renamed)), _NEMO
 
@@ -182,19 +197,29 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
     """Settings of torchtitan; since 2026 the model's specification and converters are objects."""
     entries: dict[str, Entry] = {}
     for key, entry in source.entries.items():
-        # Objects by class, as the configuration of 2026 has them, become the keys and words of the tables before.
+        # Objects by class, as the configuration of 2026 has them, become the keys and words of the
+        # tables before.
         if key in ("model_spec.name", "model_spec.flavor"):
             entries[key.replace("model_spec", "model")] = entry
         elif key == "model_converters.converters" and isinstance(entry.value, list):
             entries["model.converters"] = replace(entry, value=_converters(entry.value))
         elif key == "activation_checkpoint._target_":
-            mode = next((name for start, name in _CHECKPOINTS.items() if str(entry.value).startswith(start)), None)
+            mode = next(
+                (
+                    name
+                    for start, name in _CHECKPOINTS.items()
+                    if str(entry.value).startswith(start)
+                ),
+                None,
+            )
             entries["activation_checkpoint.mode"] = replace(entry, value=mode or entry.value)
         elif key == "loss._target_" and str(entry.value).startswith("Chunked"):
             entries["loss.chunked"] = replace(entry, value=True)
         elif key == "activation_checkpoint" and entry.value is None:
             entries["activation_checkpoint.mode"] = replace(entry, value="none")
-        elif not key.endswith("_target_") and not key.startswith(("model_spec.", "model_converters.")):
+        elif not key.endswith("_target_") and not key.startswith(
+            ("model_spec.", "model_converters.")
+        ):
             entries[key] = entry
     quantized = _quantized(source.entries)
     if quantized and "model.converters" not in entries:
@@ -204,12 +229,17 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
 
 _CHECKPOINTS: Final = {"Full": "full", "Selective": "selective", "No": "none"}
 """Prefixes of torchtitan's activation checkpointing classes since 2026, with the mode of each."""
-_QUANTIZED_LINEAR: Final = {"Float8Linear": "quantize.linear.float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
+_QUANTIZED_LINEAR: Final = {
+    "Float8Linear": "quantize.linear.float8",
+    "MXFP8Linear": "mx",
+    "NVFP4Linear": "nvfp4",
+}
 """Classes that replace linear layers in a model's specification, with the converter of each."""
 
 
 def _quantized(entries: Entries) -> str:
-    """The converter that changed the linear layers of a model's specification; empty if none did."""
+    """The converter that changed the linear layers of a model's specification; empty if none
+    did."""
     for key, entry in entries.items():
         if key.startswith("model_spec.model.") and isinstance(entry.value, list):
             text = str(entry.value)
@@ -237,8 +267,12 @@ def _converters(converters: list[Any]) -> list[str]:
     # Converters are objects since 2026 and were names before; the table of rules knows the names.
     names = []
     for converter in converters:
-        target = str(converter.get("_target_", "")) if isinstance(converter, dict) else str(converter)
-        name = next((short for start, short in _CONVERTERS.items() if target.startswith(start)), target)
+        target = (
+            str(converter.get("_target_", "")) if isinstance(converter, dict) else str(converter)
+        )
+        name = next(
+            (short for start, short in _CONVERTERS.items() if target.startswith(start)), target
+        )
         names.append(name)
     return names
 

@@ -1,6 +1,8 @@
-"""Lines of Python to paste into a training script; they write the framework's parsed arguments to JSON.
+"""Lines of Python to paste into a training script; they write the framework's parsed arguments to
+JSON.
 
-They run beside the framework, so that no shell is followed and nothing is guessed; `_hook_file` reads what they write.
+They run beside the framework, so that no shell is followed and nothing is guessed; `_hook_file`
+reads what they write.
 """
 
 from typing import Final
@@ -57,7 +59,8 @@ def perfmodel_dump(settings, defaults, **further):
 
 
 '''
-"""First lines of all hooks; names begin with `perfmodel_` to avoid collisions in the user's script."""
+"""First lines of all hooks; names begin with `perfmodel_` to avoid collisions in the user's
+script."""
 
 _FIDDLE: Final = '''\
 import fiddle
@@ -76,7 +79,8 @@ def perfmodel_built(config, chosen):
 
 '''
 HOOKS: Final[dict[str, tuple[str, str]]] = {
-    # A parser without arguments gives the defaults, which distinguishes them from what the user set.
+    # A parser without arguments gives the defaults, which distinguishes them from what the user
+    # set.
     "megatron": (
         "Megatron-LM or Megatron-Core: after initialize_megatron(), as in pretrain() of megatron/training/training.py",
         """\
@@ -93,7 +97,8 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
         "Megatron-Bridge: before pretrain(config=cfg, ...), where cfg is the ConfigContainer",
         "perfmodel_dump(cfg, perfmodel_defaults(cfg))\n",
     ),
-    # Fiddle's recipes are not built yet, so their settings can be told apart from the defaults of their classes.
+    # Fiddle's recipes are not built yet, so their settings can be told apart from the defaults of
+    # their classes.
     "nemo": (
         "NeMo 2: after recipe = ...pretrain_recipe(...) and the lines that change it, before it is run",
         _FIDDLE + "perfmodel_dump(perfmodel_built(recipe, True), perfmodel_built(recipe, False))\n",
@@ -102,7 +107,8 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
         "torchtitan: in train.py after config = config_manager.parse_args()",
         "perfmodel_dump(config, perfmodel_defaults(config))\n",
     ),
-    # DeepSpeed's file as it was read, without defaults: every key in it is the user's. The model is that of the script.
+    # DeepSpeed's file as it was read, without defaults: every key in it is the user's. The model is
+    # that of the script.
     "deepspeed": (
         "DeepSpeed: after model_engine, ... = deepspeed.initialize(...)",
         """\
@@ -113,7 +119,8 @@ perfmodel_dump(
 )
 """,
     ),
-    # Settings of DeepSpeed and adapters of peft are no arguments of the Trainer and are taken from their own objects.
+    # Settings of DeepSpeed and adapters of peft are no arguments of the Trainer and are taken from
+    # their own objects.
     "hf-trainer": (
         "Hugging Face's Trainer (and trl's): after trainer = Trainer(...), before trainer.train()",
         """\
@@ -152,7 +159,8 @@ perfmodel_dump(config.get_keys(), yaml.safe_load(perfmodel_base.read_text()) if 
 
 
 def hook_lines(name: str) -> str:
-    """The lines to paste into a framework's training script; `--from args.json` reads the file that they write.
+    """The lines to paste into a framework's training script; `--from args.json` reads the file that
+    they write.
 
     Raises:
         UnknownNameError: no lines for this framework are known.

@@ -1,7 +1,9 @@
-"""Kubernetes manifests of training jobs: the command of their containers, as a shell script, and their devices.
+"""Kubernetes manifests of training jobs: the command of their containers, as a shell script, and
+their devices.
 
-Kinds differ in where they keep the template of a pod (`Job`, `PyTorchJob`, `MPIJob`, `JobSet`, Volcano's `Job` and
-others), and agree in what a pod is: containers with a command, variables, and the devices that each asks for.
+Kinds differ in where they keep the template of a pod (`Job`, `PyTorchJob`, `MPIJob`, `JobSet`,
+Volcano's `Job` and others), and agree in what a pod is: containers with a command, variables, and
+the devices that each asks for.
 """
 
 import re
@@ -49,7 +51,8 @@ class _Container:
 
 
 def job_script(text: str) -> JobScript | None:
-    """The script that the containers of a manifest run; None for other files, and without any command."""
+    """The script that the containers of a manifest run; None for other files, and without any
+    command."""
     if not _IS_MANIFEST.search(text):
         return None
     documents = [document for document in _documents(text) if isinstance(document, dict)]
@@ -90,12 +93,17 @@ def _documents(text: str) -> list[Any]:
 def _files(data: Mapping[str, Any]) -> Iterator[str]:
     """Lines that write the files of a `ConfigMap`, which containers find where it is mounted."""
     for name, content in data.items():
-        if isinstance(content, str) and re.fullmatch(r"[\w.-]+", str(name)) and _END_OF_FILE not in content:
+        if (
+            isinstance(content, str)
+            and re.fullmatch(r"[\w.-]+", str(name))
+            and _END_OF_FILE not in content
+        ):
             yield f"cat > {name} <<'{_END_OF_FILE}'\n{content.rstrip()}\n{_END_OF_FILE}"
 
 
 def _containers(node: Any, pods: int, groups: int, depth: int) -> Iterator[_Container]:
-    """Containers below a part of a manifest, with the number of pods that have them, and of groups of these."""
+    """Containers below a part of a manifest, with the number of pods that have them, and of groups
+    of these."""
     if depth > _DEEPEST:
         return
     if isinstance(node, list):
@@ -145,7 +153,10 @@ def _command(container: Mapping[str, Any]) -> str:
     if not words:
         return ""
     variables = _variables(container)
-    words = [_REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), word) for word in words]
+    words = [
+        _REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), word)
+        for word in words
+    ]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # `bash -c SCRIPT` runs its text; a list of words is one command.
     if words[0] in _SHELLS and len(words) > 2 and re.fullmatch(r"-\w*c", words[1]):
@@ -158,6 +169,10 @@ def _variables(container: Mapping[str, Any]) -> dict[str, str]:
     listed = container.get("env")
     variables: dict[str, str] = {}
     for entry in listed if isinstance(listed, list) else ():
-        if isinstance(entry, dict) and re.fullmatch(r"[A-Za-z_]\w*", str(entry.get("name"))) and "value" in entry:
+        if (
+            isinstance(entry, dict)
+            and re.fullmatch(r"[A-Za-z_]\w*", str(entry.get("name")))
+            and "value" in entry
+        ):
             variables[str(entry["name"])] = str(entry["value"])
     return variables

@@ -1,4 +1,5 @@
-"""Turns a file's settings into a model, a layout and a job, and lists what was filled in and what is missing."""
+"""Turns a file's settings into a model, a layout and a job, and lists what was filled in and what
+is missing."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,15 @@ from perfmodel.ingest.launch._format import LaunchFormat, Stated
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
 from perfmodel.ingest.launch._model import PARTS_OF_MODEL, model_of
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
+from perfmodel.spec import (
+    Cluster,
+    Framework,
+    Layout,
+    Model,
+    Problem,
+    Transformer,
+    partition_by_cost,
+)
 from perfmodel.units import plural
 
 JOB_FIELDS: Final = (
@@ -46,7 +55,16 @@ JOB_FIELDS: Final = (
 """Fields of `Job` other than batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
-_SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", "local_batch", "device_batch", "nodes")
+_SAID: Final = (
+    *_LAYOUT,
+    *JOB_FIELDS,
+    "seq_len",
+    "global_batch",
+    "grad_accum",
+    "local_batch",
+    "device_batch",
+    "nodes",
+)
 """Fields whose defaults are reported."""
 
 
@@ -69,16 +87,19 @@ class Launch:
     job_fields: Mapping[str, Any]
     """Further fields of `Job` that the file states, by name."""
     assumed: tuple[str, ...] = ()
-    """Settings that the file leaves open and that the framework or this package fills in, one sentence each."""
+    """Settings that the file leaves open and that the framework or this package fills in, one
+    sentence each."""
     may_be_wrong: tuple[str, ...] = ()
-    """Facts about model, layout, precision or memory that may be wrong because a setting was not read, worst first."""
+    """Facts about model, layout, precision or memory that may be wrong because a setting was not
+    read, worst first."""
     ignored: tuple[str, ...] = ()
     """Settings of the file that could matter and were not understood, the worst first."""
     missing: tuple[str, ...] = ()
     """Facts that a prediction still needs, each in a sentence with the remedy."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
-        """The file's model and job on a cluster; with the layout, all that a prediction or a search needs.
+        """The file's model and job on a cluster; with the layout, all that a prediction or a search
+        needs.
 
         The framework's defaults complete the job.
 
@@ -90,9 +111,15 @@ class Launch:
         cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
         framework = catalog.framework(self.framework)
         job = framework.job(
-            self.model, cluster.device, global_batch=self.global_batch, seq_len=self.seq_len, **self.job_fields
+            self.model,
+            cluster.device,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            **self.job_fields,
         )
-        return Problem(model=self.model, cluster=cluster, job=job, framework=framework, devices=self.devices)
+        return Problem(
+            model=self.model, cluster=cluster, job=job, framework=framework, devices=self.devices
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +147,8 @@ class Overrides:
 
     @property
     def settled(self) -> tuple[Harm, ...]:
-        """Parts of a prediction that the caller states, so that unread settings cannot make them wrong."""
+        """Parts of a prediction that the caller states, so that unread settings cannot make them
+        wrong."""
         stated = {Harm.MODEL: self.model, Harm.PRECISION: self.dtype}
         return tuple(harm for harm, value in stated.items() if value is not None)
 
@@ -154,13 +182,15 @@ def settle(
         framework_name: framework whose defaults apply besides the format's.
         unread: settings that were not understood, the worst first.
         notes: parts of the file that were not read, one sentence each.
-        source_doubts: sentences on settings that may be wrong because the file alone does not state them.
+        source_doubts: sentences on settings that may be wrong because the file alone does not state
+            them.
 
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
     """
-    # A field's value comes from the file's keys, else from the format's table, else from the framework's defaults. The
-    # last are looked up with the file's settings because some depend on these, such as ZeRO and the schedule on pp.
+    # A field's value comes from the file's keys, else from the format's table, else from the
+    # framework's defaults. The last are looked up with the file's settings because some depend on
+    # these, such as ZeRO and the schedule on pp.
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)
@@ -168,18 +198,22 @@ def settle(
     stated = replace(stated, defaults=stated.defaults | framework_defaults)
     known = stated.defaults | stated.fields
 
-    # A file may leave the model or the devices open, since both are often given on the framework's command line.
-    # Missing settings are collected, so that one error names them all.
+    # A file may leave the model or the devices open, since both are often given on the framework's
+    # command line. Missing settings are collected, so that one error names them all.
     model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
-    degrees = _degrees(known, overrides, place, accumulation_is_stated="grad_accum" in stated.fields)
+    degrees = _degrees(
+        known, overrides, place, accumulation_is_stated="grad_accum" in stated.fields
+    )
     layout = None
     if degrees.dp is None:
         missing.append(_no_replicas(known, degrees.devices))
     else:
         if not degrees.micro_batch:
             degrees = replace(degrees, micro_batch=default_micro_batch)
-        layout = _as_it_runs(_layout(known, overrides, degrees, model, place), known, overrides, model, framework)
+        layout = _as_it_runs(
+            _layout(known, overrides, degrees, model, place), known, overrides, model, framework
+        )
     global_batch = overrides.global_batch or degrees.global_batch
     if global_batch is None:
         missing.append("the file does not state the global batch; give --global-batch")
@@ -196,8 +230,14 @@ def settle(
         global_batch=global_batch,
         seq_len=overrides.seq_len or known.get("seq_len"),
         job_fields=job_fields,
-        assumed=_assumptions(stated, overrides, framework.label, model, default_micro_batch, global_batch),
-        may_be_wrong=(*_stated_doubts(known, overrides), *source_doubts, *doubts(unread, form.noun, overrides.settled)),
+        assumed=_assumptions(
+            stated, overrides, framework.label, model, default_micro_batch, global_batch
+        ),
+        may_be_wrong=(
+            *_stated_doubts(known, overrides),
+            *source_doubts,
+            *doubts(unread, form.noun, overrides.settled),
+        ),
         ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )
@@ -211,7 +251,8 @@ def _assumptions(
     default_micro_batch: int,
     global_batch: int | None,
 ) -> tuple[str, ...]:
-    """A sentence for each setting that neither the file nor the caller states, with the flag that sets it.
+    """A sentence for each setting that neither the file nor the caller states, with the flag that
+    sets it.
 
     Args:
         framework_label: the framework whose defaults were filled in.
@@ -221,7 +262,9 @@ def _assumptions(
     """
     known = stated.defaults | stated.fields
     assumed = _assumed(stated, overrides, framework_label)
-    assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
+    assumed += [
+        text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"
+    ]
     # A model that is given or named has its own vocabulary, whatever the name of the tokenizer.
     if model is not None and overrides.model is None and "model" not in known:
         assumed += [*_assumed_sizes(stated, framework_label), *_assumed_vocabulary(stated)]
@@ -229,8 +272,14 @@ def _assumptions(
         assumed.append(
             f"micro_batch={default_micro_batch} (the file does not state it; --layout micro_batch=N sets another)"
         )
-    if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
-        assumed.append(f"global_batch={global_batch} (the file states no accumulation; --global-batch sets another)")
+    if (
+        global_batch is not None
+        and not overrides.global_batch
+        and not {"global_batch", "grad_accum"} & set(known)
+    ):
+        assumed.append(
+            f"global_batch={global_batch} (the file states no accumulation; --global-batch sets another)"
+        )
     if model is not None and "seq_len" not in known and overrides.seq_len is None:
         assumed.append(
             f"seq_len={model.seq_len:,} (the file does not state it; this is the length of {model.name}; "
@@ -250,7 +299,8 @@ def _stated_doubts(known: Fields, overrides: Overrides) -> list[str]:
 
 
 def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
-    """Settings that were not understood and parts that were not read, those that only cost some time last."""
+    """Settings that were not understood and parts that were not read, those that only cost some
+    time last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
     costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
     # Readers stop after the first lines of a list; an unread kernel option
@@ -294,17 +344,24 @@ def _assumed_sizes(stated: Stated, default_name: str) -> list[str]:
         for name in _SIZES
         if f"model.{name}" in stated.defaults and f"model.{name}" not in stated.fields
     ]
-    return [f"a model of {', '.join(filled)} ({default_name}'s own sizes; --model sets others)"] if filled else []
+    return (
+        [f"a model of {', '.join(filled)} ({default_name}'s own sizes; --model sets others)"]
+        if filled
+        else []
+    )
 
 
 def _assumed_vocabulary(stated: Stated) -> list[str]:
-    """A sentence on a vocabulary that follows from the tokenizer's name, or that the framework fills in."""
+    """A sentence on a vocabulary that follows from the tokenizer's name, or that the framework
+    fills in."""
     if "note.vocabulary" in stated.fields:
         return [stated.fields["note.vocabulary"]]
     if "model.vocab" in stated.fields or "model.vocab" not in stated.defaults:
         return []
     size = stated.defaults["model.vocab"]
-    return [f"a vocabulary of {size:,} (the file names no tokenizer of known size; --model sets another)"]
+    return [
+        f"a vocabulary of {size:,} (the file names no tokenizer of known size; --model sets another)"
+    ]
 
 
 _OF_CALLER: Final = ("global_batch", "seq_len", "dtype")
@@ -315,14 +372,17 @@ def _has(overrides: Overrides, key: str) -> bool:
     """Whether the caller states a field of the layout or of the job."""
     if key in _OF_CALLER:
         return getattr(overrides, key) is not None
-    # The notation of layouts knows `tp=8,pp=2` and Megatron's short form `8M2P16D` (model, pipeline, data).
+    # The notation of layouts knows `tp=8,pp=2` and Megatron's short form `8M2P16D` (model,
+    # pipeline, data).
     stated = {part.partition("=")[0].strip() for part in overrides.layout.split(",")}
     if re.match(r"\s*\d+M\d+P\d+D", overrides.layout, re.IGNORECASE):
         stated |= {"tp", "pp", "dp"}
     return key in stated
 
 
-def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is_stated: bool) -> _Degrees:
+def _degrees(
+    known: Fields, overrides: Overrides, place: str, *, accumulation_is_stated: bool
+) -> _Degrees:
     """Fill in replicas, devices and batches that the file leaves open from those that it states.
 
     devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
@@ -336,30 +396,37 @@ def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is
     micro, total = known.get("micro_batch"), known.get("global_batch")
 
     # The caller's devices with the file's model parallelism make other replicas than the file has.
-    if overrides.devices is not None and not any(_has(overrides, name) for name in ("tp", "pp", "cp")):
+    if overrides.devices is not None and not any(
+        _has(overrides, name) for name in ("tp", "pp", "cp")
+    ):
         dp = None
-    # Replicas follow from the devices where these are known; only files that state neither leave it to the batches.
+    # Replicas follow from the devices where these are known; only files that state neither leave it
+    # to the batches.
     if dp is None and devices is not None:
         if devices % group and not overrides.layout:
             return _Degrees(None, devices, micro, total)
         dp = max(1, devices // group)
-    # Without devices, batches tell the replicas: global = local * accumulation * dp. An accumulation that is only a
-    # default follows itself from the number of replicas.
+    # Without devices, batches tell the replicas: global = local * accumulation * dp. An
+    # accumulation that is only a default follows itself from the number of replicas.
     local = known.get("local_batch")
     if dp is None and total and accum and accumulation_is_stated and (local or micro):
         dp = total // ((local or micro) * accum)
     if dp is None:
         return _Degrees(None, None, micro, total)
 
-    # Frameworks differ in what they call a batch: of a device, of a replica, or of a pass through the pipeline.
+    # Frameworks differ in what they call a batch: of a device, of a replica, or of a pass through
+    # the pipeline.
     if local is None and "device_batch" in known:
         local = _whole_quotient(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
-        # With a pipeline, a replica's samples between two accumulations pass through it in several pieces.
+        # With a pipeline, a replica's samples between two accumulations pass through it in several
+        # pieces.
         micro = local
         if pp > 1 and "pipeline_micro_batches" in known:
             micro = _whole_quotient(
-                local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline"
+                local / known["pipeline_micro_batches"],
+                place,
+                "sequences per micro-batch of the pipeline",
             )
     if pp > 1 and "pipeline_micro_batch" in known:
         micro = known["pipeline_micro_batch"]
@@ -367,7 +434,9 @@ def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is
     if total is None and per_pass is not None:
         total = per_pass * dp * (accum or 1)
     if micro is None and total is not None and accum is not None:
-        micro = _whole_quotient(total / (dp * accum), place, "global batch / (replicas * accumulation)")
+        micro = _whole_quotient(
+            total / (dp * accum), place, "global batch / (replicas * accumulation)"
+        )
     return _Degrees(dp, dp * group, micro, total)
 
 
@@ -379,18 +448,22 @@ def _whole_quotient(number: float, place: str, description: str) -> int:
     return int(number)
 
 
-def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model | None, place: str) -> Layout:
+def _layout(
+    known: Fields, overrides: Overrides, degrees: _Degrees, model: Model | None, place: str
+) -> Layout:
     """The layout of the file with the caller's changes.
 
     Raises:
-        LaunchFileError: degrees that do not divide the devices or the layers, or that no layout can have.
+        LaunchFileError: degrees that do not divide the devices or the layers, or that no layout can
+            have.
     """
     values = {name: known[name] for name in _LAYOUT if name in known}
     # dp is the one degree that most files leave to be computed from the number of processes.
     values["dp"] = degrees.dp
     if degrees.micro_batch:
         values["micro_batch"] = degrees.micro_batch
-    # Megatron states the interleaving by layers per virtual stage, which is a number of chunks only for a known model.
+    # Megatron states the interleaving by layers per virtual stage, which is a number of chunks only
+    # for a known model.
     per_chunk = known.get("layers_per_chunk")
     if per_chunk:
         layers = getattr(model, "layers", None)
@@ -404,7 +477,8 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
     # Without a pipeline there is nothing to interleave: frameworks ignore the setting.
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
-    # These frameworks divide the replicas by the experts' degree, and cut a degree that exceeds them.
+    # These frameworks divide the replicas by the experts' degree, and cut a degree that exceeds
+    # them.
     if "ep_most" in known and degrees.dp:
         values["ep"] = min(known["ep_most"], degrees.dp * values.get("cp", 1))
     if "shard_ranks" in known and degrees.dp:
@@ -414,9 +488,12 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
             return Layout(**values)
         if _has(overrides, "dp"):
             return Layout.parse(overrides.layout, **values)
-        # The caller's tensor, context and pipeline degrees leave other replicas on the same devices. The degrees are
-        # parsed once with harmless values for all that must divide dp, then again with the dp that follows.
-        changed = Layout.parse(overrides.layout, **(values | {"ep": 1, "etp": None, "replicate": 1, "dp": 1}))
+        # The caller's tensor, context and pipeline degrees leave other replicas on the same
+        # devices. The degrees are parsed once with harmless values for all that must divide dp,
+        # then again with the dp that follows.
+        changed = Layout.parse(
+            overrides.layout, **(values | {"ep": 1, "etp": None, "replicate": 1, "dp": 1})
+        )
         group = changed.tp * changed.cp * changed.pp
         devices = degrees.devices or group
         if devices % group:
@@ -433,10 +510,13 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
 def _copies(known: Fields, dp: int, place: str) -> int:
     """Number of groups of replicas that shard states, from the replicas per group."""
     ranks = known["shard_ranks"]
-    # hybrid sharding: states are sharded inside a node and copied between nodes (ZeRO++'s hpZ, FSDP's HYBRID_SHARD).
+    # hybrid sharding: states are sharded inside a node and copied between nodes (ZeRO++'s hpZ,
+    # FSDP's HYBRID_SHARD).
     if ranks == "node":
         nodes_are_stated = "devices" in known and "nodes" in known
-        per_node = known["devices"] // known["nodes"] if nodes_are_stated else networks.DEVICES_PER_NODE
+        per_node = (
+            known["devices"] // known["nodes"] if nodes_are_stated else networks.DEVICES_PER_NODE
+        )
         ranks = max(1, per_node // (known.get("tp", 1) * known.get("cp", 1)))
     if ranks < dp and dp % ranks:
         raise LaunchFileError(
@@ -448,9 +528,11 @@ def _copies(known: Fields, dp: int, place: str) -> int:
 def _as_it_runs(
     layout: Layout, known: Fields, overrides: Overrides, model: Model | None, framework: Framework
 ) -> Layout:
-    """The layout with the framework's own choices for fields that neither the file nor the caller states.
+    """The layout with the framework's own choices for fields that neither the file nor the caller
+    states.
 
-    Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in selective recompute.
+    Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in
+    selective recompute.
     """
     is_cut = layout.partition is not None or _has(overrides, "partition")
     if framework.launch.stages_by_cost and model is not None and not is_cut:
@@ -459,11 +541,15 @@ def _as_it_runs(
         return layout
     # "Selective" means parts of every layer, or every n-th layer as a whole where the file says so.
     if isinstance(model, Transformer) and known.get("selective_every"):
-        full_layers = max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"]))
+        full_layers = max(
+            1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])
+        )
         return layout.replace(recompute="none", recompute_full_layers=(full_layers,))
 
     # Where it does not, the framework's own record knows which of the two is meant.
-    framework_layout, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
+    framework_layout, _ = framework.layout(
+        f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model
+    )
     return layout.replace(
         recompute=framework_layout.recompute,
         recompute_full_layers=framework_layout.recompute_full_layers,

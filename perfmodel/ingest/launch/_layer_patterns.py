@@ -12,9 +12,11 @@ MOST_LAYERS: Final = 10_000
 
 
 def layer_list(text: Any) -> list[int]:
-    """The numbers of a Python expression of lists: `[0]*3+[1]*58`, `([0,1]*2)`; raises `BadValue` for others."""
-    # Megatron-Core gives the text to `eval` (megatron/training/arguments.py); a stranger's file is only parsed here,
-    # and of Python's expressions sums and repetitions of lists are all that patterns need.
+    """The numbers of a Python expression of lists: `[0]*3+[1]*58`, `([0,1]*2)`; raises `BadValue`
+    for others."""
+    # Megatron-Core gives the text to `eval` (megatron/training/arguments.py); a stranger's file is
+    # only parsed here, and of Python's expressions sums and repetitions of lists are all that
+    # patterns need.
     try:
         value = _evaluated_list(ast.parse(str(text).strip().strip("'\""), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -26,7 +28,8 @@ def layer_list(text: Any) -> list[int]:
 
 def _evaluated_list(node: ast.AST) -> list[int] | int:
     """The value of an expression of numbers and lists."""
-    # Only the syntax of patterns: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
+    # Only the syntax of patterns: numbers, lists, sums and repetitions of lists. Anything else is
+    # no pattern.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.List):
@@ -39,7 +42,11 @@ def _evaluated_list(node: ast.AST) -> list[int] | int:
         if isinstance(node.op, ast.Mult):
             if isinstance(rhs, list):
                 lhs, rhs = rhs, lhs
-            if isinstance(lhs, list) and isinstance(rhs, int) and 0 <= len(lhs) * rhs <= MOST_LAYERS:
+            if (
+                isinstance(lhs, list)
+                and isinstance(rhs, int)
+                and 0 <= len(lhs) * rhs <= MOST_LAYERS
+            ):
                 return lhs * rhs
     raise ValueError("not a list")
 
@@ -58,13 +65,17 @@ def expert_layers(frequency: Any, layers: int) -> list[bool]:
         return [layer % period == 0 for layer in range(layers)]
     pattern = layer_list(text)
     if len(pattern) != layers:
-        raise BadValue(f"describes {len(pattern)} layers, but the model has {layers}; got {frequency!r}")
+        raise BadValue(
+            f"describes {len(pattern)} layers, but the model has {layers}; got {frequency!r}"
+        )
     return [number == 1 for number in pattern]
 
 
 def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
-    """Fields that say which layers have experts; an irregular pattern is spelled out layer by layer."""
-    # `Experts` says regular patterns by two numbers, dense layers first and then every n-th one with experts.
+    """Fields that say which layers have experts; an irregular pattern is spelled out layer by
+    layer."""
+    # `Experts` says regular patterns by two numbers, dense layers first and then every n-th one
+    # with experts.
     layers = len(has_experts)
     if not any(has_experts):
         return {"experts.count": 1}
@@ -72,8 +83,13 @@ def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
         for dense in range(layers):
             if all(_regular(layer, dense, period) == has_experts[layer] for layer in range(layers)):
                 return {"experts.first_dense_layers": dense, "experts.every": period}
-        if period > 1 and layers % period == 0 and all(has_experts[i] == (i % period == 0) for i in range(layers)):
-            # Layers 0, n, 2 n, ... in place of n - 1, 2 n - 1, ...: the same work in each group of n.
+        if (
+            period > 1
+            and layers % period == 0
+            and all(has_experts[i] == (i % period == 0) for i in range(layers))
+        ):
+            # Layers 0, n, 2 n, ... in place of n - 1, 2 n - 1, ...: the same work in each group of
+            # n.
             return {"experts.first_dense_layers": 0, "experts.every": period}
     return {"model.mixers": " ".join("*E" if experts else "*-" for experts in has_experts)}
 
@@ -84,10 +100,12 @@ def _regular(layer: int, dense: int, period: int) -> bool:
 
 
 def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
-    """The letter of `Transformer.mixers` for each layer of a hybrid: attention and feed-forward layers are spread
-    evenly among Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
-    # Rounding and order are Megatron-Core's: attention layers are placed first, and the remaining Mamba layers are
-    # shared with feed-forwards. Another order gives other stages on a pipeline, so that it is followed to the letter.
+    """The letter of `Transformer.mixers` for each layer of a hybrid: attention and feed-forward
+    layers are spread evenly among Mamba layers (Megatron-Core
+    `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
+    # Rounding and order are Megatron-Core's: attention layers are placed first, and the remaining
+    # Mamba layers are shared with feed-forwards. Another order gives other stages on a pipeline, so
+    # that it is followed to the letter.
     attention = round(layers * attention_ratio)
     feed_forward = round(layers * mlp_ratio)
     kinds = _spaced_layers(["M"] * layers, "*", (layers - attention) / (attention + 1))
@@ -115,8 +133,11 @@ _OTHER_LAYERS: Final = re.compile(r"griffin|jamba|mamba|hyena|retro|rwkv", re.IG
 
 
 def kind_by_name(settings: Mapping[str, Any]) -> Fields:
-    """The doubt about a file that is named after a model whose kinds of layers only the program knows."""
+    """The doubt about a file that is named after a model whose kinds of layers only the program
+    knows."""
     name = str(settings.get("name", ""))
     if _OTHER_LAYERS.search(name) is None or "model.hybrid_override_pattern" in settings:
         return {}
-    return {"doubt.layers": f"the model may be wrong: {name} has layers of kinds that the file does not state"}
+    return {
+        "doubt.layers": f"the model may be wrong: {name} has layers of kinds that the file does not state"
+    }

@@ -1,4 +1,5 @@
-"""levanter's YAML (`config/*.yaml` and `src/levanter/trainer.py`, `models/*.py` of stanford-crfm/levanter)."""
+"""levanter's YAML (`config/*.yaml` and `src/levanter/trainer.py`, `models/*.py` of
+stanford-crfm/levanter)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -43,9 +44,11 @@ _KINDS: Final[dict[str, Fields]] = {
     "qwen": _LLAMA | {"model.qkv_bias": True},
     "qwen3": _LLAMA | {"model.qk_norm": True},
     "olmo": _LLAMA,
-    "olmo2": _LLAMA | {"model.norm_at": "output", "model.qk_norm": True, "model.qk_norm_of_all_heads": True},
+    "olmo2": _LLAMA
+    | {"model.norm_at": "output", "model.qk_norm": True, "model.qk_norm_of_all_heads": True},
 }
-"""Settings that a model type fixes (`models/gpt2.py`, `models/llama.py` and those that are derived from it)."""
+"""Settings that a model type fixes (`models/gpt2.py`, `models/llama.py` and those that are derived
+from it)."""
 _OF_LLAMA: Final = {
     "hidden_dim": 4096,
     "num_layers": 32,
@@ -78,10 +81,13 @@ _SIZE_KEYS: Final = (
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
-    """Fields of the model: those fixed by its type, and its sizes with the defaults of that type."""
+    """Fields of the model: those fixed by its type, and its sizes with the defaults of that
+    type."""
     kind = TEXT.read(settings.get("model.type", "gpt2"))
     if kind not in _KINDS:
-        raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")
+        raise BadValue(
+            f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}"
+        )
     # Configurations of the other types are derived from LLaMA's and share its sizes.
     sizes: dict[str, Any] = dict(_SIZES.get(kind, _OF_LLAMA))
     for name in ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"):
@@ -101,11 +107,15 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         # GPT-2's `mlp_scale`
         "model.ffn_hidden": sizes.get("intermediate_dim", 4 * sizes["hidden_dim"]),
     }
-    for name, field in (("use_bias", "model.bias"), ("tie_word_embeddings", "model.tied_embeddings")):
+    for name, field in (
+        ("use_bias", "model.bias"),
+        ("tie_word_embeddings", "model.tied_embeddings"),
+    ):
         if f"model.{name}" in settings:
             fields[field] = FLAG.read(settings[f"model.{name}"])
     experts = settings.get("model.num_local_experts", settings.get("model.n_routed_experts"))
-    # Only Mixtral routes tokens among the types that are read; all of its feed-forwards are experts.
+    # Only Mixtral routes tokens among the types that are read; all of its feed-forwards are
+    # experts.
     if kind == "mixtral":
         fields["experts.count"] = WHOLE.read(experts or 8)
         fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))
@@ -140,21 +150,28 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Tensor parallelism over `model`, copies over `replica`, and all other devices over `data`."""
     fields: Fields = {
-        "tp": WHOLE.read(settings.get("trainer.model_axis_size", settings.get("trainer.mesh.axes.model", 1))),
+        "tp": WHOLE.read(
+            settings.get("trainer.model_axis_size", settings.get("trainer.mesh.axes.model", 1))
+        ),
         "pp": 1,
         "cp": WHOLE.read(settings.get("trainer.mesh.axes.context", 1)),
         # Its `model` axis shards the logical axes mlp and heads, and no sequence between them.
         "sequence_parallel": False,
     }
     copies = 1
-    for name in ("trainer.replica_ici_axis_size", "trainer.replica_dcn_axis_size", "trainer.mesh.axes.replica"):
+    for name in (
+        "trainer.replica_ici_axis_size",
+        "trainer.replica_dcn_axis_size",
+        "trainer.mesh.axes.replica",
+    ):
         size = settings.get(name, 1)
         # An open axis across slices: the file does not say how many slices there are.
         if size != -1:
             copies *= WHOLE.read(size)
     if copies > 1:
         fields["replicate"] = copies
-    # FSDP is an axis mapping: weights are sharded along the named logical axis, and not at all where none is named.
+    # FSDP is an axis mapping: weights are sharded along the named logical axis, and not at all
+    # where none is named.
     shards = settings.get("trainer.fsdp_axis", "embed")
     fields["zero"] = 3 if shards not in (None, "", [], "null") else 0
     return fields
@@ -184,7 +201,14 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
-_TYPES: Final = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "f16": "fp16", "float32": "fp32", "f32": "fp32"}
+_TYPES: Final = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "f16": "fp16",
+    "float32": "fp32",
+    "f32": "fp32",
+}
 
 
 def _precision(settings: Mapping[str, Any]) -> Fields:
@@ -192,7 +216,9 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
     policy = TEXT.read(settings["trainer.mp"])
     parts = dict(part.strip().partition("=")[::2] for part in policy.split(","))
     # `p` parameters, `c` computation, `o` output; a policy of one word holds for all.
-    compute = parts.get("c") or parts.get("compute") or parts.get("p") or parts.get("params") or policy
+    compute = (
+        parts.get("c") or parts.get("compute") or parts.get("p") or parts.get("params") or policy
+    )
     if compute not in _TYPES:
         raise BadValue(f"must be a policy such as p=f32,c=bfloat16, got {policy!r}")
     fields: Fields = {"dtype": _TYPES[compute]}
@@ -209,12 +235,18 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         return {"recompute": "full"}
     if value in (False, "none"):
         return {"recompute": "none"}
-    return {"recompute": "full", "note.remat": f"gradient_checkpointing {value} is predicted as recompute=full"}
+    return {
+        "recompute": "full",
+        "note.remat": f"gradient_checkpointing {value} is predicted as recompute=full",
+    }
 
 
 def _attention(settings: Mapping[str, Any]) -> Fields:
     backend = str(settings.get("model.attn_backend", "default")).lower()
-    return {"flash_attention": backend != "vanilla" and FLAG.read(settings.get("model.use_flash_attention", True))}
+    return {
+        "flash_attention": backend != "vanilla"
+        and FLAG.read(settings.get("model.use_flash_attention", True))
+    }
 
 
 _DISTILLS: Final = ("student.type", "teacher.type")
@@ -236,7 +268,9 @@ LEVANTER: Final = LaunchFormat(
     table=(
         Rule(keys=_DISTILLS, read=_distills),
         Rule(keys=("initialize_from_hf", "model_name_or_path"), read=_start, fields=("model",)),
-        Rule(keys=_SIZE_KEYS, read=_model, fields=("model.layers",), defaults={"model.vocab": GPT2}),
+        Rule(
+            keys=_SIZE_KEYS, read=_model, fields=("model.layers",), defaults={"model.vocab": GPT2}
+        ),
         Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
         Rule(
             keys=(
@@ -253,7 +287,9 @@ LEVANTER: Final = LaunchFormat(
             fields=("tp",),
         ),
         Rule(
-            keys=("trainer.train_batch_size", "trainer.per_device_parallelism"), read=_batch, fields=("global_batch",)
+            keys=("trainer.train_batch_size", "trainer.per_device_parallelism"),
+            read=_batch,
+            fields=("global_batch",),
         ),
         read_only("model.seq_len", "seq_len"),
         read_only("train_seq_len", "seq_len"),
@@ -264,7 +300,11 @@ LEVANTER: Final = LaunchFormat(
             fields=("recompute",),
             defaults={"recompute": "full"},
         ),
-        Rule(keys=("model.attn_backend", "model.use_flash_attention"), read=_attention, fields=("flash_attention",)),
+        Rule(
+            keys=("model.attn_backend", "model.use_flash_attention"),
+            read=_attention,
+            fields=("flash_attention",),
+        ),
         read_only("optimizer.type", "optimizer", OPTIMIZER),
     ),
     always={"overlap_grad_reduce": True, "overlap_param_gather": True},

@@ -1,5 +1,5 @@
-"""LLaMA-Factory's YAML: the arguments of Transformers' Trainer with its own (`llamafactory/hparams`), and the second
-generation of its keys (`llamafactory/v1/config`)."""
+"""LLaMA-Factory's YAML: the arguments of Transformers' Trainer with its own
+(`llamafactory/hparams`), and the second generation of its keys (`llamafactory/v1/config`)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,7 +34,8 @@ from perfmodel.ingest.launch._trainer import (
 
 
 def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
-    # Defaults of `FinetuningArguments` (llamafactory/hparams/finetuning_args.py): LoRA of rank 8 on all linear layers.
+    # Defaults of `FinetuningArguments` (llamafactory/hparams/finetuning_args.py): LoRA of rank 8 on
+    # all linear layers.
     kind = settings.get("finetuning_type", "lora")
     adapters = Adapters(
         rank=settings.get("lora_rank", 8),
@@ -58,7 +59,9 @@ def _factory_packing(settings: Mapping[str, Any]) -> Fields:
 
 def _factory_recompute(settings: Mapping[str, Any]) -> Fields:
     """Recomputation of layers, which LLaMA-Factory does by default."""
-    return {"recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"}
+    return {
+        "recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"
+    }
 
 
 def _ray_workers(settings: Mapping[str, Any]) -> Fields:
@@ -66,7 +69,8 @@ def _ray_workers(settings: Mapping[str, Any]) -> Fields:
     if "ray_num_workers" not in settings:
         return {}
     return {
-        "devices": WHOLE.read(settings["ray_num_workers"]) * WHOLE.read(settings.get("resources_per_worker.GPU", 1))
+        "devices": WHOLE.read(settings["ray_num_workers"])
+        * WHOLE.read(settings.get("resources_per_worker.GPU", 1))
     }
 
 
@@ -78,7 +82,11 @@ LLAMA_FACTORY: Final = LaunchFormat(
     marks=("finetuning_type", "cutoff_len", "lora_target"),
     table=(
         *SHARED,
-        Rule(keys=("ray_num_workers", "resources_per_worker.GPU"), read=_ray_workers, fields=("devices",)),
+        Rule(
+            keys=("ray_num_workers", "resources_per_worker.GPU"),
+            read=_ray_workers,
+            fields=("devices",),
+        ),
         precision_rule("fp32"),
         Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
         Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),
@@ -86,7 +94,14 @@ LLAMA_FACTORY: Final = LaunchFormat(
         # llamafactory/hparams/data_args.py
         key("cutoff_len", "seq_len", default=2048, write=lambda fields: {}),
         Rule(
-            keys=("finetuning_type", "lora_rank", "lora_target", "lora_dropout", *MODEL_KEYS, *QUANTIZED),
+            keys=(
+                "finetuning_type",
+                "lora_rank",
+                "lora_target",
+                "lora_dropout",
+                *MODEL_KEYS,
+                *QUANTIZED,
+            ),
             read=_factory_tuning,
             fields=("adapter_rank",),
         ),
@@ -119,7 +134,11 @@ def _plugin_tuning(settings: Mapping[str, Any]) -> Fields:
     kind = settings.get("peft_config.name")
     if not is_on(kind):
         return {}
-    bits = settings.get("quant_config.quantization_bit", 4) if is_on(settings.get("quant_config.name")) else 0
+    bits = (
+        settings.get("quant_config.quantization_bit", 4)
+        if is_on(settings.get("quant_config.name"))
+        else 0
+    )
     adapters = Adapters(
         rank=settings.get("peft_config.r", 8),
         targets=settings.get("peft_config.target_modules", "all"),
@@ -136,7 +155,9 @@ def _plugin_sharding(settings: Mapping[str, Any]) -> Fields:
         fields = fsdp_fields(
             {
                 "fsdp_version": 2,
-                "fsdp_config.reshard_after_forward": settings.get("dist_config.reshard_after_forward", True),
+                "fsdp_config.reshard_after_forward": settings.get(
+                    "dist_config.reshard_after_forward", True
+                ),
                 "fsdp_config.offload_params": settings.get("dist_config.offload_params", False),
             }
         )
@@ -197,7 +218,9 @@ LLAMA_FACTORY_PLUGINS: Final = LaunchFormat(
         Rule(
             keys=("enable_activation_checkpointing",),
             read=lambda settings: {
-                "recompute": "full" if is_on(settings["enable_activation_checkpointing"]) else "none"
+                "recompute": "full"
+                if is_on(settings["enable_activation_checkpointing"])
+                else "none"
             },
             defaults={"recompute": "full"},
         ),

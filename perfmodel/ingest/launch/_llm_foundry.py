@@ -22,7 +22,13 @@ from perfmodel.ingest.launch._table import (
     words,
 )
 
-STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
+STRATEGIES: Final = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "_HYBRID_SHARD_ZERO2": 2,
+}
 """ZeRO stages by torch's names of sharding strategies."""
 _ATTENTION: Final = {"flash": True, "triton": True, "flex": True, "torch": False}
 
@@ -37,15 +43,26 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     if not all(name in settings for name in names):
         return {}
     layers, hidden, heads = (WHOLE.read(settings[name]) for name in names)
-    fields: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
-    fields["model.ffn_hidden"] = round(hidden * NUMBER.read(settings.get("model.expansion_ratio", 4)))
-    # MPT's positions are learned unless a switch says otherwise, and ALiBi counts more than rotary ones.
+    fields: Fields = {
+        "model.layers": layers,
+        "model.hidden": hidden,
+        "model.heads": heads,
+        "model.dropout": False,
+    }
+    fields["model.ffn_hidden"] = round(
+        hidden * NUMBER.read(settings.get("model.expansion_ratio", 4))
+    )
+    # MPT's positions are learned unless a switch says otherwise, and ALiBi counts more than rotary
+    # ones.
     if settings.get("model.attn_config.alibi"):
         fields["model.positions"] = "alibi"
     elif settings.get("model.attn_config.rope"):
         fields["model.positions"] = "rope"
     kv_heads = settings.get("model.attn_config.kv_n_heads")
-    if kv_heads is not None or settings.get("model.attn_config.attn_type") == "multiquery_attention":
+    if (
+        kv_heads is not None
+        or settings.get("model.attn_config.attn_type") == "multiquery_attention"
+    ):
         fields["model.kv_heads"] = WHOLE.read(kv_heads or 1)
     fields["model.bias"] = not settings.get("model.no_bias", False)
     fields["model.tied_embeddings"] = FLAG.read(settings.get("model.tie_word_embeddings", True))
@@ -65,27 +82,33 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         fields["experts.count"] = WHOLE.read(settings.get("model.ffn_config.moe_num_experts", 1))
         fields["experts.topk"] = WHOLE.read(settings.get("model.ffn_config.moe_top_k", 1))
         fields["experts.ffn_hidden"] = fields["model.ffn_hidden"]
-    fields["model.gated_ffn"] = kind in _GATED or bool(settings.get("model.ffn_config.mlp_type") == "glu")
+    fields["model.gated_ffn"] = kind in _GATED or bool(
+        settings.get("model.ffn_config.mlp_type") == "glu"
+    )
     return fields
 
 
 _ACTIVATIONS: Final = {"gelu": "gelu", "silu": "silu", "relu": "relu"}
 _MIXTURES: Final = ("mb_moe", "mb_dmoe", "torch_dmoe")
 _GATED: Final = ("mptglu", "te_ln_glu")
-"""Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a gate."""
+"""Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a
+gate."""
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA by the peft library (`peft_config`): all other weights are frozen."""
     rank = WHOLE.read(settings.get("model.peft_config.r", 8))
-    return {"frozen": True, "adapter_rank": rank} | adapter_modules(settings.get("model.peft_config.target_modules"))
+    return {"frozen": True, "adapter_rank": rank} | adapter_modules(
+        settings.get("model.peft_config.target_modules")
+    )
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
     """Keys of LLM Foundry's `model` for an MPT model."""
     if "model.layers" not in fields:
         return {}
-    # MPT has no key for the inner size: its ratio to the hidden size says it, and need not be whole.
+    # MPT has no key for the inner size: its ratio to the hidden size says it, and need not be
+    # whole.
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     values: dict[str, Any] = {
         "model.name": "mpt_causal_lm",
@@ -116,7 +139,8 @@ def sharding(value: Any) -> Fields:
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
-    """Composer's mesh of devices: sharding ranks, preceded by their copies if there are two dimensions."""
+    """Composer's mesh of devices: sharding ranks, preceded by their copies if there are two
+    dimensions."""
     sizes = as_list(stated_value(settings))
     if len(sizes) > 2:
         raise BadValue(f"must have one or two dimensions, got {sizes!r}")
@@ -168,7 +192,11 @@ def strategy(fields: Fields) -> str:
     hybrid = fields["replicate"] > 1
     if hybrid and fields["dp"] // fields["replicate"] != fields["devices_per_node"]:
         raise LaunchFileError("replicate: the file can shard over all replicas or within a node")
-    names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
+    names = (
+        name
+        for name, stage in STRATEGIES.items()
+        if stage == fields["zero"] and ("HYBRID" in name) == hybrid
+    )
     name = next(names, None)
     if name is None:
         raise LaunchFileError("zero=1: FSDP also shards gradients and weights; use zero=0, 2 or 3")
@@ -183,11 +211,17 @@ LLM_FOUNDRY: Final = LaunchFormat(
     name="llm-foundry",
     syntax="yaml",
     frameworks=("llm-foundry",),
-    marks=("global_train_batch_size", "device_train_microbatch_size", "parameters.global_train_batch_size"),
+    marks=(
+        "global_train_batch_size",
+        "device_train_microbatch_size",
+        "parameters.global_train_batch_size",
+    ),
     table=(
-        # `compute` is the block of MosaicML's platform; a file for Composer's own launcher does not have it.
+        # `compute` is the block of MosaicML's platform; a file for Composer's own launcher does not
+        # have it.
         key("compute.gpus", "devices"),
-        # Composer divides the global batch by the ranks and accumulates what exceeds the micro-batch.
+        # Composer divides the global batch by the ranks and accumulates what exceeds the
+        # micro-batch.
         key("global_train_batch_size", "global_batch"),
         key("device_train_microbatch_size", "micro_batch"),
         read_only("device_train_grad_accum", "grad_accum"),
@@ -209,18 +243,27 @@ LLM_FOUNDRY: Final = LaunchFormat(
             ),
             default="bf16",
         ),
-        # FSDP settings (composer/distributed/mosaic_parallelism.py, earlier composer/trainer/mosaic_fsdp_utils.py).
+        # FSDP settings (composer/distributed/mosaic_parallelism.py, earlier
+        # composer/trainer/mosaic_fsdp_utils.py).
         Rule(keys=("fsdp_config.device_mesh",), read=_mesh, fields=("replicate",)),
         Rule(
-            keys=("fsdp_config.sharding_strategy",), write=_zero, read=lambda settings: sharding(stated_value(settings))
+            keys=("fsdp_config.sharding_strategy",),
+            write=_zero,
+            read=lambda settings: sharding(stated_value(settings)),
         ),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
-        # Composer keeps activations unless a file asks otherwise; llm-foundry's own files of 3B and more ask for it.
-        key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"}), default="none"),
+        # Composer keeps activations unless a file asks otherwise; llm-foundry's own files of 3B and
+        # more ask for it.
+        key(
+            "fsdp_config.activation_checkpointing",
+            "recompute",
+            words({True: "full", False: "none"}),
+            default="none",
+        ),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key(
-            # `get_mixed_precision`: DEFAULT casts weights and reduces in fp32, PURE reduces in the type of the
-            # products, and FULL casts nothing by itself.
+            # `get_mixed_precision`: DEFAULT casts weights and reduces in fp32, PURE reduces in the
+            # type of the products, and FULL casts nothing by itself.
             "fsdp_config.mixed_precision",
             "grad_dtype",
             words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"}),
@@ -256,7 +299,11 @@ LLM_FOUNDRY: Final = LaunchFormat(
             write=_write_model,
         ),
         Rule(
-            keys=("model.peft_config.peft_type", "model.peft_config.r", "model.peft_config.target_modules"),
+            keys=(
+                "model.peft_config.peft_type",
+                "model.peft_config.r",
+                "model.peft_config.target_modules",
+            ),
             fields=("adapter_rank",),
             read=_adapters,
         ),

@@ -40,8 +40,8 @@ _POLICIES: Final = {
 }
 """The closest kind of recompute for each policy."""
 _EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash", "none")
-"""Policies that a kind of recompute matches exactly: `minimal` saves results of weight products and recomputes
-attention, `full` saves each layer's input."""
+"""Policies that a kind of recompute matches exactly: `minimal` saves results of weight products and
+recomputes attention, `full` saves each layer's input."""
 _KEPT_BY_CHOICE: Final = (
     "decoder_layer_input",
     "context",
@@ -70,11 +70,12 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     """The kind of recompute that is closest to the file's policy."""
     if "remat_policy" not in settings:
         return {}
-    # Policies name the tensors that are kept for backward (`get_remat_policy` of MaxText/layers/decoders.py); our kinds
-    # of recompute name the operations that run again. Where a policy lies between two kinds, the nearer one is taken
-    # and said.
+    # Policies name the tensors that are kept for backward (`get_remat_policy` of
+    # MaxText/layers/decoders.py); our kinds of recompute name the operations that run again. Where
+    # a policy lies between two kinds, the nearer one is taken and said.
     name = TEXT.read(settings["remat_policy"]).lower()
-    # The results of the feed-forward's products are most of a layer's memory, so it matters most whether they are kept.
+    # The results of the feed-forward's products are most of a layer's memory, so it matters most
+    # whether they are kept.
     if name == "custom":
         wide = [tensor for tensor in _KEPT_BY_CHOICE if "mlpw" in tensor]
         kind = "selective" if any(settings.get(tensor) == "device" for tensor in wide) else "full"
@@ -82,10 +83,17 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         kind = words(_POLICIES | {"custom": "full"}).read(name)
     if name in _EXACT:
         return {"recompute": kind}
-    return {"recompute": kind, "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the closest kind"}
+    return {
+        "recompute": kind,
+        "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the closest kind",
+    }
 
 
-_BATCH: Final = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
+_BATCH: Final = (
+    "per_device_batch_size",
+    "gradient_accumulation_steps",
+    "num_pipeline_microbatches",
+)
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
@@ -100,7 +108,8 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
     passes = accumulated(fields, "MaxText states the batch per device")
     devices = fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
-    # A batch passes the pipeline at once and is cut there: accumulation becomes micro-batches of the pipeline.
+    # A batch passes the pipeline at once and is cut there: accumulation becomes micro-batches of
+    # the pipeline.
     if fields["pp"] > 1:
         return {_BATCH[0]: fields["global_batch"] / devices, _BATCH[2]: passes}
     return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
@@ -113,7 +122,9 @@ def _stages(settings: Mapping[str, Any]) -> Fields:
 def _write_stages(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {}
-    layers = layers_per_stage(fields, f"pp={fields['pp']}: MaxText", "use another pp, or give the model")
+    layers = layers_per_stage(
+        fields, f"pp={fields['pp']}: MaxText", "use another pp, or give the model"
+    )
     return {"num_layers_per_pipeline_stage": layers}
 
 
@@ -143,22 +154,31 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     name = str(settings.get("quantization", "")).lower()
     if name in ("", "none"):
         return plain
-    # Names have endings for what else is quantized (`te_fp8_delayedscaling_...`): the beginning decides.
+    # Names have endings for what else is quantized (`te_fp8_delayedscaling_...`): the beginning
+    # decides.
     known = next(
-        (fields for start, fields in _QUANTIZED.items() if name == start or name.startswith(f"{start}_")), None
+        (
+            fields
+            for start, fields in _QUANTIZED.items()
+            if name == start or name.startswith(f"{start}_")
+        ),
+        None,
     )
     if known is not None:
         return dict(known)
     if name.startswith(("fp8", "nanoo_fp8", "te_fp8")):
         return {"dtype": "fp8"}
-    return plain | {"doubt.quantization": f"the precision may be wrong: perfmodel does not know quantization {name}"}
+    return plain | {
+        "doubt.quantization": f"the precision may be wrong: perfmodel does not know quantization {name}"
+    }
 
 
 _CAPACITY: Final = "capacity_factor"
 
 
 def _capacity(settings: Mapping[str, Any]) -> Fields:
-    """Most tokens of an expert; the capacity applies only if tokens are dropped, not in sparse products."""
+    """Most tokens of an expert; the capacity applies only if tokens are dropped, not in sparse
+    products."""
     # -1 is no capacity; sparse products (megablox) take as many tokens as come.
     capacity = NUMBER.read(settings.get(_CAPACITY, -1))
     if capacity <= 0 or settings.get("sparse_matmul", True) is True:
@@ -172,8 +192,13 @@ def _weights(settings: Mapping[str, Any]) -> Fields:
     if name == "float32":
         return {}
     optimizer = OPTIMIZER.read(settings["opt_type"]) if "opt_type" in settings else "adam"
-    if name == "bfloat16" and optimizer in ("adam", "adamw") and settings.get("mu_dtype", "") in ("", name):
-        # Moments have the type of the weights unless `mu_dtype` says another (MaxText `optimizers.py`).
+    if (
+        name == "bfloat16"
+        and optimizer in ("adam", "adamw")
+        and settings.get("mu_dtype", "") in ("", name)
+    ):
+        # Moments have the type of the weights unless `mu_dtype` says another (MaxText
+        # `optimizers.py`).
         return {"optimizer": "adam16bit"}
     return {
         "doubt.weights": (
@@ -204,16 +229,31 @@ MAXTEXT: Final = LaunchFormat(
     syntax="yaml",
     frameworks=("maxtext",),
     defaults_file="base.yml",
-    marks=("per_device_batch_size", "ici_*_parallelism", "dcn_*_parallelism", "max_target_length", "base_emb_dim"),
+    marks=(
+        "per_device_batch_size",
+        "ici_*_parallelism",
+        "dcn_*_parallelism",
+        "max_target_length",
+        "base_emb_dim",
+    ),
     table=(
-        # Mesh and batches. The batch is stated per device of all axes, so that it may be a fraction.
-        Rule(keys=(*MESH_KEYS, "shard_optimizer_over_data", "hardware"), read=mesh_degrees, write=write_mesh),
+        # Mesh and batches. The batch is stated per device of all axes, so that it may be a
+        # fraction.
+        Rule(
+            keys=(*MESH_KEYS, "shard_optimizer_over_data", "hardware"),
+            read=mesh_degrees,
+            write=write_mesh,
+        ),
         Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"device_batch": 12.0}),
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
-        # Lengths and element types: of products, of weights (and so of optimizer states), of gradients.
+        # Lengths and element types: of products, of weights (and so of optimizer states), of
+        # gradients.
         key("max_target_length", "seq_len", default=2048),
         Rule(
-            keys=("dtype", "quantization", "int8_training"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}
+            keys=("dtype", "quantization", "int8_training"),
+            read=_dtype,
+            write=_write_dtype,
+            defaults={"dtype": "bf16"},
         ),
         read_only("opt_type", "optimizer", OPTIMIZER),
         Rule(keys=("weight_dtype", "opt_type", "mu_dtype"), read=_weights),
@@ -222,10 +262,13 @@ MAXTEXT: Final = LaunchFormat(
         Rule(
             keys=("remat_policy", *_KEPT_BY_CHOICE),
             read=_recompute,
-            write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])},
+            write=lambda fields: {
+                "remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])
+            },
         ),
         key(
-            # Kernels of attention (MaxText/layers/attentions.py): only dot_product writes the scores to memory.
+            # Kernels of attention (MaxText/layers/attentions.py): only dot_product writes the
+            # scores to memory.
             "attention",
             "flash_attention",
             words(
@@ -238,7 +281,8 @@ MAXTEXT: Final = LaunchFormat(
                 }
             ),
         ),
-        # Exchange of keys and values between ranks that share a sequence, and a loss that computes logits in tiles.
+        # Exchange of keys and values between ranks that share a sequence, and a loss that computes
+        # logits in tiles.
         read_only(
             "context_parallel_strategy",
             "cp_kind",

@@ -1,4 +1,5 @@
-"""MaxText's command lines: `python3 -m MaxText.train configs/base.yml model_name=llama2-7b ici_fsdp_parallelism=16`."""
+"""MaxText's command lines:
+`python3 -m MaxText.train configs/base.yml model_name=llama2-7b ici_fsdp_parallelism=16`."""
 
 import re
 import shlex
@@ -28,7 +29,8 @@ _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 def maxtext_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Source | None:
-    """Settings of the command that trains with MaxText in a shell script; None for scripts without one.
+    """Settings of the command that trains with MaxText in a shell script; None for scripts without
+    one.
 
     Args:
         text: the script.
@@ -72,7 +74,10 @@ def maxtext_command(
         if any(f"{_TWO_DEVICES}-" in word.text for word in command.argv):
             best[HALF_CHIPS] = Entry(True, 0)
     return Source(
-        place=place, entries=entries | best, notes=(*script.notes, *notes), devices=chips * slices if chips else None
+        place=place,
+        entries=entries | best,
+        notes=(*script.notes, *notes),
+        devices=chips * slices if chips else None,
     )
 
 
@@ -87,7 +92,8 @@ def _program(argv: Sequence[str]) -> PurePosixPath:
 
 
 def over_slices(settings: Mapping[str, Entry], slices: int) -> dict[str, Entry]:
-    """Settings of a job on several slices; where no axis spans slices, each further slice holds a copy."""
+    """Settings of a job on several slices; where no axis spans slices, each further slice holds a
+    copy."""
     is_open = settings.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(settings)
     return {**settings, _COPIES: Entry(slices, 0)} if slices > 1 and is_open else dict(settings)
 
@@ -97,8 +103,11 @@ _TWO_DEVICES: Final = "tpu7x"
 """The generation of which a chip is two devices of JAX."""
 
 
-def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None) -> None:
-    """Raise `LaunchFileError` for a run of one of MaxText's benchmarks: its settings are not in the script."""
+def _refuse_benchmark(
+    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
+) -> None:
+    """Raise `LaunchFileError` for a run of one of MaxText's benchmarks: its settings are not in the
+    script."""
     script, _ = followed_script(text, place, arguments, variables)
     for command in script.commands:
         # A whole command may stand in one word, as for `xpk workload create --command "..."`.
@@ -106,7 +115,9 @@ def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables
         if not any(re.search(r"(^|[./])benchmark_runner(\.py)?$", word) for word in line.split()):
             continue
         options = line.replace("=", " ").split()
-        name = next((after for word, after in pairwise(options) if word == "--model_name"), "the benchmark")
+        name = next(
+            (after for word, after in pairwise(options) if word == "--model_name"), "the benchmark"
+        )
         raise LaunchFileError(
             f"{place}, line {command.argv[0].line}: benchmark_runner looks {name} up in MaxText's "
             "benchmarks/maxtext_*_model_configs.py, which is not read; give the settings that stand there (model_name, "
@@ -121,7 +132,8 @@ def _spans_slices(settings: Mapping[str, Entry]) -> bool:
 
 
 def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
-    """Chips of a slice and number of slices, from the first command that requests them; 0 chips if none does."""
+    """Chips of a slice and number of slices, from the first command that requests them; 0 chips if
+    none does."""
     for command in commands:
         requested = _slices(command)
         if requested is not None:
@@ -130,11 +142,12 @@ def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
 
 
 def _slices(command: Command) -> tuple[int, int] | None:
-    """Chips of a slice and number of slices that a command requests (`xpk workload create --tpu-type=v6e-256
-    --num-slices=2`).
+    """Chips of a slice and number of slices that a command requests
+    (`xpk workload create --tpu-type=v6e-256 --num-slices=2`).
 
-    A chip is one device of JAX in these generations, but two in TPU7x. Names of slices count chips, but for v4, v5p and
-    TPU7x: these count cores, of which a chip has two (Cloud TPU documentation, "TPU configurations").
+    A chip is one device of JAX in these generations, but two in TPU7x. Names of slices count chips,
+    but for v4, v5p and TPU7x: these count cores, of which a chip has two (Cloud TPU documentation,
+    "TPU configurations").
     """
     options: dict[str, str] = {}
     for i, word in enumerate(command.argv):
@@ -156,7 +169,8 @@ def _slices(command: Command) -> tuple[int, int] | None:
 
 
 def _commands_within(argv: list[str]) -> list[list[str]]:
-    """A command, and any whole commands inside one of its words, as for `xpk workload create --command "..."`."""
+    """A command, and any whole commands inside one of its words, as for
+    `xpk workload create --command "..."`."""
     commands = [argv]
     for word in argv:
         if re.search(r"\.ya?ml\s", word):
@@ -183,7 +197,8 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     for word in argv:
         if file and word in _ENDS:
             break
-        # Assignments before the file are variables of the environment (`LIBTPU_INIT_ARGS=... python3 ...`).
+        # Assignments before the file are variables of the environment
+        # (`LIBTPU_INIT_ARGS=... python3 ...`).
         setting = _SETTING.fullmatch(word)
         if setting and file:
             settings[setting[1]] = Entry(yaml_value(setting[2].removesuffix(";")), line)
@@ -193,12 +208,14 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
 
 
 def _entries_of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """The entries of the file that a command names, if it is in the script's folder; else a note, unless it holds
-    MaxText's own defaults."""
+    """The entries of the file that a command names, if it is in the script's folder; else a note,
+    unless it holds MaxText's own defaults."""
     file = neighbours.find(name)
     if file is not None:
         source = read_yaml(file.text, str(file.path), file.path.parent)
         return included_entries(source.entries, file.path, 0), list(source.notes)
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []
-    return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]
+    return {}, [
+        f"the command names {name}, which was not found beside the script; its settings are missing here"
+    ]

@@ -1,4 +1,5 @@
-"""MaxText's mesh: its axes within slices (`ici_`) and across them (`dcn_`) as degrees of parallelism and back."""
+"""MaxText's mesh: its axes within slices (`ici_`) and across them (`dcn_`) as degrees of
+parallelism and back."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -22,7 +23,8 @@ _AXES: Final = {
     "autoregressive": "",
     "context_autoregressive": "",
 }
-"""Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
+"""Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as
+`ep` of `dp` here."""
 _MESHES: Final = ("ici", "dcn")
 _MOST_EXPERT_RANKS: Final = 10**6
 """More ranks than any job spreads experts over, which makes their axis take all ranks."""
@@ -49,8 +51,8 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
     """Multiply the degrees of every axis (raises `BadValue` for a value that is no degree)."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
-    # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be open at most, so
-    # that an open data axis within slices closes that of fsdp.
+    # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be
+    # open at most, so that an open data axis within slices closes that of fsdp.
     stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
@@ -65,7 +67,8 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
             raise BadValue(f"must be -1 (all that are left) or a degree, got {size!r}")
         if size == -1:
-            # The file does not state slices: an open axis across them counts as part of that within them.
+            # The file does not state slices: an open axis across them counts as part of that within
+            # them.
             open_axes.add(axis if name.startswith("ici_") else "")
         else:
             sizes[axis] *= size
@@ -77,39 +80,52 @@ def mesh_degrees(settings: Mapping[str, Any]) -> Fields:
     axes = _axes(settings)
     sizes, open_axes = axes.sizes, axes.open
     fields: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
-    fields["sequence_parallel"] = any(settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES)
+    fields["sequence_parallel"] = any(
+        settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES
+    )
     if sizes["pp"] > 1:
-        # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
+        # JAX differentiates the loop over all forwards: backwards begin when the last forward has
+        # ended.
         fields["schedule"] = "gpipe"
     if not open_axes and axes.slices_are_open:
         fields["note.slices"] = (
             "one slice: the file leaves the number of slices (dcn_data_parallelism) to the machine; --devices sets more"
         )
     if not open_axes:
-        # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no expert.
+        # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no
+        # expert.
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
     elif open_axes == {"ep"}:
-        # Experts are spread over as many replicas as the devices make, within a node if each node is a slice.
-        fields["ep_most"] = networks.DEVICES_PER_NODE if axes.slices_are_nodes else _MOST_EXPERT_RANKS
+        # Experts are spread over as many replicas as the devices make, within a node if each node
+        # is a slice.
+        fields["ep_most"] = (
+            networks.DEVICES_PER_NODE if axes.slices_are_nodes else _MOST_EXPERT_RANKS
+        )
         del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
-        raise BadValue("must be a degree, because only data, fsdp and expert axes can take what is left; got -1")
+        raise BadValue(
+            "must be a degree, because only data, fsdp and expert axes can take what is left; got -1"
+        )
     return fields | _sharding(axes, shards_states=settings.get("shard_optimizer_over_data") is True)
 
 
 def _sharding(axes: _Axes, shards_states: bool) -> Fields:
-    """The ZeRO stage of a mesh, and the ranks over which it shards; `shards_states`: a setting for the data axis."""
+    """The ZeRO stage of a mesh, and the ranks over which it shards; `shards_states`: a setting for
+    the data axis."""
     sizes, open_axes = axes.sizes, axes.open
     fields: Fields = {}
-    # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
-    # base.yml: `embed`); without these the data axis may shard optimizer states.
+    # The fsdp axis shards weights and all that belongs to them, and so does that of experts
+    # (`logical_axis_rules` of base.yml: `embed`); without these the data axis may shard optimizer
+    # states.
     sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
     if sharded and not open_axes & {"fsdp", "ep"}:
         # The data axis holds copies of what the others shard, and so do further slices.
         fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
     elif sharded and axes.slices_are_nodes:
         fields["shard_ranks"] = "node"
-        fields["note.slices"] = "each node is a slice, which shards weights by itself; the nodes are copies"
+        fields["note.slices"] = (
+            "each node is a slice, which shards weights by itself; the nodes are copies"
+        )
     elif sharded and sizes["data"] > 1:
         fields["replicate"] = sizes["data"]
     if sharded:
@@ -120,7 +136,8 @@ def _sharding(axes: _Axes, shards_states: bool) -> Fields:
 
 
 def write_mesh(fields: Fields) -> Mapping[str, Any]:
-    """Degrees of the axes within a slice (raises `LaunchFileError` for a layout that MaxText's mesh cannot hold)."""
+    """Degrees of the axes within a slice (raises `LaunchFileError` for a layout that MaxText's mesh
+    cannot hold)."""
     if fields["zero"] == 2:
         raise LaunchFileError(
             "zero=2: MaxText has only zero=1 (optimizer states sharded on its data axis) and zero=3 (weights on "
@@ -135,13 +152,17 @@ def write_mesh(fields: Fields) -> Mapping[str, Any]:
     sharded = fields["zero"] == 3
     copies = fields["replicate"]
     if sharded and shards % copies:
-        raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
+        raise LaunchFileError(
+            f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}"
+        )
     if sharded and 1 < shards == copies and fields["ep"] == 1:
         raise LaunchFileError(
             "zero=3 with replicate=dp: no ranks are left for MaxText's fsdp axis; use a smaller replicate"
         )
     if not sharded and fields["ep"] > 1:
-        raise LaunchFileError(f"zero={fields['zero']}: MaxText's expert axis also shards weights; use zero=3")
+        raise LaunchFileError(
+            f"zero={fields['zero']}: MaxText's expert axis also shards weights; use zero=3"
+        )
     # dcn axes span slices; this file assumes a single slice.
     values = {
         "dcn_data_parallelism": 1,

@@ -1,4 +1,5 @@
-"""Models in MaxText's keys (`configs/models/*.yml` and `configs/base.yml` of AI-Hypercomputer/maxtext)."""
+"""Models in MaxText's keys (`configs/models/*.yml` and `configs/base.yml` of
+AI-Hypercomputer/maxtext)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -42,7 +43,8 @@ _OVERRIDDEN: Final = (
     "base_moe_mlp_dim",
     "vocab_size",
 )
-"""Sizes that `override_model_config` takes from the command line instead of from the model that is named."""
+"""Sizes that `override_model_config` takes from the command line instead of from the model that is
+named."""
 
 
 def _named_sizes(settings: Mapping[str, Any]) -> Fields:
@@ -72,7 +74,9 @@ def _activations(settings: Mapping[str, Any]) -> Fields:
 def _write_activations(fields: Fields) -> Mapping[str, Any]:
     if "model.activation" not in fields:
         return {}
-    return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
+    return {
+        "mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]
+    }
 
 
 def _size(settings: Mapping[str, Any], name: str, default: int) -> int:
@@ -103,8 +107,9 @@ _DEFAULTS: Final = {_FIELDS[name]: size for name, size in _SIZES.items()}
 
 
 def _scales(scale: int) -> dict[str, int]:
-    """Factors of the sizes of a model that is enlarged as a whole (`pyconfig.py`, `get_individual_scales`): heads and
-    feed-forward double first, then the width, then the layers."""
+    """Factors of the sizes of a model that is enlarged as a whole (`pyconfig.py`,
+    `get_individual_scales`): heads and feed-forward double first, then the width, then the
+    layers."""
     if scale < 1 or scale & (scale - 1):
         raise BadValue(f"must be a power of 2, got {scale!r}")
     base, remaining = divmod(scale.bit_length() - 1, 3)
@@ -120,7 +125,8 @@ def _scales(scale: int) -> dict[str, int]:
 
 
 def _sizes(settings: Mapping[str, Any]) -> Fields:
-    """Sizes of the stack; a block of gemma2 is two layers, one of attention in a window and one in full."""
+    """Sizes of the stack; a block of gemma2 is two layers, one of attention in a window and one in
+    full."""
     scale = WHOLE.read(settings.get(_SCALE, 1))
     factors = _scales(scale)
     fields: Fields = {}
@@ -153,7 +159,9 @@ def _write_sizes(fields: Fields) -> Mapping[str, Any]:
 def _old_scale(settings: Mapping[str, Any]) -> Fields:
     if settings["scale"] in (0, 1):
         return {}
-    return {"doubt.scale": f"the model may be wrong: scale {settings['scale']} enlarges it, which is not read"}
+    return {
+        "doubt.scale": f"the model may be wrong: scale {settings['scale']} enlarges it, which is not read"
+    }
 
 
 _PLAIN_BLOCKS: Final = (
@@ -174,12 +182,17 @@ _WINDOW: Final = "sliding_window_size"
 
 
 def _block(settings: Mapping[str, Any]) -> Fields:
-    """Fields that follow from the kind of block (`layers/decoders.py` and the module of each kind)."""
+    """Fields that follow from the kind of block (`layers/decoders.py` and the module of each
+    kind)."""
     # Much of a model is no key in MaxText but stands in the code of its block.
     kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)
-        return {"model.window": window} if window and settings.get("attention_type") == "local_sliding" else {}
+        return (
+            {"model.window": window}
+            if window and settings.get("attention_type") == "local_sliding"
+            else {}
+        )
     # Norms before and after each sub-layer, and a window in every second or in five of six layers.
     if kind == "gemma2":
         return {
@@ -246,10 +259,13 @@ _LATENT_SIZES: Final = {
 
 
 def _latent(settings: Mapping[str, Any]) -> Fields:
-    """Latent attention; its sizes are in every file based on `base.yml` but apply only if it is selected."""
+    """Latent attention; its sizes are in every file based on `base.yml` but apply only if it is
+    selected."""
     if settings.get("attention_type") != "mla":
         return {}
-    fields: Fields = {f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()}
+    fields: Fields = {
+        f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()
+    }
     return fields | {"latent.q_lora_rank": _size(settings, "q_lora_rank", 0)}
 
 
@@ -273,9 +289,17 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
     count = _size(settings, "num_experts", 1)
     if count == 1:
         return {}
-    fields: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
-    # The key was renamed; without either, experts are as wide as the dense feed-forward of base.yml.
-    width = _size(settings, "base_moe_mlp_dim", _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)))
+    fields: Fields = {
+        "experts.count": count,
+        "experts.topk": _size(settings, "num_experts_per_tok", 1),
+    }
+    # The key was renamed; without either, experts are as wide as the dense feed-forward of
+    # base.yml.
+    width = _size(
+        settings,
+        "base_moe_mlp_dim",
+        _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)),
+    )
     width *= _scales(WHOLE.read(settings.get(_SCALE, 1)))["base_moe_mlp_dim"]
     fields["experts.ffn_hidden"] = width
     shared = _size(settings, "shared_experts", 0)
@@ -286,7 +310,10 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
     # Only experts of the best groups are routed to (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     groups = _size(settings, "n_routing_groups", 1)
     if groups > 1:
-        fields |= {"experts.groups": groups, "experts.groups_kept": _size(settings, "topk_routing_group", groups)}
+        fields |= {
+            "experts.groups": groups,
+            "experts.groups_kept": _size(settings, "topk_routing_group", groups),
+        }
     return fields
 
 
@@ -322,7 +349,12 @@ MODEL: Final = (
     Rule(keys=("base_num_heads", "mlp_activations"), read=_old_feed_forward),
     Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
     key("vocab_size", "model.vocab", default=32000),
-    key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),
+    key(
+        "logits_via_embedding",
+        "model.tied_embeddings",
+        words({True: True, False: False}),
+        default=False,
+    ),
     key("attention_bias", "model.qkv_bias", words({True: True, False: False})),
     key("use_qk_norm", "model.qk_norm", words({True: True, False: False})),
     read_only("attn_logits_soft_cap", "model.attention_softcap", _CAP),

@@ -1,4 +1,5 @@
-"""Argument lists and shell scripts of Megatron-LM and Megatron-Core (`megatron/training/arguments.py`, its --help)."""
+"""Argument lists and shell scripts of Megatron-LM and Megatron-Core
+(`megatron/training/arguments.py`, its --help)."""
 
 import re
 from collections.abc import Mapping
@@ -55,19 +56,20 @@ def scheduled_settings(job: Mapping[str, int]) -> dict[str, int]:
 
 
 def world_of(settings: Mapping[str, Any]) -> Fields:
-    """Devices of the job: from the launcher (torchrun, DeepSpeed's, Accelerate's), else from the scheduler."""
-    # The program that starts the processes knows their number best: first torchrun's and DeepSpeed's flags per node,
-    # then launchers that count all processes, and last the job's request to its scheduler.
+    """Devices of the job: from the launcher (torchrun, DeepSpeed's, Accelerate's), else from the
+    scheduler."""
+    # The program that starts the processes knows their number best: first torchrun's and
+    # DeepSpeed's flags per node, then launchers that count all processes, and last the job's
+    # request to its scheduler.
     scheduled = {}
     for name in SCHEDULED:
         if str(settings.get(f"sbatch-{name}", "")).isdecimal():
             scheduled[name] = int(settings[f"sbatch-{name}"])
     for name in ("nnodes", "num-nodes"):
-        # One node would be a silent guess: scripts leave it to the cluster because there are several.
+        # One node would be a silent guess: scripts leave it to the cluster because there are
+        # several.
         if undefined(settings.get(name)) and "nodes" not in scheduled:
-            unknown = (
-                f"the number of devices is not known: {name} is {settings[name]}, which the script does not define"
-            )
+            unknown = f"the number of devices is not known: {name} is {settings[name]}, which the script does not define"
             return {"note.devices": f"{unknown}; give --devices"}
     nodes = _number(settings, "nnodes", "num-nodes") or scheduled.get("nodes")
     per_node = _number(settings, "nproc-per-node", "num-gpus")
@@ -84,7 +86,8 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     processes = _number(settings, "num-processes", "worker-num")
     if processes is not None:
         return {"devices": processes}
-    # Without a launcher the scheduler starts a process for every device, unless it starts one alone on each node.
+    # Without a launcher the scheduler starts a process for every device, unless it starts one alone
+    # on each node.
     if scheduled.get("ntasks", 1) > (nodes or 1):
         return {"devices": scheduled["ntasks"]}
     tasks = scheduled.get("ntasks-per-node", 1)
@@ -117,8 +120,11 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
     # bf16 is passed on, since DeepSpeed's bf16 optimizer shards another stage
     # than the one asked for. Megatron-DeepSpeed.
     if "zero-stage" in settings:
-        return stage_as_it_runs(WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else "")
-    # The element type is a key of this rule because of DeepSpeed. By itself it does not imply sharding.
+        return stage_as_it_runs(
+            WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else ""
+        )
+    # The element type is a key of this rule because of DeepSpeed. By itself it does not imply
+    # sharding.
     if not set(settings) - {"bf16"}:
         return {}
     # PyTorch's fully_shard, which Megatron-Core applies to gradients and weights alike.
@@ -170,26 +176,34 @@ _OF_CORE: Final = (
     "moe-*",
 )
 """Arguments (patterns) that only Core has, or that select its layers."""
-_OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "activations-checkpoint-granularity")
+_OLD_RECOMPUTE: Final = (
+    *_RECOMPUTE_BEFORE_CORE,
+    "recompute-activations",
+    "activations-checkpoint-granularity",
+)
 """Names of recompute arguments in earlier versions, some of which Core still accepts."""
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    # `--recompute-activations` is a short form of selective, and `--checkpoint-activations` that of full recompute
-    # before Core; a method without a granularity is of that time too.
+    # `--recompute-activations` is a short form of selective, and `--checkpoint-activations` that of
+    # full recompute before Core; a method without a granularity is of that time too.
     if settings.get("recompute-activations"):
         return {"recompute": "selective"}
     if settings.get("checkpoint-activations") or (
-        "activations-checkpoint-method" in settings and "activations-checkpoint-granularity" not in settings
+        "activations-checkpoint-method" in settings
+        and "activations-checkpoint-granularity" not in settings
     ):
         return {"recompute": "full"}
-    granularity = settings.get("recompute-granularity", settings.get("activations-checkpoint-granularity"))
+    granularity = settings.get(
+        "recompute-granularity", settings.get("activations-checkpoint-granularity")
+    )
     method = settings.get("recompute-method", settings.get("activations-checkpoint-method"))
     return recompute_of(granularity, method, settings.get("recompute-num-layers"))
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
-    # With FP8 products the other tensors are in 16 bits, so that `--bf16` stands beside it and is no second answer.
+    # With FP8 products the other tensors are in 16 bits, so that `--bf16` stands beside it and is
+    # no second answer.
     if settings.get("fp8-format") or settings.get("fp8-hybrid"):
         return {"dtype": "fp8"}
     return {"dtype": next((name for name in ("bf16", "fp16") if settings.get(name)), "fp32")}
@@ -204,24 +218,34 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 
 def _write_chunks(fields: Fields) -> Mapping[str, Any]:
     layers, chunks = chunk_settings(fields)
-    return {"num-layers-per-virtual-pipeline-stage": layers, "num-virtual-stages-per-pipeline-rank": chunks}
+    return {
+        "num-layers-per-virtual-pipeline-stage": layers,
+        "num-virtual-stages-per-pipeline-rank": chunks,
+    }
 
 
-_FLASH: Final = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton")
+_FLASH: Final = (
+    "use-flash-attn",
+    "use-flash-attn-v1",
+    "use-flash-attn-v2",
+    "use-flash-attn-triton",
+)
 
 
 def _attention(settings: Mapping[str, Any]) -> Fields:
     if "attention-backend" in settings:
-        # Core's `auto`, `fused` and `flash` all run one fused kernel; they differ in the library that it comes from.
+        # Core's `auto`, `fused` and `flash` all run one fused kernel; they differ in the library
+        # that it comes from.
         return {"flash_attention": settings["attention-backend"] not in ("unfused", "local")}
-    # Before `--attention-backend`, Transformer Engine chose a fused kernel by itself, and only the local layers
-    # needed to be asked for one.
+    # Before `--attention-backend`, Transformer Engine chose a fused kernel by itself, and only the
+    # local layers needed to be asked for one.
     is_requested = any(settings.get(name) for name in _FLASH)
     return {"flash_attention": is_requested or settings.get("transformer-impl") != "local"}
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
-    """Arguments for attention that is not the default: fused by Transformer Engine in Core, unfused before it."""
+    """Arguments for attention that is not the default: fused by Transformer Engine in Core, unfused
+    before it."""
     fused = fields.get("flash_attention")
     framework = fields.get("framework")
     if framework == "megatron-core":
@@ -231,26 +255,37 @@ def _write_attention(fields: Fields) -> Mapping[str, Any]:
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
-    """The generation of a script: before Core if it selects the older layers and nothing selects Core's.
+    """The generation of a script: before Core if it selects the older layers and nothing selects
+    Core's.
 
-    `--use-flash-attn` is of both: Core takes it, and ignores it where Transformer Engine has an attention of its own.
+    `--use-flash-attn` is of both: Core takes it, and ignores it where Transformer Engine has an
+    attention of its own.
     """
     # The most particular signs first: DeepSpeed's flags, then flags that choose
     # layers, then flags that only one generation has.
     if of_deepspeed(entries):
         return "megatron-deepspeed"
     implementation = entries["transformer-impl"].value if "transformer-impl" in entries else None
-    is_set = [name for name, entry in entries.items() if entry.value not in (False, "False", "false")]
+    is_set = [
+        name for name, entry in entries.items() if entry.value not in (False, "False", "false")
+    ]
     if "use-legacy-models" in is_set:
         return "megatron-lm"
-    has_core_setting = any(fnmatchcase(name, pattern) for name, pattern in product(is_set, _OF_CORE))
+    has_core_setting = any(
+        fnmatchcase(name, pattern) for name, pattern in product(is_set, _OF_CORE)
+    )
     if implementation not in (None, "local") or has_core_setting:
         return "megatron-core"
     is_older = implementation == "local" or any(name in is_set for name in _BEFORE_CORE)
     return "megatron-lm" if is_older else "megatron-core"
 
 
-_FP8_RECIPES: Final = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "mxfp8", "blockwise": "blockwise"}
+_FP8_RECIPES: Final = {
+    "delayed": "delayed",
+    "tensorwise": "current",
+    "mxfp8": "mxfp8",
+    "blockwise": "blockwise",
+}
 
 
 _TABLE: Final = (
@@ -307,9 +342,16 @@ _TABLE: Final = (
     pipeline_layout_rule("pipeline-model-parallel-layout", "pipeline-model-parallel-size"),
     key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
     Rule(
-        keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}
+        keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"),
+        read=_dtype,
+        write=_write_dtype,
+        defaults={"dtype": "fp32"},
     ),
-    Rule(keys=("attention-backend", *_FLASH, "transformer-impl"), read=_attention, write=_write_attention),
+    Rule(
+        keys=("attention-backend", *_FLASH, "transformer-impl"),
+        read=_attention,
+        write=_write_attention,
+    ),
     read_only("fp8-recipe", "fp8_recipe", words(_FP8_RECIPES)),
     read_only("use-transformer-engine-op-fuser", "operation_fuser", SWITCH),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
@@ -326,7 +368,12 @@ MEGATRON: Final = LaunchFormat(
     syntax="arguments",
     switches=SWITCHES,
     frameworks=("megatron-core", "megatron-lm", "megatron-deepspeed"),
-    marks=("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-attention-heads", "micro-batch-size"),
+    marks=(
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "num-attention-heads",
+        "micro-batch-size",
+    ),
     table=_TABLE,
     framework=_framework,
     harmless=HARMLESS,

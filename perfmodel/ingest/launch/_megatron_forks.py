@@ -1,7 +1,8 @@
 """Arguments that only forks of Megatron-LM have: for the layout, and for adapters.
 
-Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `mindspeed/features_manager`,
-`mindspeed_llm/training/arguments.py`. slime: `slime/backends/megatron_utils/arguments.py`.
+Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM:
+`mindspeed/features_manager`, `mindspeed_llm/training/arguments.py`. slime:
+`slime/backends/megatron_utils/arguments.py`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,16 @@ from typing import Any, Final
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._finetuning import Adapters, objective_fields, tuning_fields
 from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
-from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
+from perfmodel.ingest.launch._table import (
+    NUMBER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    BadValue,
+    Fields,
+    Rule,
+    read_only,
+    words,
+)
 
 _CONTEXT_ALGORITHMS: Final = {
     "megatron_cp_algo": "ring",
@@ -23,7 +33,8 @@ _CONTEXT_ALGORITHMS: Final = {
 
 
 def _ulysses(arguments: Mapping[str, Any]) -> Fields:
-    """Sequence parallelism of Megatron-DeepSpeed, which distributes heads instead of passing keys around."""
+    """Sequence parallelism of Megatron-DeepSpeed, which distributes heads instead of passing keys
+    around."""
     degree = WHOLE.read(arguments["ds-sequence-parallel-size"])
     return {"cp": degree, "cp_kind": "ulysses"} if degree > 1 else {}
 
@@ -69,33 +80,54 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     """Layers of every stage: MindSpeed lists them, or makes some layers of equal stages idle."""
     pp = WHOLE.read(arguments.get("pipeline-model-parallel-size", 1))
     if "num-layer-list" in arguments and pp > 1:
-        sizes = tuple(WHOLE_OR_NONE.read(part.strip()) for part in str(arguments["num-layer-list"]).split(","))
+        sizes = tuple(
+            WHOLE_OR_NONE.read(part.strip()) for part in str(arguments["num-layer-list"]).split(",")
+        )
         if len(sizes) != pp:
-            raise BadValue(f"must have a number for each of {pp} stages, got {arguments['num-layer-list']!r}")
+            raise BadValue(
+                f"must have a number for each of {pp} stages, got {arguments['num-layer-list']!r}"
+            )
         return {"partition": sizes}
     idle = idle_layers(arguments.get("noop-layers"))
     if not idle or "num-layers" not in arguments or pp == 1:
         return {}
     layers = WHOLE.read(arguments["num-layers"])
-    layers_per_chunk = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
+    layers_per_chunk = WHOLE.read(
+        arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp))
+    )
     if layers % (pp * layers_per_chunk):
         raise BadValue(
             f"layers cannot be divided into {pp} stages of {layers_per_chunk}; got {arguments['num-layers']!r}"
         )
-    # MindSpeed counts idle layers to make stages of equal length: a model of 61 layers says 64, of which 3 do nothing.
+    # MindSpeed counts idle layers to make stages of equal length: a model of 61 layers says 64, of
+    # which 3 do nothing.
     sizes = [0] * pp
     for layer in range(layers):
         # Stages take their chunks of layers in turn.
         sizes[layer // layers_per_chunk % pp] += layer not in idle
-    # Layers per chunk are counted with idle ones, which the model no longer has: chunks are stated instead.
-    return {"partition": tuple(sizes), "vpp": layers // (pp * layers_per_chunk), "layers_per_chunk": None}
+    # Layers per chunk are counted with idle ones, which the model no longer has: chunks are stated
+    # instead.
+    return {
+        "partition": tuple(sizes),
+        "vpp": layers // (pp * layers_per_chunk),
+        "layers_per_chunk": None,
+    }
 
 
-_LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout", "lora-target-modules", "qlora")
+_LORA: Final = (
+    "lora-r",
+    "lora-rank",
+    "use-lora",
+    "lora-alpha",
+    "lora-dropout",
+    "lora-target-modules",
+    "qlora",
+)
 
 
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
-    """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights except adapters are frozen."""
+    """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights except adapters
+    are frozen."""
     # Megatron-SWIFT's `--lora-rank` comes with words of its own (`_swift`).
     default_rank = arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0
     rank = arguments.get("lora-r", default_rank)
@@ -113,14 +145,19 @@ _STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype",
 
 
 def _state_types(arguments: Mapping[str, Any]) -> Fields:
-    """Element types of gradients and optimizer states (`--use-precision-aware-optimizer` of Megatron-Core)."""
+    """Element types of gradients and optimizer states (`--use-precision-aware-optimizer` of
+    Megatron-Core)."""
     fields: Fields = {}
     if "main-grads-dtype" in arguments:
         fields["grad_dtype"] = words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}).read(
             arguments["main-grads-dtype"]
         )
     # Layouts know one element type of optimizer states, fp32.
-    narrow = [f"--{name} {arguments[name]}" for name in _STATE_TYPES[1:] if arguments.get(name, "fp32") != "fp32"]
+    narrow = [
+        f"--{name} {arguments[name]}"
+        for name in _STATE_TYPES[1:]
+        if arguments.get(name, "fp32") != "fp32"
+    ]
     if narrow:
         fields["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is predicted as fp32"
     return fields
@@ -155,8 +192,8 @@ _SWIFT: Final = (
 def _swift(arguments: Mapping[str, Any]) -> Fields:
     """Megatron-SWIFT (`megatron sft`): a model by its identifier, and its own defaults.
 
-    These are bf16, the distributed optimizer, experts whole on their ranks, and training of every weight (ms-swift,
-    Megatron-SWIFT Command Line Parameters).
+    These are bf16, the distributed optimizer, experts whole on their ranks, and training of every
+    weight (ms-swift, Megatron-SWIFT Command Line Parameters).
     """
     # A script that states the sizes of the model starts Megatron itself.
     if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
@@ -174,7 +211,8 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
         fields["etp"] = 1
     if "max-length" in arguments:
         fields["seq_len"] = WHOLE.read(arguments["max-length"])
-    # Converted checkpoints are called after their model, with the ending that Megatron-SWIFT's examples have.
+    # Converted checkpoints are called after their model, with the ending that Megatron-SWIFT's
+    # examples have.
     checkpoint = arguments.get("model", arguments.get("mcore-model", arguments.get("load")))
     if isinstance(checkpoint, str):
         fields["model"] = checkpoint.rstrip("/").removesuffix("-mcore")
@@ -190,8 +228,9 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
 _TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 _OBJECTIVES: Final = ("stage", "dpo-beta", "kd", "load-teacher", "export-kd-teacher-load")
-"""Arguments that state the purpose of a fork's run (MindSpeed-LLM), and arguments of preference tuning and distillation
-(Megatron-DeepSpeed's compression, Megatron-LM's `examples/post_training`)."""
+"""Arguments that state the purpose of a fork's run (MindSpeed-LLM), and arguments of preference
+tuning and distillation (Megatron-DeepSpeed's compression, Megatron-LM's
+`examples/post_training`)."""
 
 
 def _objective(arguments: Mapping[str, Any]) -> Fields:
@@ -223,12 +262,16 @@ _SLIME: Final = (
 
 
 def _slime(arguments: Mapping[str, Any]) -> Fields:
-    """The training half of slime: its devices, its own defaults, and doubts about parts that are not predicted."""
+    """The training half of slime: its devices, its own defaults, and doubts about parts that are
+    not predicted."""
     if _SLIME_DEVICES not in arguments:
         return {}
-    devices = WHOLE.read(arguments[_SLIME_DEVICES]) * WHOLE.read(arguments.get("actor-num-nodes", 1))
+    devices = WHOLE.read(arguments[_SLIME_DEVICES]) * WHOLE.read(
+        arguments.get("actor-num-nodes", 1)
+    )
     fields: Fields = {"devices": devices, "zero": 1}
-    # `_set_default_megatron_args`: the distributed optimizer always, and bf16 unless a script asks for fp16.
+    # `_set_default_megatron_args`: the distributed optimizer always, and bf16 unless a script asks
+    # for fp16.
     if not arguments.get("fp8-format"):
         fields["dtype"] = "fp16" if stated(arguments, "fp16") else "bf16"
     # Sequences are as long as their data; `--seq-length` is only what positions allow.
@@ -238,8 +281,12 @@ def _slime(arguments: Mapping[str, Any]) -> Fields:
     lengths = "sequences are as long as the data"
     if stated(arguments, "use-dynamic-batch-size") and "max-tokens-per-gpu" in arguments:
         lengths += f", packed into passes of {WHOLE.read(arguments['max-tokens-per-gpu'])} tokens"
-    length_text = "the model's own length" if longest is None else f"--rollout-max-response-len {longest}"
-    fields["doubt.lengths"] = f"the batch may be wrong: {lengths}, but {length_text} is predicted; give --seq-len"
+    length_text = (
+        "the model's own length" if longest is None else f"--rollout-max-response-len {longest}"
+    )
+    fields["doubt.lengths"] = (
+        f"the batch may be wrong: {lengths}, but {length_text} is predicted; give --seq-len"
+    )
     if as_list(arguments.get("loss-type"))[:1] != ["sft_loss"]:
         fields["doubt.stage"] = (
             "what is trained may be wrong: text is generated and scored before every step, but only the training step "
@@ -268,7 +315,9 @@ FORKS: Final = (
     Rule(
         keys=("context-parallel-algo", "context-parallel-size"),
         fields=("cp_kind",),
-        read=lambda arguments: _context_algorithm(arguments) if "context-parallel-algo" in arguments else {},
+        read=lambda arguments: (
+            _context_algorithm(arguments) if "context-parallel-algo" in arguments else {}
+        ),
     ),
     read_only("moe-expert-parallel-size", "ep_most"),
     # MindSpeed: experts spread over ranks of tensor parallelism instead of being cut by them.
@@ -292,7 +341,9 @@ FORKS: Final = (
     Rule(
         keys=("moe-train-capacity-factor", "disable-moe-token-dropping"),
         fields=("expert_capacity_factor",),
-        read=lambda arguments: _capacity(arguments) if "moe-train-capacity-factor" in arguments else {},
+        read=lambda arguments: (
+            _capacity(arguments) if "moe-train-capacity-factor" in arguments else {}
+        ),
     ),
 )
 """Rules of arguments of forks, read and never written."""

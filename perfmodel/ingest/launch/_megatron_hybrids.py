@@ -1,4 +1,5 @@
-"""Layers of Megatron-Core other than attention: Mamba-2 of its hybrids, and gated delta nets (`megatron/core/ssm`)."""
+"""Layers of Megatron-Core other than attention: Mamba-2 of its hybrids, and gated delta nets
+(`megatron/core/ssm`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -26,7 +27,14 @@ HYBRID: Final = (
     "mamba-num-heads",
     "num-attention-heads",
 )
-_PLAIN_SPECS: Final = ("qwen3_spec", "qwen3_next", "qwen3_5", "deepseek_spec", "gpt_layer_specs", "llama")
+_PLAIN_SPECS: Final = (
+    "qwen3_spec",
+    "qwen3_next",
+    "qwen3_5",
+    "deepseek_spec",
+    "gpt_layer_specs",
+    "llama",
+)
 """Specifications of layers that other arguments describe completely."""
 
 
@@ -36,7 +44,11 @@ def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
     # or the specification of layers, not by a flag.
     program = PurePosixPath(str(arguments.get(SCRIPT, ""))).name
     spec = " ".join(map(str, as_list(arguments.get("spec", ""))))
-    if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
+    if (
+        "mamba" not in program
+        and "mamba" not in spec
+        and not any(name.startswith("hybrid") for name in arguments)
+    ):
         if not spec or any(known in spec for known in _PLAIN_SPECS):
             return {}
         return {
@@ -50,7 +62,9 @@ def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
         letters = str(pattern).split("/")[0].replace("|", "")
         layers = WHOLE.read(arguments.get("num-layers", len(letters)))
         if layers != len(letters):
-            raise BadValue(f"must name every layer, or Megatron stops; got {len(letters)}, and --num-layers {layers}")
+            raise BadValue(
+                f"must name every layer, or Megatron stops; got {len(letters)}, and --num-layers {layers}"
+            )
     elif "num-layers" in arguments:
         attention_ratio = NUMBER.read(arguments.get("hybrid-attention-ratio", 0.0))
         mlp_ratio = NUMBER.read(arguments.get("hybrid-mlp-ratio", 0.0))
@@ -64,10 +78,12 @@ def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
     if "*" not in letters:
         fields["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
     if "M" in letters:
-        # Defaults of Mamba-2 in Megatron-Core (megatron/core/ssm/mamba_mixer.py): twice the hidden size in heads of
-        # 64, 128 states, 8 groups.
+        # Defaults of Mamba-2 in Megatron-Core (megatron/core/ssm/mamba_mixer.py): twice the hidden
+        # size in heads of 64, 128 states, 8 groups.
         head_dim = WHOLE.read(arguments.get("mamba-head-dim", 64))
-        heads = WHOLE.read(arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim))
+        heads = WHOLE.read(
+            arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim)
+        )
         fields |= {
             "mamba.heads": heads,
             "mamba.head_dim": head_dim,
@@ -101,12 +117,18 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
     """
     variants = [arguments[name] for name in _VARIANTS if arguments.get(name) is not None]
     if variants and variants[0] != "gated_delta_net":
-        return {"doubt.variant": f"the model may be wrong: {variants[0]} attention is predicted as plain attention"}
+        return {
+            "doubt.variant": f"the model may be wrong: {variants[0]} attention is predicted as plain attention"
+        }
     if not any(name in arguments for name in DELTA_NETS):
         return {}
-    if _EVERY not in arguments or not any(name in arguments for name in (*_VARIANTS, *_DELTA_SIZES)):
+    if _EVERY not in arguments or not any(
+        name in arguments for name in (*_VARIANTS, *_DELTA_SIZES)
+    ):
         stated = next(name for name in DELTA_NETS if name in arguments)
-        return {"doubt.variant": f"the model may be wrong: --{stated} is only a part of what defines its layers"}
+        return {
+            "doubt.variant": f"the model may be wrong: --{stated} is only a part of what defines its layers"
+        }
     # An integer counts to the attention that ends each group; a list has a 1 for every delta net
     # (megatron/core/models/gpt/experimental_attention_variant_module_specs.py).
     value = arguments[_EVERY]
@@ -117,7 +139,9 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
     else:
         attends = [number == 0 for number in layer_list(text)]
     if len(attends) != len(has_experts):
-        raise BadValue(f"describes {len(attends)} layers, but the model has {len(has_experts)}; got {value!r}")
+        raise BadValue(
+            f"describes {len(attends)} layers, but the model has {len(has_experts)}; got {value!r}"
+        )
     by_layer = []
     for is_attention, with_experts in zip(attends, has_experts, strict=True):
         by_layer.append(("*" if is_attention else "L") + ("E" if with_experts else "-"))
@@ -128,21 +152,24 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
 
 
 KINDS: Final = "<kinds of layers>"
-"""The entry of GPT-NeoX's list of layers: kinds of attention, and how often they follow one another."""
+"""The entry of GPT-NeoX's list of layers: kinds of attention, and how often they follow one
+another."""
 _FULL_ATTENTION: Final = ("global", "flash")
 
 
 def listed_layers(arguments: Mapping[str, Any]) -> Fields:
     """Layers of GPT-NeoX that it lists by kind, as `[[["mamba", "flash"], 12]]`.
 
-    The first Mamba stands alone in its layer, with the sizes of its paper (`megatron/model/mamba/mamba.py`); other
-    kinds than it and full attention are a doubt.
+    The first Mamba stands alone in its layer, with the sizes of its paper
+    (`megatron/model/mamba/mamba.py`); other kinds than it and full attention are a doubt.
     """
     kinds: list[str] = []
     for entry in as_list(arguments[KINDS]):
         repeated, times = entry if isinstance(entry, list) and len(entry) == 2 else (entry, 1)
         # "all" stands for as many layers as there are.
-        kinds += [str(kind) for kind in as_list(repeated)] * (times if isinstance(times, int) else 1)
+        kinds += [str(kind) for kind in as_list(repeated)] * (
+            times if isinstance(times, int) else 1
+        )
     unread = sorted(set(kinds) - {"mamba", *_FULL_ATTENTION})
     if unread:
         return {
@@ -156,7 +183,9 @@ def listed_layers(arguments: Mapping[str, Any]) -> Fields:
     missing = WHOLE.read(arguments.get("num-layers", len(layers))) // len(layers)
     return {
         "model.mixers": _shortest_period(layers * max(1, missing)),
-        "model.selective_scan": SelectiveScan(inner=2 * hidden, state=16, step_rank=-(-hidden // 16)),
+        "model.selective_scan": SelectiveScan(
+            inner=2 * hidden, state=16, step_rank=-(-hidden // 16)
+        ),
     }
 
 

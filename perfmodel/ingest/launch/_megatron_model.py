@@ -1,5 +1,6 @@
-"""Architectures in arguments of Megatron-LM and its forks (network size arguments of `megatron/training/arguments.py`,
-Megatron-DeepSpeed's `megatron/arguments.py`, MindSpeed-LLM's `mindspeed_llm/training/arguments.py`)."""
+"""Architectures in arguments of Megatron-LM and its forks (network size arguments of
+`megatron/training/arguments.py`, Megatron-DeepSpeed's `megatron/arguments.py`, MindSpeed-LLM's
+`mindspeed_llm/training/arguments.py`)."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -40,9 +41,11 @@ _GATES: Final = {
     "quick-geglu": "silu",
     "geglu": "gelu",
 }
-"""Switches of gated feed-forwards and the activation of the gate; the quick GELU is a sigmoid, as SiLU is."""
+"""Switches of gated feed-forwards and the activation of the gate; the quick GELU is a sigmoid, as
+SiLU is."""
 _GATES_BY_NAME: Final = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "liglu": "relu"}
-"""Values of `--glu-activation`; `liglu`, which has no activation at all, is taken as the cheapest one."""
+"""Values of `--glu-activation`; `liglu`, which has no activation at all, is taken as the cheapest
+one."""
 _FEED_FORWARD: Final = ("ffn-hidden-size", *_GATES, "glu-activation", "squared-relu", "hidden-size")
 
 
@@ -58,16 +61,21 @@ def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
     if "ffn-hidden-size" in arguments:
         fields["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
     elif arguments.get("swiglu") is True and "hidden-size" in arguments:
-        # Megatron-LM's default for gated feed-forwards has as many weights as an ungated one of 4 hidden sizes: two
-        # thirds of that, in multiples of 64.
-        fields["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
+        # Megatron-LM's default for gated feed-forwards has as many weights as an ungated one of 4
+        # hidden sizes: two thirds of that, in multiples of 64.
+        fields["model.ffn_hidden"] = (
+            int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
+        )
     return fields
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
     # Megatron-LM itself has no other gates than these.
     kind = fields.get("model.activation")
-    flags = {"swiglu": True if kind == "silu" else None, "squared-relu": True if kind == "relu2" else None}
+    flags = {
+        "swiglu": True if kind == "silu" else None,
+        "squared-relu": True if kind == "relu2" else None,
+    }
     return {"ffn-hidden-size": fields.get("model.ffn_hidden")} | flags
 
 
@@ -107,8 +115,8 @@ _POSITION_SWITCHES: Final = {
 
 
 def _positions(arguments: Mapping[str, Any]) -> Fields:
-    # The switches are older than `--position-embedding-type` and stand beside it in scripts of both generations:
-    # "none" only switches the learned table off, so that a type may say more.
+    # The switches are older than `--position-embedding-type` and stand beside it in scripts of both
+    # generations: "none" only switches the learned table off, so that a type may say more.
     kinds = [meaning for name, meaning in _POSITION_SWITCHES.items() if arguments.get(name)]
     kind = kinds[0] if kinds else None
     if "position-embedding-type" in arguments and kind in (None, "none"):
@@ -130,7 +138,10 @@ def _layers(arguments: Mapping[str, Any]) -> Fields:
     """Layers of the stack; MindSpeed's number includes idle layers."""
     if "num-layers" not in arguments:
         return {}
-    return {"model.layers": WHOLE.read(arguments["num-layers"]) - len(idle_layers(arguments.get("noop-layers")))}
+    return {
+        "model.layers": WHOLE.read(arguments["num-layers"])
+        - len(idle_layers(arguments.get("noop-layers")))
+    }
 
 
 def idle_layers(value: Any) -> set[int]:
@@ -165,10 +176,14 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     """Layers with experts, as Megatron-Core, MindSpeed or Megatron-DeepSpeed state them."""
     if "hybrid-override-pattern" in arguments or _count_experts(arguments.get("num-experts")) <= 1:
         return {}
-    # Megatron-DeepSpeed has experts in every second layer by default (`--expert-interval 2`), Megatron-Core in all.
+    # Megatron-DeepSpeed has experts in every second layer by default (`--expert-interval 2`),
+    # Megatron-Core in all.
     if "first-k-dense-replace" not in arguments and "moe-layer-freq" not in arguments:
         if of_deepspeed(arguments):
-            return {"experts.first_dense_layers": 0, "experts.every": WHOLE.read(arguments.get("expert-interval", 2))}
+            return {
+                "experts.first_dense_layers": 0,
+                "experts.every": WHOLE.read(arguments.get("expert-interval", 2)),
+            }
         return {}
     dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
     frequency = arguments.get("moe-layer-freq", 1)
@@ -201,7 +216,8 @@ def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
 
 
 def _count_experts(value: Any) -> int:
-    """Experts of a layer; if layers differ, as in Megatron-DeepSpeed, the mean of those with more than one."""
+    """Experts of a layer; if layers differ, as in Megatron-DeepSpeed, the mean of those with more
+    than one."""
     counts = [WHOLE.read(number) for number in as_list(value) if number is not None]
     several = [count for count in counts if count > 1]
     return round(sum(several) / len(several)) if several else max(counts, default=0)
@@ -212,7 +228,8 @@ def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
     period = fields.get("experts.every", 1)
     if not dense and period == 1:
         return {}
-    # Megatron evaluates this expression of lists: dense layers, whole groups, and dense layers that fill no group.
+    # Megatron evaluates this expression of lists: dense layers, whole groups, and dense layers that
+    # fill no group.
     groups, remainder = divmod(fields["model.layers"] - dense, period)
     parts = [f"[0]*{dense}"] if dense else []
     parts.append(f"([0]*{period - 1}+[1]*1)*{groups}" if period > 1 else f"[1]*{groups}")
@@ -238,16 +255,20 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
     if "moe-intermediate-size" in arguments:
         fields["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
     if arguments.get("mlp-type") == "residual" and "hidden-size" in arguments:
-        # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section 4.1).
+        # Every token passes a dense feed-forward too (DeepSpeed-MoE, arXiv 2201.05596, section
+        # 4.1).
         dense = arguments.get("ffn-hidden-size", 4 * WHOLE.read(arguments["hidden-size"]))
         fields["experts.shared_ffn_hidden"] = WHOLE.read(dense)
-    # MindSpeed counts shared experts, which are as large as routed ones; Megatron-Core states their total size.
+    # MindSpeed counts shared experts, which are as large as routed ones; Megatron-Core states their
+    # total size.
     shared = WHOLE_OR_NONE.read(arguments.get("n-shared-experts", 0))
     if shared:
         sizes = ("moe-intermediate-size", "moe-ffn-hidden-size", "ffn-hidden-size")
         stated = [arguments[name] for name in sizes if arguments.get(name) is not None]
         if not stated:
-            raise BadValue(f"needs the size of an expert, --moe-ffn-hidden-size; got {arguments['n-shared-experts']!r}")
+            raise BadValue(
+                f"needs the size of an expert, --moe-ffn-hidden-size; got {arguments['n-shared-experts']!r}"
+            )
         fields["experts.shared_ffn_hidden"] = shared * WHOLE.read(stated[0])
     return fields
 
@@ -269,7 +290,8 @@ _EXPERTS: Final = (
 def _latent(arguments: Mapping[str, Any]) -> Fields:
     """Latent attention, with Megatron-Core's default sizes."""
     is_requested = any(
-        arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention")
+        arguments.get(name) is True
+        for name in ("multi-latent-attention", "multi-head-latent-attention")
     )
     if not is_requested:
         return {}
@@ -314,7 +336,8 @@ _FAMILIES: Final = (
     "aquila",
     "deepseek",
 )
-"""Words in the names of programs that build a particular model (AscendSpeed's `pretrain_llama.py`)."""
+"""Words in the names of programs that build a particular model (AscendSpeed's
+`pretrain_llama.py`)."""
 _NO_DECODERS: Final = (
     "vision",
     "vit",
@@ -332,11 +355,15 @@ _NO_DECODERS: Final = (
 
 
 def _kind(arguments: Mapping[str, Any]) -> Fields:
-    """Kind of model of a program that does not train a causal decoder: BERT, T5, or an unsupported one."""
+    """Kind of model of a program that does not train a causal decoder: BERT, T5, or an unsupported
+    one."""
     program = PurePosixPath(str(arguments.get(SCRIPT, "")))
     if trains_nothing(program):
-        raise BadValue(f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates")
-    # The arguments of BERT, T5 and GPT are the same: only the name of the program distinguishes them.
+        raise BadValue(
+            f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates"
+        )
+    # The arguments of BERT, T5 and GPT are the same: only the name of the program distinguishes
+    # them.
     name = program.stem.lower().replace("-", "_")
     parts = name.split("_")
     # BERT trains on pairs of sentences (token types) with a pooler and a head for masked words.
@@ -360,8 +387,11 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
         return {
             "doubt.model": f"the model may be wrong: {name}.py does not train a causal decoder, but is predicted as one"
         }
-    # Forks of 2023 build the layers of a family in the program, and their scripts state its sizes alone.
-    if set(parts) & set(_FAMILIES) and not any(argument in arguments for argument in _LAYERS_OF_LLAMA):
+    # Forks of 2023 build the layers of a family in the program, and their scripts state its sizes
+    # alone.
+    if set(parts) & set(_FAMILIES) and not any(
+        argument in arguments for argument in _LAYERS_OF_LLAMA
+    ):
         return {
             "doubt.model": (
                 f"the model may be wrong: {name}.py has layers of its own, which no argument describes, but those of "
@@ -386,7 +416,9 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     if period is not None and str(period).isdecimal():
         fields["model.full_attention_every"] = WHOLE.read(period)
     elif period is not None:
-        raise BadValue(f"must be a whole number n (every n-th layer has full attention); got {period!r}")
+        raise BadValue(
+            f"must be a whole number n (every n-th layer has full attention); got {period!r}"
+        )
     return fields
 
 
@@ -395,7 +427,9 @@ _NORMS_BEHIND: Final = ("post-self-attn-layernorm", "post-mlp-layernorm")
 
 
 def _norm_ends(arguments: Mapping[str, Any]) -> Fields:
-    both_ends = stated(arguments, "post-norm") or all(stated(arguments, name) for name in _NORMS_BEHIND)
+    both_ends = stated(arguments, "post-norm") or all(
+        stated(arguments, name) for name in _NORMS_BEHIND
+    )
     return {"model.norm_at": "both"} if both_ends else {}
 
 
@@ -426,7 +460,8 @@ def _gated_size(arguments: Mapping[str, Any]) -> Fields:
 
 
 NAMED_MODEL: Final = "<model>"
-"""The entry of the model's own name, where a configuration of a model is named instead of its sizes."""
+"""The entry of the model's own name, where a configuration of a model is named instead of its
+sizes."""
 _PARALLEL_BLOCKS: Final = words({"none": "none", "one_norm": "one_norm", "two_norms": "two_norms"})
 _SINKS: Final = {"vanilla": False, "off-by-one": False, "learnable": True}
 MODEL: Final = (
@@ -438,12 +473,20 @@ MODEL: Final = (
     ),
     key("hidden-size", "model.hidden"),
     key("num-attention-heads", "model.heads"),
-    Rule(keys=("group-query-attention", "num-query-groups", "num-key-value-heads"), read=_heads, write=_write_heads),
+    Rule(
+        keys=("group-query-attention", "num-query-groups", "num-key-value-heads"),
+        read=_heads,
+        write=_write_heads,
+    ),
     key("kv-channels", "model.head_dim"),
     Rule(keys=_FEED_FORWARD, read=_feed_forward, write=_write_feed_forward),
     key("normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
     Rule(keys=("post-norm", *_NORMS_BEHIND), read=_norm_ends),
-    Rule(keys=("position-embedding-type", *_POSITION_SWITCHES), read=_positions, write=_write_positions),
+    Rule(
+        keys=("position-embedding-type", *_POSITION_SWITCHES),
+        read=_positions,
+        write=_write_positions,
+    ),
     key("untie-embeddings-and-output-weights", "model.tied_embeddings", words({True: False})),
     key("disable-bias-linear", "model.bias", words({True: False})),
     key("mtp-num-layers", "model.mtp_layers", SOME, also=("num-nextn-predict-layers",)),
@@ -461,7 +504,13 @@ MODEL: Final = (
         "vocab-size",
         ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"),
         ("tokenizer-type", "patch-tokenizer-type"),
-        ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "hf-tokenizer-path", "vocab-file"),
+        (
+            "tokenizer-model",
+            "tokenizer-name-or-path",
+            "tokenizer-path",
+            "hf-tokenizer-path",
+            "vocab-file",
+        ),
         ("vocab-extra-ids",),
     ),
     *mixture_rules(argument, "num_experts")[2:],
@@ -476,11 +525,18 @@ MODEL: Final = (
     ),
     key("shared-expert-gate", "experts.shared_gate", SWITCH, also=("moe-shared-expert-gate",)),
     key("moe-latent-size", "experts.latent", SOME),
-    Rule(keys=EXPERT_LAYERS, read=_layers_with_experts, write=_write_dense_layers, optional=_OF_DEEPSPEED),
+    Rule(
+        keys=EXPERT_LAYERS,
+        read=_layers_with_experts,
+        write=_write_dense_layers,
+        optional=_OF_DEEPSPEED,
+    ),
     Rule(
         keys=("multi-latent-attention", "multi-head-latent-attention"),
         read=_latent,
-        write=lambda fields: {"multi-latent-attention": True if "latent.kv_lora_rank" in fields else None},
+        write=lambda fields: {
+            "multi-latent-attention": True if "latent.kv_lora_rank" in fields else None
+        },
     ),
     *latent_rules(argument),
     read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),

@@ -1,4 +1,5 @@
-"""Arguments of Megatron-LM and its forks that take no value, and those that change neither time nor memory of a step.
+"""Arguments of Megatron-LM and its forks that take no value, and those that change neither time nor
+memory of a step.
 
 Names that are harmless in all frameworks are in `perfmodel.ingest.launch._harm`.
 """
@@ -66,4 +67,5 @@ _HARMLESS: Final = {
     "start": "use-cpu-initialization no-initialization use-ring-exchange-p2p calculate-per-token-loss",
 }
 HARMLESS: Final = tuple(" ".join(_HARMLESS.values()).split())
-"""Arguments (patterns) that do not change the time or memory of a step, or that every run sets alike."""
+"""Arguments (patterns) that do not change the time or memory of a step, or that every run sets
+alike."""

@@ -35,7 +35,8 @@ LIMITS: Final = {
 
 
 def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
-    """ZeRO stage of Megatron's data parallelism: 1 for the distributed optimizer; Megatron-FSDP states its own."""
+    """ZeRO stage of Megatron's data parallelism: 1 for the distributed optimizer; Megatron-FSDP
+    states its own."""
     if sharded:
         name = strategy or "optim_grads_params"
         if name not in SHARDING:
@@ -62,15 +63,16 @@ def require_no_pipeline(fields: Fields) -> None:
 
 
 def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
-    """Recomputation by Megatron's three settings: `block` recomputes that many layers of every stage in full."""
+    """Recomputation by Megatron's three settings: `block` recomputes that many layers of every
+    stage in full."""
     if granularity in (None, "none"):
         return {"recompute": "none"}
     if granularity == "selective":
         return {"recompute": "selective"}
     if granularity != "full":
         raise BadValue(f"must be full or selective, got {granularity!r}")
-    # Only the first so many layers of a stage are recomputed; the rest keep all their activations, which is a
-    # layout's recompute=none.
+    # Only the first so many layers of a stage are recomputed; the rest keep all their activations,
+    # which is a layout's recompute=none.
     if method == "block":
         return {"recompute": "none", "recompute_full_layers": (WHOLE_OR_NONE.read(layers),)}
     return {"recompute": "full"}
@@ -81,7 +83,8 @@ _MODULES: Final = tuple(module for module in get_args(RecomputeModule) if module
 
 
 def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
-    """The rule for the modules that selective recomputation repeats, if they are more than core attention.
+    """The rule for the modules that selective recomputation repeats, if they are more than core
+    attention.
 
     Args:
         joined: several modules as one value of the file.
@@ -89,8 +92,11 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
     def read(settings: Mapping[str, Any]) -> Fields:
         value = settings[name]
-        # In a table of arguments several words stand in one text, with brackets or without: `"[layernorm mlp]"`.
-        modules = value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
+        # In a table of arguments several words stand in one text, with brackets or without:
+        # `"[layernorm mlp]"`.
+        modules = (
+            value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
+        )
         unknown = [module for module in modules if module not in _MODULES]
         if unknown:
             raise BadValue(
@@ -99,7 +105,9 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
         return {"recompute_modules": tuple(modules)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
-        modules = tuple(module for module in fields.get("recompute_modules", ()) if module in _MODULES)
+        modules = tuple(
+            module for module in fields.get("recompute_modules", ()) if module in _MODULES
+        )
         # The core of attention alone is Megatron's default, and needs no words.
         is_default = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
         return {name: joined(modules) if is_default else None}
@@ -108,8 +116,8 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
 
 def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:
-    """Granularity, method and number of layers for a layout's recomputation; reading them back shows what they cannot
-    express."""
+    """Granularity, method and number of layers for a layout's recomputation; reading them back
+    shows what they cannot express."""
     # `uniform` with groups of one layer keeps each layer's input, as full recompute means here.
     full_layers = fields.get("recompute_full_layers")
     if fields["recompute"] == "full":
@@ -122,7 +130,8 @@ def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | No
 
 
 def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
-    """Layers per virtual stage if they divide evenly, else virtual stages per rank; empty without virtual stages."""
+    """Layers per virtual stage if they divide evenly, else virtual stages per rank; empty without
+    virtual stages."""
     if fields["vpp"] == 1:
         return None, None
     layers = fields.get("model.layers", 0)
@@ -133,14 +142,16 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
 
 
 def nodes_of(fields: Fields) -> tuple[int, int]:
-    """Number of nodes and devices per node; a single node if the devices do not fill whole nodes."""
+    """Number of nodes and devices per node; a single node if the devices do not fill whole
+    nodes."""
     devices, per_node = fields["devices"], fields["devices_per_node"]
     per_node = per_node if devices % per_node == 0 else devices
     return devices // per_node, per_node
 
 
 def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
-    """The rule for the layers of each stage when the first and last are set and the others share the rest.
+    """The rule for the layers of each stage when the first and last are set and the others share
+    the rest.
 
     Args:
         ends: keys of the layers of the first and of the last stage.
@@ -154,7 +165,8 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
             return {}
         stated = [WHOLE_OR_NONE.read(settings[name]) if name in settings else None for name in ends]
         all_layers = WHOLE.read(settings[layers])
-        # A first or last stage without a stated number shares the remaining layers with the inner stages.
+        # A first or last stage without a stated number shares the remaining layers with the inner
+        # stages.
         equal_stages = stated.count(None) + pp - 2
         remaining_layers = all_layers - sum(number or 0 for number in stated)
         if (
@@ -188,9 +200,9 @@ _LONGEST_LAYOUT: Final = 100_000
 def pipeline_segments(layout: str) -> list[int]:
     """Layers of each virtual stage of a pipeline, in the order of the forward pass.
 
-    A layout such as `Et*3|(tt|)*6mL` has a letter for each layer (`t`), for the embedding (`E`), the head (`L`) and
-    modules of further tokens (`m`), and a bar between virtual stages (`megatron/core/transformer/
-    pipeline_parallel_layer_layout.py`).
+    A layout such as `Et*3|(tt|)*6mL` has a letter for each layer (`t`), for the embedding (`E`),
+    the head (`L`) and modules of further tokens (`m`), and a bar between virtual stages
+    (`megatron/core/transformer/ pipeline_parallel_layer_layout.py`).
     """
 
     def repeated(match: re.Match[str]) -> str:
@@ -212,8 +224,8 @@ def pipeline_segments(layout: str) -> list[int]:
 
 
 def pipeline_layout_rule(name: str, stages: str) -> Rule:
-    """The rule for the layers of each stage in a pipeline layout string; virtual stages are dealt to the stages in
-    turn.
+    """The rule for the layers of each stage in a pipeline layout string; virtual stages are dealt
+    to the stages in turn.
 
     Args:
         name: key of the layout.
@@ -227,7 +239,9 @@ def pipeline_layout_rule(name: str, stages: str) -> Rule:
         pp = WHOLE.read(settings.get(stages, 1))
         segments = pipeline_segments(value)
         if len(segments) % pp:
-            raise BadValue(f"has {len(segments)} virtual stages, which is not a multiple of {pp} stages, got {value!r}")
+            raise BadValue(
+                f"has {len(segments)} virtual stages, which is not a multiple of {pp} stages, got {value!r}"
+            )
         if pp == 1:
             return {}
         per_stage = tuple(sum(segments[stage::pp]) for stage in range(pp))
@@ -249,7 +263,9 @@ def mixture_rules(name: Callable[[str], str], count: str) -> tuple[Rule, ...]:
         key(name("moe_router_num_groups"), "experts.groups", MANY),
         key(name("moe_router_group_topk"), "experts.groups_kept", MANY),
         key(name("moe_ffn_hidden_size"), "experts.ffn_hidden"),
-        key(name("moe_shared_expert_intermediate_size"), "experts.shared_ffn_hidden", WHOLE_OR_NONE),
+        key(
+            name("moe_shared_expert_intermediate_size"), "experts.shared_ffn_hidden", WHOLE_OR_NONE
+        ),
     )
 
 
@@ -265,12 +281,13 @@ def latent_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
 
 
 def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
-    """Layers whose activations Transformer Engine copies to the host (megatron/core/model_parallel_config.py,
-    `cpu_offloading_num_layers`).
+    """Layers whose activations Transformer Engine copies to the host
+    (megatron/core/model_parallel_config.py, `cpu_offloading_num_layers`).
 
     Args:
         name: key of a field of Megatron-Core's configuration.
-        switch: whether a key of its own (`cpu_offloading`) turns it on; of an argument its number does.
+        switch: whether a key of its own (`cpu_offloading`) turns it on; of an argument its number
+            does.
     """
     switched_on = name("cpu_offloading")
     layers = name("cpu_offloading_num_layers")
@@ -298,7 +315,9 @@ def dropout_rule(*names: str) -> Rule:
     """The rule for dropout, which is on or off for the whole model."""
     return Rule(
         keys=names,
-        read=lambda settings: {"model.dropout": any(NUMBER.read(value) > 0 for value in settings.values())},
+        read=lambda settings: {
+            "model.dropout": any(NUMBER.read(value) > 0 for value in settings.values())
+        },
         write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(names, 0.0),
     )
 
@@ -312,20 +331,27 @@ def recompute_rule(names: tuple[str, str, str]) -> Rule:
     )
 
 
-_CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"})
+_CONTEXT: Final = words(
+    {"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"}
+)
 
 
 def context_rule(name: str) -> Rule:
     """The rule for how Transformer Engine exchanges keys and values; by default around a ring."""
-    return key(name, "cp_kind", Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)))
+    return key(
+        name,
+        "cp_kind",
+        Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)),
+    )
 
 
 def graph_rule(name: Callable[[str], str]) -> Rule:
     """The rule for CUDA graphs: none, one per layer, or one of the whole step.
 
-    Megatron-Core captures layers itself (`enable_cuda_graph`, later `cuda_graph_impl` local) or leaves it to
-    Transformer Engine (`external_cuda_graph`); the scope asks for the whole step. Graphs of parts of layers are taken
-    as none (`megatron/core/transformer/transformer_config.py` of 0.12 and 0.15).
+    Megatron-Core captures layers itself (`enable_cuda_graph`, later `cuda_graph_impl` local) or
+    leaves it to Transformer Engine (`external_cuda_graph`); the scope asks for the whole step.
+    Graphs of parts of layers are taken as none (`megatron/core/transformer/transformer_config.py`
+    of 0.12 and 0.15).
 
     Args:
         name: key of a field of Megatron-Core's configuration.
@@ -336,7 +362,8 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
     scope = name("cuda_graph_scope")
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        # The two switches are older than `cuda_graph_impl`, and files of both generations are about.
+        # The two switches are older than `cuda_graph_impl`, and files of both generations are
+        # about.
         on = any(str(settings.get(flag)).lower() == "true" for flag in (core, external))
         if not on and str(settings.get(kind, "none")).lower() == "none":
             return {"cuda_graphs": "none"}
@@ -360,7 +387,8 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
 
 
 def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
-    """Rules of the dispatch of tokens to experts (`megatron/core/transformer/transformer_config.py`, `moe_*`).
+    """Rules of the dispatch of tokens to experts
+    (`megatron/core/transformer/transformer_config.py`, `moe_*`).
 
     Args:
         name: key of a field of Megatron-Core's configuration.
@@ -385,7 +413,8 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
         return {kind: "flex", backend: dispatcher}
 
     def read_capacity(settings: Mapping[str, Any]) -> Fields:
-        # Without padding a capacity only drops tokens above it, and the sizes are those of the routing.
+        # Without padding a capacity only drops tokens above it, and the sizes are those of the
+        # routing.
         holds = settings.get(padded) in (True, "true", "True") and factor in settings
         return {"expert_capacity_factor": NUMBER.read(settings[factor])} if holds else {}
 

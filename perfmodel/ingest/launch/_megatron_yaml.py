@@ -1,7 +1,8 @@
 """Megatron's arguments in YAML or JSON files instead of on a command line.
 
-Megatron-LM's own test cases (`MODEL_ARGS`), its `--yaml-cfg`, Primus (`overrides`), FlagScale (`system`, `model`) and
-GPT-NeoX write them so. Their keys become the entries that a command line gives, and Megatron's table reads those.
+Megatron-LM's own test cases (`MODEL_ARGS`), its `--yaml-cfg`, Primus (`overrides`), FlagScale
+(`system`, `model`) and GPT-NeoX write them so. Their keys become the entries that a command line
+gives, and Megatron's table reads those.
 """
 
 import os
@@ -17,15 +18,24 @@ from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_hybrids import KINDS
-from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, OFFLOADED_WEIGHTS, PLAIN_NORMS
+from perfmodel.ingest.launch._megatron_model import (
+    GATED_SIZE,
+    NAMED_MODEL,
+    OFFLOADED_WEIGHTS,
+    PLAIN_NORMS,
+)
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.spec import Model, Transformer
 
-_ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
+_ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(
+    LAUNCHING
+)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
-"""Arguments of which every table of Megatron arguments has one; heads alone occur in every model's configuration."""
+"""Arguments of which every table of Megatron arguments has one; heads alone occur in every model's
+configuration."""
 _TABLES: Final = (r"(.*\.)?MODEL_ARGS(_\d+)?\.", r"(.*\.)?overrides\.")
-"""Prefixes of keys (patterns) that hold only arguments; a file without them may have arguments anywhere."""
+"""Prefixes of keys (patterns) that hold only arguments; a file without them may have arguments
+anywhere."""
 _ELSEWHERE: Final = ("experiment", "action", "ENV_VARS", "hydra")
 """Tables of a file of arguments that hold only launcher arguments."""
 _WITH_DEFAULT: Final = re.compile(r"\$\{([A-Za-z_]\w*):-?([^${}]*)\}")
@@ -98,19 +108,24 @@ _FACTORY_PLAIN: Final = {"stage": ("sft", "pt"), "finetuning_type": ("full",)}
 
 
 def factory_arguments(source: Source) -> Source | None:
-    """A LLaMA-Factory file that trains with Megatron-Core (`mcore_adapter`), as arguments of Megatron.
+    """A LLaMA-Factory file that trains with Megatron-Core (`mcore_adapter`), as arguments of
+    Megatron.
 
-    None of a file that says no degree of Megatron's. Weights are trained in the file's precision, and Core's
-    distributed optimizer only where the file asks for it.
+    None of a file that says no degree of Megatron's. Weights are trained in the file's precision,
+    and Core's distributed optimizer only where the file asks for it.
     """
-    if not any(f"{kind}_model_parallel_size" in source.entries for kind in ("tensor", "pipeline", "expert")):
+    if not any(
+        f"{kind}_model_parallel_size" in source.entries for kind in ("tensor", "pipeline", "expert")
+    ):
         return None
     stated: dict[str, Entry] = {}
     for key, entry in source.entries.items():
         name = _FACTORY_NAMES.get(key, _argument_name(key))
         is_plain = entry.value in _FACTORY_PLAIN.get(key, ())
         # Keys of the front end alone, on data and logs, say nothing here.
-        if name in (*_ARGUMENTS, NAMED_MODEL) or not (is_plain or is_harmless(key, LLAMA_FACTORY.harmless)):
+        if name in (*_ARGUMENTS, NAMED_MODEL) or not (
+            is_plain or is_harmless(key, LLAMA_FACTORY.harmless)
+        ):
             stated[name] = replace(entry, value=_argument_value(name, entry.value))
     return replace(source, entries=_as_switches(stated))
 
@@ -121,25 +136,30 @@ def neox_arguments(source: Source) -> Source | None:
 
 
 def _table_of(entries: Entries) -> tuple[str, list[str]]:
-    """The table of arguments to read, as the prefix of its keys, and a note if there are several."""
+    """The table of arguments to read, as the prefix of its keys, and a note if there are
+    several."""
     for pattern in _TABLES:
         matches = (re.match(pattern, key) for key in entries)
         tables = list(dict.fromkeys(match[0] for match in matches if match))
         if len(tables) > 1:
-            return tables[0], [f"{len(tables)} tables hold arguments; perfmodel reads {tables[0].rstrip('.')}"]
+            return tables[0], [
+                f"{len(tables)} tables hold arguments; perfmodel reads {tables[0].rstrip('.')}"
+            ]
         if tables:
             return tables[0], []
     return "", []
 
 
 def _argument_name(key: str) -> str:
-    """The name of the argument for a key: `--num_layers`, `num_layers` and `num-layers` are the same."""
+    """The name of the argument for a key: `--num_layers`, `num_layers` and `num-layers` are the
+    same."""
     name = key.removeprefix("--").replace("_", "-")
     return _SYNONYMS.get(name, name)
 
 
 def value_with_defaults(value: Any) -> Any:
-    """A value with the variables of the environment that have a default replaced, and words as YAML reads them."""
+    """A value with the variables of the environment that have a default replaced, and words as YAML
+    reads them."""
     if not isinstance(value, str):
         return value
     # Then as YAML would have read it, had no variable stood there.
@@ -149,7 +169,8 @@ def value_with_defaults(value: Any) -> Any:
 
 
 def _argument_value(name: str, value: Any) -> Any:
-    """The value of an argument; `none` means no positions for that argument, and leaves out any other."""
+    """The value of an argument; `none` means no positions for that argument, and leaves out any
+    other."""
     if name == "position-embedding-type" and str(value).lower() == "none":
         return "none"
     return value_with_defaults(value)
@@ -161,7 +182,8 @@ def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     for name, entry in stated.items():
         if name in _OPPOSITES:
             name, entry = _OPPOSITES[name], replace(entry, value=entry.value is False)
-        # Megatron-Core's configuration has functions where the command line has a switch for each gate.
+        # Megatron-Core's configuration has functions where the command line has a switch for each
+        # gate.
         if name == "activation-func" and entry.value in ("swiglu", "geglu"):
             name, entry = str(entry.value), replace(entry, value=True)
         if entry.value is not False and entry.value is not None:
@@ -170,17 +192,21 @@ def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
-    """Settings of a Primus file outside its overrides, and the defaults of Primus' trainer and models."""
+    """Settings of a Primus file outside its overrides, and the defaults of Primus' trainer and
+    models."""
     stated = dict(_PRIMUS_DEFAULTS)
     model = entries.get(f"{table.removesuffix('overrides.')}model")
-    overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
+    overridden = {
+        key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)
+    }
     if model is None or "hidden_size" in overridden:
         return stated
     stated |= primus_arguments(str(value_with_defaults(model.value)).removesuffix(".yaml"), model)
     # Changes to a named model would be lost if only its name were kept.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
-        # Under a name that no rule knows it is reported as unread, and its words make it one about the model.
+        # Under a name that no rule knows it is reported as unread, and its words make it one about
+        # the model.
         stated[_of_named_model(name)] = replace(entry, value=str(entry.value))
     return stated
 
@@ -193,8 +219,9 @@ _PRIMUS_DEFAULTS: Final[Mapping[str, Entry]] = {
 }
 """Defaults of Primus.
 
-`primus/configs/modules/megatron/trainer_base.yaml` has 16 bits and sequences of 4,096 tokens, `pre_trainer.yaml` the
-distributed optimizer, and `primus/configs/models/megatron/language_model.yaml` sequence parallelism.
+`primus/configs/modules/megatron/trainer_base.yaml` has 16 bits and sequences of 4,096 tokens,
+`pre_trainer.yaml` the distributed optimizer, and
+`primus/configs/models/megatron/language_model.yaml` sequence parallelism.
 """
 
 
@@ -212,7 +239,8 @@ def primus_arguments(model: str, entry: Entry | None = None) -> dict[str, Entry]
 
 
 def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Arguments of Primus' command line as Megatron's: those that change a named model are reported as unread."""
+    """Arguments of Primus' command line as Megatron's: those that change a named model are reported
+    as unread."""
     arguments: dict[str, Entry] = {}
     model = catalog_model(str(stated[NAMED_MODEL].value)) if NAMED_MODEL in stated else None
     for name, entry in stated.items():
@@ -222,14 +250,20 @@ def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
             continue
         argument = _argument_name(name)
         arguments[_of_named_model(key) if changes_model else argument] = replace(
-            entry, value=str(entry.value) if changes_model else _argument_value(argument, entry.value)
+            entry,
+            value=str(entry.value) if changes_model else _argument_value(argument, entry.value),
         )
     return _as_switches(arguments)
 
 
 _PRECISION: Final = "precision-config"
 _ADAPTERS: Final = "peft"
-_SCALINGS: Final = {"mxfp8": "mxfp8", "current": "tensorwise", "subchannel": "blockwise", "delayed": "delayed"}
+_SCALINGS: Final = {
+    "mxfp8": "mxfp8",
+    "current": "tensorwise",
+    "subchannel": "blockwise",
+    "delayed": "delayed",
+}
 """Parts of the names of Megatron-Bridge's precisions, with Megatron's names of 8-bit recipes."""
 
 
@@ -251,7 +285,8 @@ def _in_words_of_megatron(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     if str(adapters.value).lower() in ("none", "null", "false"):
         del arguments[_ADAPTERS]
         return arguments
-    # The recipe knows rank and targets; the library's own defaults stand for them, and the word stays in doubt.
+    # The recipe knows rank and targets; the library's own defaults stand for them, and the word
+    # stays in doubt.
     arguments["use-lora"] = replace(adapters, value=True)
     if not {"lora-rank", "lora-r"} & set(arguments):
         arguments["lora-rank"] = replace(adapters, value="32")
@@ -273,7 +308,10 @@ def _says_the_same(name: str, value: Any, model: Model | None) -> bool:
     if name == "num_layers":
         return value == model.layers
     return (
-        name == "moe_layer_freq" and value == 1 and model.experts is not None and not model.experts.first_dense_layers
+        name == "moe_layer_freq"
+        and value == 1
+        and model.experts is not None
+        and not model.experts.first_dense_layers
     )
 
 
@@ -296,7 +334,13 @@ _OF_MODELS: Final = {
 """Overrides that change a named model."""
 
 
-_NEOX_ONLY: Final = ("pipe-parallel-size", "no-weight-tying", "pos-emb", "gpt-j-residual", "attention-config")
+_NEOX_ONLY: Final = (
+    "pipe-parallel-size",
+    "no-weight-tying",
+    "pos-emb",
+    "gpt-j-residual",
+    "attention-config",
+)
 _NEOX_NAMES: Final = {
     "pipe-parallel-size": "pipeline-model-parallel-size",
     "train-micro-batch-size-per-gpu": "micro-batch-size",
@@ -313,7 +357,8 @@ _NEOX_NAMES: Final = {
     "moe-expert-interval": "expert-interval",
     "global-num-gpus": "num-processes",
 }
-"""Keys of GPT-NeoX (`configs/neox_arguments.md`), with the corresponding arguments of Megatron-DeepSpeed."""
+"""Keys of GPT-NeoX (`configs/neox_arguments.md`), with the corresponding arguments of
+Megatron-DeepSpeed."""
 _NEOX_NORMS: Final = {
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
@@ -365,19 +410,23 @@ _NEOX_HARMLESS: Final = (
 
 
 def _is_neox(entries: Entries) -> bool:
-    """Whether a file is GPT-NeoX's: it has a model together with DeepSpeed's keys, or keys that only GPT-NeoX has."""
+    """Whether a file is GPT-NeoX's: it has a model together with DeepSpeed's keys, or keys that
+    only GPT-NeoX has."""
     names = {_argument_name(key.partition(".")[0]) for key in entries}
     if "num-layers" not in names:
         return False
-    return bool(names & set(_NEOX_ONLY)) or bool(names & {"train-micro-batch-size-per-gpu", "zero-optimization"})
+    return bool(names & set(_NEOX_ONLY)) or bool(
+        names & {"train-micro-batch-size-per-gpu", "zero-optimization"}
+    )
 
 
 def _of_neox(entries: Entries) -> dict[str, Entry]:
     """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
-    # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings whose values mean
-    # something else than in Megatron.
+    # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings
+    # whose values mean something else than in Megatron.
     stated = {
-        key.replace("_", "-"): replace(entry, value=value_with_defaults(entry.value)) for key, entry in entries.items()
+        key.replace("_", "-"): replace(entry, value=value_with_defaults(entry.value))
+        for key, entry in entries.items()
     }
     lines = {name: entry.line for name, entry in stated.items()}
     values = {name: entry.value for name, entry in stated.items()}
@@ -390,7 +439,8 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     def say(name: str, value: Any, because: str) -> None:
         arguments[name] = Entry(value, lines.get(because, 0))
 
-    # A pipeline of no stages is none; a model without any runs outside of DeepSpeed's pipeline engine.
+    # A pipeline of no stages is none; a model without any runs outside of DeepSpeed's pipeline
+    # engine.
     if values.get("pipe-parallel-size") == 0:
         say("pipeline-model-parallel-size", 1, "pipe-parallel-size")
     precision = str(values.get("precision", "")).lower()
@@ -405,10 +455,14 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
         if "non_parametric" in str(values["norm"]):
             say(PLAIN_NORMS, True, "norm")
     # `none` is a kind of positions here, and not a key that is left out.
-    position = next((str(entry.value) for key, entry in entries.items() if _argument_name(key) == "pos-emb"), None)
+    position = next(
+        (str(entry.value) for key, entry in entries.items() if _argument_name(key) == "pos-emb"),
+        None,
+    )
     if position in _NEOX_POSITIONS:
         say("position-embedding-type", _NEOX_POSITIONS[position], "pos-emb")
-    # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for all.
+    # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for
+    # all.
     if any("flash" in str(part) for part in _flattened(values.get("attention-config"))):
         say("use-flash-attn", True, "attention-config")
     if values.get("attention-config"):
@@ -428,10 +482,18 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
 def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
     """Add states on the host, in DeepSpeed's older or newer notation."""
     zero = "zero-optimization."
-    devices = {key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")}
-    if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in ("cpu", "nvme"):
+    devices = {
+        key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")
+    }
+    if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in (
+        "cpu",
+        "nvme",
+    ):
         say(OFFLOADED_WEIGHTS, True, f"{zero}cpu-offload-params")
-    elif values.get(f"{zero}cpu-offload") is True or devices["offload-optimizer"] in ("cpu", "nvme"):
+    elif values.get(f"{zero}cpu-offload") is True or devices["offload-optimizer"] in (
+        "cpu",
+        "nvme",
+    ):
         say("cpu-optimizer", True, f"{zero}cpu-offload")
 
 
@@ -439,9 +501,13 @@ _TE_LAYERS: Final = ("te-columnparallel", "te-rowparallel", "te-layernorm-mlp", 
 """Switches for layers that Transformer Engine runs instead of GPT-NeoX."""
 
 
-def _add_transformer_engine(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
+def _add_transformer_engine(
+    values: Mapping[str, Any], say: Callable[[str, Any, str], None]
+) -> None:
     """Add 8-bit products, which only Transformer Engine's layers have."""
-    if values.get("te-fp8-format") is not None and any(values.get(name) is True for name in _TE_LAYERS):
+    if values.get("te-fp8-format") is not None and any(
+        values.get(name) is True for name in _TE_LAYERS
+    ):
         say("fp8-format", values["te-fp8-format"], "te-fp8-format")
 
 
@@ -460,8 +526,8 @@ def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -
     if "intermediate-size" not in values and isinstance(hidden, int):
         say("ffn-hidden-size", -(-int(2 * hidden * 4 / 3) // 256) * 256, "activation")
     elif values.get("mlp-type") != "llama":
-        # `ParallelMLP` divides a stated size by three, as if it were that of an ungated feed-forward; forks and
-        # converted checkpoints take it as it stands.
+        # `ParallelMLP` divides a stated size by three, as if it were that of an ungated
+        # feed-forward; forks and converted checkpoints take it as it stands.
         say(GATED_SIZE, values.get("intermediate-size"), "intermediate-size")
 
 

@@ -1,4 +1,5 @@
-"""Converts between models and fields of launch files, and looks models up in the catalog by name or shape."""
+"""Converts between models and fields of launch files, and looks models up in the catalog by name or
+shape."""
 
 from dataclasses import fields, replace
 from typing import Final
@@ -17,13 +18,15 @@ LATENT_DEFAULTS: Final = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""Sizes of latent attention if a file does not state them (Megatron-Core `MLATransformerConfig`)."""
+"""Sizes of latent attention if a file does not state them (Megatron-Core
+`MLATransformerConfig`)."""
 PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.", "delta.")
 """Prefixes of fields that describe the model."""
 
 
 def model_of(known: Fields, place: str, name: str) -> Model | None:
-    """The model stated by `model.*` fields, or the catalog's model of the same shape; None if the fields state none.
+    """The model stated by `model.*` fields, or the catalog's model of the same shape; None if the
+    fields state none.
 
     Raises:
         LaunchFileError: sizes that contradict one another.
@@ -35,8 +38,9 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     needed = ("layers", "hidden", "heads", "vocab")
     if not all(field in sizes for field in needed):
         return None
-    # Megatron-Core's defaults where arguments leave them out: as many key/value heads as heads, heads that divide the
-    # hidden size, feed-forwards four times as wide (megatron/training/arguments.py `validate_args`).
+    # Megatron-Core's defaults where arguments leave them out: as many key/value heads as heads,
+    # heads that divide the hidden size, feed-forwards four times as wide
+    # (megatron/training/arguments.py `validate_args`).
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("head_dim", max(1, sizes["hidden"] // sizes["heads"]))
     sizes.setdefault("ffn_hidden", 4 * sizes["hidden"])
@@ -48,7 +52,8 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
             sizes["experts"] = Experts(**({"ffn_hidden": sizes["ffn_hidden"], "topk": 1} | experts))
         if latent.get("kv_lora_rank"):
             sizes["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
-            # Latent attention expands its compressed keys and values to every head: no groups share them.
+            # Latent attention expands its compressed keys and values to every head: no groups share
+            # them.
             sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["latent_attention"].v_head_dim}
         mamba, delta_net = _of(known, "mamba."), _of(known, "delta.")
         if mamba:
@@ -59,8 +64,11 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     except PerfModelError as error:
         raise LaunchFileError(f"{place}: {error}") from None
     except TypeError:
-        raise LaunchFileError(f"{place}: the file does not state all sizes of the model; give --model") from None
-    # The catalog's entry knows more (its name, longest sequence, source), and published runs are found by its name.
+        raise LaunchFileError(
+            f"{place}: the file does not state all sizes of the model; give --model"
+        ) from None
+    # The catalog's entry knows more (its name, longest sequence, source), and published runs are
+    # found by its name.
     return _of_catalog(model) or model
 
 
@@ -69,10 +77,12 @@ _WITH_WIDTH_OF_HEADS: Final = ("qwen3", "gemma", "mistral-nemo", "gpt-oss", "nem
 
 
 def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: str) -> Model:
-    """The model of a recipe with the sizes changed by a command or script; unchanged if there are none.
+    """The model of a recipe with the sizes changed by a command or script; unchanged if there are
+    none.
 
     Raises:
-        LaunchFileError: sizes that contradict one another, or that this kind of model does not have.
+        LaunchFileError: sizes that contradict one another, or that this kind of model does not
+            have.
     """
     recipe_fields = model_fields(recipe_model)
     changes: Fields = {}
@@ -84,20 +94,28 @@ def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: s
         changes.pop("model.vocab", None)
     if not changes:
         return recipe_model
-    # Most recipes state no width of heads, which then follows from those that are changed (`kv_channels` of
-    # Megatron-Core).
+    # Most recipes state no width of heads, which then follows from those that are changed
+    # (`kv_channels` of Megatron-Core).
     widens = "model.hidden" in changes or "model.heads" in changes
-    if widens and "model.head_dim" not in changes and not recipe_model.name.startswith(_WITH_WIDTH_OF_HEADS):
+    if (
+        widens
+        and "model.head_dim" not in changes
+        and not recipe_model.name.startswith(_WITH_WIDTH_OF_HEADS)
+    ):
         recipe_fields.pop("model.head_dim", None)
     # Layers that are listed one by one cannot be more or fewer than the list.
     model = model_of(recipe_fields | changes, place, f"changed-{recipe_model.name}")
     if model is None:
-        raise LaunchFileError(f"{place}: {recipe_model.name} has none of {', '.join(changes)}; give --model")
+        raise LaunchFileError(
+            f"{place}: {recipe_model.name} has none of {', '.join(changes)}; give --model"
+        )
     return model
 
 
 def _of(known: Fields, prefix: str) -> Fields:
-    return {key.removeprefix(prefix): value for key, value in known.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in known.items() if key.startswith(prefix)
+    }
 
 
 def model_fields(model: Model) -> Fields:
@@ -119,7 +137,8 @@ def model_fields(model: Model) -> Fields:
 
 
 def shape(model: Model | None) -> Model | None:
-    """A model without its names and default lengths, so that models with the same computation are equal."""
+    """A model without its names and default lengths, so that models with the same computation are
+    equal."""
     if not isinstance(model, Transformer):
         return model
     return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
@@ -142,7 +161,9 @@ def _of_catalog(model: Transformer) -> Model | None:
         if not isinstance(candidate, Transformer):
             continue
         # Sizes first: the shape of a whole model is slow to compare.
-        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(candidate) == expected:
+        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(
+            candidate
+        ) == expected:
             same_shape.append(candidate)
     # Versions of one model may differ in the length of their sequences alone.
     return min(same_shape, key=lambda candidate: candidate.seq_len != model.seq_len, default=None)

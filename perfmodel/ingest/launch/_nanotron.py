@@ -30,23 +30,29 @@ def _accumulation(fields: Fields) -> Mapping[str, Any]:
 
 
 def _replicas(settings: Mapping[str, Any]) -> Fields:
-    """Replicas: experts have a separate axis of the mesh (`nanotron/parallel/context.py`), so that the world is dp * tp
+    """Replicas: experts have a separate axis of the mesh (`nanotron/parallel/context.py`), so that
+    the world is dp * tp
     * pp * ep, and for other layers the ranks of that axis are replicas."""
     experts = WHOLE.read(settings.get(_EXPERT_AXIS, 1))
     fields: Fields = {"ep": experts}
     if "parallelism.dp" in settings:
         fields["dp"] = WHOLE.read(settings["parallelism.dp"]) * experts
-    # With ALL_REDUCE every rank of tensor parallelism holds all tokens, and layouts dispatch shards of them to experts.
+    # With ALL_REDUCE every rank of tensor parallelism holds all tokens, and layouts dispatch shards
+    # of them to experts.
     whole_inputs = settings.get("parallelism.tp_mode") == "ALL_REDUCE"
     if experts > 1 and whole_inputs and WHOLE.read(settings.get("parallelism.tp", 1)) > 1:
         fields["sequence_parallel"] = True
-        fields["note.experts"] = "experts with tp_mode ALL_REDUCE are predicted as with REDUCE_SCATTER"
+        fields["note.experts"] = (
+            "experts with tp_mode ALL_REDUCE are predicted as with REDUCE_SCATTER"
+        )
     return fields
 
 
 def _write_replicas(fields: Fields) -> Mapping[str, Any]:
     if fields["dp"] % fields["ep"]:
-        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; use an ep that divides dp")
+        raise LaunchFileError(
+            f"ep={fields['ep']}: nanotron spreads experts over replicas; use an ep that divides dp"
+        )
     if fields["ep"] > 1 and fields["tp"] > 1 and not fields["sequence_parallel"]:
         raise LaunchFileError(
             "sequence_parallel=false: with ep > 1 and tp > 1 every rank would send the same tokens; use "
@@ -58,7 +64,9 @@ def _write_replicas(fields: Fields) -> Mapping[str, Any]:
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] > 1:
-        raise LaunchFileError(f"zero={fields['zero']}: nanotron shards optimizer states only; use zero=0 or 1")
+        raise LaunchFileError(
+            f"zero={fields['zero']}: nanotron shards optimizer states only; use zero=0 or 1"
+        )
     return {"optimizer.zero_stage": fields["zero"]}
 
 
@@ -75,7 +83,9 @@ def _shared_expert(settings: Mapping[str, Any]) -> Fields:
         return {}
     stated = [settings[name] for name in _SHARED[1:] if settings.get(name) is not None]
     if not stated:
-        return {"doubt.experts": "the model may be wrong: enable_shared_expert has no size, and none is predicted"}
+        return {
+            "doubt.experts": "the model may be wrong: enable_shared_expert has no size, and none is predicted"
+        }
     return {"experts.shared_ffn_hidden": WHOLE.read(stated[0]), "experts.shared_gate": True}
 
 
@@ -87,7 +97,9 @@ def _layers_with_experts(settings: Mapping[str, Any]) -> Fields:
     listed = settings.get(_EXPERT_LAYERS[0])
     if not isinstance(listed, list) or -1 in listed or _EXPERT_LAYERS[1] not in settings:
         return {}
-    return expert_fields([layer in listed for layer in range(WHOLE.read(settings[_EXPERT_LAYERS[1]]))])
+    return expert_fields(
+        [layer in listed for layer in range(WHOLE.read(settings[_EXPERT_LAYERS[1]]))]
+    )
 
 
 _STARCODER: Final = (
@@ -100,7 +112,8 @@ _STARCODER: Final = (
 
 
 def _starcoder(settings: Mapping[str, Any]) -> Fields:
-    """Starcoder2's layers (`Starcoder2Config`): GELU without a gate, layer norms, biases, and few heads of keys."""
+    """Starcoder2's layers (`Starcoder2Config`): GELU without a gate, layer norms, biases, and few
+    heads of keys."""
     if settings.get(_STARCODER[0]) is not True:
         return {}
     fields: Fields = {
@@ -109,7 +122,9 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
         "model.norm": "layer_norm",
         "model.bias": True,
         "model.dropout": True,
-        "model.kv_heads": WHOLE.read(settings[_STARCODER[4]]) if settings.get(_STARCODER[3]) is True else 1,
+        "model.kv_heads": WHOLE.read(settings[_STARCODER[4]])
+        if settings.get(_STARCODER[3]) is True
+        else 1,
         "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with a table of its own",
     }
     if settings.get(_STARCODER[2]) is None and _STARCODER[1] in settings:
@@ -118,11 +133,16 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
 
 
 _ACTIVATIONS: Final = words({"silu": "silu", "gelu": "gelu", "relu": "relu"})
-_XGLM: Final = (f"{_CONFIG}sinusoidal_position_embedding", f"{_CONFIG}activation_function", f"{_CONFIG}moe_glu")
+_XGLM: Final = (
+    f"{_CONFIG}sinusoidal_position_embedding",
+    f"{_CONFIG}activation_function",
+    f"{_CONFIG}moe_glu",
+)
 
 
 def _xglm(settings: Mapping[str, Any]) -> Fields:
-    """XGLM's layers of a fork: positions from a formula, layer norms, biases, and feed-forwards without a gate."""
+    """XGLM's layers of a fork: positions from a formula, layer norms, biases, and feed-forwards
+    without a gate."""
     if settings.get(_XGLM[0]) is not True:
         return {}
     return {
@@ -143,12 +163,17 @@ NANOTRON: Final = LaunchFormat(
     frameworks=("nanotron",),
     marks=("parallelism.pp_engine", "parallelism.tp_mode", "tokens.batch_accumulation_per_replica"),
     table=(
-        # Degrees and schedule (src/nanotron/config/parallelism_config.py, whose "conservative defaults" count where a
-        # file is silent). dp is stated, so that no file needs --devices.
+        # Degrees and schedule (src/nanotron/config/parallelism_config.py, whose "conservative
+        # defaults" count where a file is silent). dp is stated, so that no file needs --devices.
         key("parallelism.tp", "tp"),
         key("parallelism.pp", "pp"),
         key("parallelism.context_parallel_size", "cp", default=1),
-        key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="gpipe"),
+        key(
+            "parallelism.pp_engine",
+            "schedule",
+            words({"1f1b": "1f1b", "afab": "gpipe"}),
+            default="gpipe",
+        ),
         key(
             "parallelism.tp_mode",
             "sequence_parallel",
@@ -171,7 +196,9 @@ NANOTRON: Final = LaunchFormat(
         # Optimizer states and their sharding.
         key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
         read_only("optimizer.optimizer_factory.name", "optimizer", OPTIMIZER),
-        key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
+        key(
+            "optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})
+        ),
         key(
             "model.dtype",
             "dtype",
@@ -192,7 +219,11 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}attention_bias", "model.qkv_bias", FLAG),
         key(f"{_CONFIG}hidden_act", "model.activation", _ACTIVATIONS),
         # forks of 2024 have them beside the other sizes
-        key(f"{_MIXTURE}num_experts", "experts.count", also=(f"{_CONFIG}moe_num_experts", f"{_CONFIG}num_experts")),
+        key(
+            f"{_MIXTURE}num_experts",
+            "experts.count",
+            also=(f"{_CONFIG}moe_num_experts", f"{_CONFIG}num_experts"),
+        ),
         key(
             f"{_MIXTURE}top_k",
             "experts.topk",

@@ -1,5 +1,5 @@
-"""YAML of NeMo (`megatron_gpt_config.yaml`) and of Megatron-Bridge (`ConfigContainer`): Megatron-Core's settings under
-the names of its configuration classes."""
+"""YAML of NeMo (`megatron_gpt_config.yaml`) and of Megatron-Bridge (`ConfigContainer`):
+Megatron-Core's settings under the names of its configuration classes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -78,7 +78,8 @@ _ACTIVATIONS: Final = {
     "relu": ("relu", False),
     "silu": ("silu", False),
 }
-"""`activation` of NeMo 1 (nemo/collections/nlp/modules/common/megatron/mlp.py) -> function, and whether it is gated."""
+"""`activation` of NeMo 1 (nemo/collections/nlp/modules/common/megatron/mlp.py) -> function, and
+whether it is gated."""
 _LIMITS: Final = LIMITS | {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
     "offload": "the file has no key for all activations in host memory",
@@ -92,7 +93,8 @@ def _name(field: str) -> str:
 
 
 _MODEL: Final = (
-    # Degrees (megatron/core/model_parallel_config.py). All of them are stated per job, and dp follows from the devices.
+    # Degrees (megatron/core/model_parallel_config.py). All of them are stated per job, and dp
+    # follows from the devices.
     key("model.tensor_model_parallel_size", "tp", default=1),
     key("model.pipeline_model_parallel_size", "pp", default=1),
     key("model.context_parallel_size", "cp", default=1),
@@ -109,7 +111,9 @@ _MODEL: Final = (
         "model.num_layers",
         "model.pipeline_model_parallel_size",
     ),
-    pipeline_layout_rule("model.pipeline_model_parallel_layout", "model.pipeline_model_parallel_size"),
+    pipeline_layout_rule(
+        "model.pipeline_model_parallel_layout", "model.pipeline_model_parallel_size"
+    ),
     # Sizes (megatron/core/transformer/transformer_config.py).
     key("model.num_layers", "model.layers"),
     key("model.hidden_size", "model.hidden"),
@@ -124,11 +128,13 @@ _MODEL: Final = (
     # NeMo 1 calls it `qkv_bias` (megatron_qwen2_config.yaml).
     key("model.add_qkv_bias", "model.qkv_bias", FLAG, also=("model.qkv_bias",)),
 )
-"""Rules for keys that both have: parallelism and architecture, by the names of Megatron-Core's `TransformerConfig`."""
+"""Rules for keys that both have: parallelism and architecture, by the names of Megatron-Core's
+`TransformerConfig`."""
 
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:
-    # Lightning also takes "auto" or a list of indices here, which do not state the devices of a job.
+    # Lightning also takes "auto" or a list of indices here, which do not state the devices of a
+    # job.
     per_node = settings.get("trainer.devices")
     if not isinstance(per_node, int):
         return {}
@@ -145,7 +151,11 @@ _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim
 
 def _nemo_zero(settings: Mapping[str, Any]) -> Fields:
     # In NeMo 1 the name of the optimizer chooses its sharding.
-    return zero_of(bool(settings.get("model.fsdp")), settings.get("model.optim.name") in _SHARDED_OPTIMIZERS, None)
+    return zero_of(
+        bool(settings.get("model.fsdp")),
+        settings.get("model.optim.name") in _SHARDED_OPTIMIZERS,
+        None,
+    )
 
 
 def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
@@ -158,7 +168,8 @@ def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
 def _nemo_dtype(settings: Mapping[str, Any]) -> Fields:
     precision = settings.get("trainer.precision")
     fields: Fields = {"optimizer": "adam16bit"} if precision in _TRUE_16_BITS else {}
-    # FP8 is a switch of Transformer Engine beside Lightning's precision, which stays that of all other tensors.
+    # FP8 is a switch of Transformer Engine beside Lightning's precision, which stays that of all
+    # other tensors.
     if settings.get("model.fp8"):
         return fields | {"dtype": "fp8"}
     return fields if precision is None else fields | {"dtype": words(_PRECISIONS).read(precision)}
@@ -180,12 +191,21 @@ def _write_activation(fields: Fields) -> Mapping[str, Any]:
     return {"model.activation": words(_ACTIVATIONS).write(activation)}
 
 
-_POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}
+_POSITIONS: Final = {
+    "learned_absolute": "learned",
+    "rope": "rope",
+    "alibi": "alibi",
+    "none": "none",
+}
 
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Framework of a configuration: NeMo 1, on Megatron-Core if it says so."""
-    return "nemo@2024" if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True else "nemo@2023"
+    return (
+        "nemo@2024"
+        if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True
+        else "nemo@2023"
+    )
 
 
 _HYBRID: Final = {
@@ -195,7 +215,8 @@ _HYBRID: Final = {
     "model.hidden_size": "hidden-size",
     "model.num_attention_heads": "num-attention-heads",
 }
-"""Keys of NeMo's Mamba models (`megatron_mamba_config.yaml`), with Megatron's arguments for them."""
+"""Keys of NeMo's Mamba models (`megatron_mamba_config.yaml`), with Megatron's arguments for
+them."""
 
 
 def _hybrid(settings: Mapping[str, Any]) -> Fields:
@@ -213,17 +234,25 @@ NEMO: Final = LaunchFormat(
     framework=_generation,
     marks=("model.encoder_seq_length", "trainer.num_nodes", "model.megatron_amp_O2"),
     table=(
-        # NeMo 1 runs on Lightning, whose trainer states the devices; everything of Megatron's stands under `model`.
-        Rule(keys=("trainer.devices", "trainer.num_nodes"), read=_nemo_world, write=_write_nemo_world),
+        # NeMo 1 runs on Lightning, whose trainer states the devices; everything of Megatron's
+        # stands under `model`.
+        Rule(
+            keys=("trainer.devices", "trainer.num_nodes"), read=_nemo_world, write=_write_nemo_world
+        ),
         *_MODEL,
         # Batches and lengths. The pipeline's chunks are a number here, not
         # layers per chunk as on Megatron's command line.
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1),
         key("model.micro_batch_size", "micro_batch"),
         key("model.global_batch_size", "global_batch"),
-        key("model.encoder_seq_length", "seq_len", also=("model.seq_length", "model.data.seq_length")),
+        key(
+            "model.encoder_seq_length",
+            "seq_len",
+            also=("model.seq_length", "model.data.seq_length"),
+        ),
         *TUNING_RULES,
-        # Data parallelism and overlap. Apex's distributed Adam and Megatron-Core's both shard optimizer states.
+        # Data parallelism and overlap. Apex's distributed Adam and Megatron-Core's both shard
+        # optimizer states.
         Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
@@ -262,7 +291,8 @@ NEMO: Final = LaunchFormat(
         ),
     ),
     harmless=(
-        # Names, places and logs of a run, and everything of Lightning's trainer but its devices and precision.
+        # Names, places and logs of a run, and everything of Lightning's trainer but its devices and
+        # precision.
         "name",
         "restore_from_path",
         "trainer.*",
@@ -320,7 +350,9 @@ NEMO: Final = LaunchFormat(
 
 
 def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
-    sharded = any(settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
+    sharded = any(
+        settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp")
+    )
     # PyTorch's own FSDP goes before Megatron's settings, which it does not look at.
     if settings.get("dist.use_torch_fsdp2"):
         return {"zero": 3}
@@ -350,15 +382,23 @@ _PEFT: Final = ("peft.dim", "peft.target_modules", "peft.dropout", "peft.alpha")
 
 
 def _bridge_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA of `megatron/bridge/peft/lora.py`, on all products of attention and feed-forward unless some are named."""
+    """LoRA of `megatron/bridge/peft/lora.py`, on all products of attention and feed-forward unless
+    some are named."""
     return Adapters(
         rank=settings.get("peft.dim", 32),
-        targets=settings.get("peft.target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]),
+        targets=settings.get(
+            "peft.target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+        ),
         dropout=settings.get("peft.dropout"),
     ).fields
 
 
-_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
+_BRIDGE_ACTIVATIONS: Final = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "squared_relu": "relu2",
+    "relu": "relu",
+}
 
 
 def _read_function(value: Any) -> Any:
@@ -378,7 +418,13 @@ BRIDGE: Final = LaunchFormat(
     name="megatron-bridge",
     syntax="yaml",
     frameworks=("megatron-bridge", "megatron-core"),
-    marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
+    marks=(
+        "train.global_batch_size",
+        "train.micro_batch_size",
+        "train.train_iters",
+        "ddp.*",
+        "dist.use_megatron_fsdp",
+    ),
     table=(
         *_MODEL,
         # `train` holds the batches, `dataset` may repeat the length of the sequences.
@@ -398,10 +444,15 @@ BRIDGE: Final = LaunchFormat(
             read=_bridge_zero,
             write=_write_bridge_zero,
         ),
-        # Overlap is asked of the data parallelism (`ddp`), or of `comm_overlap`, which sets it there and in the model
-        # (src/megatron/bridge/training/comm_overlap.py).
+        # Overlap is asked of the data parallelism (`ddp`), or of `comm_overlap`, which sets it
+        # there and in the model (src/megatron/bridge/training/comm_overlap.py).
         key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
-        key("ddp.overlap_param_gather", "overlap_param_gather", FLAG, also=("comm_overlap.overlap_param_gather",)),
+        key(
+            "ddp.overlap_param_gather",
+            "overlap_param_gather",
+            FLAG,
+            also=("comm_overlap.overlap_param_gather",),
+        ),
         degree("ddp.num_distributed_optimizer_instances", "replicate"),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
         key(
@@ -412,7 +463,9 @@ BRIDGE: Final = LaunchFormat(
         ),
         Rule(keys=_PEFT, read=_bridge_adapters, fields=("adapter_rank",)),
         # Recompute as in Megatron-Core's configuration.
-        recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
+        recompute_rule(
+            ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
+        ),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
         PRECISION_RULE,
@@ -432,7 +485,11 @@ BRIDGE: Final = LaunchFormat(
         key("model.activation_func", "model.activation", _FUNCTION),
         key("model.activation_func_fp8_input_store", "fp8_activation_inputs", FLAG),
         key("model.use_transformer_engine_op_fuser", "operation_fuser", FLAG),
-        key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
+        key(
+            "model.normalization",
+            "model.norm",
+            words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}),
+        ),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.add_bias_linear", "model.bias", FLAG),
@@ -445,7 +502,8 @@ BRIDGE: Final = LaunchFormat(
         *latent_rules(_name),
     ),
     harmless=(
-        # Tables without settings of a step: seeds, learning rates, data, logs, checkpoints, health of nodes.
+        # Tables without settings of a step: seeds, learning rates, data, logs, checkpoints, health
+        # of nodes.
         "rng.*",
         "train.*",
         "scheduler.*",

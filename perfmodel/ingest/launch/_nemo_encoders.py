@@ -5,7 +5,13 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._table import WHOLE, Fields, Rule, words
 
-_KINDS: Final = ("model.bert_binary_head", "model.bert_type", "model.patch_dim", "model.img_h", "model.num_classes")
+_KINDS: Final = (
+    "model.bert_binary_head",
+    "model.bert_type",
+    "model.patch_dim",
+    "model.img_h",
+    "model.num_classes",
+)
 """Keys that only encoders have."""
 _SIZES: Final = {
     "num_layers": "model.layers",
@@ -23,11 +29,14 @@ _DECODER: Final = "model.decoder."
 
 
 def _kind(settings: Mapping[str, Any]) -> Fields:
-    """Fields of a model that is not a causal decoder: BERT, or an image encoder, which is only reported."""
+    """Fields of a model that is not a causal decoder: BERT, or an image encoder, which is only
+    reported."""
     if any(name.startswith("model.bert") for name in settings):
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
     named = ", ".join(name.removeprefix("model.") for name in settings)
-    return {"doubt.model": f"the model may be wrong: it encodes images ({named}), but is predicted as a decoder"}
+    return {
+        "doubt.model": f"the model may be wrong: it encodes images ({named}), but is predicted as a decoder"
+    }
 
 
 def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ...]:
@@ -39,11 +48,17 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
 
     def read_stacks(settings: Mapping[str, Any]) -> Fields:
         """Sizes of encoder and decoder; in T5 only the numbers of layers differ."""
-        # Only files of encoder-decoders have a block for each stack; all other sizes stand in `model` itself.
+        # Only files of encoder-decoders have a block for each stack; all other sizes stand in
+        # `model` itself.
         if f"{_ENCODER}num_layers" not in settings:
             return {}
-        fields: Fields = {"model.decoder_seq_len": WHOLE.read(settings.get(_DECODER_LENGTH, _USUAL_DECODER_LENGTH))}
-        # `Transformer` has one set of sizes for both stacks: where they differ, the encoder's are taken and said.
+        fields: Fields = {
+            "model.decoder_seq_len": WHOLE.read(
+                settings.get(_DECODER_LENGTH, _USUAL_DECODER_LENGTH)
+            )
+        }
+        # `Transformer` has one set of sizes for both stacks: where they differ, the encoder's are
+        # taken and said.
         unlike = []
         for name, field in _SIZES.items():
             size = settings.get(_ENCODER + name)
@@ -52,7 +67,9 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
             fields[field] = WHOLE.read(size)
             if name != "num_layers" and settings.get(_DECODER + name, size) != size:
                 unlike.append(name)
-        fields["model.decoder_layers"] = WHOLE.read(settings.get(f"{_DECODER}num_layers", fields["model.layers"]))
+        fields["model.decoder_layers"] = WHOLE.read(
+            settings.get(f"{_DECODER}num_layers", fields["model.layers"])
+        )
         if f"{_ENCODER}activation" in settings:
             kind, gated = words(activations).read(settings[f"{_ENCODER}activation"])
             fields |= {"model.activation": kind, "model.gated_ffn": gated}

@@ -1,5 +1,6 @@
-"""YAML of NeMo RL (`examples/configs` of NVIDIA-NeMo/RL): the training half of fine-tuning, preference tuning and
-reinforcement, on PyTorch's FSDP2 (`policy.dtensor_cfg`) or Megatron-Core (`policy.megatron_cfg`)."""
+"""YAML of NeMo RL (`examples/configs` of NVIDIA-NeMo/RL): the training half of fine-tuning,
+preference tuning and reinforcement, on PyTorch's FSDP2 (`policy.dtensor_cfg`) or Megatron-Core
+(`policy.megatron_cfg`)."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -18,9 +19,11 @@ _MODEL: Final = "policy.model_name"
 
 
 def _limits(*objectives: str) -> tuple[str, ...]:
-    """Keys for the length of a run, of which every objective's block has one; they identify the objective."""
+    """Keys for the length of a run, of which every objective's block has one; they identify the
+    objective."""
     return tuple(
-        f"{objective}.{limit}" for objective, limit in product(objectives, ("max_num_steps", "max_num_epochs"))
+        f"{objective}.{limit}"
+        for objective, limit in product(objectives, ("max_num_steps", "max_num_epochs"))
     )
 
 
@@ -61,14 +64,21 @@ _MEGATRON_KEYS: Final = (
 
 
 def _layout(settings: Mapping[str, Any]) -> Fields:
-    """Layout and memory of the backend that the file enables; the other backend's block may be present but unused."""
+    """Layout and memory of the backend that the file enables; the other backend's block may be
+    present but unused."""
     if is_on(settings.get(_IS_MEGATRON)):
         return _megatron(settings)
-    # Weights, gradients and states are sharded over all data-parallel ranks (nemo_rl/models/policy).
-    fields: Fields = {"zero": 3, "sequence_parallel": is_on(settings.get(f"{_FSDP}sequence_parallel"))}
+    # Weights, gradients and states are sharded over all data-parallel ranks
+    # (nemo_rl/models/policy).
+    fields: Fields = {
+        "zero": 3,
+        "sequence_parallel": is_on(settings.get(f"{_FSDP}sequence_parallel")),
+    }
     for name, field in (("tensor", "tp"), ("context", "cp"), ("expert", "ep")):
         fields[field] = WHOLE.read(settings.get(f"{_FSDP}{name}_parallel_size", 1))
-    fields["recompute"] = "full" if is_on(settings.get(f"{_FSDP}activation_checkpointing")) else "none"
+    fields["recompute"] = (
+        "full" if is_on(settings.get(f"{_FSDP}activation_checkpointing")) else "none"
+    )
     return fields | fsdp_offload(3, is_on(settings.get(f"{_FSDP}cpu_offload")))
 
 
@@ -85,7 +95,9 @@ def _megatron(settings: Mapping[str, Any]) -> Fields:
         "cp": degree("context_parallel_size"),
         "ep": degree("expert_model_parallel_size"),
         "sequence_parallel": is_on(settings.get(f"{_MEGATRON}sequence_parallel")),
-        "recompute": "full" if is_on(settings.get(f"{_MEGATRON}activation_checkpointing")) else "none",
+        "recompute": "full"
+        if is_on(settings.get(f"{_MEGATRON}activation_checkpointing"))
+        else "none",
         "zero": int(is_on(settings.get(f"{_MEGATRON}optimizer.use_distributed_optimizer", True))),
     }
     if fields["ep"] > 1:
@@ -98,7 +110,11 @@ def _megatron(settings: Mapping[str, Any]) -> Fields:
         fields["grad_dtype"] = "fp32" if is_on(settings[f"{ddp}grad_reduce_in_fp32"]) else "bf16"
     if is_on(settings.get(f"{_MEGATRON}optimizer.optimizer_cpu_offload")):
         fields["offload_states"] = "optimizer"
-    uneven = [name for name in ("first", "last") if settings.get(f"{_MEGATRON}num_layers_in_{name}_pipeline_stage")]
+    uneven = [
+        name
+        for name in ("first", "last")
+        if settings.get(f"{_MEGATRON}num_layers_in_{name}_pipeline_stage")
+    ]
     if uneven:
         fields["doubt.stages"] = (
             f"the layout may be wrong: num_layers_in_{uneven[0]}_pipeline_stage makes stages unequal, but equal ones "
@@ -129,7 +145,11 @@ _FP8: Final = f"{_MEGATRON}fp8_cfg.enabled"
 def _dtype(settings: Mapping[str, Any]) -> Fields:
     if is_on(settings.get(_IS_MEGATRON)) and is_on(settings.get(_FP8)):
         return {"dtype": "fp8"}
-    return {"dtype": _PRECISIONS.read(settings["policy.precision"])} if "policy.precision" in settings else {}
+    return (
+        {"dtype": _PRECISIONS.read(settings["policy.precision"])}
+        if "policy.precision" in settings
+        else {}
+    )
 
 
 def _adapter_keys(block: str) -> tuple[str, ...]:
@@ -148,7 +168,9 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     if targets is None or is_on(settings.get(f"{block}match_all_linear")):
         targets = "all-linear"
     return Adapters(
-        rank=settings.get(f"{block}dim", 8), targets=targets, dropout=settings.get(f"{block}dropout", 0)
+        rank=settings.get(f"{block}dim", 8),
+        targets=targets,
+        dropout=settings.get(f"{block}dropout", 0),
     ).fields
 
 
@@ -163,7 +185,10 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
 
 
 def _packing(settings: Mapping[str, Any]) -> Fields:
-    is_packed = any(is_on(settings.get(f"policy.{name}.enabled")) for name in ("sequence_packing", "dynamic_batching"))
+    is_packed = any(
+        is_on(settings.get(f"policy.{name}.enabled"))
+        for name in ("sequence_packing", "dynamic_batching")
+    )
     return padding_note("max_total_sequence_length", is_packed)
 
 
@@ -201,7 +226,10 @@ NEMO_RL: Final = LaunchFormat(
             read=lambda settings: optimizer_fields(next(iter(settings.values()))),
         ),
         Rule(keys=_OBJECTIVES, read=_objective),
-        Rule(keys=("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled", _MODEL), read=_packing),
+        Rule(
+            keys=("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled", _MODEL),
+            read=_packing,
+        ),
     ),
     harmless=patterns(
         "sft.* grpo.* dpo.* rm.* ppo.* distillation.* async_grpo.* loss_fn.* data.* env.* logger.* checkpointing.*",

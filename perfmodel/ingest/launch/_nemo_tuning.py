@@ -1,4 +1,5 @@
-"""NeMo 1's fine-tuning: its data and adapters (`megatron_gpt_finetuning_config.yaml`), and distillation."""
+"""NeMo 1's fine-tuning: its data and adapters (`megatron_gpt_finetuning_config.yaml`), and
+distillation."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +11,12 @@ from perfmodel.ingest.launch._table import Fields, Rule, read_only
 _TRAINING_DATA: Final = "model.data.train_ds."
 _SCHEME: Final = "model.peft.peft_scheme"
 _LORA: Final = "model.peft.lora_tuning."
-_PEFT_KEYS: Final = (_SCHEME, f"{_LORA}target_modules", f"{_LORA}adapter_dim", f"{_LORA}adapter_dropout")
+_PEFT_KEYS: Final = (
+    _SCHEME,
+    f"{_LORA}target_modules",
+    f"{_LORA}adapter_dim",
+    f"{_LORA}adapter_dropout",
+)
 _TARGETS: Final = {
     "attention_qkv": ("linear_qkv",),
     "attention_dense": ("linear_proj",),
@@ -24,7 +30,8 @@ _TARGETS: Final = {
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA by NeMo's words; a doubt about other schemes, and nothing for a fine-tuning of all weights."""
+    """LoRA by NeMo's words; a doubt about other schemes, and nothing for a fine-tuning of all
+    weights."""
     scheme = str(settings.get(_SCHEME)).lower()
     if scheme in ("none", "null"):
         return {}

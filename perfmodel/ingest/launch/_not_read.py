@@ -1,4 +1,5 @@
-"""Refusals of launch files that are recognised but not read: files of other tools, and scripts of unknown programs."""
+"""Refusals of launch files that are recognised but not read: files of other tools, and scripts of
+unknown programs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ def refuse_other_tools(entries: Entries, place: str) -> None:
         raise LaunchFileError(
             f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
         )
-    # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
+    # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean
+    # other things there.
     for tool, patterns in _TOOLS:
         if all(_has(entries, pattern) for pattern in patterns):
             message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
@@ -57,9 +59,14 @@ def _has(entries: Entries, pattern: str) -> bool:
 
 
 def refuse_script(
-    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None, known: frozenset[str]
+    text: str,
+    place: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str] | None,
+    known: frozenset[str],
 ) -> None:
-    """Raise `LaunchFileError` for a shell script without a training command, if the script tells why it has none.
+    """Raise `LaunchFileError` for a shell script without a training command, if the script tells
+    why it has none.
 
     Args:
         text: the script.

@@ -1,7 +1,8 @@
 """Programs of open-instruct that train on OLMo-core, and the launcher that its scripts run through.
 
-Their arguments are called as those of Hugging Face's Trainer (`open_instruct/olmo_core_utils.py`, `dpo.py`), but
-precision and sharding are fixed: products in bf16, and weights that each node shards by itself.
+Their arguments are called as those of Hugging Face's Trainer (`open_instruct/olmo_core_utils.py`,
+`dpo.py`), but precision and sharding are fixed: products in bf16, and weights that each node shards
+by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,12 @@ from perfmodel.ingest.launch._trainer import TRAINER
 from perfmodel.ingest.launch.shell import Word
 
 _BUDGET: Final = "activation_memory_budget"
-_RECOMPUTE: Final = ("gradient_checkpointing", _BUDGET, "activation_checkpointing_mode", "moe_recompute_each_block")
+_RECOMPUTE: Final = (
+    "gradient_checkpointing",
+    _BUDGET,
+    "activation_checkpointing_mode",
+    "moe_recompute_each_block",
+)
 _CONTEXT: Final = ("cp_degree", "context_parallel_degree", "cp_strategy")
 _DEGREES: Final = {
     "tensor_parallel_degree": "tp",
@@ -36,13 +42,16 @@ def _context(settings: Mapping[str, Any]) -> Fields:
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     """Recomputation of whole layers, of modules, or by a memory budget."""
-    whole_layers = is_on(settings.get("gradient_checkpointing")) or is_on(settings.get("moe_recompute_each_block"))
+    whole_layers = is_on(settings.get("gradient_checkpointing")) or is_on(
+        settings.get("moe_recompute_each_block")
+    )
     if whole_layers or settings.get("activation_checkpointing_mode") == "selected_modules":
         return {"recompute": "full"}
     budget = NUMBER.read(settings.get(_BUDGET, 1))
     if budget >= 1:
         return {"recompute": "none"}
-    # torch.compile chooses the operators to recompute by solving a knapsack problem; the choice depends on the graph.
+    # torch.compile chooses the operators to recompute by solving a knapsack problem; the choice
+    # depends on the graph.
     doubt = (
         f"memory may be wrong: {_BUDGET}={budget:g} lets torch.compile choose what is recomputed, but the prediction "
         "recomputes what selective recomputation does"
@@ -65,7 +74,9 @@ OLMO_CORE: Final[LaunchFormat] = replace(
         read_only("attn_backend", "flash_attention", ATTENTION),
         Rule(
             keys=(_LOSS,),
-            read=lambda settings: {"chunked_loss": True} if settings[_LOSS] == "fused_linear" else {},
+            read=lambda settings: (
+                {"chunked_loss": True} if settings[_LOSS] == "fused_linear" else {}
+            ),
         ),
     ),
     harmless=(
@@ -90,7 +101,8 @@ OLMO_CORE: Final[LaunchFormat] = replace(
         "*eval*",
     ),
 )
-"""The format of their commands; it comes with OLMo-core's own defaults in place of the Trainer's."""
+"""The format of their commands; it comes with OLMo-core's own defaults in place of the
+Trainer's."""
 
 
 def trains_on_olmo_core(texts: Sequence[str]) -> bool:
@@ -99,21 +111,26 @@ def trains_on_olmo_core(texts: Sequence[str]) -> bool:
     Its older program for DPO, of the same name, is started by `accelerate launch`.
     """
     names = [PurePosixPath(text) for text in texts]
-    if any("olmo_core" in path.name and path.suffix in (".py", "") for path in names if path.name[:1] not in ("-", "")):
+    if any(
+        "olmo_core" in path.name and path.suffix in (".py", "")
+        for path in names
+        if path.name[:1] not in ("-", "")
+    ):
         return True
     is_dpo = any(path.name == "dpo.py" and path.parent.name == "open_instruct" for path in names)
     return is_dpo and not any(path.name in ("accelerate", "deepspeed") for path in names)
 
 
 _SUBMITTERS: Final = {"mason.py": "--num_nodes", "gantry": "--replicas"}
-"""Programs that start the command after their `--` on several nodes, with their option for the number of nodes."""
+"""Programs that start the command after their `--` on several nodes, with their option for the
+number of nodes."""
 
 
 def behind_submitter(argv: Sequence[Word]) -> tuple[Sequence[Word], int]:
     """The command that a launcher of whole jobs starts on every node, and the number of nodes.
 
-    mason and gantry take options up to a `--` of their own; the number of processes behind it is that of a node, which
-    mason multiplies (`mason.py`, `make_internal_command`).
+    mason and gantry take options up to a `--` of their own; the number of processes behind it is
+    that of a node, which mason multiplies (`mason.py`, `make_internal_command`).
     """
     texts = [word.text for word in argv]
     submitter = next((text for text in texts if PurePosixPath(text).name in _SUBMITTERS), "")

@@ -1,7 +1,9 @@
-"""Commands of user-written training programs around DeepSpeed or Accelerate, and of programs with several models.
+"""Commands of user-written training programs around DeepSpeed or Accelerate, and of programs with
+several models.
 
-Such a program has arguments of its own making. Those for the model, the batch and the length have few names, which
-are translated here to those of Hugging Face's Trainer (DeepSpeedExamples `training/`, `benchmarks/`).
+Such a program has arguments of its own making. Those for the model, the batch and the length have
+few names, which are translated here to those of Hugging Face's Trainer (DeepSpeedExamples
+`training/`, `benchmarks/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,14 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
-from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR, TRAINER
+from perfmodel.ingest.launch._trainer import (
+    ACCUMULATION,
+    MICRO,
+    OWN_PROGRAM,
+    PROGRAM,
+    TENSOR,
+    TRAINER,
+)
 
 OWN_FORM: Final = replace(TRAINER, name="own-program")
 """Format of commands of such programs, once their arguments are renamed to the Trainer's."""
@@ -53,18 +62,28 @@ _MODELS: Final = ("model_name_or_path", "model_name", "model", "base_model")
 _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
 """Arguments of Megatron's programs, which state sizes instead of a model's name."""
 _LAUNCHERS: Final = ("deepspeed", "accelerate")
-_OF_ENGINE: Final = ("zero_stage", *(name for name, meant in _NAMES.items() if meant == "deepspeed"))
-_ACTORS: Final = ("actor_model_name_or_path", "actor_rollout_ref.model.path", "actor.model_name_or_path")
-"""Arguments of programs that train an actor together with a critic (DeepSpeed-Chat's third step; verl)."""
+_OF_ENGINE: Final = (
+    "zero_stage",
+    *(name for name, meant in _NAMES.items() if meant == "deepspeed"),
+)
+_ACTORS: Final = (
+    "actor_model_name_or_path",
+    "actor_rollout_ref.model.path",
+    "actor.model_name_or_path",
+)
+"""Arguments of programs that train an actor together with a critic (DeepSpeed-Chat's third step;
+verl)."""
 _SLIME: Final = "actor_num_gpus_per_node"
 """An argument of slime's programs, which state sizes of the model only where Megatron trains it."""
 _REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain")
 """Arguments of OpenRLHF's programs of several models, which call the actor `pretrain`."""
 
 
-def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> dict[str, Entry] | None:
-    """Entries of a command under the names of Hugging Face's Trainer; None if it does not fine-tune with a program of
-    its own.
+def in_words_of_trainer(
+    texts: Sequence[str], entries: Mapping[str, Entry]
+) -> dict[str, Entry] | None:
+    """Entries of a command under the names of Hugging Face's Trainer; None if it does not fine-tune
+    with a program of its own.
 
     Args:
         texts: words of the command.
@@ -74,7 +93,8 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
     program = _program_at(names)
     if program is None or any(size in entries for size in _SIZES):
         return None
-    # Without one of these launchers, programs with such arguments are of every kind (torchvision's, for one).
+    # Without one of these launchers, programs with such arguments are of every kind (torchvision's,
+    # for one).
     is_launched = any(name in _LAUNCHERS for name in names[:program])
     if not is_launched and not {"deepspeed_config", "zero_stage"} & set(entries):
         return None
@@ -82,15 +102,21 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
     for name, entry in entries.items():
         renamed[_NAMES.get(name, name)] = entry
     model = next((renamed[name] for name in _MODELS if name in renamed), None)
-    if model is None or not isinstance(model.value, str) or not (set(_NAMES.values()) - set(_MODELS)) & set(renamed):
+    if (
+        model is None
+        or not isinstance(model.value, str)
+        or not (set(_NAMES.values()) - set(_MODELS)) & set(renamed)
+    ):
         return None
 
-    # A stage without a file asks the program to make DeepSpeed's settings, in 16 bits as everybody does it today.
+    # A stage without a file asks the program to make DeepSpeed's settings, in 16 bits as everybody
+    # does it today.
     if "zero_stage" in renamed and "deepspeed" not in renamed:
         renamed["deepspeed"] = Entry(True, renamed["zero_stage"].line)
         if not {"bf16", "fp16", "dtype", "torch_dtype"} & set(renamed):
             renamed["bf16"] = Entry(True, renamed["zero_stage"].line)
-    # A batch of the whole step together with one per device are the settings that DeepSpeed receives.
+    # A batch of the whole step together with one per device are the settings that DeepSpeed
+    # receives.
     if "train_batch_size" in renamed and MICRO in renamed and ACCUMULATION not in renamed:
         renamed["train_micro_batch_size_per_gpu"] = renamed.pop(MICRO)
     renamed.pop("module", None)
@@ -99,7 +125,8 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
 
 
 def makes_engine(entries: Mapping[str, Entry]) -> bool:
-    """Whether a program with flags of the Trainer has flags of its own for DeepSpeed: for its file, or for a stage."""
+    """Whether a program with flags of the Trainer has flags of its own for DeepSpeed: for its file,
+    or for a stage."""
     return "deepspeed" not in entries and any(name in entries for name in _OF_ENGINE)
 
 
@@ -108,18 +135,27 @@ def _program_at(names: Sequence[str]) -> int | None:
     for i, name in enumerate(names):
         if name.endswith(".py"):
             return i
-        if name in ("-m", "--module") and i + 1 < len(names) and "torch.distributed" not in names[i + 1]:
+        if (
+            name in ("-m", "--module")
+            and i + 1 < len(names)
+            and "torch.distributed" not in names[i + 1]
+        ):
             return i + 1
     return None
 
 
 def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
-    """Raise `LaunchFileError` for a command that trains by reinforcement, and say which of its models can be
-    predicted."""
+    """Raise `LaunchFileError` for a command that trains by reinforcement, and say which of its
+    models can be predicted."""
     actor = next((str(entries[name].value) for name in _ACTORS if name in entries), None)
     if actor is None and any(name in entries for name in _REWARDS) and "pretrain" in entries:
         actor = str(entries["pretrain"].value)
-    if actor is None and _SLIME in entries and "hf_checkpoint" in entries and "num_layers" not in entries:
+    if (
+        actor is None
+        and _SLIME in entries
+        and "hf_checkpoint" in entries
+        and "num_layers" not in entries
+    ):
         actor = str(entries["hf_checkpoint"].value)
     if actor is None:
         return

@@ -1,4 +1,5 @@
-"""Mixed precisions of NeMo 2 and Megatron-Bridge by name (`megatron/bridge/training/mixed_precision.py`)."""
+"""Mixed precisions of NeMo 2 and Megatron-Bridge by name
+(`megatron/bridge/training/mixed_precision.py`)."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ _RECIPES: Final = (
     ("delayed|hybrid|fp8_?ds", "fp8", "delayed"),
     ("fp8", "fp8", ""),
 )
-"""Patterns in the names of precisions narrower than 16 bits, with the element type and the recipe of each."""
+"""Patterns in the names of precisions narrower than 16 bits, with the element type and the recipe
+of each."""
 _HALVES: Final = {
     "bf16": "bf16",
     "bfloat16": "bf16",
@@ -38,12 +40,15 @@ _USUAL_FP8: Final = "bf16_with_fp8_current_scaling_mixed"
 
 
 def precision_of(name: str) -> Fields:
-    """Fields of a precision by its name, such as `bf16_mixed` or `bf16_with_mxfp8_mixed`; empty if it says none."""
+    """Fields of a precision by its name, such as `bf16_mixed` or `bf16_with_mxfp8_mixed`; empty if
+    it says none."""
     plain = name.lower()
     for pattern, dtype, recipe in _RECIPES:
         if re.search(pattern, plain):
             return {"dtype": dtype} | ({"fp8_recipe": recipe} if recipe else {})
-    half = _HALVES.get(plain) or next((half for word, half in _HALVES.items() if plain.startswith(word)), None)
+    half = _HALVES.get(plain) or next(
+        (half for word, half in _HALVES.items() if plain.startswith(word)), None
+    )
     return {} if half is None else {"dtype": half}
 
 
@@ -51,7 +56,9 @@ def _read(settings: Mapping[str, Any]) -> Fields:
     name = stated_value(settings)
     fields = precision_of(str(name))
     if not fields:
-        raise BadValue(f"must name a precision, such as bf16_mixed or bf16_with_mxfp8_mixed; got {name!r}")
+        raise BadValue(
+            f"must name a precision, such as bf16_mixed or bf16_with_mxfp8_mixed; got {name!r}"
+        )
     return fields
 
 

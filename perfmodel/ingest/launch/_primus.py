@@ -1,7 +1,8 @@
 """Command lines of Primus: a file of YAML, and flags that change its overrides.
 
-`EXP=examples/megatron/configs/MI300X/llama3.1_8B-pretrain.yaml bash examples/run_pretrain.sh --micro_batch_size 4`, or
-`primus-cli direct -- train pretrain --config FILE ...` (`runner/` and `examples/` of AMD-AGI/Primus).
+`EXP=examples/megatron/configs/MI300X/llama3.1_8B-pretrain.yaml bash examples/run_pretrain.sh
+--micro_batch_size 4`, or `primus-cli direct -- train pretrain --config FILE ...` (`runner/` and
+`examples/` of AMD-AGI/Primus).
 """
 
 import re
@@ -11,7 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, followed_script, processes_in_variables
+from perfmodel.ingest.launch._arguments import (
+    LAUNCHING,
+    command_entries,
+    followed_script,
+    processes_in_variables,
+)
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._megatron_forks import ABSENT_FILE
@@ -29,10 +35,14 @@ from perfmodel.ingest.launch._read_entries import read_yaml
 from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"primus|\bEXP=\S*\.ya?ml", re.IGNORECASE)
-_STARTERS: Final = re.compile(r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh|run_posttrain\.sh")
+_STARTERS: Final = re.compile(
+    r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh|run_posttrain\.sh"
+)
 """Names of programs that train with a Primus file."""
 _FILE: Final = (".yaml", ".yml")
-_KIND: Final = re.compile(r"([-_](BF16|FP8|FP16|FP4|MXFP8|MXFP4))?[-_](pretrain|sft|posttrain|lora_posttrain)$", re.I)
+_KIND: Final = re.compile(
+    r"([-_](BF16|FP8|FP16|FP4|MXFP8|MXFP4))?[-_](pretrain|sft|posttrain|lora_posttrain)$", re.I
+)
 """End of the name of a file of Primus behind that of its model."""
 _OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
 _BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
@@ -69,7 +79,9 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
         elif re.fullmatch(r"modules\.\w+\.model", key):
             name = str(value_with_defaults(entry.value)).removesuffix(".yaml")
             # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
-            model = catalog_model(PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
+            model = catalog_model(PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(
+                name.rpartition("-")[0]
+            )
     if framework == "maxtext":
         # Primus is AMD's, and trains on its GPUs.
         stated.setdefault("hardware", Entry("gpu", 0))
@@ -79,7 +91,8 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
 def primus_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Source | None:
-    """Megatron's arguments of the command that trains with Primus in a shell script; None for scripts without one.
+    """Megatron's arguments of the command that trains with Primus in a shell script; None for
+    scripts without one.
 
     Args:
         text: the script.
@@ -118,7 +131,9 @@ def _file_of(command: Command) -> str:
     return file if file.endswith(_FILE) else ""
 
 
-def _entries_of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
+def _entries_of_file(
+    name: str, place: str, neighbours: Neighbours
+) -> tuple[dict[str, Entry], list[str]]:
     """Arguments that a Primus file states, or those implied by its name if the file is missing."""
     file = neighbours.find(name)
     if file is not None:
@@ -130,7 +145,9 @@ def _entries_of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dic
             )
         arguments = megatron_arguments(source)
         if arguments is None:
-            raise LaunchFileError(f"{place}: it trains with {name}, which has no settings of Megatron's; give the file")
+            raise LaunchFileError(
+                f"{place}: it trains with {name}, which has no settings of Megatron's; give the file"
+            )
         return included_entries(arguments.entries, file.path, 0), list(arguments.notes)
     # Examples lie in folders of their framework, and are called after their model.
     if "/megatron/" not in f"/{name}":
@@ -145,10 +162,17 @@ def _entries_of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dic
 
 
 def _overrides(command: Command) -> dict[str, Entry]:
-    """Flags of a command that change overrides of its file, by the names of Megatron's arguments."""
+    """Flags of a command that change overrides of its file, by the names of Megatron's
+    arguments."""
     texts = [word.text for word in command.argv]
     # Launchers of containers and schedulers have options of their own in front.
-    start = max((i for i, text in enumerate(texts) if _STARTERS.fullmatch(PurePosixPath(text).name) or text == "--"))
+    start = max(
+        (
+            i
+            for i, text in enumerate(texts)
+            if _STARTERS.fullmatch(PurePosixPath(text).name) or text == "--"
+        )
+    )
     flags = command_entries(command.argv[start + 1 :], frozenset(), frozenset())
     stated: dict[str, Entry] = {}
     for name, entry in flags.items():
@@ -162,7 +186,8 @@ def _overrides(command: Command) -> dict[str, Entry]:
 
 
 def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
-    """Devices of the job: nodes from variables or the scheduler, times the devices per node (eight by default)."""
+    """Devices of the job: nodes from variables or the scheduler, times the devices per node (eight
+    by default)."""
     settings: dict[str, Any] = {**processes_in_variables(command), **scheduled_settings(job)}
     per_node = command.variables.get("GPUS_PER_NODE", "")
     settings.setdefault("nproc-per-node", per_node if per_node.isdecimal() else str(_USUAL_DEVICES))
@@ -174,5 +199,7 @@ def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
     # Where the nodes are not known, the argument that says so is refused like every other one.
     devices = world_of(settings).get("devices")
     return (
-        {"nnodes": Entry(settings["nnodes"], line)} if devices is None else {"num-processes": Entry(str(devices), line)}
+        {"nnodes": Entry(settings["nnodes"], line)}
+        if devices is None
+        else {"num-processes": Entry(str(devices), line)}
     )

@@ -1,4 +1,5 @@
-"""Command-line arguments of a Python script that is followed: their values as its `argparse` parser reads them."""
+"""Command-line arguments of a Python script that is followed: their values as its `argparse` parser
+reads them."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,11 @@ class Option:
     def is_switch(self) -> bool:
         """Whether it takes no value."""
         action = self.keywords.get("action")
-        return action == Symbol("argparse.BooleanOptionalAction") or action in (*_SWITCHES, "store_const", "count")
+        return action == Symbol("argparse.BooleanOptionalAction") or action in (
+            *_SWITCHES,
+            "store_const",
+            "count",
+        )
 
 
 def option(positional: Sequence[Any], keywords: Mapping[str, Any]) -> Option | None:
@@ -123,8 +128,19 @@ def _converted(kind: Any, value: Any, convert: Callable[[Any, str], Any]) -> Any
     return convert(kind, value)
 
 
-_SET_BY_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "WORLD_SIZE", "RANK", "LOCAL_", "GROUP_", "MASTER_", "CUDA_")
-"""Beginnings of variables that launchers set, so that their default in a script says nothing of a run."""
+_SET_BY_LAUNCHERS: Final = (
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_",
+    "GROUP_",
+    "MASTER_",
+    "CUDA_",
+)
+"""Beginnings of variables that launchers set, so that their default in a script says nothing of a
+run."""
 
 
 def environment_variable(name: Any, variables: Mapping[str, str], default: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Branches of a Python script whose condition is unknown: the variables that they set, and how they end."""
+"""Branches of a Python script whose condition is unknown: the variables that they set, and how they
+end."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,5 +1,6 @@
-"""Calls in a Python script that is followed symbolically (`python_script`): of the script's own functions and classes,
-of functions of Python's library that settings come from, and of foreign ones, which are recorded."""
+"""Calls in a Python script that is followed symbolically (`python_script`): of the script's own
+functions and classes, of functions of Python's library that settings come from, and of foreign
+ones, which are recorded."""
 
 import ast
 from abc import abstractmethod
@@ -35,7 +36,8 @@ class Call:
     """A call of code from outside the script."""
 
     path: str
-    """Full name of the called function; for a method, preceded by the name of the function that made its object."""
+    """Full name of the called function; for a method, preceded by the name of the function that
+    made its object."""
     made: Any
     things: tuple[ScriptObject, ...]
     """Objects among its arguments; the object of a method is not one."""
@@ -79,21 +81,30 @@ class Calls(Expressions):
         """Follow a function of the script that code from outside gets."""
 
     @abstractmethod
-    def call_function(self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    def call_function(
+        self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Any:
         """The result of a function of the script."""
 
-    def made_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope) -> Function:
-        """A function of the script, with the values of its defaults as they are where it is defined."""
+    def made_function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope
+    ) -> Function:
+        """A function of the script, with the values of its defaults as they are where it is
+        defined."""
         defaults: dict[str, Any] = {}
         positional = [*node.args.posonlyargs, *node.args.args]
-        for argument, default in zip(reversed(positional), reversed(node.args.defaults), strict=False):
+        for argument, default in zip(
+            reversed(positional), reversed(node.args.defaults), strict=False
+        ):
             defaults[argument.arg] = self.value(default, scope)
         for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
             if default is not None:
                 defaults[argument.arg] = self.value(default, scope)
         return Function(node, scope, defaults=defaults)
 
-    def bound(self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    def bound(
+        self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Arguments of a function by their names."""
         arguments = function.node.args
         given = [*([] if function.owner is None else [function.owner]), *positional]
@@ -104,7 +115,9 @@ class Calls(Expressions):
         known = {*names, *(argument.arg for argument in arguments.kwonlyargs)}
         values |= {name: value for name, value in keywords.items() if name in known}
         if arguments.kwarg is not None:
-            values[arguments.kwarg.arg] = {name: value for name, value in keywords.items() if name not in known}
+            values[arguments.kwarg.arg] = {
+                name: value for name, value in keywords.items() if name not in known
+            }
         for name in known:
             values.setdefault(name, function.defaults.get(name, Unknown(name)))
         return values
@@ -128,7 +141,9 @@ class Calls(Expressions):
                 keywords["**"] = Unknown(expression_text(word.value))
         return self.call(function, positional, keywords, node)
 
-    def call(self, function: Any, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def call(
+        self, function: Any, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
         """The result of a call."""
         match function:
             case Function():
@@ -139,12 +154,23 @@ class Calls(Expressions):
                 return self._method_call(function, positional, keywords, node)
             case ScriptObject(maker="functools.partial"):
                 stated = {name: value for name, value in function.fields.items() if name != "**"}
-                return self.call(function.positional[0], function.positional[1:] + positional, stated | keywords, node)
+                return self.call(
+                    function.positional[0],
+                    function.positional[1:] + positional,
+                    stated | keywords,
+                    node,
+                )
             case Symbol():
                 return self._outside(function.path, positional, keywords, node)
             case _:
-                path = function.maker if isinstance(function, ScriptObject) else expression_text(node.func)
-                made = ScriptObject(f"{path}.__call__", positional, dict(keywords), line=node.lineno)
+                path = (
+                    function.maker
+                    if isinstance(function, ScriptObject)
+                    else expression_text(node.func)
+                )
+                made = ScriptObject(
+                    f"{path}.__call__", positional, dict(keywords), line=node.lineno
+                )
                 self._record(made.maker, made, positional, keywords, node)
                 return MISSING
 
@@ -152,12 +178,17 @@ class Calls(Expressions):
         """The function or record that `owner.name(...)` calls."""
         if isinstance(owner, ScriptObject):
             value = owner.fields.get(name, MISSING)
-            is_own = isinstance(value, (Function, Class)) or (isinstance(value, ScriptObject) and bool(value.maker))
+            is_own = isinstance(value, (Function, Class)) or (
+                isinstance(value, ScriptObject) and bool(value.maker)
+            )
             return bound_method(value, owner) if is_own else Method(owner, name)
         return self.attribute(owner, name)
 
-    def _instance(self, made: Class, positional: list[Any], keywords: dict[str, Any], line: int) -> Any:
-        """An object of a class of the script; it is called as the class from outside that it extends."""
+    def _instance(
+        self, made: Class, positional: list[Any], keywords: dict[str, Any], line: int
+    ) -> Any:
+        """An object of a class of the script; it is called as the class from outside that it
+        extends."""
         base: Any = made
         while isinstance(base, Class):
             base = base.bases[0] if base.bases else Symbol(made.name)
@@ -173,14 +204,18 @@ class Calls(Expressions):
             thing.lines[name] = line
         return thing
 
-    def _method_call(self, method: Method, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _method_call(
+        self, method: Method, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
         owner, name = method.owner, method.name
         if isinstance(owner, ScriptObject):
             return self._call_of_object(owner, name, positional, keywords, node)
         changed = self._changed(owner, name, positional, keywords)
         return method_result(owner, name, positional, keywords) if changed is MISSING else changed
 
-    def _changed(self, owner: Any, name: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    def _changed(
+        self, owner: Any, name: str, positional: list[Any], keywords: dict[str, Any]
+    ) -> Any:
         """The result of a method that changes a list or dictionary; `MISSING` for other methods."""
         if isinstance(owner, list):
             return self._list_changed(owner, name, positional)
@@ -189,7 +224,12 @@ class Calls(Expressions):
             for key, value in (entries | keywords).items():
                 self.write(owner, key, value)
             return None
-        if isinstance(owner, dict) and name in ("pop", "setdefault") and positional and is_known(positional[0]):
+        if (
+            isinstance(owner, dict)
+            and name in ("pop", "setdefault")
+            and positional
+            and is_known(positional[0])
+        ):
             usual = positional[1] if len(positional) > 1 else None
             value = element(owner, positional[0])
             if name == "setdefault" and value is MISSING:
@@ -226,7 +266,12 @@ class Calls(Expressions):
         return result
 
     def _call_of_object(
-        self, owner: ScriptObject, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+        self,
+        owner: ScriptObject,
+        name: str,
+        positional: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
     ) -> Any:
         """The result of a method of an object from outside."""
         if owner.maker == command_line.PARSER:
@@ -237,12 +282,19 @@ class Calls(Expressions):
             return None
         if name in ("copy", "clone") and not positional:
             return copied(owner)
-        made = ScriptObject(f"{owner.maker}.{name}", positional, dict(keywords), line=node.lineno, owner=owner)
+        made = ScriptObject(
+            f"{owner.maker}.{name}", positional, dict(keywords), line=node.lineno, owner=owner
+        )
         self._record(made.maker, made, positional, keywords, node)
         return made
 
     def _of_parser(
-        self, parser: ScriptObject, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+        self,
+        parser: ScriptObject,
+        name: str,
+        positional: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
     ) -> Any:
         """The result of a method of an `argparse` parser."""
         if name in command_line.GROUPS:
@@ -266,11 +318,17 @@ class Calls(Expressions):
         try:
             values, rest = command_line.parsed(options, [str(word) for word in given], convert)
         except ValueError as error:
-            raise broken(self.place, node.lineno, f"the script refuses its arguments: {error}") from None
-        namespace = ScriptObject(command_line.NAMESPACE, [], values | self.usual.get(id(parser), {}), line=node.lineno)
+            raise broken(
+                self.place, node.lineno, f"the script refuses its arguments: {error}"
+            ) from None
+        namespace = ScriptObject(
+            command_line.NAMESPACE, [], values | self.usual.get(id(parser), {}), line=node.lineno
+        )
         return namespace if name == "parse_args" else (namespace, rest)
 
-    def _outside(self, path: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _outside(
+        self, path: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
         """The result of a function or class from outside the script."""
         of_library = self._of_library(path, positional, keywords)
         if of_library is not None:
@@ -280,7 +338,9 @@ class Calls(Expressions):
                 return value
         # Arguments that only set attributes are taken out of the keywords.
         attributes = self.fields_of(path, positional, keywords)
-        made = ScriptObject(path, positional, dict(keywords), dict.fromkeys(keywords, node.lineno), node.lineno)
+        made = ScriptObject(
+            path, positional, dict(keywords), dict.fromkeys(keywords, node.lineno), node.lineno
+        )
         for name, inner in attributes.items():
             *parts, last = name.split(".") if not isinstance(inner, tuple) else [name]
             owner = made
@@ -291,7 +351,9 @@ class Calls(Expressions):
         self._record(path, made, positional, keywords, node)
         return made
 
-    def _of_library(self, path: str, positional: list[Any], keywords: dict[str, Any]) -> "_Result | None":
+    def _of_library(
+        self, path: str, positional: list[Any], keywords: dict[str, Any]
+    ) -> "_Result | None":
         """The result of a function of Python's library that settings come from; None for others."""
         if path in ("os.environ.get", "os.getenv") and positional:
             usual = positional[1] if len(positional) > 1 else keywords.get("default")
@@ -319,14 +381,23 @@ class Calls(Expressions):
             return positional[2] if owner.maker == command_line.NAMESPACE else Unknown(name)
         return self.attribute(owner, name)
 
-    def _record(self, path: str, made: Any, positional: list[Any], keywords: Mapping[str, Any], node: ast.Call) -> None:
+    def _record(
+        self,
+        path: str,
+        made: Any,
+        positional: list[Any],
+        keywords: Mapping[str, Any],
+        node: ast.Call,
+    ) -> None:
         """Keep a call of code from outside with the objects that it gets."""
         things: list[ScriptObject] = []
         for argument in (*positional, *keywords.values()):
             things += things_in(argument)
             if isinstance(argument, Function):
                 self.follow_handed(argument)
-        self.calls.append(Call(path, made, tuple(things), node.lineno, expression_text(node), not self.is_open))
+        self.calls.append(
+            Call(path, made, tuple(things), node.lineno, expression_text(node), not self.is_open)
+        )
 
     def made_class(self, node: ast.ClassDef, scope: Scope) -> Class:
         """The class that a `class` statement defines."""

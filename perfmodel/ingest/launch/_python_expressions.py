@@ -29,7 +29,8 @@ from perfmodel.ingest.launch._python_values import (
 
 
 class Expressions(ABC):
-    """Finds values of expressions; statements and calls of the script's functions are left to a subclass."""
+    """Finds values of expressions; statements and calls of the script's functions are left to a
+    subclass."""
 
     def __init__(
         self,
@@ -47,7 +48,8 @@ class Expressions(ABC):
 
     @abstractmethod
     def write(self, container: Any, key: Any, value: Any) -> None:
-        """Put a value into names, attributes or a dictionary; `key` None replaces the content of a list."""
+        """Put a value into names, attributes or a dictionary; `key` None replaces the content of a
+        list."""
 
     @abstractmethod
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
@@ -58,10 +60,13 @@ class Expressions(ABC):
         """The result of a call; `MISSING` if it is not known."""
 
     @abstractmethod
-    def made_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope) -> Function:
+    def made_function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope
+    ) -> Function:
         """A function of the script."""
 
-    # --- expressions --------------------------------------------------------------------------------
+    # --- expressions
+    # --------------------------------------------------------------------------------
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         """The value of an expression, or `Unknown`."""
@@ -87,7 +92,9 @@ class Expressions(ABC):
             case ast.Subscript():
                 return self._subscript(self.value(node.value, scope), self.value(node.slice, scope))
             case ast.Slice():
-                bounds = [part and self.value(part, scope) for part in (node.lower, node.upper, node.step)]
+                bounds = [
+                    part and self.value(part, scope) for part in (node.lower, node.upper, node.step)
+                ]
                 return slice(*bounds) if is_known(bounds) else MISSING
             case ast.Call():
                 return self.call_value(node, scope)
@@ -118,7 +125,9 @@ class Expressions(ABC):
                 operand = self.value(node.operand, scope)
                 return -operand if isinstance(operand, (int, float)) else MISSING
             case ast.BinOp():
-                return calculated(node.op, self.value(node.left, scope), self.value(node.right, scope))
+                return calculated(
+                    node.op, self.value(node.left, scope), self.value(node.right, scope)
+                )
             case ast.Compare():
                 return self._compared(node, scope)
             case ast.IfExp():
@@ -188,14 +197,23 @@ class Expressions(ABC):
                 continue
             if not isinstance(part, ast.FormattedValue):
                 return MISSING
-            specification = self._text(part.format_spec, scope) if isinstance(part.format_spec, ast.JoinedStr) else ""
-            text = formatted(self.value(part.value, scope), specification if specification is not MISSING else "?")
+            specification = (
+                self._text(part.format_spec, scope)
+                if isinstance(part.format_spec, ast.JoinedStr)
+                else ""
+            )
+            text = formatted(
+                self.value(part.value, scope),
+                specification if specification is not MISSING else "?",
+            )
             if text is None:
                 return MISSING
             texts.append(text)
         return "".join(texts)
 
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Any:
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
+    ) -> Any:
         inner = Scope({}, scope)
         results: list[Any] = []
         if not self._collect(node, node.generators, inner, results):
@@ -240,13 +258,18 @@ class Expressions(ABC):
                 container, key = self.value(target.value, scope), self.value(target.slice, scope)
                 if isinstance(container, dict) and is_known(key):
                     self.write(container, key, MISSING)
-                elif isinstance(container, list) and isinstance(key, int) and element(container, key) is not MISSING:
+                elif (
+                    isinstance(container, list)
+                    and isinstance(key, int)
+                    and element(container, key) is not MISSING
+                ):
                     position = key % len(container)
                     self.write(container, None, [*container[:position], *container[position + 1 :]])
             case _:
                 pass
 
-    # --- attributes and elements --------------------------------------------------------------------
+    # --- attributes and elements
+    # --------------------------------------------------------------------
 
     def attribute(self, owner: Any, name: str) -> Any:
         """The value of `owner.name`."""
@@ -261,7 +284,10 @@ class Expressions(ABC):
             case Class():
                 return owner.names.get(name, MISSING)
             case Choice():
-                attributes = [MISSING if value is MISSING else self.attribute(value, name) for value in owner.values]
+                attributes = [
+                    MISSING if value is MISSING else self.attribute(value, name)
+                    for value in owner.values
+                ]
                 return Choice(tuple(attributes), owner.condition, owner.line)
             case Unknown():
                 return Unknown(f"{owner.text}.{name}")

@@ -1,7 +1,7 @@
 """Values of Python scripts that are followed without being executed, and operations on them.
 
-A script that is followed may be a stranger's: every operation has a bound, so that no text, number or list can fill the
-memory. An operation on anything but known plain data has an unknown value.
+A script that is followed may be a stranger's: every operation has a bound, so that no text, number
+or list can fill the memory. An operation on anything but known plain data has an unknown value.
 """
 
 import ast
@@ -16,7 +16,8 @@ from typing import Any, Final
 from perfmodel.ingest.launch._entries import broken
 
 LARGEST: Final = 1e15
-"""Largest accepted number; larger ones occur in no training run, and their products would fill the memory."""
+"""Largest accepted number; larger ones occur in no training run, and their products would fill the
+memory."""
 _HIGHEST_POWER: Final = 64
 """Highest accepted exponent; larger powers are no sizes and would fill the memory."""
 MOST_ELEMENTS: Final = 10_000
@@ -74,12 +75,19 @@ class ScriptObject:
     def part(self, name: str) -> Any:
         """An attribute; a new part if nothing is known of it."""
         label = self.label or (f"{self.maker}(...)" if self.maker else "")
-        return self.fields.setdefault(name, ScriptObject("", owner=self, label=f"{label}.{name}".strip(".")))
+        return self.fields.setdefault(
+            name, ScriptObject("", owner=self, label=f"{label}.{name}".strip("."))
+        )
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it is a result of which nothing but its origin is known, and no object of a class."""
-        return not self.fields and not self.elements and not self.maker.rpartition(".")[2][:1].isupper()
+        """Whether it is a result of which nothing but its origin is known, and no object of a
+        class."""
+        return (
+            not self.fields
+            and not self.elements
+            and not self.maker.rpartition(".")[2][:1].isupper()
+        )
 
     @property
     def text(self) -> str:
@@ -106,10 +114,13 @@ class Scope:
         return MISSING
 
     def declare_outer(self, names: Iterable[str], *, of_module: bool) -> None:
-        """Take names from further out: those of the module, or of the nearest function that has them."""
+        """Take names from further out: those of the module, or of the nearest function that has
+        them."""
         for name in names:
             scope = self
-            while scope.parent is not None and (of_module or scope is self or name not in scope.names):
+            while scope.parent is not None and (
+                of_module or scope is self or name not in scope.names
+            ):
                 scope = scope.parent
             self.outer_names[name] = scope
 
@@ -162,7 +173,8 @@ PLAIN: Final = (int, float, str, bool, type(None))
 
 def expression_text(node: ast.AST) -> str:
     """An expression on one line, shortened."""
-    # A loop comes by the same expression many times, and writing it out costs more than following it.
+    # A loop comes by the same expression many times, and writing it out costs more than following
+    # it.
     text = getattr(node, "text_on_one_line", None)
     if text is None:
         text = " ".join(ast.unparse(node).split())
@@ -221,9 +233,13 @@ def parsed_module(text: str, place: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line") from None
+        raise broken(
+            place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line"
+        ) from None
     except (RecursionError, ValueError, MemoryError):
-        raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
+        raise broken(
+            place, 0, "not valid Python, or nested too deeply; this is no launch file"
+        ) from None
 
 
 def elements_of(value: Any) -> list[Any] | None:
@@ -252,7 +268,11 @@ def calculated(kind: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(kind, ast.BitOr) and all(isinstance(side, dict) for side in both):
         return left | right
     # Texts and lists are joined, and repeated within bounds.
-    if isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, (str, list, tuple)):
+    if (
+        isinstance(kind, ast.Add)
+        and type(left) is type(right)
+        and isinstance(left, (str, list, tuple))
+    ):
         return left + right if len(left) + len(right) <= MOST_ELEMENTS else MISSING
     if isinstance(kind, ast.Mult):
         several, times = (left, right) if isinstance(right, int) else (right, left)
@@ -264,7 +284,8 @@ def calculated(kind: ast.operator, left: Any, right: Any) -> Any:
 def calculated_number(
     kind: ast.operator, left: float, right: float, highest_power: int = _HIGHEST_POWER
 ) -> float | _Missing:
-    """A sum, product, quotient or power of two numbers; `MISSING` if it is not known, or too large for any size."""
+    """A sum, product, quotient or power of two numbers; `MISSING` if it is not known, or too large
+    for any size."""
     calculate = _OPERATORS.get(type(kind))
     is_too_large = any(abs(side) >= LARGEST for side in (left, right))
     is_large_power = isinstance(kind, ast.Pow) and not 0 <= right <= highest_power
@@ -290,7 +311,12 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 def compared(kind: ast.cmpop, left: Any, right: Any) -> bool | None:
     """The outcome of a comparison; None if it is not known."""
     # An object is never None.
-    if isinstance(kind, (ast.Is, ast.IsNot)) and right is None and truth(left) and not isinstance(left, PLAIN):
+    if (
+        isinstance(kind, (ast.Is, ast.IsNot))
+        and right is None
+        and truth(left)
+        and not isinstance(left, PLAIN)
+    ):
         return isinstance(kind, ast.IsNot)
     if not (is_known(left) and is_known(right)):
         return None
@@ -323,7 +349,8 @@ def _guarded(calculate: Callable[..., Any], *operands: Any) -> Any:
         return MISSING
 
 
-# --- functions and methods of plain data -----------------------------------------------------------------
+# --- functions and methods of plain data
+# -----------------------------------------------------------------
 
 
 def _pairs(*columns: list[Any], strict: bool = False) -> list[tuple[Any, ...]]:
@@ -374,10 +401,15 @@ def _any_or_all(function: Callable[[list[Any]], bool], arguments: list[Any]) -> 
 
 
 def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of one of Python's own functions; `MISSING` for other functions, and where it is not known."""
+    """The result of one of Python's own functions; `MISSING` for other functions, and where it is
+    not known."""
     known = all(is_known(argument) for argument in (*arguments, *keywords.values()))
     if name in _OF_NUMBERS:
-        return _guarded(_OF_NUMBERS[name], *arguments, **keywords) if known and not keywords else MISSING
+        return (
+            _guarded(_OF_NUMBERS[name], *arguments, **keywords)
+            if known and not keywords
+            else MISSING
+        )
     if name in ("any", "all"):
         return _any_or_all(any if name == "any" else all, arguments)
     if name == "dict":
@@ -388,7 +420,10 @@ def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
         return MISSING
     if name == "range":
         return _guarded(range, *arguments) if known else MISSING
-    collections = [elements_of(argument) if not isinstance(argument, int) else argument for argument in arguments]
+    collections = [
+        elements_of(argument) if not isinstance(argument, int) else argument
+        for argument in arguments
+    ]
     if None in collections:
         return MISSING
     return _guarded(partial(_OF_COLLECTIONS[name], *collections, **keywords))
@@ -423,7 +458,8 @@ _DICT_READERS: Final = ("items", "keys", "values", "get", "copy")
 
 
 def method_result(owner: Any, name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of a method of plain data that changes nothing; `MISSING` where it is not known."""
+    """The result of a method of plain data that changes nothing; `MISSING` where it is not
+    known."""
     known = all(is_known(argument) for argument in arguments)
     if isinstance(owner, str) and name in _TEXT_METHODS and known and not keywords:
         text = _guarded(getattr(owner, name), *arguments)
@@ -434,7 +470,12 @@ def method_result(owner: Any, name: str, arguments: list[Any], keywords: Mapping
                 return MISSING
             return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
         return dict(owner) if name == "copy" else list(getattr(owner, name)())
-    if isinstance(owner, (list, tuple)) and name in ("index", "count") and known and is_known(owner):
+    if (
+        isinstance(owner, (list, tuple))
+        and name in ("index", "count")
+        and known
+        and is_known(owner)
+    ):
         return _guarded(getattr(owner, name), *arguments)
     if isinstance(owner, list) and name == "copy":
         return list(owner)
@@ -446,7 +487,9 @@ def method_result(owner: Any, name: str, arguments: list[Any], keywords: Mapping
 def formatted(value: Any, specification: str) -> str | None:
     """A value in an f-string; None if it is not known."""
     # A width of a billion would fill the memory.
-    if not isinstance(value, PLAIN) or not re.fullmatch(r"[<>^+,]?0?\d{0,2},?(\.\d)?[a-zA-Z%]?", specification):
+    if not isinstance(value, PLAIN) or not re.fullmatch(
+        r"[<>^+,]?0?\d{0,2},?(\.\d)?[a-zA-Z%]?", specification
+    ):
         return None
     text = _guarded(format, value, specification)
     return text if isinstance(text, str) else None
@@ -458,7 +501,9 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     if isinstance(value, ScriptObject):
-        twin = ScriptObject(value.maker, line=value.line, lines=dict(value.lines), label=value.label)
+        twin = ScriptObject(
+            value.maker, line=value.line, lines=dict(value.lines), label=value.label
+        )
         copies[id(value)] = twin
         twin.positional = copied(value.positional, copies)
         twin.fields = copied(value.fields, copies)

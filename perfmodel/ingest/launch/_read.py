@@ -15,7 +15,11 @@ from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Neighbours, Source
 from perfmodel.ingest.launch._finetuning_command import finetuning_command, may_fine_tune
-from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
+from perfmodel.ingest.launch._finetuning_files import (
+    FINETUNING,
+    finetuning_format,
+    with_named_files,
+)
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._kubernetes import job_script
@@ -47,9 +51,20 @@ from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.ingest.launch.shell import SHELLS
 from perfmodel.spec import Layout, Model
 
-FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)
-"""All formats that are read and written. Among formats of one syntax, the first that recognises a file reads it.
-Formats of fine-tuning front ends (`FINETUNING`) and levanter are tried first, and are only read."""
+FORMATS: Final = (
+    MEGATRON,
+    NEMO,
+    NANOTRON,
+    LLM_FOUNDRY,
+    MAXTEXT,
+    ACCELERATE,
+    BRIDGE,
+    DEEPSPEED,
+    TORCHTITAN,
+)
+"""All formats that are read and written. Among formats of one syntax, the first that recognises a
+file reads it. Formats of fine-tuning front ends (`FINETUNING`) and levanter are tried first, and
+are only read."""
 LARGEST_BYTES: Final = 4_000_000
 """Largest size of a launch file."""
 _SYNTAXES: Final[dict[str, Syntax]] = {
@@ -62,7 +77,8 @@ _SYNTAXES: Final[dict[str, Syntax]] = {
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
 """File endings for written scripts; when reading, any file with a command is accepted."""
 _COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
-"""Pattern of the comment in which `export_launch` keeps settings of the training script, in the notation of layouts."""
+"""Pattern of the comment in which `export_launch` keeps settings of the training script, in the
+notation of layouts."""
 
 
 def read_launch(
@@ -78,28 +94,29 @@ def read_launch(
 ) -> Launch:
     """Read a launch file of a training framework: model, layout, job, number of devices.
 
-    Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases, Primus, FlagScale,
-    GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of
-    MaxText, DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer,
-    LLaMA-Factory, axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan,
-    Megatron-Bridge or NeMo 2; Kubernetes manifests and SkyPilot tasks that run any of these. Arguments override the
+    Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases,
+    Primus, FlagScale, GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText,
+    levanter and Accelerate, command lines of MaxText, DeepSpeed's JSON, torchtitan's TOML; files
+    and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory, axolotl, torchtune,
+    MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan, Megatron-Bridge or
+    NeMo 2; Kubernetes manifests and SkyPilot tasks that run any of these. Arguments override the
     file.
 
     Args:
-        path: the file. A shell or Python script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by
-            variables, `"TP=8 run.sh"`.
+        path: the file. A shell or Python script may be followed by its arguments,
+            `"run.sh 8 24 2"`, and preceded by variables, `"TP=8 run.sh"`.
         devices: number of devices that it runs on, if the file does not state it.
         global_batch: sequences per step.
         layout: in the notation of `Layout.parse`; the file supplies the keys that it leaves out.
         model: the model, or its name in the catalog.
         seq_len: tokens per sequence.
         dtype: element type of the products.
-        needs_layout: False if another layout is wanted anyway; undefined values in the file's layout, such as
-            variables that nothing sets, are then not refused.
+        needs_layout: False if another layout is wanted anyway; undefined values in the file's
+            layout, such as variables that nothing sets, are then not refused.
 
     Raises:
-        LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
-            names file, line and remedy.
+        LaunchFileError: a file that cannot be read, is of no known format, or has a value that its
+            key cannot have; names file, line and remedy.
     """
     # Users paste their launch command; it must have the same meaning here as in the shell.
     call = _called(str(path))
@@ -128,7 +145,8 @@ class _Call:
 
 
 def _called(text: str) -> _Call:
-    """The parts of `NAME=VALUE ... bash run.sh 8 24 2`; a text that is the name of an existing file is only that."""
+    """The parts of `NAME=VALUE ... bash run.sh 8 24 2`; a text that is the name of an existing file
+    is only that."""
     if Path(text).exists():
         return _Call(text)
     try:
@@ -187,10 +205,14 @@ def parse_launch(
         dtype=dtype,
         needs_layout=needs_layout,
     )
-    # Values that the caller states are not read from the file, where they may depend on unset variables.
+    # Values that the caller states are not read from the file, where they may depend on unset
+    # variables.
     stated, unread = form.read(source.entries, place, overrides.states)
     if overrides.model is None and source.recipe_model is not None:
-        overrides = replace(overrides, model=changed_model(source.recipe_model, stated.fields, source.entries, place))
+        overrides = replace(
+            overrides,
+            model=changed_model(source.recipe_model, stated.fields, source.entries, place),
+        )
     # Settings that the format has no key for stand in a comment that `export_launch` writes.
     comment = _COMMENT.search(text)
     if comment:
@@ -241,7 +263,8 @@ def launch_format(name: str) -> LaunchFormat:
 
 
 def format_of_path(path: Path) -> LaunchFormat:
-    """The format that a file name implies: by the framework in it (`best.nanotron.yaml`), else by the ending.
+    """The format that a file name implies: by the framework in it (`best.nanotron.yaml`), else by
+    the ending.
 
     Raises:
         LaunchFileError: the ending is that of several.
@@ -256,7 +279,9 @@ def format_of_path(path: Path) -> LaunchFormat:
     fitting = [form for form in FORMATS if form.syntax == syntax]
     known_ending = path.suffix.lower() in ("", *_SYNTAXES, *_SCRIPTS)
     if not fitting or not known_ending:
-        raise LaunchFileError(f"{path}: no launch file can be written with this ending; use .sh, .yaml, .json or .toml")
+        raise LaunchFileError(
+            f"{path}: no launch file can be written with this ending; use .sh, .yaml, .json or .toml"
+        )
     if len(fitting) > 1:
         names = ", ".join(form.name for form in fitting)
         raise LaunchFileError(
@@ -270,7 +295,8 @@ def recognised(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat]:
     """Entries of a file, and its format; raises `LaunchFileError` if no known format fits."""
-    # The syntax follows from the ending, and the format from the keys. Scripts have any ending or none.
+    # The syntax follows from the ending, and the format from the keys. Scripts have any ending or
+    # none.
     syntax = _SYNTAXES.get(Path(place).suffix.lower())
     if syntax is None:
         syntax = "json" if text.lstrip().startswith("{") else "arguments"
@@ -293,10 +319,14 @@ def recognised(
             "--model, --layout and so on"
         )
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
-    of_syntax = [form for form in (*FORMATS, LEVANTER, NEMO_RL, *FINETUNING) if form.syntax == syntax]
+    of_syntax = [
+        form for form in (*FORMATS, LEVANTER, NEMO_RL, *FINETUNING) if form.syntax == syntax
+    ]
     if not text.strip():
         raise LaunchFileError(f"{place}: the file is empty; give a launch file")
-    needed = "; ".join(f"one of {form.name} has {' or '.join(form.marks[:2])}" for form in of_syntax)
+    needed = "; ".join(
+        f"one of {form.name} has {' or '.join(form.marks[:2])}" for form in of_syntax
+    )
     raise LaunchFileError(
         f"{place}: not a launch file that perfmodel can read ({needed}); give --model, --layout and so on instead"
     )
@@ -305,10 +335,11 @@ def recognised(
 def _of_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a shell script or a list of arguments; None if it has no training command.
+    """Entries and format of a shell script or a list of arguments; None if it has no training
+    command.
 
-    A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are passed to
-    programs of any name, so that they come last.
+    A command tells its framework by the program that it starts. Most tell it exactly; Megatron's
+    flags are passed to programs of any name, so that they come last.
     """
     is_likely = may_fine_tune(text)
     of_front_end = finetuning_command(text, place, arguments, variables) if is_likely else None
@@ -326,7 +357,9 @@ def _of_script(
     megatron_keys: set[str] = set()
     for rule in MEGATRON.table:
         megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
-    source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
+    source = read_arguments(
+        text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables
+    )
     if MEGATRON.recognises(source.entries):
         return source, MEGATRON
     # The command may stand in a file that the script sources.
@@ -341,7 +374,8 @@ def _of_script(
 def _of_python(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a Python file that changes a recipe, or of a configuration with assignments only."""
+    """Entries and format of a Python file that changes a recipe, or of a configuration with
+    assignments only."""
     of_user = user_script(text, place, arguments, variables)
     if of_user is not None:
         return of_user
@@ -351,7 +385,8 @@ def _of_python(
 def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a front end's file; raises an error for files of unsupported tools.
 
-    Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that they hold or name.
+    Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that
+    they hold or name.
     """
     of_roll = roll_settings(source)
     if of_roll is not None:
@@ -361,14 +396,18 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
     if of_factory is not None:
         return of_factory, MEGATRON
-    return None if front_end is None else with_named_files(source, front_end, Neighbours(Path(source.place).parent))
+    return (
+        None
+        if front_end is None
+        else with_named_files(source, front_end, Neighbours(Path(source.place).parent))
+    )
 
 
 def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a file of JSON, TOML or YAML.
 
-    Formats whose keys no other has come before those that share theirs, and Megatron's arguments as a table, which may
-    stand anywhere in a file, come last.
+    Formats whose keys no other has come before those that share theirs, and Megatron's arguments as
+    a table, which may stand anywhere in a file, come last.
     """
     folder = Path(place).parent
     if syntax == "json":
@@ -390,7 +429,9 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
         of_primus = primus_overrides(source)
         if of_primus is not None:
             framework, settings = of_primus
-            return torchtitan_entries(settings) if framework == "torchtitan" else (settings, MAXTEXT)
+            return (
+                torchtitan_entries(settings) if framework == "torchtitan" else (settings, MAXTEXT)
+            )
         for form in (LEVANTER, NEMO_RL):
             if form.recognises(source.entries):
                 return source, form
@@ -411,7 +452,8 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
 
 
 def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of what a Kubernetes manifest or a task of SkyPilot runs; None for other files."""
+    """Entries and format of what a Kubernetes manifest or a task of SkyPilot runs; None for other
+    files."""
     job = job_script(text)
     if job is None:
         job = task_script(text)
@@ -426,7 +468,8 @@ def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     source, form = of_command
     if form is MAXTEXT:
         source = replace(source, entries=over_slices(source.entries, job.slices))
-    # The job has the devices that all its pods or nodes request, whatever the launcher of each says.
+    # The job has the devices that all its pods or nodes request, whatever the launcher of each
+    # says.
     return replace(source, devices=job.devices or source.devices), form
 
 
@@ -441,8 +484,12 @@ def text_of(path: Path) -> str:
     try:
         return read_text(path, LARGEST_BYTES)
     except TooLargeError:
-        raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is not a launch file") from None
+        raise LaunchFileError(
+            f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is not a launch file"
+        ) from None
     except OSError as error:
-        raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
+        raise LaunchFileError(
+            f"{path}: cannot be read ({error.strerror}); give a launch file"
+        ) from None
     except UnicodeDecodeError:
         raise LaunchFileError(f"{path}: not a text file; give a launch file") from None

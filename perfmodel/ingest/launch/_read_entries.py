@@ -26,8 +26,8 @@ def read_toml(text: str, place: str) -> Source:
     except (ValueError, RecursionError) as error:
         raise LaunchFileError(f"{place}: not valid TOML: {error}; fix that line") from None
     lines: dict[str, int] = {}
-    # Python's reader of TOML forgets where a key stood. A second pass over the lines finds the plain cases; a key
-    # that it does not find is reported without its line.
+    # Python's reader of TOML forgets where a key stood. A second pass over the lines finds the
+    # plain cases; a key that it does not find is reported without its line.
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         header = _TOML_SECTION.match(line)
@@ -51,12 +51,17 @@ def read_json(text: str, place: str) -> Source:
         raise broken(place, 1, "must hold one JSON object, {...}")
     # JSON without tabs is YAML, and the YAML reader knows line numbers.
     notes: list[str] = []
-    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), place, notes).items()}
+    lines = {
+        key: entry.line
+        for key, entry in _yaml_entries(text.replace("\t", " "), place, notes).items()
+    }
     return replace(_source_of_entries(_with_lines(data, lines), place), notes=tuple(notes))
 
 
 def _source_of_entries(entries: dict[str, Entry], place: str) -> Source:
-    return Source(place=place, entries=entries, written={key: entry.value for key, entry in entries.items()})
+    return Source(
+        place=place, entries=entries, written={key: entry.value for key, entry in entries.items()}
+    )
 
 
 def _with_lines(data: Mapping[str, Any], lines: Mapping[str, int]) -> dict[str, Entry]:
@@ -76,21 +81,25 @@ def _with_lines(data: Mapping[str, Any], lines: Mapping[str, int]) -> dict[str, 
 def read_yaml(text: str, place: str, folder: Path) -> Source:
     """Entries of a YAML file, with those of the files that it includes.
 
-    Included are the files of its Hydra `defaults` and MaxText's `base_config`, from `folder`. References are resolved
-    as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`); one that cannot be resolved stays as
-    it is written.
+    Included are the files of its Hydra `defaults` and MaxText's `base_config`, from `folder`.
+    References are resolved as OmegaConf writes them (`${a.b}`, `${.sibling}`,
+    `${oc.env:NAME,default}`); one that cannot be resolved stays as it is written.
     """
     notes: list[str] = []
     doubts: list[str] = []
     file_entries = _yaml_entries(text, place, notes)
     merged: dict[str, Entry] = {}
-    # References are resolved after all files are merged, as OmegaConf does: an included file may refer to a value
-    # that this one replaces.
+    # References are resolved after all files are merged, as OmegaConf does: an included file may
+    # refer to a value that this one replaces.
     for part in _parts(file_entries, folder, notes, doubts):
         merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
     written = {key: entry.value for key, entry in file_entries.items()}
     return Source(
-        place=place, entries=resolved(merged, place), notes=tuple(notes), doubts=tuple(doubts), written=written
+        place=place,
+        entries=resolved(merged, place),
+        notes=tuple(notes),
+        doubts=tuple(doubts),
+        written=written,
     )
 
 
@@ -99,12 +108,14 @@ WRAPPERS: Final = ("ConfigContainer.", "parameters.")
 
 
 def wrapper_of(key: str) -> str:
-    """Prefix (with its dot) of the table that wraps the whole configuration and this key; else empty."""
+    """Prefix (with its dot) of the table that wraps the whole configuration and this key; else
+    empty."""
     return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
 
 
 class _Include(str):
-    """A file name behind the tag `!include`, in whose place the file's own keys stand (levanter)."""
+    """A file name behind the tag `!include`, in whose place the file's own keys stand
+    (levanter)."""
 
 
 _DEFAULTS_FILES: Final = ("base.yml",)
@@ -124,7 +135,8 @@ class _NamedFile(NamedTuple):
 def _parts(
     entries_of_file: dict[str, Entry], folder: Path, notes: list[str], doubts: list[str]
 ) -> Iterator[dict[str, Entry]]:
-    """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last unless listed).
+    """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last
+    unless listed).
 
     Args:
         entries_of_file: entries of the file itself.
@@ -133,12 +145,20 @@ def _parts(
         doubts: list that gets a sentence for every other file that is missing.
     """
     # Files that a YAML directive includes have the lowest precedence.
-    by_directive = {key: entry for key, entry in entries_of_file.items() if isinstance(entry.value, _Include)}
-    entries_of_file = {key: entry for key, entry in entries_of_file.items() if key not in by_directive}
+    by_directive = {
+        key: entry for key, entry in entries_of_file.items() if isinstance(entry.value, _Include)
+    }
+    entries_of_file = {
+        key: entry for key, entry in entries_of_file.items() if key not in by_directive
+    }
     included: list[_NamedFile | None] = []
-    included += [_NamedFile(str(entry.value), f"{key}.", entry.line) for key, entry in by_directive.items()]
+    included += [
+        _NamedFile(str(entry.value), f"{key}.", entry.line) for key, entry in by_directive.items()
+    ]
     included += _included_files(entries_of_file)
-    own_entries = {key: entry for key, entry in entries_of_file.items() if key not in ("defaults", "extends")}
+    own_entries = {
+        key: entry for key, entry in entries_of_file.items() if key not in ("defaults", "extends")
+    }
     for part in included if None in included else [*included, None]:
         if part is None:
             yield own_entries
@@ -166,7 +186,8 @@ def _parts(
 
 
 def _included_files(entries: dict[str, Entry]) -> list[_NamedFile | None]:
-    """The files that a file names, in order of increasing precedence; None stands for the file itself."""
+    """The files that a file names, in order of increasing precedence; None stands for the file
+    itself."""
     # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
     files: list[_NamedFile | None] = []
     base = entries.get("base_config")
@@ -184,7 +205,8 @@ def _included_files(entries: dict[str, Entry]) -> list[_NamedFile | None]:
         if item == "_self_":
             files.append(None)
         elif isinstance(item, str):
-            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package after the mark.
+            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package
+            # after the mark.
             name, _, package = item.partition("@")
             prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
             files.append(_NamedFile(f"{name}.yaml", prefix, listed.line))
@@ -208,7 +230,8 @@ def _is_template(text: str, line: int) -> bool:
 
 
 def _merged_tables(root: Any) -> set[int]:
-    """Identities of tables that are merged elsewhere by `<<`; many are defined only for that purpose."""
+    """Identities of tables that are merged elsewhere by `<<`; many are defined only for that
+    purpose."""
     # An explicit stack: a stranger's file may nest deeper than Python's own
     # recursion goes, and aliases may form a ring.
     tables: set[int] = set()
@@ -222,14 +245,20 @@ def _merged_tables(root: Any) -> set[int]:
         for item in node.value:
             key_node, child = item if isinstance(item, tuple) else (None, item)
             if key_node is not None and key_node.value == "<<":
-                sources = child.value if isinstance(child.value, list) and child.id == "sequence" else [child]
+                sources = (
+                    child.value
+                    if isinstance(child.value, list) and child.id == "sequence"
+                    else [child]
+                )
                 tables.update(map(id, sources))
             waiting.append(child)
     return tables
 
 
 def _template_error(place: str, line: int) -> LaunchFileError:
-    return broken(place, line, "this is a template, not YAML; replace the parts in {{ }} or {% %} first")
+    return broken(
+        place, line, "this is a template, not YAML; replace the parts in {{ }} or {% %} first"
+    )
 
 
 def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
@@ -273,7 +302,11 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             return _Include(node.value)
         try:
             return loader.construct_object(node, deep=True)
-        except (yaml.YAMLError, ValueError, TypeError):  # a tag of the framework's own, or a date that is none
+        except (
+            yaml.YAMLError,
+            ValueError,
+            TypeError,
+        ):  # a tag of the framework's own, or a date that is none
             return str(node.value)
 
     merged_tables = _merged_tables(root)
@@ -285,17 +318,26 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
                     raise _template_error(place, line)
-                raise broken(place, line, "a key must be plain text, as in `key: value`; fix this line")
+                raise broken(
+                    place, line, "a key must be plain text, as in `key: value`; fix this line"
+                )
             if key_node.value in visited and key_node.value != "<<" and notes is not None:
-                notes.append(f"{prefix}{key_node.value} appears twice; the last value counts (line {line})")
+                notes.append(
+                    f"{prefix}{key_node.value} appears twice; the last value counts (line {line})"
+                )
             visited.add(key_node.value)
         try:
             # Replaces `<<` by the pairs that it stands for, in front of the table's own.
             loader.flatten_mapping(node)
         except yaml.YAMLError:
-            raise broken(place, node.start_mark.line + 1, "`<<` must name another table; fix it") from None
+            raise broken(
+                place, node.start_mark.line + 1, "`<<` must name another table; fix it"
+            ) from None
         # Values merged by `<<` come first; the table's own values replace them.
-        last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
+        last = {
+            str(key_node.value): (key_node.start_mark.line + 1, child)
+            for key_node, child in node.value
+        }
         for key, (line, child) in last.items():
             if isinstance(child, yaml.MappingNode) and child.value:
                 walk(child, f"{prefix}{key}.", is_merged or id(child) in merged_tables)

@@ -14,7 +14,8 @@ MODEL_OF_CATALOG: Final = "perfmodel.model"
 
 
 def class_of(thing: ScriptObject) -> str:
-    """Name of the class that an object has: `run.Config(llm.MockDataModule, ...)` makes a `MockDataModule`."""
+    """Name of the class that an object has: `run.Config(llm.MockDataModule, ...)` makes a
+    `MockDataModule`."""
     is_lazy = thing.maker.rpartition(".")[2] in ("Config", "Partial")
     made = thing.positional[0] if is_lazy and thing.positional else None
     return (made.path if isinstance(made, Symbol) else thing.maker).rpartition(".")[2]
@@ -32,8 +33,12 @@ def model_of_recipe(recipe: ScriptObject, entries: Entries) -> tuple[Model | Non
         return None, []
     name = _model_name(part)
     model = catalog_model(name) if name else None
-    if model is None and not any(key.startswith("model.") and key.endswith("num_layers") for key in entries):
-        return None, [f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"]
+    if model is None and not any(
+        key.startswith("model.") and key.endswith("num_layers") for key in entries
+    ):
+        return None, [
+            f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"
+        ]
     return model, []
 
 

@@ -1,8 +1,9 @@
 """Python scripts of NeMo 2 and Megatron-Bridge that take a recipe and change it.
 
-The script is followed without being executed (`python_script`). This module interprets its values: which calls make a
-recipe, which of several is run, and the settings that its attributes, arguments and replaced parts state. What only an
-undecided condition changes is read as if the condition did not hold, and said at the head of the answer.
+The script is followed without being executed (`python_script`). This module interprets its values:
+which calls make a recipe, which of several is run, and the settings that its attributes, arguments
+and replaced parts state. What only an undecided condition changes is read as if the condition did
+not hold, and said at the head of the answer.
 """
 
 import re
@@ -17,7 +18,14 @@ from perfmodel.ingest.launch._harm import Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._hook_file import nemo_entries, nemo_key, with_precision
 from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._precision_recipes import precision_of
-from perfmodel.ingest.launch._python_values import MISSING, Choice, ScriptObject, Symbol, Unknown, is_same
+from perfmodel.ingest.launch._python_values import (
+    MISSING,
+    Choice,
+    ScriptObject,
+    Symbol,
+    Unknown,
+    is_same,
+)
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
 from perfmodel.ingest.launch._recipe_tables import (
     nemo_name,
@@ -29,7 +37,9 @@ from perfmodel.ingest.launch._recipe_tables import (
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 
-_RECIPE_CALL: Final = re.compile(r"\b((pretrain|finetune)_recipe|\w+_(pretrain|finetune|sft|peft)_config)\b")
+_RECIPE_CALL: Final = re.compile(
+    r"\b((pretrain|finetune)_recipe|\w+_(pretrain|finetune|sft|peft)_config)\b"
+)
 """Functions of NeMo 2 and Megatron-Bridge that make a recipe."""
 _OF_BRIDGE: Final = ("_pretrain_config", "_sft_config", "_peft_config", "_finetune_config")
 _RUN: Final = re.compile(r"(^|\.)(run|add|pretrain|finetune|train|distill|build|main)$")
@@ -122,7 +132,8 @@ def recipe_script(
     return _read(run, followed, place, arguments, notes)
 
 
-# --- recipes and the one that runs ---------------------------------------------------------------------
+# --- recipes and the one that runs
+# ---------------------------------------------------------------------
 
 
 def _named_by(maker: str, keywords: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -149,12 +160,17 @@ def _recipes_made(followed: Followed) -> list[_Recipe]:
 
 
 def _that_runs(followed: Followed, recipes: Sequence[_Recipe]) -> _Recipe | None:
-    """The recipe that a script runs: the first that surely is handed to a runner, or else the last one made."""
+    """The recipe that a script runs: the first that surely is handed to a runner, or else the last
+    one made."""
     by_thing = {id(recipe.thing): recipe for recipe in recipes}
     handed = []
     for call in followed.calls:
         if _RUN.search(call.path):
-            handed += [(call.is_certain, by_thing[id(thing)]) for thing in call.things if id(thing) in by_thing]
+            handed += [
+                (call.is_certain, by_thing[id(thing)])
+                for thing in call.things
+                if id(thing) in by_thing
+            ]
     certain = [recipe for is_certain, recipe in handed if is_certain]
     if handed:
         return certain[0] if certain else handed[0][1]
@@ -162,7 +178,8 @@ def _that_runs(followed: Followed, recipes: Sequence[_Recipe]) -> _Recipe | None
 
 
 def _of_unused_functions(followed: Followed) -> list[_Recipe]:
-    """Recipes of functions that nothing in the script calls, such as factories of a command line."""
+    """Recipes of functions that nothing in the script calls, such as factories of a command
+    line."""
     recipes: list[_Recipe] = []
     for name in followed.unused_functions:
         known = {id(recipe.thing) for recipe in _recipes_made(followed)}
@@ -174,7 +191,8 @@ def _of_unused_functions(followed: Followed) -> list[_Recipe]:
     return recipes
 
 
-# --- settings of a recipe ------------------------------------------------------------------------------
+# --- settings of a recipe
+# ------------------------------------------------------------------------------
 
 _NEMO_ARGUMENTS: Final = {
     "num_nodes": "trainer.num_nodes",
@@ -205,7 +223,8 @@ _BRIDGE_ARGUMENTS: Final = {
     "precision_config": "mixed_precision",
     "mixed_precision_recipe": "mixed_precision",
 }
-"""Arguments of Megatron-Bridge's recipes until release 0.2 (megatron/bridge/recipes), with their settings."""
+"""Arguments of Megatron-Bridge's recipes until release 0.2 (megatron/bridge/recipes), with their
+settings."""
 _IDLE_ARGUMENTS: Final = patterns(
     "dir name fn mock log_dir data_paths data_args_path train_data_path valid_data_path test_data_path blend split",
     "blend_weights_path num_workers lr min_lr max_lr lr_warmup_iters lr_decay_iters warmup_steps constant_steps",
@@ -218,13 +237,17 @@ _UNSET: Final = object()
 
 
 def _recipe_fields(framework: str, name: str, keywords: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a recipe as its function makes it; arguments that set one are taken out of `keywords`."""
+    """Attributes of a recipe as its function makes it; arguments that set one are taken out of
+    `keywords`."""
     fields: dict[str, Any] = {}
     for key, value in recipe_tables(framework).get(name, {}).items():
         if key == "model":
             value = ScriptObject(MODEL_OF_CATALOG, [value])
-        # Scripts change a precision's own settings too: `cfg.mixed_precision.grad_reduce_in_fp32 = False`.
-        fields[key] = ScriptObject("", fields={"precision": value}) if key == "mixed_precision" else value
+        # Scripts change a precision's own settings too:
+        # `cfg.mixed_precision.grad_reduce_in_fp32 = False`.
+        fields[key] = (
+            ScriptObject("", fields={"precision": value}) if key == "mixed_precision" else value
+        )
     table = _NEMO_ARGUMENTS if framework == "nemo" else _BRIDGE_ARGUMENTS
     for argument, setting in table.items():
         value = keywords.pop(argument, _UNSET)
@@ -257,7 +280,9 @@ def _read(
         source, form = replace(source, entries=with_precision(source.entries)), BRIDGE
         devices = _devices_of_executor(followed)
     doubts = [*_doubts(settings, form), *_handed_over(recipe, followed)]
-    source = replace(source, devices=devices, notes=(*settings.notes, *model_notes), doubts=tuple(doubts))
+    source = replace(
+        source, devices=devices, notes=(*settings.notes, *model_notes), doubts=tuple(doubts)
+    )
     known = recipe_tables(recipe.framework)
     if recipe.name in known:
         return source, form
@@ -311,7 +336,9 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
             for part in value:
                 _add_callback(key, part, settings)
             plain = [part.path if isinstance(part, Symbol) else part for part in value]
-            settings.entries[key] = Entry([part for part in plain if not isinstance(part, ScriptObject)], line)
+            settings.entries[key] = Entry(
+                [part for part in plain if not isinstance(part, ScriptObject)], line
+            )
         case int() | float() | str() | bool() | dict() | None:
             settings.entries[key] = Entry(value, line)
         case _:
@@ -319,7 +346,8 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
 
 
 def _add_callback(key: str, value: Any, settings: _Settings) -> None:
-    """NeMo's callback of overlapped communication holds the settings that Megatron-Bridge has in `comm_overlap`."""
+    """NeMo's callback of overlapped communication holds the settings that Megatron-Bridge has in
+    `comm_overlap`."""
     if (
         key == "trainer.callbacks"
         and isinstance(value, ScriptObject)
@@ -329,8 +357,8 @@ def _add_callback(key: str, value: Any, settings: _Settings) -> None:
 
 
 def _add_choice(key: str, choice: Choice, line: int, settings: _Settings) -> None:
-    """Read the last outcome of a choice, in which the condition is false, and keep the differences of the other
-    outcomes."""
+    """Read the last outcome of a choice, in which the condition is false, and keep the differences
+    of the other outcomes."""
     outcomes: list[dict[str, Entry]] = []
     for value in choice.values:
         outcome = _Settings()
@@ -361,18 +389,29 @@ def _usual(key: str, thing: ScriptObject) -> dict[str, Any]:
     if key == "trainer" and name == "Trainer":
         return {"num_nodes": 1}
     if key == "trainer.strategy" and name == "MegatronStrategy":
-        return {"sequence_parallel": False, "ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": False}
+        return {
+            "sequence_parallel": False,
+            "ddp.overlap_grad_reduce": False,
+            "ddp.overlap_param_gather": False,
+        }
     return {}
 
 
 def _precision(value: Any) -> Any:
-    """A precision by the function that makes it: `bf16_with_fp8_mixed()`, or a function of one word that names it."""
+    """A precision by the function that makes it: `bf16_with_fp8_mixed()`, or a function of one word
+    that names it."""
     if isinstance(value, (list, tuple)):
         plugins = [
-            part for part in value if isinstance(part, ScriptObject) and re.search(r"recision|mixed", class_of(part))
+            part
+            for part in value
+            if isinstance(part, ScriptObject) and re.search(r"recision|mixed", class_of(part))
         ]
         return _precision(plugins[0]) if plugins else value
-    if not isinstance(value, ScriptObject) or not value.maker or ("recision" in class_of(value) and value.fields):
+    if (
+        not isinstance(value, ScriptObject)
+        or not value.maker
+        or ("recision" in class_of(value) and value.fields)
+    ):
         return value
     words = [word for word in value.positional if isinstance(word, str)]
     name = next((word for word in (*words, class_of(value)) if precision_of(word)), None)
@@ -398,7 +437,9 @@ def _overrides(followed: Followed, arguments: Sequence[str]) -> dict[str, Entry]
 def _devices_of_executor(followed: Followed) -> int | None:
     """Devices of the job that NeMo-Run's executor asks for; None if there is none."""
     for call in followed.calls:
-        if isinstance(call.made, ScriptObject) and call.path.endswith(("SlurmExecutor", "LocalExecutor")):
+        if isinstance(call.made, ScriptObject) and call.path.endswith(
+            ("SlurmExecutor", "LocalExecutor")
+        ):
             nodes = call.made.fields.get("nodes", 1)
             each = call.made.fields.get("ntasks_per_node", call.made.fields.get("gpus_per_node"))
             if isinstance(nodes, int) and isinstance(each, int):
@@ -406,7 +447,8 @@ def _devices_of_executor(followed: Followed) -> int | None:
     return None
 
 
-# --- what stays open -----------------------------------------------------------------------------------
+# --- what stays open
+# -----------------------------------------------------------------------------------
 
 
 def _doubts(settings: _Settings, form: LaunchFormat) -> list[str]:
@@ -448,7 +490,9 @@ def _handed_over(recipe: _Recipe, followed: Followed) -> list[str]:
             continue
         if _RUN.search(call.path):
             break
-        if not _CHANGES_NOTHING.search(call.path) and not call.path.startswith(("torch.", "nemo_run.", "run.")):
+        if not _CHANGES_NOTHING.search(call.path) and not call.path.startswith(
+            ("torch.", "nemo_run.", "run.")
+        ):
             sentences.append(
                 f"the layout may be wrong: line {call.line} hands the recipe to {call.text}, which is not in this "
                 "file; put the file that defines it beside the script"

@@ -53,8 +53,8 @@ def known_entries(
 
 
 def with_unknown_recipe(source: Source, framework: str, error: LaunchFileError) -> Source:
-    """What a command or a script sets beside a recipe that is not known: with a model it can be read, and all that the
-    recipe sets is doubtful."""
+    """What a command or a script sets beside a recipe that is not known: with a model it can be
+    read, and all that the recipe sets is doubtful."""
     doubt = (
         f"the layout, the batch and the precision may be wrong: the settings of this {framework} recipe are not known, "
         "only what stands beside its name is read"
@@ -62,9 +62,13 @@ def with_unknown_recipe(source: Source, framework: str, error: LaunchFileError) 
     return replace(source, doubts=(doubt, *source.doubts), without_model=error)
 
 
-def unknown_recipe(framework: str, name: str, known: Sequence[str], place: str, line: int) -> LaunchFileError:
+def unknown_recipe(
+    framework: str, name: str, known: Sequence[str], place: str, line: int
+) -> LaunchFileError:
     """The error for a recipe that is not known, which names those that are."""
-    remedy = f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
+    remedy = (
+        f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
+    )
     return broken(
         place,
         line,
@@ -83,7 +87,9 @@ def nemo_name(name: str, is_fine_tuning: bool, peft_scheme: object) -> str:
     """
     if not is_fine_tuning:
         return name
-    is_whole = peft_scheme is None or (isinstance(peft_scheme, str) and peft_scheme.lower() == "none")
+    is_whole = peft_scheme is None or (
+        isinstance(peft_scheme, str) and peft_scheme.lower() == "none"
+    )
     return f"{name}_{'sft' if is_whole else 'peft'}"
 
 
@@ -110,12 +116,18 @@ def whole_devices(entries: Mapping[str, Entry], place: str) -> int | None:
         if count is None or count.value == "auto" or undefined(count.value):
             return None
         if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
-            raise broken(place, count.line, f"{key} must be a whole number of at least 1, got {count.value!r}")
+            raise broken(
+                place,
+                count.line,
+                f"{key} must be a whole number of at least 1, got {count.value!r}",
+            )
         devices *= count.value
     return devices
 
 
-def nemo_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
+def nemo_recipe(
+    name: str, changes: Mapping[str, Entry], place: str, line: int
+) -> tuple[Source, LaunchFormat]:
     """A recipe of NeMo 2 with the changes of a command."""
     entries, error = known_entries("nemo", name, place=place, line=line)
     model = _named_model(entries)
@@ -126,12 +138,16 @@ def nemo_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) 
     return (source if error is None else with_unknown_recipe(source, "nemo", error)), form
 
 
-def bridge_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
+def bridge_recipe(
+    name: str, changes: Mapping[str, Entry], place: str, line: int
+) -> tuple[Source, LaunchFormat]:
     """A recipe of Megatron-Bridge with the changes of a command."""
     entries, error = known_entries("megatron-bridge", name, place=place, line=line)
     model = _named_model(entries)
     source = Source(place=place, entries=entries | dict(changes), recipe_model=model)
-    return (source if error is None else with_unknown_recipe(source, "megatron-bridge", error)), BRIDGE
+    return (
+        source if error is None else with_unknown_recipe(source, "megatron-bridge", error)
+    ), BRIDGE
 
 
 def _named_model(entries: dict[str, Entry]) -> Model | None:

@@ -1,4 +1,5 @@
-"""Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command names.
+"""Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command
+names.
 
 Arguments behind the name on a command line replace the recipe's own settings (`_recipe_tables`).
 """
@@ -47,7 +48,8 @@ _USUAL_DEVICES: Final = "8"
 def recipe_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Settings of a shell script's command that trains from a named recipe; None for scripts without one.
+    """Settings of a shell script's command that trains from a named recipe; None for scripts
+    without one.
 
     Args:
         text: the script.
@@ -61,7 +63,9 @@ def recipe_command(
     # Following a script costs time; most scripts have none of these words.
     beside = Neighbours(Path(place).parent)
     programs = dict.fromkeys(_PROGRAM.findall(text))
-    if not _NAMES_A_RECIPE.search(text) and not any(_is_read_script(name, beside) for name in programs):
+    if not _NAMES_A_RECIPE.search(text) and not any(
+        _is_read_script(name, beside) for name in programs
+    ):
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)
@@ -69,7 +73,8 @@ def recipe_command(
     trainings = [(command, reader) for command, reader in readers if reader is not None]
     if not trainings:
         return None
-    # If there are several, the first that certainly runs is read; equal settings in a loop count once.
+    # If there are several, the first that certainly runs is read; equal settings in a loop count
+    # once.
     certain = [training for training in trainings if training[0].certain]
     command, reader = (certain or trainings)[0]
     source, form = reader(command, place, neighbours)
@@ -84,7 +89,9 @@ def recipe_command(
     job_devices = _devices_of_job(command, job)
     if not source.devices and "note.devices" in job_devices:
         notes.append(job_devices["note.devices"])
-    return replace(source, devices=source.devices or job_devices.get("devices"), notes=tuple(notes)), form
+    return replace(
+        source, devices=source.devices or job_devices.get("devices"), notes=tuple(notes)
+    ), form
 
 
 def _texts(command: Command) -> tuple[str, ...]:
@@ -120,7 +127,8 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
         raise _of_performance_script(command, place)
     if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
         return _titan
-    # Others that train on Lightning have the same trainer; only NeMo's language models have Megatron's batches.
+    # Others that train on Lightning have the same trainer; only NeMo's language models have
+    # Megatron's batches.
     is_hydra = any(text.startswith("--config-name") for text in argv)
     if is_hydra and any(name in _settings(command) for name in _MEGATRON_KEYS):
         return _nemo_1
@@ -132,12 +140,22 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
     return _own_script if is_own else None
 
 
-def _own_script(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
+def _own_script(
+    command: Command, place: str, neighbours: Neighbours
+) -> tuple[Source, LaunchFormat]:
     """A Python script of the user's own that holds the settings, with its arguments."""
     argv = [word.text for word in command.argv]
-    at = next(i for i, word in enumerate(argv) if word.endswith(".py") and _is_read_script(word, neighbours))
+    at = next(
+        i
+        for i, word in enumerate(argv)
+        if word.endswith(".py") and _is_read_script(word, neighbours)
+    )
     file = neighbours.find(argv[at])
-    read = user_script(file.text, str(file.path), argv[at + 1 :], command.variables) if file is not None else None
+    read = (
+        user_script(file.text, str(file.path), argv[at + 1 :], command.variables)
+        if file is not None
+        else None
+    )
     if read is None:
         raise broken(
             place,
@@ -152,7 +170,8 @@ _BENCHMARK: Final = {
     "--devices": ("-ng", "--num_gpus"),
     "--dtype": ("-c", "--compute_dtype"),
 }
-"""Flags of a prediction, with the corresponding options of Megatron-Bridge's performance scripts."""
+"""Flags of a prediction, with the corresponding options of Megatron-Bridge's performance
+scripts."""
 
 
 def _of_performance_script(command: Command, place: str) -> LaunchFileError:
@@ -199,7 +218,8 @@ def _settings(command: Command) -> dict[str, Entry]:
 
 
 def _devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
-    """Devices of the job, by the launcher before the program, variables or the scheduler, or why they are unknown."""
+    """Devices of the job, by the launcher before the program, variables or the scheduler, or why
+    they are unknown."""
     settings: dict[str, Any] = {}
     for name, entry in _flags(command).items():
         if name.replace("_", "-") in LAUNCHING:
@@ -216,14 +236,19 @@ def _devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
 
 
 def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """A torchtitan command: since 2026 `--module` and `--config` name a recipe, earlier ones use a TOML file."""
+    """A torchtitan command: since 2026 `--module` and `--config` name a recipe, earlier ones use a
+    TOML file."""
     line = command.argv[0].line
     flags = _flags(command)
-    # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers have none.
-    stated = {name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE}
+    # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers
+    # have none.
+    stated = {
+        name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE
+    }
     file = next((str(flags[name].value) for name in _TITAN_FILE if name in flags), "")
     file = file or command.variables.get("CONFIG_FILE", "")
-    # Scripts around it call a file of settings `--config` too, which has an ending where a recipe has none.
+    # Scripts around it call a file of settings `--config` too, which has an ending where a recipe
+    # has none.
     named_config = flags.get("config")
     if not file and named_config and str(named_config.value).endswith(".toml"):
         file = str(named_config.value)
@@ -234,10 +259,14 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
         if named is None:
             module, name = module_of(Path(file).stem)
             if not module:
-                raise broken(place, line, f"the recipe {file} was not found beside the script; put it there")
+                raise broken(
+                    place, line, f"the recipe {file} was not found beside the script; put it there"
+                )
             # Files of torchtitan's own have the names that its recipes have since.
             entries = recipe_entries("torchtitan", module, name, place=place, line=line)
-            notes = (f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",)
+            notes = (
+                f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",
+            )
         else:
             entries = dict(read_toml(named.text, str(named.path)).entries)
     else:
@@ -246,7 +275,9 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
         for variable, default in _TITAN_DEFAULTS.items():
             flag = flags.get(variable.lower())
             names[variable] = str(flag.value) if flag else command.variables.get(variable, default)
-        entries, error = known_entries("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
+        entries, error = known_entries(
+            "torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line
+        )
     source, form = torchtitan_entries(Source(place=place, entries=entries | stated, notes=notes))
     return (source if error is None else with_unknown_recipe(source, "torchtitan", error)), form
 
@@ -273,14 +304,21 @@ def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source,
         elif name == "peft_scheme":
             scheme = plain_value(value.strip("'\""))
     is_fine_tuning = any(word.text == "finetune" for word in command.argv)
-    return nemo_recipe(nemo_name(called[1], is_fine_tuning, scheme), arguments | _settings(command), place, line)
+    return nemo_recipe(
+        nemo_name(called[1], is_fine_tuning, scheme), arguments | _settings(command), place, line
+    )
 
 
-_MEGATRON_KEYS: Final = ("model.micro_batch_size", "model.global_batch_size", "model.tensor_model_parallel_size")
+_MEGATRON_KEYS: Final = (
+    "model.micro_batch_size",
+    "model.global_batch_size",
+    "model.tensor_model_parallel_size",
+)
 
 
 def _nemo_1(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """NeMo 1: `megatron_gpt_pretraining.py --config-path=conf --config-name=NAME key=value ...`, on Hydra."""
+    """NeMo 1: `megatron_gpt_pretraining.py --config-path=conf --config-name=NAME key=value ...`, on
+    Hydra."""
     flags = _flags(command)
     name = str(flags["config-name"].value).removesuffix(".yaml")
     folder = str(flags["config-path"].value) if "config-path" in flags else "."
@@ -298,7 +336,8 @@ def _nemo_1(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
 
 
 def _bridge_name(argv: Sequence[str]) -> str:
-    """The recipe of Megatron-Bridge that a command names, by `--recipe` or by an example's own program."""
+    """The recipe of Megatron-Bridge that a command names, by `--recipe` or by an example's own
+    program."""
     for i, word in enumerate(argv):
         name, sign, value = word.partition("=")
         if name == "--recipe":
@@ -311,7 +350,8 @@ def _bridge_name(argv: Sequence[str]) -> str:
 
 
 def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the two."""
+    """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the
+    two."""
     name = _bridge_name([word.text for word in command.argv])
     file = str(_flags(command).get("config-file", Entry("", 0)).value)
     of_file: dict[str, Entry] = {}
@@ -319,7 +359,9 @@ def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
     if file:
         named = neighbours.find(file)
         if named is None:
-            notes = (f"the command names {file}, which was not found beside the script; its settings are missing here",)
+            notes = (
+                f"the command names {file}, which was not found beside the script; its settings are missing here",
+            )
         else:
             of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)
     changes = of_file | _runner_options(command) | _settings(command)
@@ -350,5 +392,7 @@ def _runner_options(command: Command) -> dict[str, Entry]:
         name, sign, value = text.partition("=")
         for setting, options in _RUNNER_OPTIONS.items():
             if name in options:
-                settings[setting] = Entry(plain_value(value if sign else " ".join(texts[i + 1 : i + 2])), 0)
+                settings[setting] = Entry(
+                    plain_value(value if sign else " ".join(texts[i + 1 : i + 2])), 0
+                )
     return settings

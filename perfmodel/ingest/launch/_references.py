@@ -1,4 +1,5 @@
-"""References between the values of a launch file, `${a.b}` and `${oc.env:NAME,default}`, replaced as OmegaConf does."""
+"""References between the values of a launch file, `${a.b}` and `${oc.env:NAME,default}`, replaced
+as OmegaConf does."""
 
 import os
 import re
@@ -10,8 +11,8 @@ from typing import Any, Final
 from perfmodel.ingest.launch._entries import Entry, broken
 
 MOST_RESOLVED: Final = 1_000_000
-"""Longest value, in characters, with its references replaced; each reference may double the length of the one before
-it."""
+"""Longest value, in characters, with its references replaced; each reference may double the length
+of the one before it."""
 MOST_OPERANDS: Final = 16
 """Most operands of one product or sum; more factors would give numbers with thousands of digits."""
 MOST_REFERENCES: Final = 100_000
@@ -29,13 +30,16 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
         # Ten keys that each refer twice to the next already stand for a thousand values.
         if looked_at > MOST_REFERENCES:
             raise broken(
-                place, line, f"its references expand to more than {MOST_REFERENCES:,} values; write the values out"
+                place,
+                line,
+                f"its references expand to more than {MOST_REFERENCES:,} values; write the values out",
             )
         if isinstance(value, list):
             return [resolve(key, item, line, path) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
-        # The innermost reference has no other in it, so that it is replaced first; then the one around it can be read.
+        # The innermost reference has no other in it, so that it is replaced first; then the one
+        # around it can be read.
         for _ in range(value.count("${") + 1):
             match = _REFERENCE.search(value)
             if match is None:
@@ -48,19 +52,27 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
                 # The reference is to a block that is elsewhere, with a key of the same name.
                 return value
             if name in path:
-                raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
+                raise broken(
+                    place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value"
+                )
             target = resolve(name or key, target, line, (*path, name) if name else path)
-            # A value that is one reference keeps the type of its target; inside a text it becomes text.
+            # A value that is one reference keeps the type of its target; inside a text it becomes
+            # text.
             if match[0] == value:
                 return target
             value = value[: match.start()] + str(target) + value[match.end() :]
             if len(value) > MOST_RESOLVED:
-                raise broken(place, line, f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value")
+                raise broken(
+                    place,
+                    line,
+                    f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value",
+                )
         return value
 
     try:
         return {
-            key: replace(entry, value=resolve(key, entry.value, entry.line, (key,))) for key, entry in entries.items()
+            key: replace(entry, value=resolve(key, entry.value, entry.line, (key,)))
+            for key, entry in entries.items()
         }
     except RecursionError:
         raise broken(place, 0, "its references are nested too deeply; write the values") from None
@@ -77,7 +89,9 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
             return None if value is None else ("", _scalar(value))
         if kind in RESOLVERS and comma:
             operands = [_scalar(part.strip()) for part in target.split(",")]
-            if len(operands) <= MOST_OPERANDS and all(isinstance(operand, int) for operand in operands):
+            if len(operands) <= MOST_OPERANDS and all(
+                isinstance(operand, int) for operand in operands
+            ):
                 result = RESOLVERS[kind](operands)
                 return None if result is None else ("", _scalar(str(result)))
         return None
@@ -86,7 +100,8 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
     if dots:
         parents = key.split(".")[:-dots]
         name = ".".join([*parents, name])
-    # A file of a Hydra group names itself from the root of the configuration: `training.model.X` is its `model.X`.
+    # A file of a Hydra group names itself from the root of the configuration: `training.model.X` is
+    # its `model.X`.
     while name not in entries and "." in name and not dots:
         name = name.partition(".")[2]
     return (name, entries[name].value) if name in entries else None

@@ -1,7 +1,8 @@
 """YAML of ROLL (alibaba/ROLL, `roll/configs`): the training half of its pipelines.
 
-A block of the file is the worker that trains. Its arguments are those of Hugging Face's Trainer and of LLaMA-Factory,
-and its strategy DeepSpeed, PyTorch's FSDP2 or Megatron-Core, so that the readers of those read it.
+A block of the file is the worker that trains. Its arguments are those of Hugging Face's Trainer and
+of LLaMA-Factory, and its strategy DeepSpeed, PyTorch's FSDP2 or Megatron-Core, so that the readers
+of those read it.
 """
 
 import re
@@ -20,7 +21,8 @@ from perfmodel.ingest.launch._table import WHOLE, BadValue, Fields, Rule
 from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO
 
 _WORKERS: Final = ("actor_train", "sft_train", "dpo_train", "student")
-"""Blocks of workers that train; a file of distillation has a student, and all others the first three."""
+"""Blocks of workers that train; a file of distillation has a student, and all others the first
+three."""
 _STRATEGY: Final = "strategy_args.strategy_name"
 _CONFIG: Final = "strategy_args.strategy_config"
 _LENGTHS: Final = ("prompt_length", "response_length")
@@ -51,16 +53,20 @@ def _worker(entries: Entries) -> str | None:
 
 
 def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
-    """Settings and format of a file of ROLL by the strategy of the worker that trains; None of another file."""
+    """Settings and format of a file of ROLL by the strategy of the worker that trains; None of
+    another file."""
     block = _worker(source.entries)
     if block is None:
         return None
     worker = {
-        key.removeprefix(f"{block}."): entry for key, entry in source.entries.items() if key.startswith(f"{block}.")
+        key.removeprefix(f"{block}."): entry
+        for key, entry in source.entries.items()
+        if key.startswith(f"{block}.")
     }
     is_megatron = str(worker[_STRATEGY].value).startswith("megatron")
     stated = _of_worker(source.entries, worker)
-    # Its own files of DeepSpeed's settings are named by a reference, and need not lie beside the file.
+    # Its own files of DeepSpeed's settings are named by a reference, and need not lie beside the
+    # file.
     doubts = tuple(doubt for doubt in source.doubts if "deepspeed_" not in doubt)
     source = replace(source, doubts=doubts, devices=_devices(worker))
     remarks = _remarks(block)
@@ -71,21 +77,32 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
         stated.pop("flash_attn", None)
         stated |= _config(worker)
         arguments = factory_arguments(replace(source, entries=stated))
-        return None if arguments is None else (arguments, replace(MEGATRON, always={**MEGATRON.always, **remarks}))
+        return (
+            None
+            if arguments is None
+            else (arguments, replace(MEGATRON, always={**MEGATRON.always, **remarks}))
+        )
     form = replace(
         LLAMA_FACTORY,
         name="roll",
-        table=(*LLAMA_FACTORY.table, Rule(keys=(_COPIES,), read=lambda settings: {"replicate": settings[_COPIES]})),
+        table=(
+            *LLAMA_FACTORY.table,
+            Rule(keys=(_COPIES,), read=lambda settings: {"replicate": settings[_COPIES]}),
+        ),
         always={**LLAMA_FACTORY.always, **remarks},
     )
     stated |= _sharding(source, worker)
-    return with_named_files(replace(source, entries=stated), form, Neighbours(Path(source.place).parent))
+    return with_named_files(
+        replace(source, entries=stated), form, Neighbours(Path(source.place).parent)
+    )
 
 
 def _of_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
     """Model, batch, length and precision as LLaMA-Factory's keys."""
     stated = {name: worker[key] for key, name in _OWN.items() if key in worker}
-    model = worker.get("model_args.model_name_or_path", entries.get("pretrain", entries.get("student_pretrain")))
+    model = worker.get(
+        "model_args.model_name_or_path", entries.get("pretrain", entries.get("student_pretrain"))
+    )
     if model is not None:
         stated["model_name_or_path"] = model
     if "sequence_length" in entries:
@@ -94,7 +111,11 @@ def _of_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
         prompt, response = (entries[name] for name in _LENGTHS)
         stated["cutoff_len"] = replace(response, value=_sum(prompt.value, response.value))
     # Adapters are trained where a target of them is named (roll/models/model_providers.py).
-    has_adapters = is_on(worker["model_args.lora_target"].value) if "model_args.lora_target" in worker else False
+    has_adapters = (
+        is_on(worker["model_args.lora_target"].value)
+        if "model_args.lora_target" in worker
+        else False
+    )
     stated["finetuning_type"] = Entry("lora" if has_adapters else "full", 0)
     if not has_adapters:
         stated = {name: entry for name, entry in stated.items() if not name.startswith("lora_")}
@@ -119,9 +140,12 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _config(worker: Entries) -> dict[str, Entry]:
-    """Settings of the strategy; those that it hands on to the model's configuration stand beside its own."""
+    """Settings of the strategy; those that it hands on to the model's configuration stand beside
+    its own."""
     prefix = f"{_CONFIG}."
-    names = {key.removeprefix(prefix): entry for key, entry in worker.items() if key.startswith(prefix)}
+    names = {
+        key.removeprefix(prefix): entry for key, entry in worker.items() if key.startswith(prefix)
+    }
     return {key.removeprefix("additional_configs."): entry for key, entry in names.items()}
 
 
@@ -147,10 +171,14 @@ def _sharding(source: Source, worker: Entries) -> dict[str, Entry]:
 def _fsdp(worker: Entries, devices: int | None) -> dict[str, Entry]:
     config = _config(worker)
     stated = {"fsdp_version": Entry(2, 0)}
-    for key, name in (("reshard_after_forward", "reshard_after_forward"), ("offload_policy", "offload_params")):
+    for key, name in (
+        ("reshard_after_forward", "reshard_after_forward"),
+        ("offload_policy", "offload_params"),
+    ):
         if key in config:
             stated[f"fsdp_config.{name}"] = config[key]
-    # Fewer ranks in a group of shards than there are: copies of the groups (roll `create_device_mesh_with_ulysses`).
+    # Fewer ranks in a group of shards than there are: copies of the groups (roll
+    # `create_device_mesh_with_ulysses`).
     size = config[_SIZE].value if _SIZE in config else 1
     if isinstance(size, int) and devices and 1 < size < devices and devices % size == 0:
         stated[_COPIES] = replace(config[_SIZE], value=devices // size)

@@ -7,7 +7,9 @@ _INTERVALS: Final = re.compile(
     r"(?:--|\b)(?:save[-_]interval|save[-_]steps|checkpoint[-_]interval|checkpoint[-_]period|every_n_train_steps)"
     r"""["']?\s*[=:\s]\s*["']?(\d+)"""
 )
-_TITAN: Final = re.compile(r"^\[checkpoint\]\s*$(?:\n(?!\[).*)*?\n\s*interval\s*=\s*(\d+)", re.MULTILINE)
+_TITAN: Final = re.compile(
+    r"^\[checkpoint\]\s*$(?:\n(?!\[).*)*?\n\s*interval\s*=\s*(\d+)", re.MULTILINE
+)
 
 
 def save_every(text: str) -> int | None:

@@ -1,12 +1,11 @@
-"""Meaning of the keys of launch files, as tables of rules. Each rule is read in both directions, so that reading and
-writing cannot diverge.
+"""Meaning of the keys of launch files, as tables of rules. Each rule is read in both directions, so
+that reading and writing cannot diverge.
 
-A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
-`model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`, of `Mamba` behind `mamba.`, of
-`DeltaNet` behind `delta.`; `global_batch`, `seq_len`, `dtype`,
-`flash_attention`, `grad_dtype`, `optimizer`, `recompute_modules`, `expert_dispatcher`, `expert_capacity_factor` and
-`cuda_graphs` of `Job`;
-and what these follow from:
+A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of
+`Transformer` behind `model.`, of `Experts` behind `experts.`, of `LatentAttention` behind
+`latent.`, of `Mamba` behind `mamba.`, of `DeltaNet` behind `delta.`; `global_batch`, `seq_len`,
+`dtype`, `flash_attention`, `grad_dtype`, `optimizer`, `recompute_modules`, `expert_dispatcher`,
+`expert_capacity_factor` and `cuda_graphs` of `Job`; and what these follow from:
 
     devices, nodes, devices_per_node
     grad_accum                sequential micro-batches of a replica (without pipeline)
@@ -41,10 +40,11 @@ class Values:
     """A kind of value: how it is read from files and written to them."""
 
     read: Callable[[Any], Any]
-    """Function from a file's value to the field's; raises `BadValue`, and returns None to leave the field open."""
+    """Function from a file's value to the field's; raises `BadValue`, and returns None to leave the
+    field open."""
     write: Callable[[Any], Any] = lambda value: value
-    """Function from the field's value to the file's; returns None for values without notation, whose key is left
-    out."""
+    """Function from the field's value to the file's; returns None for values without notation,
+    whose key is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,19 @@ class Rule:
     read: Callable[[Mapping[str, Any]], Fields]
     """Function from the values of the rule's keys in the file to fields; raises `BadValue`."""
     write: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
-    """Function from fields to values of keys (None: left out); raises `LaunchFileError` with the reason if they cannot
-    be written."""
+    """Function from fields to values of keys (None: left out); raises `LaunchFileError` with the
+    reason if they cannot be written."""
     defaults: Fields = field(default_factory=dict)
     """Fields that the framework fills in if the file does not state them."""
     optional: tuple[str, ...] = ()
-    """Keys that hold names. A variable in them that the file does not define does not matter, and they are kept as
-    written."""
+    """Keys that hold names. A variable in them that the file does not define does not matter, and
+    they are kept as written."""
     fields: tuple[str, ...] = ()
-    """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
-    rule's keys need no value. Empty: it is always needed."""
+    """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all
+    of them, the rule's keys need no value. Empty: it is always needed."""
     auto_keys: tuple[str, ...] = ()
-    """Keys for which `auto` is a value of its own instead of leaving the choice to the framework."""
+    """Keys for which `auto` is a value of its own instead of leaving the choice to the
+    framework."""
 
     def said(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of the rule's keys, without those that leave the choice to the framework."""
@@ -77,8 +78,9 @@ class Rule:
         }
 
 
-# Values come from parsers that disagree on types: YAML and TOML give numbers, a shell gives text, and a list where more
-# words follow a flag than it takes. Each kind of value is coerced here, once for all formats.
+# Values come from parsers that disagree on types: YAML and TOML give numbers, a shell gives text,
+# and a list where more words follow a flag than it takes. Each kind of value is coerced here, once
+# for all formats.
 def _first(value: Any) -> Any:
     """The value itself, or the first one of a list."""
     return value[0] if isinstance(value, list) and value else value
@@ -167,14 +169,19 @@ def named_optimizer(name: Any) -> Fields:
     optimizer = OPTIMIZER.read(name)
     if optimizer is not None:
         return {"optimizer": optimizer}
-    return {"doubt.optimizer": f"memory may be wrong: optimizer {_first(name)} is predicted as Adam"}
+    return {
+        "doubt.optimizer": f"memory may be wrong: optimizer {_first(name)} is predicted as Adam"
+    }
 
 
 def words(meanings: Mapping[Any, Any]) -> Values:
-    """A kind of value with fixed words and their meanings, ignoring case; of several words for one meaning, the first
-    is written."""
+    """A kind of value with fixed words and their meanings, ignoring case; of several words for one
+    meaning, the first is written."""
     # Both directions come from one table, so that a written value is read back as the same setting.
-    known = {word.lower() if isinstance(word, str) else word: meaning for word, meaning in meanings.items()}
+    known = {
+        word.lower() if isinstance(word, str) else word: meaning
+        for word, meaning in meanings.items()
+    }
     written: dict[Any, Any] = {}
     for word, meaning in meanings.items():
         written.setdefault(meaning, word)
@@ -196,9 +203,10 @@ def stated_value(settings: Mapping[str, Any]) -> Any:
 
 
 def accumulated(fields: Fields, unstated: str) -> int:
-    """Micro-batches per replica and step (raises `LaunchFileError`, which begins with `unstated`, if no global batch is
-    known)."""
-    # One pass of all replicas works on `per_micro_batch` sequences; a step is a whole number of such passes.
+    """Micro-batches per replica and step (raises `LaunchFileError`, which begins with `unstated`,
+    if no global batch is known)."""
+    # One pass of all replicas works on `per_micro_batch` sequences; a step is a whole number of
+    # such passes.
     total, per_micro_batch = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")
@@ -210,8 +218,8 @@ def accumulated(fields: Fields, unstated: str) -> int:
 
 
 def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:
-    """Layers of each virtual stage (raises `LaunchFileError`, which names `who` needs this and the `remedy`, if the
-    layers do not divide evenly)."""
+    """Layers of each virtual stage (raises `LaunchFileError`, which names `who` needs this and the
+    `remedy`, if the layers do not divide evenly)."""
     layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
     if not layers or layers % stages:
         raise LaunchFileError(
@@ -246,7 +254,9 @@ def key(
         return {name: None if fields.get(into) is None else values.write(fields[into])}
 
     defaults = {} if default is None else {into: default}
-    return Rule(keys=(name, *also), read=read, write=write or write_field, defaults=defaults, fields=(into,))
+    return Rule(
+        keys=(name, *also), read=read, write=write or write_field, defaults=defaults, fields=(into,)
+    )
 
 
 def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:

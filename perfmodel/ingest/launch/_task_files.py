@@ -1,4 +1,5 @@
-"""SkyPilot's tasks: YAML with the shell script of every node (`run`), variables, and the devices of the nodes."""
+"""SkyPilot's tasks: YAML with the shell script of every node (`run`), variables, and the devices of
+the nodes."""
 
 import re
 import shlex
@@ -25,7 +26,10 @@ def task_script(text: str) -> JobScript | None:
     nodes = nodes if isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 else 1
     resources = task.get("resources")
     per_node = _devices(resources.get("accelerators") if isinstance(resources, dict) else None)
-    variables = {"SKYPILOT_NUM_NODES": str(nodes), "SKYPILOT_NODE_IPS": "\n".join(["127.0.0.1"] * nodes)}
+    variables = {
+        "SKYPILOT_NUM_NODES": str(nodes),
+        "SKYPILOT_NODE_IPS": "\n".join(["127.0.0.1"] * nodes),
+    }
     if per_node:
         variables["SKYPILOT_NUM_GPUS_PER_NODE"] = str(per_node)
     stated = task.get("envs")
@@ -36,7 +40,9 @@ def task_script(text: str) -> JobScript | None:
         for name, value in variables.items()
         if re.fullmatch(r"[A-Za-z_]\w*", name)
     ]
-    return JobScript("\n".join([*exports, script]) + "\n", nodes * per_node, 0, kind="task of SkyPilot")
+    return JobScript(
+        "\n".join([*exports, script]) + "\n", nodes * per_node, 0, kind="task of SkyPilot"
+    )
 
 
 def _task(text: str) -> Mapping[str, Any]:
@@ -55,10 +61,13 @@ def _task(text: str) -> Mapping[str, Any]:
 
 
 def _devices(accelerators: Any) -> int:
-    """Devices of a node: `H100:8`, `H100`, or `{H100: 8}`; 0 if they are not stated or of several kinds."""
+    """Devices of a node: `H100:8`, `H100`, or `{H100: 8}`; 0 if they are not stated or of several
+    kinds."""
     if isinstance(accelerators, dict) and len(accelerators) == 1:
         number = next(iter(accelerators.values()))
-        return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else 0
+        return (
+            number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else 0
+        )
     if not isinstance(accelerators, str):
         return 0
     _, sign, number = accelerators.partition(":")

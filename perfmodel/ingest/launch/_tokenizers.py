@@ -1,6 +1,7 @@
 """Vocabulary sizes of tokenizers by name, for files that state only the tokenizer.
 
-Sizes are those of the models' embeddings (`vocab_size` of their config.json), which padding has rounded up.
+Sizes are those of the models' embeddings (`vocab_size` of their config.json), which padding has
+rounded up.
 """
 
 import re
@@ -21,8 +22,8 @@ TYPES: Final = {
 """Vocabulary of the tokenizer types of Megatron-LM that have only one."""
 
 _FAMILIES: Final = (
-    # The first pattern that a name has in it counts: those of a version stand before those of the whole family.
-    # Distilled models have the tokenizer of what they were distilled into.
+    # The first pattern that a name has in it counts: those of a version stand before those of the
+    # whole family. Distilled models have the tokenizer of what they were distilled into.
     (r"r1-?distill-?llama", 128256),
     (r"r1-?distill-?qwen.*(7b|14b|32b)", 152064),
     (r"r1-?distill-?qwen", 151936),
@@ -36,7 +37,10 @@ _FAMILIES: Final = (
     (r"mixtral-?8x22b", 32768),
     (r"mi[sx]tral.*v0\.3", 32768),
     (r"mi[sx]tral", 32000),
-    (r"qwen-?2\.?5.*(7b|14b|32b|72b)|qwen-?2-(vl-|math-)?7b|qwen-?2.*72b|qwen-?1\.5.*(14b|32b|72b|110b)", 152064),
+    (
+        r"qwen-?2\.?5.*(7b|14b|32b|72b)|qwen-?2-(vl-|math-)?7b|qwen-?2.*72b|qwen-?1\.5.*(14b|32b|72b|110b)",
+        152064,
+    ),
     (r"qwen-?3\.5|qwen3\.5", 248320),
     (r"qwen", 151936),
     (r"deepseek-?v2|deepseek.*moe.*16b|deepseek-?llm", 102400),
@@ -87,12 +91,13 @@ _TOKENS: Final = (
 )
 """Numbers of tokens of tokenizers, without those that pad a model's embedding."""
 EXTRA: Final = "extra-vocab-size"
-"""The argument of Pai-Megatron-Patch for the rows of the embedding beyond the tokens of the tokenizer."""
+"""The argument of Pai-Megatron-Patch for the rows of the embedding beyond the tokens of the
+tokenizer."""
 
 
 def padded_vocabulary(name: Any, extra: int) -> int | None:
-    """Rows of a model's embedding: the tokens of the tokenizer, padded to the size of a known model; None if no known
-    model has this vocabulary.
+    """Rows of a model's embedding: the tokens of the tokenizer, padded to the size of a known
+    model; None if no known model has this vocabulary.
 
     Args:
         name: name of the tokenizer's type.
@@ -106,9 +111,14 @@ def padded_vocabulary(name: Any, extra: int) -> int | None:
 
 
 def vocabulary_rule(
-    written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...], added: tuple[str, ...] = ()
+    written: str,
+    sizes: tuple[str, ...],
+    types: tuple[str, ...],
+    names: tuple[str, ...],
+    added: tuple[str, ...] = (),
 ) -> Rule:
-    """The rule for a model's vocabulary: its stated size, else the size of the tokenizer's type or name.
+    """The rule for a model's vocabulary: its stated size, else the size of the tokenizer's type or
+    name.
 
     Args:
         written: the key of the size that is written.
@@ -119,12 +129,14 @@ def vocabulary_rule(
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        # A stated size wins, since padding may have rounded it up; a type says one vocabulary; a name only a family.
+        # A stated size wins, since padding may have rounded it up; a type says one vocabulary; a
+        # name only a family.
         for key in sizes:
             if key in settings:
                 return {"model.vocab": WHOLE.read(settings[key])}
         added_tokens = sum(WHOLE_OR_NONE.read(settings[key]) for key in added if key in settings)
-        # One tokenizer serves models with embeddings of several sizes, between which the rows beyond it decide.
+        # One tokenizer serves models with embeddings of several sizes, between which the rows
+        # beyond it decide.
         for key in types if EXTRA in settings else ():
             size = padded_vocabulary(settings.get(key), WHOLE_OR_NONE.read(settings[EXTRA]))
             if size is not None:
@@ -133,7 +145,8 @@ def vocabulary_rule(
             size = vocabulary_of_type(settings.get(key))
             if size is not None:
                 return {"model.vocab": size + added_tokens}
-        # Forks call types after families too (`QwenTokenizerFS`, `DeepSeekV3Tokenizer`); a name or path says more.
+        # Forks call types after families too (`QwenTokenizerFS`, `DeepSeekV3Tokenizer`); a name or
+        # path says more.
         for key in (*names, *types):
             size = vocabulary_of(settings.get(key))
             if size is not None:
@@ -159,7 +172,8 @@ def vocabulary_of_type(name: Any) -> int | None:
 
 
 def vocabulary_of(name: Any) -> int | None:
-    """Vocabulary size of a tokenizer by name, path or hub id; None if the family is not recognised."""
+    """Vocabulary size of a tokenizer by name, path or hub id; None if the family is not
+    recognised."""
     if not isinstance(name, str):
         return None
     # The folder says more than the file: `/models/Llama-3-8B/tokenizer.model`.

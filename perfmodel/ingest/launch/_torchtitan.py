@@ -31,7 +31,8 @@ SCHEDULES: Final = {
     "ZBVZeroBubble": ("zb-v", 1),
     "DualPipeV": ("dualpipe-v", 1),
 }
-"""Names in `torch.distributed.pipelining` -> perfmodel's names, with the default number of virtual stages."""
+"""Names in `torch.distributed.pipelining` -> perfmodel's names, with the default number of virtual
+stages."""
 _FAMILIES: Final = {
     "llama3": "llama3-",
     "deepseek_v3": "deepseek-v3-",
@@ -58,7 +59,8 @@ _ONE_DEGREE: Final = "training.data_parallel_degree"
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
-    # A file names its model by family and flavor; sizes stand in torchtitan's own code (`models/*/__init__.py`).
+    # A file names its model by family and flavor; sizes stand in torchtitan's own code
+    # (`models/*/__init__.py`).
     family = TEXT.read(settings.get("model.name", "llama3"))
     flavor = TEXT.read(settings.get("model.flavor", "debugmodel"))
     known = _FLAVORS.get((family, flavor))
@@ -91,12 +93,13 @@ def _stated(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 
 
 def _data(settings: Mapping[str, Any]) -> Fields:
-    """Data parallelism: replicas times shards. Weights are gathered again for backward unless a pipeline keeps them or
-    the file says so."""
+    """Data parallelism: replicas times shards. Weights are gathered again for backward unless a
+    pipeline keeps them or the file says so."""
     # Until August 2024 there was one degree, that of FSDP.
     shards = _stated(settings, "data_parallel_shard_degree", settings.get(_ONE_DEGREE, -1))
     copies = _stated(settings, "data_parallel_replicate_degree", 1)
-    # -1 takes the ranks that the other degrees leave over: dp then follows from the number of devices.
+    # -1 takes the ranks that the other degrees leave over: dp then follows from the number of
+    # devices.
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
@@ -104,7 +107,8 @@ def _data(settings: Mapping[str, Any]) -> Fields:
     # FSDP shards over context ranks too: without these, one shard is none.
     if shards == 1 and _stated(settings, "context_parallel_degree", 1) == 1:
         return fields | {"zero": 0}
-    # By default a pipeline keeps the gathered weights, as it needs them again for every micro-batch.
+    # By default a pipeline keeps the gathered weights, as it needs them again for every
+    # micro-batch.
     no_pipeline = _stated(settings, "pipeline_parallel_degree", 1) == 1
     choices = words({"default": no_pipeline, "always": True, "never": False})
     reshards = choices.read(settings.get("parallelism.fsdp_reshard_after_forward", "default"))
@@ -115,12 +119,17 @@ def _data(settings: Mapping[str, Any]) -> Fields:
 
 def _write_data(fields: Fields) -> Mapping[str, Any]:
     """Keys of torchtitan's data parallelism for a layout."""
-    # torchtitan replicates by DDP or shards all by FSDP (torchtitan/models/llama3/infra/parallelize.py).
+    # torchtitan replicates by DDP or shards all by FSDP
+    # (torchtitan/models/llama3/infra/parallelize.py).
     if fields["zero"] == 1:
-        raise LaunchFileError("zero=1: torchtitan's FSDP also shards gradients and weights; use zero=0, 2 or 3")
+        raise LaunchFileError(
+            "zero=1: torchtitan's FSDP also shards gradients and weights; use zero=0, 2 or 3"
+        )
     if fields["zero"] == 0:
         if fields["dp"] * fields["cp"] > 1 and any(fields[name] > 1 for name in ("tp", "pp", "cp")):
-            raise LaunchFileError("zero=0: torchtitan's DDP cannot be combined with other parallelism; use zero=2 or 3")
+            raise LaunchFileError(
+                "zero=0: torchtitan's DDP cannot be combined with other parallelism; use zero=2 or 3"
+            )
         return {
             "parallelism.data_parallel_replicate_degree": fields["dp"],
             "parallelism.data_parallel_shard_degree": 1,
@@ -142,7 +151,9 @@ _SCHEDULE: Final = (
 
 
 def _schedule(settings: Mapping[str, Any]) -> Fields:
-    schedule, chunks = words(SCHEDULES).read(_stated(settings, "pipeline_parallel_schedule", "1F1B"))
+    schedule, chunks = words(SCHEDULES).read(
+        _stated(settings, "pipeline_parallel_schedule", "1F1B")
+    )
     fields: Fields = {"schedule": schedule, "vpp": chunks}
     # Schedules of one stage per rank ignore the layers per stage.
     if chunks > 1 and _SCHEDULE[1] in settings:
@@ -156,11 +167,16 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     names = [name for name, (schedule, _) in SCHEDULES.items() if schedule == fields["schedule"]]
     name = names[0] if names else None
     if name is None:
-        raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; use one of them")
-    # A schedule takes its own number of virtual stages where the file does not say how many layers each has.
+        raise LaunchFileError(
+            f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; use one of them"
+        )
+    # A schedule takes its own number of virtual stages where the file does not say how many layers
+    # each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
-    layers_per_chunk = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp")
+    layers_per_chunk = layers_per_stage(
+        fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp"
+    )
     return {_SCHEDULE[0]: name, _SCHEDULE[1]: layers_per_chunk}
 
 
@@ -183,10 +199,12 @@ _PIECES: Final = (
 def _batch(settings: Mapping[str, Any]) -> Fields:
     """Batches of a replica and of a step, and the micro-batches of a pipeline.
 
-    A pipeline has a size of micro-batches since 2025; before, it had their number, by default that of all stages
-    (config_manager.py of December 2024).
+    A pipeline has a size of micro-batches since 2025; before, it had their number, by default that
+    of all stages (config_manager.py of December 2024).
     """
-    fields: Fields = {"local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))}
+    fields: Fields = {
+        "local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))
+    }
     if settings.get(_BATCH[1], -1) != -1:
         fields["global_batch"] = WHOLE.read(settings[_BATCH[1]])
     elif _ACCUMULATED in settings:
@@ -209,7 +227,9 @@ def _pieces(settings: Mapping[str, Any]) -> int:
     stated = next((settings[name] for name in _PIECES[:2] if name in settings), None)
     if stated is not None:
         return WHOLE.read(stated)
-    stages = WHOLE.read(settings.get(_PIECES[2], settings.get("training.pipeline_parallel_degree", 1)))
+    stages = WHOLE.read(
+        settings.get(_PIECES[2], settings.get("training.pipeline_parallel_degree", 1))
+    )
     return stages * words(SCHEDULES).read(settings.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
 
 
@@ -218,7 +238,9 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {_BATCH[0]: fields["micro_batch"], _BATCH[1]: total or -1}
     if not total:
-        raise LaunchFileError("pp > 1: torchtitan states the batch per replica, so the global batch must be given too")
+        raise LaunchFileError(
+            "pp > 1: torchtitan states the batch per replica, so the global batch must be given too"
+        )
     return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
 
 
@@ -231,7 +253,8 @@ _FLOAT8_SWITCHES: Final = (
     "primus_turbo.use_turbo_float8_linear",
     "primus_turbo.use_turbo_mx_linear",
 )
-"""Switches for 8-bit products: those of 2024, before model converters existed, and those of Primus."""
+"""Switches for 8-bit products: those of 2024, before model converters existed, and those of
+Primus."""
 
 
 def _early_step(settings: Mapping[str, Any]) -> Fields:
@@ -243,7 +266,16 @@ def _early_step(settings: Mapping[str, Any]) -> Fields:
     }
 
 
-_PLAIN_OPTIMIZER: Final = ("lr", "eps", "beta*", "weight_decay", "implementation", "fused", "foreach", "scheduler*")
+_PLAIN_OPTIMIZER: Final = (
+    "lr",
+    "eps",
+    "beta*",
+    "weight_decay",
+    "implementation",
+    "fused",
+    "foreach",
+    "scheduler*",
+)
 """Settings of the optimizer that change neither its states nor its kernels."""
 
 
@@ -262,8 +294,11 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     names = converters if isinstance(converters, list) else str(converters).split(",")
     if any("nvfp4" in str(name).lower() for name in names):
         return fields | {"dtype": "fp4"}
-    # Three generations of switches: a key of its own, converters by short names, and converters by path.
-    converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
+    # Three generations of switches: a key of its own, converters by short names, and converters by
+    # path.
+    converted = any(
+        name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names
+    )
     switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
     if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):
         return fields | {"dtype": "fp8"}
@@ -281,7 +316,8 @@ _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.select
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """Recompute of all layers, of every n-th layer in full, or (`op`) of all operators except every second product."""
+    """Recompute of all layers, of every n-th layer in full, or (`op`) of all operators except every
+    second product."""
     fields: Fields = {}
     if _RECOMPUTE[0] in settings:
         modes = words({"none": "none", "selective": "selective", "full": "full"})
@@ -298,7 +334,8 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     full_layers = fields.get("recompute_full_layers")
     layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
     if full_layers and layers_per_stage and len(set(full_layers)) == 1:
-        # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the layout's number.
+        # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the
+        # layout's number.
         for period in range(2, 1 + int(layers_per_stage)):
             if max(1, round(layers_per_stage / period)) == full_layers[0]:
                 return {mode_key: "selective", option_key: str(period)}
@@ -308,7 +345,10 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     return {mode_key: fields["recompute"]}
 
 
-_ROTATE: Final = (f"{_TITAN}context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
+_ROTATE: Final = (
+    f"{_TITAN}context_parallel_rotate_method",
+    "experimental.context_parallel_rotate_method",
+)
 _ROTATION: Final = words({"allgather": "gathered_ring", "alltoall": "ring"})
 
 
@@ -318,9 +358,13 @@ _COMPILED: Final = "torchtitan-compile"
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Framework version of a file: in 2024 degrees were under `[training]` and `[experimental]`."""
-    # The two generations differ in defaults of kernels and overlap, and the place of the degrees in a file shows its
-    # generation.
-    old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
+    # The two generations differ in defaults of kernels and overlap, and the place of the degrees in
+    # a file shows its generation.
+    old_keys = (
+        "training.tensor_parallel_degree",
+        "training.data_parallel_degree",
+        "training.pipeline_parallel_degree",
+    )
     old = any(name.startswith("experimental.") or name in old_keys for name in entries)
     compiled = any(entries[name].value is True for name in _COMPILE if name in entries)
     name = _COMPILED if compiled else "torchtitan"
@@ -344,11 +388,22 @@ TORCHTITAN: Final = LaunchFormat(
     syntax="toml",
     frameworks=("torchtitan", _COMPILED),
     framework=_generation,
-    marks=("model.flavor", "parallelism.*", "training.local_batch_size", "activation_checkpoint.mode"),
+    marks=(
+        "model.flavor",
+        "parallelism.*",
+        "training.local_batch_size",
+        "activation_checkpoint.mode",
+    ),
     table=(
-        # torchtitan/config/job_config.py has all of these with a docstring each; `also` are their names before it.
+        # torchtitan/config/job_config.py has all of these with a docstring each; `also` are their
+        # names before it.
         Rule(keys=("model.name", "model.flavor"), read=_model, write=_write_model),
-        key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
+        key(
+            f"{_TITAN}tensor_parallel_degree",
+            "tp",
+            default=1,
+            also=("training.tensor_parallel_degree",),
+        ),
         key(
             f"{_TITAN}pipeline_parallel_degree",
             "pp",
@@ -393,7 +448,9 @@ TORCHTITAN: Final = LaunchFormat(
         Rule(
             keys=_COMPILE,
             read=_compiles,
-            write=lambda fields: {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {},
+            write=lambda fields: (
+                {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {}
+            ),
         ),
         Rule(
             keys=(*_BATCH, *_PIECES, _ACCUMULATED, "training.pipeline_parallel_degree"),
@@ -414,17 +471,30 @@ TORCHTITAN: Final = LaunchFormat(
             defaults={"dtype": "bf16"},
         ),
         # fully_shard reduces gradients in this type, whatever the type of the products.
-        read_only("training.mixed_precision_reduce", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
+        read_only(
+            "training.mixed_precision_reduce",
+            "grad_dtype",
+            words({"float32": "fp32", "bfloat16": "bf16"}),
+        ),
         Rule(
             keys=("lora.rank", "lora.alpha"),
             fields=("adapter_rank",),
-            read=lambda settings: {"frozen": True, "adapter_rank": WHOLE.read(settings.get("lora.rank", 8))},
+            read=lambda settings: {
+                "frozen": True,
+                "adapter_rank": WHOLE.read(settings.get("lora.rank", 8)),
+            },
         ),
         # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
-        Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute, defaults={"selective_every": 2}),
+        Rule(
+            keys=_RECOMPUTE,
+            read=_recompute,
+            write=_write_recompute,
+            defaults={"selective_every": 2},
+        ),
         Rule(keys=("optimizer.name", "training.dtype"), read=_optimizer, fields=("optimizer",)),
         Rule(keys=("optimizer.early_step_in_backward",), read=_early_step),
-        # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a class.
+        # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a
+        # class.
         read_only("loss.chunked", "chunked_loss", FLAG),
         key(
             f"{_TITAN}enable_async_tensor_parallel",
@@ -435,8 +505,8 @@ TORCHTITAN: Final = LaunchFormat(
     ),
     always={"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
-        # Tables without settings of a step: logs, learning rates, checkpoints, timeouts, and recipes of quantized
-        # products.
+        # Tables without settings of a step: logs, learning rates, checkpoints, timeouts, and
+        # recipes of quantized products.
         "job.*",
         "profiling.*",
         "metrics.*",

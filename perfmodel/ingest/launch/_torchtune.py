@@ -1,4 +1,5 @@
-"""torchtune's YAML (`recipes/configs` and `recipes/*_finetune_distributed.py` of pytorch/torchtune)."""
+"""torchtune's YAML (`recipes/configs` and `recipes/*_finetune_distributed.py` of
+pytorch/torchtune)."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +32,11 @@ _LORA_KEYS: Final = (
     "model.quantize_base",
     "model.lora_dropout",
 )
-_CATALOG_NAMES: Final = {"llama3_3_70b": "llama3_1_70b", "phi3_mini": "phi_3_mini", "phi4_14b": "phi_4"}
+_CATALOG_NAMES: Final = {
+    "llama3_3_70b": "llama3_1_70b",
+    "phi3_mini": "phi_3_mini",
+    "phi4_14b": "phi_4",
+}
 """Builders whose model has another name in the catalog."""
 _MOST_PARTS: Final = 8
 """Most parts of a builder's name for which every spelling is tried."""
@@ -40,13 +45,14 @@ _MOST_PARTS: Final = 8
 def model_name(builder: str) -> str:
     """Catalog name of the model that a builder makes: `lora_llama3_1_8b` is `llama3.1-8b`.
 
-    A builder's name has underscores for the dots of versions and sizes, so that every reading is looked up.
+    A builder's name has underscores for the dots of versions and sizes, so that every reading is
+    looked up.
     """
     name = builder.rpartition(".")[2]
     name = re.sub(r"^(qlora|lora|dora|qdora)_", "", name)
     name = re.sub(r"_(instruct|base|chat)$", "", name)
-    # Elsewhere, the number of parameters that a token uses (`30b_a3b`) marks a model with experts; here it is this
-    # word.
+    # Elsewhere, the number of parameters that a token uses (`30b_a3b`) marks a model with experts;
+    # here it is this word.
     name = re.sub(r"_moe_(\d+b_a\d+b)$", r"_\1", name)
     name = _CATALOG_NAMES.get(name, name)
     parts = name.split("_")
@@ -57,7 +63,9 @@ def model_name(builder: str) -> str:
     for before, after in pairwise(parts):
         choices.append(".-" if before[-1:].isdigit() and after[:1].isdigit() else "-")
     for marks in product(*choices):
-        spelled = parts[0] + "".join(mark + part for mark, part in zip(marks, parts[1:], strict=True))
+        spelled = parts[0] + "".join(
+            mark + part for mark, part in zip(marks, parts[1:], strict=True)
+        )
         if catalog_model(spelled) is not None:
             return spelled
     return name
@@ -89,11 +97,19 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _types(settings: Mapping[str, Any]) -> Fields:
-    """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16 bits."""
-    fields = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
-    dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(settings.get("dtype", "fp32"))
+    """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16
+    bits."""
+    fields = (
+        optimizer_fields(settings["optimizer._component_"])
+        if "optimizer._component_" in settings
+        else {}
+    )
+    dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(
+        settings.get("dtype", "fp32")
+    )
     fields["dtype"] = dtype
-    # torchtune has neither autocast nor master weights: it trains the weights in the type in which it loads them.
+    # torchtune has neither autocast nor master weights: it trains the weights in the type in which
+    # it loads them.
     if dtype == "bf16":
         fields["grad_dtype"] = "bf16"
         if fields.get("optimizer", "adam") == "adam":
@@ -113,7 +129,9 @@ _NO_TRAINING: Final = ("max_new_tokens", "enable_kv_cache", "tasks")
 
 def _require_training(settings: Mapping[str, Any]) -> Fields:
     if any(name in settings for name in _NO_TRAINING) and "optimizer._component_" not in settings:
-        raise BadValue("belongs to a recipe that generates or evaluates; give the configuration of a training recipe")
+        raise BadValue(
+            "belongs to a recipe that generates or evaluates; give the configuration of a training recipe"
+        )
     return {}
 
 
@@ -128,15 +146,17 @@ def _in_backward(settings: Mapping[str, Any]) -> Fields:
 def _chunked(settings: Mapping[str, Any]) -> Fields:
     """Loss functions that never hold all logits."""
     name = str(settings["loss._component_"]).rpartition(".")[2]
-    # `LinearCrossEntropyLoss` takes hidden states and computes logits chunk by chunk; the older chunked losses take
-    # logits, which exist as a whole by then.
+    # `LinearCrossEntropyLoss` takes hidden states and computes logits chunk by chunk; the older
+    # chunked losses take logits, which exist as a whole by then.
     if objective_fields(name, "loss"):
         return objective_fields(name, "loss")
     if "Linear" in name:
         return {"chunked_loss": True}
     if "Chunked" not in name:
         return {}
-    return {"note.loss": f"{name} computes logits in chunks, but the prediction counts them in full"}
+    return {
+        "note.loss": f"{name} computes logits in chunks, but the prediction counts them in full"
+    }
 
 
 _FURTHER_MODELS: Final = ("ref_checkpointer._component_", "teacher_model._component_")
@@ -160,27 +180,46 @@ TORCHTUNE: Final = LaunchFormat(
     marks=(_BUILDER,),
     table=(
         WORLD_RULE,
-        Rule(keys=(*_NO_TRAINING, "optimizer._component_"), read=_require_training, optional=_NO_TRAINING),
+        Rule(
+            keys=(*_NO_TRAINING, "optimizer._component_"),
+            read=_require_training,
+            optional=_NO_TRAINING,
+        ),
         Rule(keys=(_BUILDER,), read=_model, fields=("model",)),
         Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
         Rule(
             keys=("batch_size", "gradient_accumulation_steps"),
             fields=("micro_batch",),
-            read=lambda settings: accumulation_fields(settings, "batch_size", "gradient_accumulation_steps", 1),
+            read=lambda settings: accumulation_fields(
+                settings, "batch_size", "gradient_accumulation_steps", 1
+            ),
         ),
         read_only("tokenizer.max_seq_len", "seq_len"),
         Rule(
             keys=("dataset.packed", "batch_size"),
-            read=lambda settings: padding_note("max_seq_len", is_on(settings.get("dataset.packed"))),
+            read=lambda settings: padding_note(
+                "max_seq_len", is_on(settings.get("dataset.packed"))
+            ),
         ),
-        Rule(keys=("dtype", "optimizer._component_"), read=_types, fields=("dtype",), defaults={"dtype": "fp32"}),
-        Rule(keys=("fsdp_cpu_offload", "fsdp_reshard_after_forward", "batch_size"), read=_sharding, fields=("zero",)),
+        Rule(
+            keys=("dtype", "optimizer._component_"),
+            read=_types,
+            fields=("dtype",),
+            defaults={"dtype": "fp32"},
+        ),
+        Rule(
+            keys=("fsdp_cpu_offload", "fsdp_reshard_after_forward", "batch_size"),
+            read=_sharding,
+            fields=("zero",),
+        ),
         Rule(
             keys=("enable_activation_checkpointing",),
             defaults={"recompute": "none"},
             fields=("recompute",),
             read=lambda settings: {
-                "recompute": "full" if is_on(settings["enable_activation_checkpointing"]) else "none"
+                "recompute": "full"
+                if is_on(settings["enable_activation_checkpointing"])
+                else "none"
             },
         ),
         read_only("enable_activation_offloading", "offload", FLAG),

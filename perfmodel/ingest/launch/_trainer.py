@@ -1,7 +1,8 @@
-"""Arguments of Hugging Face's Trainer, and of MS-Swift, which extends them (LLaMA-Factory: `_llama_factory`).
+"""Arguments of Hugging Face's Trainer, and of MS-Swift, which extends them (LLaMA-Factory:
+`_llama_factory`).
 
-`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; ms-swift, Command Line Parameters. All are read from
-YAML, from JSON, and as flags of a command (`_finetuning_command`).
+`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; ms-swift, Command Line
+Parameters. All are read from YAML, from JSON, and as flags of a command (`_finetuning_command`).
 """
 
 import re
@@ -26,7 +27,16 @@ from perfmodel.ingest.launch._finetuning import (
     tuning_fields,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
+from perfmodel.ingest.launch._table import (
+    TEXT,
+    WHOLE,
+    WHOLE_OR_NONE,
+    BadValue,
+    Fields,
+    Rule,
+    read_only,
+    words,
+)
 
 MICRO: Final = "per_device_train_batch_size"
 ACCUMULATION: Final = "gradient_accumulation_steps"
@@ -36,7 +46,15 @@ OWN_PROGRAM: Final = "<own program>"
 """The entry that names a user-written training program (`_own_programs`)."""
 TENSOR: Final = "tensor_parallel_size"
 """The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
-WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
+WORLD: Final = (
+    "nproc_per_node",
+    "nnodes",
+    "num_nodes",
+    "num_gpus",
+    "num_processes",
+    "num_machines",
+    "world_size",
+)
 """Entries for the number of processes that a launcher starts, from the command line or a file."""
 
 
@@ -49,14 +67,17 @@ def _number(settings: Mapping[str, Any], *names: str) -> int | None:
 
 
 def world_fields(settings: Mapping[str, Any]) -> Fields:
-    """Devices of the job: Accelerate files and argument dumps state the total, other launchers the devices per node."""
+    """Devices of the job: Accelerate files and argument dumps state the total, other launchers the
+    devices per node."""
     # Accelerate's `--num_processes` counts all machines, torchrun's `--nproc_per_node` one of them.
     processes = _number(settings, "num_processes", "world_size")
     nodes = _number(settings, "nnodes", "num_nodes", "num_machines")
     per_node = _number(settings, "nproc_per_node", "num_gpus")
     if processes is None and per_node is None:
         return {"nodes": nodes} if nodes else {}
-    fields: Fields = {"devices": processes if processes is not None else (nodes or 1) * (per_node or 1)}
+    fields: Fields = {
+        "devices": processes if processes is not None else (nodes or 1) * (per_node or 1)
+    }
     return fields | ({"nodes": nodes} if nodes else {})
 
 
@@ -69,7 +90,8 @@ def trainer_batches(settings: Mapping[str, Any]) -> Fields:
 
 
 _QLORA: Final = "use_qlora"
-"""The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in bf16."""
+"""The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in
+bf16."""
 _HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16", _QLORA)
 _TORCH_TYPES: Final = words(
     {
@@ -125,7 +147,8 @@ _PARTS_OF_LENGTH: Final = ("max_source_length", "max_target_length")
 
 
 def _length_of_parts(settings: Mapping[str, Any]) -> Fields:
-    """Longest sequence of programs that cut the prompt and the answer, one after the other (ChatGLM's)."""
+    """Longest sequence of programs that cut the prompt and the answer, one after the other
+    (ChatGLM's)."""
     if len(settings) < len(_PARTS_OF_LENGTH):
         return {}
     return {"seq_len": sum(WHOLE.read(length) for length in settings.values())}
@@ -158,11 +181,14 @@ def bits_of(settings: Mapping[str, Any]) -> int:
         return 8
     stated = WHOLE_OR_NONE.read(settings.get("quantization_bit", settings.get("quant_bits", 0)))
     # Checkpoints that were quantized before are named after it, and no switch says it again.
-    return stated or bits_by_name(next((settings[name] for name in MODEL_KEYS if name in settings), ""))
+    return stated or bits_by_name(
+        next((settings[name] for name in MODEL_KEYS if name in settings), "")
+    )
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together, which is its default."""
+    """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together,
+    which is its default."""
     if not any(is_on(value) for value in settings.values()):
         return {}
     return {"eager_kernels": (), "chunked_loss": True, "in_place_activation": True}
@@ -191,14 +217,18 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
-RECOMPUTE_RULE: Final = Rule(keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaults={"recompute": "none"})
+RECOMPUTE_RULE: Final = Rule(
+    keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaults={"recompute": "none"}
+)
 """Rule for recomputation: the switch of Transformers' Trainer, or that of its FSDP block."""
 
 
 def _searched(settings: Mapping[str, Any]) -> Fields:
     if not is_on(settings["auto_find_batch_size"]):
         return {}
-    return {"note.batch": "per_device_train_batch_size as stated; auto_find_batch_size may make it smaller"}
+    return {
+        "note.batch": "per_device_train_batch_size as stated; auto_find_batch_size may make it smaller"
+    }
 
 
 def precision_rule(default: str) -> Rule:
@@ -213,14 +243,20 @@ _ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
 def _loaded_states(settings: Mapping[str, Any]) -> Fields:
     """Gradients and moments of a model that is loaded in 16 bits.
 
-    They have the type of its weights, which autocast leaves alone. DeepSpeed and Accelerate's FSDP make fp32 copies of
-    the weights, and peft keeps those of adapters in fp32.
+    They have the type of its weights, which autocast leaves alone. DeepSpeed and Accelerate's FSDP
+    make fp32 copies of the weights, and peft keeps those of adapters in fp32.
     """
     loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
-    if loaded != "bf16" or is_sharded or any(is_on(settings.get(name)) for name in ("deepspeed", "config_file")):
+    if (
+        loaded != "bf16"
+        or is_sharded
+        or any(is_on(settings.get(name)) for name in ("deepspeed", "config_file"))
+    ):
         return {}
-    adapters = [name for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank") if is_on(settings.get(name))]
+    adapters = [
+        name for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank") if is_on(settings.get(name))
+    ]
     optimizer = optimizer_fields(settings.get("optim", "adamw_torch"))
     if adapters or optimizer.get("optimizer") != "adam":
         return {}
@@ -233,15 +269,17 @@ EVALUATIONS: Final = ("do_predict", "do_eval")
 
 
 def only_evaluates(settings: Mapping[str, Any]) -> bool:
-    """Whether settings are those of a run that predicts or evaluates. Programs that always train have a batch to train
-    with."""
+    """Whether settings are those of a run that predicts or evaluates. Programs that always train
+    have a batch to train with."""
     evaluates = any(is_on(settings.get(name)) for name in EVALUATIONS)
     return evaluates and not is_on(settings.get("do_train")) and MICRO not in settings
 
 
 def _require_training(settings: Mapping[str, Any]) -> Fields:
     if only_evaluates(settings):
-        raise BadValue("without do_train predicts or evaluates; give the settings of a run that trains")
+        raise BadValue(
+            "without do_train predicts or evaluates; give the settings of a run that trains"
+        )
     return {}
 
 
@@ -291,11 +329,14 @@ HARMLESS: Final = patterns(
     "mp_parameters use_legacy* tp_size hf_* prefix custom_register_path check_model strict *_freq acc_*",
     "ring_head_stride sequential ignore_args_error use_hf train_from_scratch infer_* model_kwargs*",
 )
-"""Arguments that change neither time nor memory of a step: data, logs, checkpoints, learning rates."""
+"""Arguments that change neither time nor memory of a step: data, logs, checkpoints, learning
+rates."""
 
 
 _CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
-_TRAINS_ADAPTERS: Final = re.compile(r"(^|[^a-z])(q?lora|dora|peft|adapters?)([^a-z]|$)", re.IGNORECASE)
+_TRAINS_ADAPTERS: Final = re.compile(
+    r"(^|[^a-z])(q?lora|dora|peft|adapters?)([^a-z]|$)", re.IGNORECASE
+)
 """Names of programs that train adapters."""
 _TRL_ADAPTERS: Final = (
     *_ADAPTER_SWITCHES,
@@ -309,8 +350,8 @@ _TRL_ADAPTERS: Final = (
 
 
 def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA in DeepSpeed-Chat's notation (dschat/utils/module/lora.py): on every product of the layers; rank 0 means
-    none."""
+    """LoRA in DeepSpeed-Chat's notation (dschat/utils/module/lora.py): on every product of the
+    layers; rank 0 means none."""
     rank = WHOLE_OR_NONE.read(settings["lora_dim"])
     if not rank:
         return {}
@@ -330,7 +371,8 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
     # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
     usual_rank = 64 if "lora_enable" in settings else 16
-    # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
+    # trl drops every other setting of adapters without `use_peft`; scripts of their own often have
+    # only the ranks.
     bits = bits_of(settings)
     program = str(settings.get(PROGRAM, ""))
     if not stated and not bits and _TRAINS_ADAPTERS.search(program):
@@ -341,7 +383,10 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     if stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES):
         rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
         return Adapters(
-            rank=rank, targets=settings.get("lora_target_modules"), dropout=settings.get("lora_dropout"), bits=bits
+            rank=rank,
+            targets=settings.get("lora_target_modules"),
+            dropout=settings.get("lora_dropout"),
+            bits=bits,
         ).fields
     if bits:
         return {
@@ -356,7 +401,8 @@ _PREFERENCES: Final = ("beta", "max_prompt_length", "max_completion_length", "nu
 
 
 def _objective(settings: Mapping[str, Any]) -> Fields:
-    """Preference tuning and reinforcement, by the name of the program or by arguments that only they have."""
+    """Preference tuning and reinforcement, by the name of the program or by arguments that only
+    they have."""
     fields = objective_fields(settings.get(PROGRAM, ""), "the program")
     if fields or all(name == PROGRAM for name in settings):
         return fields
@@ -399,7 +445,15 @@ TRAINER: Final = LaunchFormat(
         ),
         Rule(
             keys=(
-                *("torch_dtype", "dtype", "optim", "deepspeed", "config_file", "lora_r", "lora_rank"),
+                *(
+                    "torch_dtype",
+                    "dtype",
+                    "optim",
+                    "deepspeed",
+                    "config_file",
+                    "lora_r",
+                    "lora_rank",
+                ),
                 *_ADAPTER_SWITCHES,
                 *FSDP_KEYS,
             ),
@@ -433,11 +487,14 @@ def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
 
 
 def _swift_batches(settings: Mapping[str, Any]) -> Fields:
-    """Batches of Swift, which by default accumulates to 16 sequences per step (`swift/llm/argument/train_args.py`)."""
+    """Batches of Swift, which by default accumulates to 16 sequences per step
+    (`swift/llm/argument/train_args.py`)."""
     micro = WHOLE.read(settings.get(MICRO, 1))
     if ACCUMULATION in settings:
         return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
-    devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get("devices")
+    devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get(
+        "devices"
+    )
     if devices is None:
         note = f"{ACCUMULATION}=1 is assumed; without it in the file, Swift accumulates up to 16 sequences"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
@@ -459,10 +516,18 @@ SWIFT: Final = LaunchFormat(
     marks=(*_SWIFT_KINDS, "model_id_or_path"),
     table=(
         *SHARED,
-        # Swift loads weights in the checkpoint's type, which is bf16 of nearly all, and computes in it.
+        # Swift loads weights in the checkpoint's type, which is bf16 of nearly all, and computes in
+        # it.
         precision_rule("bf16"),
         Rule(
-            keys=(MICRO, ACCUMULATION, *WORLD, "sequence_parallel_size", "model", "model_id_or_path"),
+            keys=(
+                MICRO,
+                ACCUMULATION,
+                *WORLD,
+                "sequence_parallel_size",
+                "model",
+                "model_id_or_path",
+            ),
             read=_swift_batches,
         ),
         Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),

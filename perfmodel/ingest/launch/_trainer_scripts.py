@@ -1,8 +1,10 @@
-"""Python scripts that train by Hugging Face's Trainer, or trl's, with arguments that stand in the script.
+"""Python scripts that train by Hugging Face's Trainer, or trl's, with arguments that stand in the
+script.
 
-The script is followed without being executed (`python_script`). The fields of its `TrainingArguments` (or trl's
-`SFTConfig` and others) are the Trainer's arguments; the model is the one that `from_pretrained` names or that a
-configuration builds, and adapters are those of `LoraConfig`.
+The script is followed without being executed (`python_script`). The fields of its
+`TrainingArguments` (or trl's `SFTConfig` and others) are the Trainer's arguments; the model is the
+one that `from_pretrained` names or that a configuration builds, and adapters are those of
+`LoraConfig`.
 """
 
 import re
@@ -18,7 +20,14 @@ from perfmodel.ingest.launch._finetuning_files import with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._python_calls import Call
-from perfmodel.ingest.launch._python_values import MISSING, PLAIN, Choice, ScriptObject, Symbol, Unknown
+from perfmodel.ingest.launch._python_values import (
+    MISSING,
+    PLAIN,
+    Choice,
+    ScriptObject,
+    Symbol,
+    Unknown,
+)
 from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, PROGRAM, TRAINER
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
@@ -27,17 +36,36 @@ _ARGUMENTS: Final = re.compile(
     r"(^|\.)((Seq2Seq|Reward)?TrainingArguments|(SFT|DPO|KTO|ORPO|CPO|GRPO|Reward|PPO|RLOO|OnlineDPO)Config)$"
 )
 """Classes of the Trainer's arguments, of transformers and of trl."""
-_LOOKS_LIKE_ONE: Final = re.compile(r"\b(\w*TrainingArguments|(SFT|DPO|KTO|ORPO|CPO|GRPO|Reward)Config)\s*\(")
+_LOOKS_LIKE_ONE: Final = re.compile(
+    r"\b(\w*TrainingArguments|(SFT|DPO|KTO|ORPO|CPO|GRPO|Reward)Config)\s*\("
+)
 _SPREAD: Final = "**"
 """Keyword under which an unknown dictionary of arguments stands."""
 _LENGTHS: Final = ("max_seq_length", "max_length")
-_NO_MODELS: Final = re.compile(r"Tokenizer|Processor|Config|Extractor|Peft|Dataset|Pipeline|Scheduler")
+_NO_MODELS: Final = re.compile(
+    r"Tokenizer|Processor|Config|Extractor|Peft|Dataset|Pipeline|Scheduler"
+)
 """Words in names of classes that load something else than a model."""
-_BUILT: Final = re.compile(r"(from_config|ForCausalLM|LMHeadModel|ForMaskedLM|ForConditionalGeneration)$")
+_BUILT: Final = re.compile(
+    r"(from_config|ForCausalLM|LMHeadModel|ForMaskedLM|ForConditionalGeneration)$"
+)
 """Calls that make a model of a configuration."""
-_ON_ACCELERATORS: Final = {"is_bf16_supported": True, "is_bfloat16_supported": True, "is_torch_xla_available": False}
-"""Results of questions that scripts ask of their device: accelerators that train compute in bf16 since 2020."""
-_TRL: Final = ("SFTConfig", "DPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig", "GRPOConfig", "RewardConfig")
+_ON_ACCELERATORS: Final = {
+    "is_bf16_supported": True,
+    "is_bfloat16_supported": True,
+    "is_torch_xla_available": False,
+}
+"""Results of questions that scripts ask of their device: accelerators that train compute in bf16
+since 2020."""
+_TRL: Final = (
+    "SFTConfig",
+    "DPOConfig",
+    "KTOConfig",
+    "ORPOConfig",
+    "CPOConfig",
+    "GRPOConfig",
+    "RewardConfig",
+)
 _TRL_LENGTH: Final = 1024
 """Default of `max_length` in trl's configurations (trl/trainer/sft_config.py)."""
 
@@ -90,27 +118,43 @@ def trainer_script(
     entries.setdefault(ACCUMULATION, Entry(1, call.line))
     name = call.path.rpartition(".")[2]
     # The class tells the objective as the name of a program does elsewhere.
-    entries[PROGRAM] = Entry(f"{name.removesuffix('Config').removesuffix('TrainingArguments').lower()}.py", call.line)
+    entries[PROGRAM] = Entry(
+        f"{name.removesuffix('Config').removesuffix('TrainingArguments').lower()}.py", call.line
+    )
     entries |= _length(followed, entries, name)
     of_model, model, notes = _model(followed, place)
     entries = of_model | entries | _adapters(followed)
-    source = Source(place=place, entries=entries, doubts=tuple(doubts), notes=tuple(notes), recipe_model=model)
+    source = Source(
+        place=place, entries=entries, doubts=tuple(doubts), notes=tuple(notes), recipe_model=model
+    )
     return with_named_files(source, TRAINER, neighbours)
 
 
 def _arguments_made(followed: Followed) -> Call | None:
-    """The call that makes the Trainer's arguments: those that a Trainer gets, if there are several."""
-    made = [call for call in followed.calls if isinstance(call.made, ScriptObject) and _ARGUMENTS.search(call.path)]
+    """The call that makes the Trainer's arguments: those that a Trainer gets, if there are
+    several."""
+    made = [
+        call
+        for call in followed.calls
+        if isinstance(call.made, ScriptObject) and _ARGUMENTS.search(call.path)
+    ]
     for call in followed.calls:
         if call.path.endswith("Trainer"):
-            given = [arguments for arguments in made if any(thing is arguments.made for thing in call.things)]
+            given = [
+                arguments
+                for arguments in made
+                if any(thing is arguments.made for thing in call.things)
+            ]
             if given:
                 return given[0]
     return made[0] if made else None
 
 
-def _entries(fields: Mapping[str, Any], lines: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
-    """Settings of an object, nested ones with dots, and doubts about those that an undecided condition changes."""
+def _entries(
+    fields: Mapping[str, Any], lines: Mapping[str, int]
+) -> tuple[dict[str, Entry], list[str]]:
+    """Settings of an object, nested ones with dots, and doubts about those that an undecided
+    condition changes."""
     entries: dict[str, Entry] = {}
     doubts: list[str] = []
     for name, value, line in _flat(fields, lines, ""):
@@ -128,9 +172,11 @@ def _entries(fields: Mapping[str, Any], lines: Mapping[str, int]) -> tuple[dict[
     return entries, doubts
 
 
-def _flat(fields: Mapping[str, Any], lines: Mapping[str, int], prefix: str) -> Iterator[tuple[str, Any, int]]:
-    """Each setting of an object and of the objects in it: its name with dots, its value, and the line that states
-    it (0 where that is not known)."""
+def _flat(
+    fields: Mapping[str, Any], lines: Mapping[str, int], prefix: str
+) -> Iterator[tuple[str, Any, int]]:
+    """Each setting of an object and of the objects in it: its name with dots, its value, and the
+    line that states it (0 where that is not known)."""
     for name, value in fields.items():
         line = lines.get(name, 0)
         if isinstance(value, dict) and value:
@@ -157,7 +203,8 @@ def _plain(value: Any) -> Any:
 
 
 def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict[str, Entry]:
-    """Length of sequences: of the arguments, of the Trainer, or to which the tokenizer cuts or fills."""
+    """Length of sequences: of the arguments, of the Trainer, or to which the tokenizer cuts or
+    fills."""
     if any(key in entries and entries[key].value is not None for key in _LENGTHS):
         return {}
     for call in followed.calls:
@@ -165,14 +212,17 @@ def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict
             continue
         fields = call.made.fields
         is_tokenizer = "max_length" in fields and ("truncation" in fields or "padding" in fields)
-        for key in _LENGTHS if call.path.endswith(("Trainer", "from_pretrained")) or is_tokenizer else ():
+        for key in (
+            _LENGTHS if call.path.endswith(("Trainer", "from_pretrained")) or is_tokenizer else ()
+        ):
             if isinstance(fields.get(key), int):
                 return {"max_length": Entry(fields[key], call.line)}
     return {"max_length": Entry(_TRL_LENGTH, 0)} if name in _TRL else {}
 
 
 def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:
-    """Settings of the model that is trained, and the model if the script builds it of a configuration."""
+    """Settings of the model that is trained, and the model if the script builds it of a
+    configuration."""
     for call in followed.calls:
         made = call.made
         if not isinstance(made, ScriptObject) or "okenizer" in call.path or "rocessor" in call.path:
@@ -195,7 +245,10 @@ _NAMES: Final = ("pretrained_model_name_or_path", "model_name", "model_id")
 
 def _loaded(call: Call, made: ScriptObject) -> dict[str, Entry]:
     """Settings of a model that is loaded from a hub or a folder."""
-    name = next((made.fields[key] for key in _NAMES if key in made.fields), (made.positional or [MISSING])[0])
+    name = next(
+        (made.fields[key] for key in _NAMES if key in made.fields),
+        (made.positional or [MISSING])[0],
+    )
     entries: dict[str, Entry] = {}
     if name is not MISSING:
         entries["model_name_or_path"] = Entry(_plain(name), call.line)
@@ -214,29 +267,57 @@ def _configurations(made: ScriptObject) -> Iterator[ScriptObject]:
             yield value
 
 
-def _built(configuration: ScriptObject, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:
+def _built(
+    configuration: ScriptObject, place: str
+) -> tuple[dict[str, Entry], Model | None, list[str]]:
     """The model of a configuration in the script, `LlamaConfig(hidden_size=...)`."""
     plain = configuration.maker.rpartition(".")[2].removesuffix("Config")
-    family = next((name for name in (*FAMILIES, *RELATIVES) if name.replace("_", "") == plain.lower()), "")
+    family = next(
+        (name for name in (*FAMILIES, *RELATIVES) if name.replace("_", "") == plain.lower()), ""
+    )
     stated = {key: _plain(value) for key, value in configuration.fields.items()}
-    unknown = [key for key, value in stated.items() if isinstance(value, str) and value.startswith("$")]
+    unknown = [
+        key for key, value in stated.items() if isinstance(value, str) and value.startswith("$")
+    ]
     try:
         if unknown or not family:
             raise PerfModelError(", ".join(unknown) or f"{plain}Config is not known")
-        return {}, model_from_config({"model_type": family, **stated}, place=f"{place}, line {configuration.line}"), []
+        return (
+            {},
+            model_from_config(
+                {"model_type": family, **stated}, place=f"{place}, line {configuration.line}"
+            ),
+            [],
+        )
     except PerfModelError as error:
-        return {}, None, [f"the model is not read from line {configuration.line}: {error}".splitlines()[0]]
+        return (
+            {},
+            None,
+            [f"the model is not read from line {configuration.line}: {error}".splitlines()[0]],
+        )
 
 
 def _adapters(followed: Followed) -> dict[str, Entry]:
     """LoRA by peft's `LoraConfig`, or by the arguments of unsloth's `get_peft_model`."""
     for call in followed.calls:
         made = call.made
-        is_unsloth = call.path.endswith("get_peft_model") and isinstance(made, ScriptObject) and "r" in made.fields
-        if not isinstance(made, ScriptObject) or not (call.path.endswith("LoraConfig") or is_unsloth):
+        is_unsloth = (
+            call.path.endswith("get_peft_model")
+            and isinstance(made, ScriptObject)
+            and "r" in made.fields
+        )
+        if not isinstance(made, ScriptObject) or not (
+            call.path.endswith("LoraConfig") or is_unsloth
+        ):
             continue
-        entries = {"use_peft": Entry(True, call.line), "lora_r": Entry(_plain(made.fields.get("r", 8)), call.line)}
-        for key, name in (("target_modules", "lora_target_modules"), ("lora_dropout", "lora_dropout")):
+        entries = {
+            "use_peft": Entry(True, call.line),
+            "lora_r": Entry(_plain(made.fields.get("r", 8)), call.line),
+        }
+        for key, name in (
+            ("target_modules", "lora_target_modules"),
+            ("lora_dropout", "lora_dropout"),
+        ):
             value = _plain(made.fields.get(key))
             if value is not None:
                 entries[name] = Entry(value, call.line)

@@ -16,7 +16,8 @@ def may_be_read(text: str) -> bool:
 def user_script(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Settings of a Python script, with the format that they are in; None for scripts that hold none.
+    """Settings of a Python script, with the format that they are in; None for scripts that hold
+    none.
 
     Args:
         text: the script.

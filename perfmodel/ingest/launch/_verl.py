@@ -1,4 +1,5 @@
-"""Settings of verl's supervised fine-tuning (`verl/trainer/config/sft_trainer.yaml`, `sft_trainer_engine.yaml`).
+"""Settings of verl's supervised fine-tuning (`verl/trainer/config/sft_trainer.yaml`,
+`sft_trainer_engine.yaml`).
 
 Its commands change them by `key=value`; it trains on PyTorch's FSDP, or on Megatron-Core.
 """
@@ -42,24 +43,40 @@ _MODEL_KEYS: Final = ("model.partial_pretrain", "model.path")
 _LENGTH: Final = "data.max_length"
 _USUAL_LENGTH: Final = 1024
 _DYNAMIC: Final = "data.use_dynamic_bsz"
-_BATCHES: Final = ("data.train_batch_size", "data.micro_batch_size_per_gpu", "data.micro_batch_size")
-_RECOMPUTE: Final = ("model.enable_gradient_checkpointing", "engine.activation_checkpointing", _MEGATRON_RECOMPUTE)
+_BATCHES: Final = (
+    "data.train_batch_size",
+    "data.micro_batch_size_per_gpu",
+    "data.micro_batch_size",
+)
+_RECOMPUTE: Final = (
+    "model.enable_gradient_checkpointing",
+    "engine.activation_checkpointing",
+    _MEGATRON_RECOMPUTE,
+)
 
 
 def _is_first_generation(settings: Mapping[str, Any]) -> bool:
-    """Whether the program is the trainer for FSDP alone, whose defaults differ from those of engines."""
+    """Whether the program is the trainer for FSDP alone, whose defaults differ from those of
+    engines."""
     return "fsdp_sft" in str(settings.get(PROGRAM, ""))
 
 
 def _degrees(settings: Mapping[str, Any]) -> Fields:
-    return {field: WHOLE.read(settings[name]) for name, field in _DEGREES.items() if settings.get(name) is not None}
+    return {
+        field: WHOLE.read(settings[name])
+        for name, field in _DEGREES.items()
+        if settings.get(name) is not None
+    }
 
 
 def _layout(settings: Mapping[str, Any]) -> Fields:
     """Layout and memory of the engine that the file names."""
     if settings.get(_ENGINE) == "megatron":
-        # The distributed optimizer unless a script turns it off (verl/workers/config/engine.py `McoreEngineConfig`).
-        fields: Fields = {"zero": int(is_on(settings.get("engine.use_distributed_optimizer", True)))}
+        # The distributed optimizer unless a script turns it off (verl/workers/config/engine.py
+        # `McoreEngineConfig`).
+        fields: Fields = {
+            "zero": int(is_on(settings.get("engine.use_distributed_optimizer", True)))
+        }
         fields |= _degrees(settings)
         if is_on(settings.get(_HOST_OPTIMIZER)):
             fields["offload_states"] = "optimizer"
@@ -79,7 +96,8 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
 
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
-    """The global batch, and the sequences of a pass: as stated, or as many as its token budget holds."""
+    """The global batch, and the sequences of a pass: as stated, or as many as its token budget
+    holds."""
     fields: Fields = {"global_batch": WHOLE.read(settings.get(_BATCHES[0], 256))}
     dynamic = is_on(settings.get(_DYNAMIC, not _is_first_generation(settings)))
     if not dynamic:
@@ -105,8 +123,12 @@ def _length(settings: Mapping[str, Any]) -> Fields:
 
 def _precision(settings: Mapping[str, Any]) -> Fields:
     """Products are in bf16; weights are kept in fp32 unless the file says otherwise."""
-    named = settings.get("model.fsdp_config.model_dtype", settings.get("engine.model_dtype", "fp32"))
-    weight_dtype = words({"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}).read(named)
+    named = settings.get(
+        "model.fsdp_config.model_dtype", settings.get("engine.model_dtype", "fp32")
+    )
+    weight_dtype = words(
+        {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
+    ).read(named)
     if weight_dtype == "bf16":
         return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
     return {"dtype": "bf16"}
@@ -115,14 +137,25 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     # Megatron-Core's own setting is handed to it as it is.
     if settings.get(_MEGATRON_RECOMPUTE) is not None:
-        return {"recompute": words({"full": "full", "selective": "selective"}).read(settings[_MEGATRON_RECOMPUTE])}
-    stated = next((settings[name] for name in _RECOMPUTE if name in settings), not _is_first_generation(settings))
+        return {
+            "recompute": words({"full": "full", "selective": "selective"}).read(
+                settings[_MEGATRON_RECOMPUTE]
+            )
+        }
+    stated = next(
+        (settings[name] for name in _RECOMPUTE if name in settings),
+        not _is_first_generation(settings),
+    )
     return {"recompute": "full" if is_on(stated) else "none"}
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     rank = WHOLE_OR_NONE.read(settings["model.lora_rank"]) if "model.lora_rank" in settings else 0
-    return Adapters(rank=rank, targets=settings.get("model.target_modules", "all-linear")).fields if rank else {}
+    return (
+        Adapters(rank=rank, targets=settings.get("model.target_modules", "all-linear")).fields
+        if rank
+        else {}
+    )
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
@@ -132,7 +165,9 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
-    return "megatron-core" if _ENGINE in entries and entries[_ENGINE].value == "megatron" else "fsdp"
+    return (
+        "megatron-core" if _ENGINE in entries and entries[_ENGINE].value == "megatron" else "fsdp"
+    )
 
 
 VERL: Final = LaunchFormat(
@@ -152,7 +187,10 @@ VERL: Final = LaunchFormat(
             fields=("model",),
             optional=_MODEL_KEYS,
         ),
-        Rule(keys=(PROGRAM, *_BATCHES, _DYNAMIC, "data.max_token_len_per_gpu", _LENGTH, *_ULYSSES), read=_batches),
+        Rule(
+            keys=(PROGRAM, *_BATCHES, _DYNAMIC, "data.max_token_len_per_gpu", _LENGTH, *_ULYSSES),
+            read=_batches,
+        ),
         Rule(keys=(PROGRAM, _LENGTH, "use_remove_padding"), read=_length, fields=("seq_len",)),
         Rule(
             keys=(
@@ -173,7 +211,11 @@ VERL: Final = LaunchFormat(
             fields=("dtype",),
         ),
         Rule(keys=(PROGRAM, *_RECOMPUTE), read=_recompute, fields=("recompute",)),
-        Rule(keys=("model.lora_rank", "model.target_modules"), read=_adapters, fields=("adapter_rank",)),
+        Rule(
+            keys=("model.lora_rank", "model.target_modules"),
+            read=_adapters,
+            fields=("adapter_rank",),
+        ),
         Rule(keys=("model.use_liger",), read=_fused),
     ),
     harmless=patterns(

@@ -1,7 +1,9 @@
-"""XTuner's Python configurations (`xtuner/configs` of InternLM/xtuner); only plain data is read, no code is run.
+"""XTuner's Python configurations (`xtuner/configs` of InternLM/xtuner); only plain data is read, no
+code is run.
 
-A configuration assigns numbers, names and nested `dict(...)`. Nothing of it is executed: its syntax tree is read, names
-stand for what was assigned to them before, and every other expression stays unknown.
+A configuration assigns numbers, names and nested `dict(...)`. Nothing of it is executed: its syntax
+tree is read, names stand for what was assigned to them before, and every other expression stays
+unknown.
 """
 
 import ast
@@ -21,7 +23,12 @@ from perfmodel.ingest.launch._finetuning import (
     torch_framework,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._python_values import LARGEST, MISSING, calculated_number, parsed_module
+from perfmodel.ingest.launch._python_values import (
+    LARGEST,
+    MISSING,
+    calculated_number,
+    parsed_module,
+)
 from perfmodel.ingest.launch._table import TEXT, Fields, Rule, read_only, words
 from perfmodel.ingest.launch._trainer import WORLD_RULE
 
@@ -54,7 +61,9 @@ def read_python(text: str, place: str) -> Source:
         try:
             values[target] = _value(value, values)
         except RecursionError:
-            raise broken(place, statement.lineno, "nested too deeply; this is no launch file") from None
+            raise broken(
+                place, statement.lineno, "nested too deeply; this is no launch file"
+            ) from None
         lines[target] = statement.lineno
     entries: dict[str, Entry] = {}
     for name, value in values.items():
@@ -95,12 +104,14 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """Return the value of an expression; one that is not data stays as text in `$( )`, which counts as undefined."""
+    """Return the value of an expression; one that is not data stays as text in `$( )`, which counts
+    as undefined."""
     match node:
         case ast.Constant():
             return node.value
         case ast.Name():
-            # Names that nothing assigned are classes and functions: the name itself says which optimizer or type it is.
+            # Names that nothing assigned are classes and functions: the name itself says which
+            # optimizer or type it is.
             return known.get(node.id, node.id)
         case ast.Attribute():
             return ast.unparse(node)
@@ -113,7 +124,11 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
                 if key is not None
             }
         case ast.Call(func=ast.Name(id="dict")):
-            return {word.arg: _value(word.value, known) for word in node.keywords if word.arg is not None}
+            return {
+                word.arg: _value(word.value, known)
+                for word in node.keywords
+                if word.arg is not None
+            }
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _ROUNDING:
             number = _value(argument, known)
             is_finite = isinstance(number, (int, float)) and abs(number) < LARGEST
@@ -161,7 +176,9 @@ _OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
 _LORA_TABLES: Final = ("model.lora.", "model.llm_lora.")
 """Tables of adapters: of a language model alone, and of one with a vision tower."""
 _LORA_SETTINGS: Final = ("type", "r", "target_modules", "lora_dropout")
-_LORA_KEYS: Final = tuple(table + setting for table, setting in product(_LORA_TABLES, _LORA_SETTINGS))
+_LORA_KEYS: Final = tuple(
+    table + setting for table, setting in product(_LORA_TABLES, _LORA_SETTINGS)
+)
 _QUANTIZED: Final = (
     "model.quantization_llm",
     "model.llm.quantization_config.load_in_4bit",
@@ -186,7 +203,10 @@ def _first_of(settings: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
     # The nested value counts, because it is the one passed to the runner.
-    stated = {"micro": _first_of(settings, _BATCHES[:2]), "passes": _first_of(settings, _BATCHES[2:])}
+    stated = {
+        "micro": _first_of(settings, _BATCHES[:2]),
+        "passes": _first_of(settings, _BATCHES[2:]),
+    }
     stated = {name: value for name, value in stated.items() if value is not None}
     return accumulation_fields(stated, "micro", "passes", 1)
 
@@ -216,9 +236,14 @@ _PREFERENCES: Final = ("model.beta", "loss_beta", "model.loss_type", "reward_tok
 
 
 def _objective(settings: Mapping[str, Any]) -> Fields:
-    """DPO, ORPO and reward models, which are model classes here; names of classes are all that a file tells of them."""
+    """DPO, ORPO and reward models, which are model classes here; names of classes are all that a
+    file tells of them."""
     fields = objective_fields(settings.get("model.type", ""), "model.type")
-    return fields if fields or not settings.keys() - {"model.type"} else objective_fields("reward", "model.type")
+    return (
+        fields
+        if fields or not settings.keys() - {"model.type"}
+        else objective_fields("reward", "model.type")
+    )
 
 
 def _tower_within(settings: Mapping[str, Any]) -> Fields:
@@ -263,14 +288,20 @@ XTUNER: Final = LaunchFormat(
         WORLD_RULE,
         Rule(keys=(_WHOLE,), read=_tower_within, fields=("model",)),
         Rule(keys=("model.type", *_PREFERENCES), read=_objective),
-        Rule(keys=_NAMES, read=lambda settings: {"model": TEXT.read(_first_of(settings, _NAMES))}, fields=("model",)),
+        Rule(
+            keys=_NAMES,
+            read=lambda settings: {"model": TEXT.read(_first_of(settings, _NAMES))},
+            fields=("model",),
+        ),
         Rule(keys=_BATCHES, read=_batches, fields=("micro_batch",)),
         # Configurations assign their numbers to names at the top and use these
         # in nested dictionaries below: either place says them.
         read_only("max_length", "seq_len"),
         Rule(
             keys=("pack_to_max_length", "max_length"),
-            read=lambda settings: padding_note("max_length", is_on(settings.get("pack_to_max_length"))),
+            read=lambda settings: padding_note(
+                "max_length", is_on(settings.get("pack_to_max_length"))
+            ),
         ),
         Rule(
             keys=_TYPES,
@@ -278,7 +309,10 @@ XTUNER: Final = LaunchFormat(
             fields=("dtype",),
             defaults={"dtype": "fp16"},
         ),
-        Rule(keys=_OPTIMIZERS, read=lambda settings: optimizer_fields(_first_of(settings, _OPTIMIZERS))),
+        Rule(
+            keys=_OPTIMIZERS,
+            read=lambda settings: optimizer_fields(_first_of(settings, _OPTIMIZERS)),
+        ),
         Rule(keys=(*_LORA_KEYS, *_QUANTIZED), read=_adapters, fields=("adapter_rank",)),
         Rule(keys=(_VISION,), read=_vision, optional=(_VISION,)),
         Rule(keys=("model.freeze_llm", "model.llm_lora.type"), read=_frozen),
@@ -286,7 +320,9 @@ XTUNER: Final = LaunchFormat(
             keys=("model.use_activation_checkpointing",),
             fields=("recompute",),
             defaults={"recompute": "full"},
-            read=lambda settings: {"recompute": "full" if is_on(next(iter(settings.values()))) else "none"},
+            read=lambda settings: {
+                "recompute": "full" if is_on(next(iter(settings.values()))) else "none"
+            },
         ),
         Rule(
             keys=("sequence_parallel_size",),

@@ -1,10 +1,11 @@
 """Follows Python scripts symbolically: values of names and attributes, without executing anything.
 
-Assignments, calls of the script's own functions, loops over known values and conditions are followed. Objects made by
-code from outside the script are records of the call with the attributes that the script assigns later. A condition
-that the script alone does not decide leaves every value open that its branches change (`Choice`). Nothing is known here
-of any framework, and Python's standard library only as far as scripts take settings from it: `argparse`, the
-environment, `copy`, `dataclasses`, `functools` and `math`.
+Assignments, calls of the script's own functions, loops over known values and conditions are
+followed. Objects made by code from outside the script are records of the call with the attributes
+that the script assigns later. A condition that the script alone does not decide leaves every value
+open that its branches change (`Choice`). Nothing is known here of any framework, and Python's
+standard library only as far as scripts take settings from it: `argparse`, the environment, `copy`,
+`dataclasses`, `functools` and `math`.
 """
 
 import ast
@@ -59,7 +60,8 @@ class Followed:
 
     @property
     def unused_functions(self) -> tuple[str, ...]:
-        """Functions of the module that nothing in it has called, and that no other function names."""
+        """Functions of the module that nothing in it has called, and that no other function
+        names."""
         functions = {}
         for name, value in self._scope.names.items():
             if isinstance(value, Function) and value.scope is self._scope:
@@ -69,7 +71,9 @@ class Followed:
             names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
             named |= names - {name}
         called = self._follower.was_called
-        return tuple(name for name, node in functions.items() if name not in named and id(node) not in called)
+        return tuple(
+            name for name, node in functions.items() if name not in named and id(node) not in called
+        )
 
     def call(self, name: str) -> Any:
         """The result of a function of the module that is called with its defaults."""
@@ -83,7 +87,9 @@ def follow(
     *,
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
-    fields_of: Callable[[str, list[Any], dict[str, Any]], Mapping[str, Any]] = lambda maker, positional, keywords: {},
+    fields_of: Callable[
+        [str, list[Any], dict[str, Any]], Mapping[str, Any]
+    ] = lambda maker, positional, keywords: {},
     module_text: Callable[[str], str | None] = lambda name: None,
     result_of: Callable[[str], Any] = lambda path: MISSING,
 ) -> Followed:
@@ -94,12 +100,16 @@ def follow(
         place: path of the script, for messages.
         arguments: words behind its name on the command line.
         variables: environment variables of the script.
-        fields_of: attributes (with dots) of an object that a call from outside makes, beyond its keyword arguments.
-        module_text: the text of an imported module of the script's own; None for those from outside.
-        result_of: the result of a function from outside by its full name, `MISSING` where it is not known.
+        fields_of: attributes (with dots) of an object that a call from outside makes, beyond its
+            keyword arguments.
+        module_text: the text of an imported module of the script's own; None for those from
+            outside.
+        result_of: the result of a function from outside by its full name, `MISSING` where it is not
+            known.
 
     Raises:
-        LaunchFileError: text that is no Python, that ends with an error, or that does too much to be followed.
+        LaunchFileError: text that is no Python, that ends with an error, or that does too much to
+            be followed.
     """
     follower = _Follower(place, arguments, variables or {}, fields_of, module_text, result_of)
     scope = Scope({"__name__": "__main__", "__file__": place})
@@ -156,10 +166,12 @@ class _Follower(Calls):
         except RecursionError:
             raise broken(self.place, 0, "nested too deeply; this is no launch file") from None
 
-    # --- writes, which open branches undo -----------------------------------------------------------
+    # --- writes, which open branches undo
+    # -----------------------------------------------------------
 
     def write(self, container: Any, key: Any, value: Any) -> None:
-        """Put a value into names, attributes or a dictionary, `MISSING` to remove it; `key` None replaces a list."""
+        """Put a value into names, attributes or a dictionary, `MISSING` to remove it; `key` None
+        replaces a list."""
         if self.journal is not None:
             before = list(container) if key is None else container.get(key, MISSING)
             write = Write(container, key, before)
@@ -174,10 +186,17 @@ class _Follower(Calls):
         self.steps += 1
         if self.steps > MOST_STEPS:
             line = getattr(node, "lineno", 0)
-            raise broken(self.place, line, "the script does too much to be followed; give --model, --layout and so on")
+            raise broken(
+                self.place,
+                line,
+                "the script does too much to be followed; give --model, --layout and so on",
+            )
 
-    def _open(self, branches: Sequence[Callable[[], Exit | None]], condition: ast.AST | str, line: int) -> Exit | None:
-        """Follow each outcome of a condition that is not decided, and leave open what they do not agree on."""
+    def _open(
+        self, branches: Sequence[Callable[[], Exit | None]], condition: ast.AST | str, line: int
+    ) -> Exit | None:
+        """Follow each outcome of a condition that is not decided, and leave open what they do not
+        agree on."""
         outcomes: list[Branch] = []
         for follow_branch in branches:
             branch = Branch()
@@ -228,7 +247,8 @@ class _Follower(Calls):
             return values[0]
         return Choice(values, condition, line)
 
-    # --- statements ---------------------------------------------------------------------------------
+    # --- statements
+    # ---------------------------------------------------------------------------------
 
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> Exit | None:
         for statement in statements:
@@ -322,7 +342,11 @@ class _Follower(Calls):
                 container, key = self.value(target.value, scope), self.value(target.slice, scope)
                 if isinstance(container, dict) and isinstance(key, (str, int, tuple)):
                     self.write(container, key, value)
-                elif isinstance(container, list) and isinstance(key, int) and -len(container) <= key < len(container):
+                elif (
+                    isinstance(container, list)
+                    and isinstance(key, int)
+                    and -len(container) <= key < len(container)
+                ):
                     changed = list(container)
                     changed[key] = value
                     self.write(container, None, changed)
@@ -338,7 +362,11 @@ class _Follower(Calls):
         has_rest = any(isinstance(target, ast.Starred) for target in targets)
         for i, target in enumerate(targets):
             is_known = values is not None and len(values) == len(targets) and not has_rest
-            self.assign(target, values[i] if is_known and values else Unknown(expression_text(target)), scope)
+            self.assign(
+                target,
+                values[i] if is_known and values else Unknown(expression_text(target)),
+                scope,
+            )
 
     def _if(self, node: ast.If, scope: Scope) -> Exit | None:
         outcome = truth(self.value(node.test, scope))
@@ -356,7 +384,9 @@ class _Follower(Calls):
                 self.assign(node.target, Unknown(expression_text(node.target)), scope)
                 return _within_loop(self.block(node.body, scope))
 
-            return self._open([once, lambda: None], f"for {expression_text(node.iter)}", node.lineno)
+            return self._open(
+                [once, lambda: None], f"for {expression_text(node.iter)}", node.lineno
+            )
         for value in values:
             self.assign(node.target, value, scope)
             ended = self.block(node.body, scope)
@@ -401,7 +431,9 @@ class _Follower(Calls):
                 return self.block(case.body, scope)
             if fits is not False:
                 branches.append(lambda body=case.body: self.block(body, scope))
-        return self._open([*branches, lambda: None], node.subject, node.lineno) if branches else None
+        return (
+            self._open([*branches, lambda: None], node.subject, node.lineno) if branches else None
+        )
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         """Define the names that an import brings in."""
@@ -441,9 +473,12 @@ class _Follower(Calls):
                 self.modules[name] = scope
         return self.modules[name]
 
-    # --- calls of the script's own functions --------------------------------------------------------
+    # --- calls of the script's own functions
+    # --------------------------------------------------------
 
-    def call_function(self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    def call_function(
+        self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Any:
         """The result of a function that a script defines."""
         node = function.node
         self.was_called.add(id(node))
@@ -485,12 +520,14 @@ _EXITS: Final = (Symbol("sys.exit"), Symbol("exit"), Symbol("quit"))
 
 
 def _within_loop(ended: Exit | None) -> Exit | None:
-    """Return how a loop ends by how one of its rounds ended: `break` and `continue` do not leave the code around it."""
+    """Return how a loop ends by how one of its rounds ended: `break` and `continue` do not leave
+    the code around it."""
     return None if ended is not None and ended.kind in ("break", "continue") else ended
 
 
 def _owners(value: Any) -> list[ScriptObject]:
-    """Objects whose attribute an assignment may set: several, if it depends on an undecided condition."""
+    """Objects whose attribute an assignment may set: several, if it depends on an undecided
+    condition."""
     possible = value.values if isinstance(value, Choice) else (value,)
     return [owner for owner in possible if isinstance(owner, ScriptObject)]
 

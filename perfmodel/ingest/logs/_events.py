@@ -1,5 +1,5 @@
-"""Events that a log reports between its lines about steps: checkpoints, evaluations, restarts, skipped updates, timers
-and memory."""
+"""Events that a log reports between its lines about steps: checkpoints, evaluations, restarts,
+skipped updates, timers and memory."""
 
 import re
 from collections import defaultdict
@@ -30,10 +30,15 @@ _KINDS: Final[tuple[tuple[EventKind, re.Pattern[str]], ...]] = (
             re.IGNORECASE,
         ),
     ),
-    ("overflow", re.compile(r"overflow!? .*skipping step|Grad overflow on iteration", re.IGNORECASE)),
+    (
+        "overflow",
+        re.compile(r"overflow!? .*skipping step|Grad overflow on iteration", re.IGNORECASE),
+    ),
     (
         "allocator_retry",
-        re.compile(r"memory allocation retries|cudaMalloc retries|pytorch allocator cache flushes", re.I),
+        re.compile(
+            r"memory allocation retries|cudaMalloc retries|pytorch allocator cache flushes", re.I
+        ),
     ),
 )
 _SAVE_SECONDS: Final = re.compile(r"finished saving the checkpoint.*?in ([\d.]+) ?s", re.IGNORECASE)
@@ -58,12 +63,16 @@ def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[Lo
             at_step = step.step
         for kind, pattern in _KINDS:
             if pattern.search(line):
-                # Every rank may report the same checkpoint, often in several words: one event of a kind after a step.
+                # Every rank may report the same checkpoint, often in several words: one event of a
+                # kind after a step.
                 events.setdefault((kind, at_step), LogEvent(kind=kind, after_step=at_step))
         seconds = _save_seconds(line)
         if seconds is not None:
-            # The line with the duration says most about a checkpoint, and replaces earlier notes of it.
-            events["checkpoint", at_step] = LogEvent(kind="checkpoint", after_step=at_step, seconds=seconds)
+            # The line with the duration says most about a checkpoint, and replaces earlier notes of
+            # it.
+            events["checkpoint", at_step] = LogEvent(
+                kind="checkpoint", after_step=at_step, seconds=seconds
+            )
     return tuple(events.values())
 
 
@@ -97,20 +106,23 @@ _PHASE_OF_TIMER: Final = {
     # XTuner
     "data_time": "data",
 }
-_MINMAX: Final = re.compile(r"(?<![\w/-])([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$")
+_MINMAX: Final = re.compile(
+    r"(?<![\w/-])([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$"
+)
 _DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| ((?:fwd|forward): .*)$")
 _XTUNER_TIMER: Final = re.compile(r"Iter\(train\).*\bdata_time: ([\d.]+)")
 
 
 def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
-    """Medians of the timers of Megatron-LM (`--timing-log-level`), DeepSpeed (`wall_clock_breakdown`) and XTuner, by
-    phase."""
+    """Medians of the timers of Megatron-LM (`--timing-log-level`), DeepSpeed
+    (`wall_clock_breakdown`) and XTuner, by phase."""
     least_s: dict[str, list[float]] = defaultdict(list)
     most_s: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         across_ranks = _MINMAX.search(line)
         if across_ranks is not None:
-            # Megatron prints (min, max) across ranks, or one number where it logs the maximum alone.
+            # Megatron prints (min, max) across ranks, or one number where it logs the maximum
+            # alone.
             name, least, most, only = across_ranks.groups()
             least_s[name].append(float(least or only) / 1000)
             most_s[name].append(float(most or only) / 1000)
@@ -131,11 +143,12 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
     for name, phase in _PHASE_OF_TIMER.items():
         if name not in least_s:
             continue
-        # Several timers make a phase (reduce-scatter beside all-reduce), so that their medians are added. Medians leave
-        # out the first steps, which compile and warm up.
+        # Several timers make a phase (reduce-scatter beside all-reduce), so that their medians are
+        # added. Medians leave out the first steps, which compile and warm up.
         before = timers.get(phase, PhaseTimer(least_s=0.0, most_s=0.0))
         timers[phase] = PhaseTimer(
-            least_s=before.least_s + median(least_s[name]), most_s=before.most_s + median(most_s[name])
+            least_s=before.least_s + median(least_s[name]),
+            most_s=before.most_s + median(most_s[name]),
         )
     return timers
 
@@ -165,7 +178,8 @@ _RESERVED: Final = (
     (re.compile(r"""['"]memory\(GiB\)['"]: ['"]?([\d.]+)"""), GIB),
     (re.compile(r"memory/device_reserved \(GiB\)': ([\d.]+)"), GIB),
 )
-"""Patterns of memory figures in lines, with their units. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
+"""Patterns of memory figures in lines, with their units. DeepSpeed writes GB for GiB, Composer GB
+for 10^9 bytes."""
 
 
 def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:
@@ -173,7 +187,9 @@ def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:
     return _largest(lines, _ALLOCATED), _largest(lines, _RESERVED)
 
 
-def _largest(lines: Sequence[str], patterns: Sequence[tuple[re.Pattern[str], float]]) -> float | None:
+def _largest(
+    lines: Sequence[str], patterns: Sequence[tuple[re.Pattern[str], float]]
+) -> float | None:
     largest = None
     for line in lines:
         for pattern, unit in patterns:

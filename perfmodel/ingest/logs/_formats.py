@@ -75,7 +75,8 @@ _WHOLE: Final = ("global_batch", "skipped_steps")
 
 
 def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
-    """A line of `name: value` fields with bars between them, as Megatron-LM, NeMo and nanotron write it."""
+    """A line of `name: value` fields with bars between them, as Megatron-LM, NeMo and nanotron
+    write it."""
     values: dict[str, Any] = {}
     for name, text in piped_fields(line).items():
         value = number(text)
@@ -91,7 +92,8 @@ def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
 
 
 def _titan_step(line: str, match: re.Match[str]) -> LoggedStep:
-    # torchtitan's tps (before 2025 wps) are tokens per second and device, over the steps since the last line.
+    # torchtitan's tps (before 2025 wps) are tokens per second and device, over the steps since the
+    # last line.
     rate = re.search(r"\b(?:tps|wps):\s*([\d,]+(?:\.\d+)?)", line)
     tflops = re.search(r"\btflops:\s*([\d,.]+)", line)
     return LoggedStep(
@@ -116,13 +118,16 @@ def _maxtext_step(line: str, match: re.Match[str]) -> LoggedStep:
 def _deepspeed_step(line: str, match: re.Match[str]) -> LoggedStep | None:
     if match["pipeline_step"]:
         return LoggedStep(
-            step=int(match["pipeline_step"]), seconds=float(match["seconds"]), clock_s=clock_seconds(line)
+            step=int(match["pipeline_step"]),
+            seconds=float(match["seconds"]),
+            clock_s=clock_seconds(line),
         )
     rate = number(match["rate"])
     if not rate:
         return None
     if match["local_step"]:
-        # Older versions count micro-batches: the clock between two lines does not give the time of a step.
+        # Older versions count micro-batches: the clock between two lines does not give the time of
+        # a step.
         return LoggedStep(step=int(match["local_step"]), samples_per_s=rate)
     return LoggedStep(step=int(match["step"]), samples_per_s=rate, clock_s=clock_seconds(line))
 
@@ -135,7 +140,9 @@ def _bar_step(match: re.Match[str]) -> LoggedStep:
     if not match["unit"].startswith("s/"):
         seconds = 1 / rate if rate else None
     step = number(match["step"])
-    return LoggedStep(step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"]))
+    return LoggedStep(
+        step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"])
+    )
 
 
 def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
@@ -145,7 +152,8 @@ def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
         bar = _HF_BAR.search(line)
         if bar:
             bars.append((line_number, bar))
-    # Training has more steps than an evaluation has batches: its total is the one that is shown most often.
+    # Training has more steps than an evaluation has batches: its total is the one that is shown
+    # most often.
     totals = Counter(bar["total"] for _, bar in bars)
     training_total = max(totals, key=totals.__getitem__) if totals else ""
     for line_number, bar in bars:
@@ -166,10 +174,12 @@ def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
 def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
     """Times and rates that Composer logged for one step."""
     batches_per_s = number(metrics.get("throughput/batches_per_sec", ""))
-    # Four decimals are too few for steps of several seconds, of which more samples and tokens pass in each.
+    # Four decimals are too few for steps of several seconds, of which more samples and tokens pass
+    # in each.
     samples_per_s = number(metrics.get("throughput/samples_per_sec", ""))
     tokens_per_s = number(metrics.get("throughput/device/tokens_per_sec", ""))
-    # Time of training and evaluations together, in hours unless SpeedMonitor is set to another unit.
+    # Time of training and evaluations together, in hours unless SpeedMonitor is set to another
+    # unit.
     wall_clock_h = number(metrics.get("wall_clock/total", ""))
     clock_s = clock_seconds(head)
     if clock_s is None and wall_clock_h is not None:
@@ -184,12 +194,16 @@ def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
     )
 
 
-_MEGATRON: Final = re.compile(r"(?<!\w)iteration\s*[:=]?\s*(\d+)\s*/\s*\d+\s*\|(?=.*elapsed.time.per.iteration)")
+_MEGATRON: Final = re.compile(
+    r"(?<!\w)iteration\s*[:=]?\s*(\d+)\s*/\s*\d+\s*\|(?=.*elapsed.time.per.iteration)"
+)
 _NEMO: Final = re.compile(r"global_step[:=]\s*([\d.]+)(?=.*train_step_timing in s[:=])")
 _NANOTRON: Final = re.compile(
     r"iteration:\s*(\d+)\s*/\s*\d+\s*\|(?=.*consumed_tokens:)(?=.*(?:elapsed_)?time_per_iteration_ms:)"
 )
-_TITAN: Final = re.compile(r"\bstep:\s*([\d,]+)(?:/[\d,]+\s*=\s*[\d.]+%)?\s+loss:(?=.*\b(?:tps|wps):)")
+_TITAN: Final = re.compile(
+    r"\bstep:\s*([\d,]+)(?:/[\d,]+\s*=\s*[\d.]+%)?\s+loss:(?=.*\b(?:tps|wps):)"
+)
 _MAXTEXT: Final = re.compile(
     r"completed step:\s*(\d+), seconds:\s*([\d.]+), TFLOP/s(?:/device)?:\s*([\d.]+)"
     r"(?:, Tokens/s/device:\s*([\d.]+))?"
@@ -223,7 +237,12 @@ FORMATS: Final = (
         read=_by_line(_LEVANTER, lambda _, match: _bar_step(match)),
         retime=timed_by_spans,
     ),
-    LogFormat(name="deepspeed", marks=_DEEPSPEED, read=_by_line(_DEEPSPEED, _deepspeed_step), retime=timed_by_stamps),
+    LogFormat(
+        name="deepspeed",
+        marks=_DEEPSPEED,
+        read=_by_line(_DEEPSPEED, _deepspeed_step),
+        retime=timed_by_stamps,
+    ),
     LogFormat(name="megatron", marks=BRIDGE, read=bridge_steps),
     LogFormat(name="nemo-automodel", marks=AUTOMODEL, read=_by_line(AUTOMODEL, automodel_step)),
     LogFormat(name="torchtune", marks=TORCHTUNE, read=_by_line(TORCHTUNE, torchtune_step)),
@@ -231,5 +250,5 @@ FORMATS: Final = (
     LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps, retime=timed_by_spans),
     LogFormat(name="hf-trainer", marks=DICTIONARY, read=dictionary_steps, retime=timed_by_spans),
 )
-"""Formats in the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed
-under the Trainer of Hugging Face a progress bar."""
+"""Formats in the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed
+too, and DeepSpeed under the Trainer of Hugging Face a progress bar."""

@@ -14,11 +14,14 @@ DICTIONARY: Final = re.compile(
     r"""\{.*?['"](?:global_step/max_steps|current_steps)['"]: ['"]?(?P<step>\d+).*?"""
     r"""['"]elapsed_time['"]: ['"](?P<elapsed>[^'"]+)['"]"""
 )
-_SPEED: Final = re.compile(r"""['"]train_speed\((?P<unit>iter/s|s/it)\)['"]: ['"]?(?P<rate>[\d.]+)""")
+_SPEED: Final = re.compile(
+    r"""['"]train_speed\((?P<unit>iter/s|s/it)\)['"]: ['"]?(?P<rate>[\d.]+)"""
+)
 
 
 def dictionary_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """Lines such as `{"current_steps": 10, ..., "elapsed_time": "0:01:02"}`, timed by what elapsed between them.
+    """Lines such as `{"current_steps": 10, ..., "elapsed_time": "0:01:02"}`, timed by what elapsed
+    between them.
 
     MS-Swift prints the mean speed since the start besides, which times the first line.
     """
@@ -29,8 +32,8 @@ def dictionary_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
         if match is None or "eval_loss" in line or "train_runtime" in line:
             continue
         step = LoggedStep(step=int(match["step"]), clock_s=duration_seconds(match["elapsed"]))
-        # The time since the previous line is that of these steps alone; the printed speed is a mean since the start, in
-        # which compilation and warm-up stay.
+        # The time since the previous line is that of these steps alone; the printed speed is a mean
+        # since the start, in which compilation and warm-up stay.
         seconds = _seconds_between(before, step)
         if seconds is None:
             seconds = _seconds_of_speed(line)
@@ -90,10 +93,16 @@ _OLMO_METRIC: Final = re.compile(r"\bthroughput/device/(TPS|tokens_per_second)=(
 
 
 def olmo_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """Steps of OLMo and OLMo-core: `[step=2/739328]` and, below it, `throughput/device/TPS=45,538`."""
+    """Steps of OLMo and OLMo-core: `[step=2/739328]` and, below it,
+    `throughput/device/TPS=45,538`."""
     for head_at, step, metrics in metric_blocks(lines, OLMO, _OLMO_METRIC):
         rate = number(metrics.get("TPS", metrics.get("tokens_per_second", "")))
-        yield head_at, LoggedStep(step=step, tokens_per_s_per_device=rate, clock_s=clock_seconds(lines[head_at]))
+        yield (
+            head_at,
+            LoggedStep(
+                step=step, tokens_per_s_per_device=rate, clock_s=clock_seconds(lines[head_at])
+            ),
+        )
 
 
 # ---- one line per step ----
@@ -104,25 +113,33 @@ AUTOMODEL: Final = re.compile(r"\bstep (\d+) \| epoch \d+ \| .*?\btps [\d.,]+ ?\
 
 
 def torchtune_step(line: str, match: re.Match[str]) -> LoggedStep:
-    """`Step 10 | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:1234.5 ...`, of torchtune's loggers to disk or screen."""
-    return LoggedStep(step=int(match[1]), tokens_per_s_per_device=number(match[2]), clock_s=clock_seconds(line))
+    """`Step 10 | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:1234.5 ...`, of torchtune's loggers to
+    disk or screen."""
+    return LoggedStep(
+        step=int(match[1]), tokens_per_s_per_device=number(match[2]), clock_s=clock_seconds(line)
+    )
 
 
 def xtuner_step(line: str, match: re.Match[str]) -> LoggedStep:
-    """`Iter(train) [  10/1000]  lr: ...  time: 6.19  data_time: 0.01  memory: 61520  loss: ...` of mmengine."""
+    """`Iter(train) [  10/1000]  lr: ...  time: 6.19  data_time: 0.01  memory: 61520  loss: ...` of
+    mmengine."""
     return LoggedStep(step=int(match[1]), seconds=float(match[2]), clock_s=clock_seconds(line))
 
 
 def automodel_step(line: str, match: re.Match[str]) -> LoggedStep:
-    """`step 7 | epoch 0 | loss ... | mem 61.52 GiB | tps 65432.12(8179.01/gpu)` of NeMo AutoModel."""
-    return LoggedStep(step=int(match[1]), tokens_per_s_per_device=number(match[2]), clock_s=clock_seconds(line))
+    """`step 7 | epoch 0 | loss ... | mem 61.52 GiB | tps 65432.12(8179.01/gpu)` of NeMo
+    AutoModel."""
+    return LoggedStep(
+        step=int(match[1]), tokens_per_s_per_device=number(match[2]), clock_s=clock_seconds(line)
+    )
 
 
 BRIDGE: Final = re.compile(r"\bStep Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU")
 
 
 def bridge_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """`Step Time : 6.51s GPU utilization: 512.1MODEL_TFLOP/s/GPU`, which names no step: they are counted."""
+    """`Step Time : 6.51s GPU utilization: 512.1MODEL_TFLOP/s/GPU`, which names no step: they are
+    counted."""
     step = 0
     for line_number, line in enumerate(lines):
         match = BRIDGE.search(line)

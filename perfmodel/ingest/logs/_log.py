@@ -19,11 +19,13 @@ LOG_FORMATS: Final = (
     "torchtune",
     "xtuner",
 )
-"""Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of Megatron-LM; `composer` is
-what llm-foundry prints; `hf-trainer` is also axolotl, LLaMA-Factory and MS-Swift."""
+"""Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of
+Megatron-LM; `composer` is what llm-foundry prints; `hf-trainer` is also axolotl, LLaMA-Factory and
+MS-Swift."""
 EventKind = Literal["checkpoint", "evaluation", "restart", "overflow", "allocator_retry"]
 Phase = Literal["data", "forward", "compute", "gradient_sync", "weight_gather", "optimizer"]
-"""`compute`: forward and backward passes without waiting between pipeline stages; `forward`: forward passes alone."""
+"""`compute`: forward and backward passes without waiting between pipeline stages; `forward`:
+forward passes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class LoggedStep:
 
     step: int
     seconds: float | None = None
-    """Seconds per step, averaged over the steps since the previous line; None if the log states only a throughput."""
+    """Seconds per step, averaged over the steps since the previous line; None if the log states
+    only a throughput."""
     tokens_per_s_per_device: float | None = None
     samples_per_s: float | None = None
     """Sequences per second of all devices together."""
@@ -46,7 +49,8 @@ class LoggedStep:
     """Time at which the line was written, in seconds since an arbitrary origin."""
 
     def seconds_of(self, tokens_per_step: float, devices: int, global_batch: int) -> float | None:
-        """Seconds per step, from the throughput where the line gives no time; None where it gives neither."""
+        """Seconds per step, from the throughput where the line gives no time; None where it gives
+        neither."""
         if self.seconds is not None:
             return self.seconds
         if self.tokens_per_s_per_device:
@@ -93,7 +97,8 @@ class TrainingLog:
     steps: tuple[LoggedStep, ...]
     events: tuple[LogEvent, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the log says were run: `devices`, `global_batch`, `seq_len`, fields of `Layout`, `dtype`."""
+    """Settings that the log says were run: `devices`, `global_batch`, `seq_len`, fields of
+    `Layout`, `dtype`."""
     timers: Mapping[str, PhaseTimer] = field(default_factory=dict)
     """Medians over the steps, by phase (`Phase`); empty where the log has no timers."""
     clocks: ClockRange | None = None

@@ -35,7 +35,8 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
         place: name of the log in errors.
     """
     lines = plain_lines(text)
-    # Formats are tried from the most particular on; the marks of one may match a line of another that holds no step.
+    # Formats are tried from the most particular on; the marks of one may match a line of another
+    # that holds no step.
     for form in FORMATS:
         if not any(form.marks.search(line) for line in lines):
             continue
@@ -65,11 +66,14 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
     )
 
 
-def _each_once(reported: Mapping[int, LoggedStep], processes: Sequence[str]) -> dict[int, LoggedStep]:
+def _each_once(
+    reported: Mapping[int, LoggedStep], processes: Sequence[str]
+) -> dict[int, LoggedStep]:
     """Lines about steps, by number of the line, each step once.
 
-    A progress bar writes several lines about one step, and where every rank writes its own, some are ahead of others.
-    One process leads: lines of others count only once it has fallen silent, as after a restart on other nodes.
+    A progress bar writes several lines about one step, and where every rank writes its own, some
+    are ahead of others. One process leads: lines of others count only once it has fallen silent, as
+    after a restart on other nodes.
 
     Args:
         reported: lines about steps.

@@ -1,4 +1,5 @@
-"""Reads the settings that a log states: these are what really ran, even if the launch script differs."""
+"""Reads the settings that a log states: these are what really ran, even if the launch script
+differs."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,9 @@ def _flag(text: str) -> bool | None:
 
 
 def _recompute(text: str) -> str | None:
-    return {"none": "none", "full": "full", "selective": "selective"}.get(text.strip().strip("'\"").lower())
+    return {"none": "none", "full": "full", "selective": "selective"}.get(
+        text.strip().strip("'\"").lower()
+    )
 
 
 _NAMED: Final[dict[str, tuple[str, _Read]]] = {
@@ -45,7 +48,9 @@ _NAMED: Final[dict[str, tuple[str, _Read]]] = {
     "global_batch_size_to_train_on": ("global_batch", _whole_number),
 }
 """Name of a setting -> field of layout or job, and the parser of its value."""
-_LINE: Final = re.compile(rf"(?<![\w-])({'|'.join(_NAMED)})\s*(?:\.{{2,}}|:|\s{{2,}})\s*(\S.*?)\s*$")
+_LINE: Final = re.compile(
+    rf"(?<![\w-])({'|'.join(_NAMED)})\s*(?:\.{{2,}}|:|\s{{2,}})\s*(\S.*?)\s*$"
+)
 """`name ..... value` (Megatron-LM, DeepSpeed), `name: value` (NeMo, llm-foundry, MaxText)."""
 _SENTENCES: Final = (
     # Megatron-LM
@@ -57,7 +62,9 @@ _SENTENCES: Final = (
     re.compile(
         r"local batch size:? \d+, global batch size:? (?P<global_batch>\d+).*?sequence length:? (?P<seq_len>\d+)"
     ),
-    re.compile(r"Building device mesh with parallelism: .*?\bpp=(?P<pp>\d+).*?\bcp=(?P<cp>\d+).*?\btp=(?P<tp>\d+)"),
+    re.compile(
+        r"Building device mesh with parallelism: .*?\bpp=(?P<pp>\d+).*?\bcp=(?P<cp>\d+).*?\btp=(?P<tp>\d+)"
+    ),
     # the Trainer of Hugging Face
     re.compile(r"Total train batch size \(w\. parallel[^=]*= (?P<global_batch>[\d,]+)"),
     re.compile(r"Instantaneous batch size per device = (?P<micro_batch>[\d,]+)"),
@@ -78,10 +85,12 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
     settings: dict[str, Any] = {}
     step_indices = frozenset(step_lines)
     for index, line in enumerate(lines):
-        # Reports of steps have fields with the same names, `global batch size: 1024`, whose values may be rounded.
+        # Reports of steps have fields with the same names, `global batch size: 1024`, whose values
+        # may be rounded.
         if index in step_indices:
             continue
-        # Later lines are closer to the actual run: a list of arguments, then sentences of the framework and its mesh.
+        # Later lines are closer to the actual run: a list of arguments, then sentences of the
+        # framework and its mesh.
         name_and_value = _LINE.search(line)
         if name_and_value is not None:
             field, parse = _NAMED[name_and_value[1]]
@@ -91,7 +100,9 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         for pattern in _SENTENCES:
             sentence = pattern.search(line)
             if sentence is not None:
-                settings |= {field: _whole_number(text) for field, text in sentence.groupdict().items()}
+                settings |= {
+                    field: _whole_number(text) for field, text in sentence.groupdict().items()
+                }
         mesh = _TITAN_MESH.search(line)
         if mesh is not None:
             settings |= _of_mesh(mesh)

@@ -1,4 +1,5 @@
-"""Reads reports of Megatron-Core's straggler detector (`--log-straggler`): times and clocks across ranks."""
+"""Reads reports of Megatron-Core's straggler detector (`--log-straggler`): times and clocks across
+ranks."""
 
 import re
 from collections import defaultdict
@@ -8,14 +9,15 @@ from typing import Final
 
 from perfmodel.ingest.logs._log import ClockRange, PhaseTimer
 
-# `MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: 3468.20ms/0 | ...` (megatron/core/README_STRAGGLER.md): Mn is the least of all
-# ranks, Mx the largest.
+# `MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: 3468.20ms/0 | ...` (megatron/core/README_STRAGGLER.md): Mn is
+# the least of all ranks, Mx the largest.
 _FIGURE: Final = re.compile(r"\b(Mn|Mx)(Rtt|DRtt|Clk)/Rnk: ([\d.]+)(?:ms|MHz)/\d+")
 _MARK: Final = "MnRtt/Rnk"
 
 
 def straggler_timers(lines: Sequence[str]) -> dict[str, PhaseTimer]:
-    """Medians over the reports, by phase: `forward` passes of a step, and the loading of its `data`."""
+    """Medians over the reports, by phase: `forward` passes of a step, and the loading of its
+    `data`."""
     least, most = _medians(lines)
     timers = {}
     for figure, phase in (("Rtt", "forward"), ("DRtt", "data")):
@@ -25,7 +27,8 @@ def straggler_timers(lines: Sequence[str]) -> dict[str, PhaseTimer]:
 
 
 def straggler_clocks(lines: Sequence[str]) -> ClockRange | None:
-    """Medians over the reports of the lowest and the highest clock of any rank; None without reports."""
+    """Medians over the reports of the lowest and the highest clock of any rank; None without
+    reports."""
     least, most = _medians(lines)
     if "Clk" not in least or "Clk" not in most:
         return None

@@ -16,12 +16,14 @@ _NUMBER: Final = re.compile(
 
 
 def plain_lines(text: str) -> list[str]:
-    """Lines without colours; a progress bar that rewrites its line gives one line for each state."""
+    """Lines without colours; a progress bar that rewrites its line gives one line for each
+    state."""
     return _ANSI.sub("", text).replace("\r", "\n").split("\n")
 
 
 def number(text: str) -> float | None:
-    """The number that a text begins with: `1,234`, `1.5E+01`, or shortened as in `23.4K`; None where there is none."""
+    """The number that a text begins with: `1,234`, `1.5E+01`, or shortened as in `23.4K`; None
+    where there is none."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None
@@ -75,12 +77,15 @@ _PROCESSES: Final = (
     re.compile(r"^ *(\d+): "),
     re.compile(r"^([\w.-]+) ?\| "),
 )
-"""Patterns of the process names that torchrun, mpirun, Composer, nanotron, Ray, srun and Docker put before a line."""
+"""Patterns of the process names that torchrun, mpirun, Composer, nanotron, Ray, srun and Docker put
+before a line."""
 
 
 def process_of(line: str) -> str:
-    """The process that wrote a line, as its launcher names it; empty if the line does not name one."""
-    # Launchers nest (srun starts torchrun): all names together tell the process, as ranks repeat on every node.
+    """The process that wrote a line, as its launcher names it; empty if the line does not name
+    one."""
+    # Launchers nest (srun starts torchrun): all names together tell the process, as ranks repeat on
+    # every node.
     names = []
     for pattern in _PROCESSES:
         match = pattern.search(line)
@@ -90,15 +95,18 @@ def process_of(line: str) -> str:
 
 
 def piped_fields(line: str) -> dict[str, str]:
-    """Fields of a line such as `loss scale: 1.0 | grad norm: 2.3 |`, by name in lower case with underscores.
+    """Fields of a line such as `loss scale: 1.0 | grad norm: 2.3 |`, by name in lower case with
+    underscores.
 
-    Names and values are separated by a colon or an equals sign, fields by a bar, or in a progress bar by a comma.
+    Names and values are separated by a colon or an equals sign, fields by a bar, or in a progress
+    bar by a comma.
     """
     fields = {}
     for part in re.split(r"\||, (?=[a-z_]+[ a-z_]*=)", line):
         match = re.match(r"\s*(.*?)\s*[:=]\s*(.*?)\s*$", part)
         if match is not None:
             name = re.sub(r"[^a-z0-9]+", "_", match[1].lower()).strip("_")
-            # The first field of a name counts; a later one in the same line belongs to another framework.
+            # The first field of a name counts; a later one in the same line belongs to another
+            # framework.
             fields.setdefault(name, match[2].rstrip("]"))
     return fields

@@ -1,4 +1,5 @@
-"""Files of profilers as timelines of devices and as calls of operators: Kineto, Nsight Systems, JAX.
+"""Files of profilers as timelines of devices and as calls of operators: Kineto, Nsight Systems,
+JAX.
 
 Beside this door is `chrome`, the format in which traces are written.
 """

@@ -1,7 +1,7 @@
 """Instructions of compiled XLA modules as rows of the measurement tables.
 
-A profile carries its modules as `HloProto` messages (xla/service/hlo.proto, whose field numbers these are); the
-names of its events are those of the instructions.
+A profile carries its modules as `HloProto` messages (xla/service/hlo.proto, whose field numbers
+these are); the names of its events are those of the instructions.
 """
 
 from collections.abc import Mapping
@@ -97,7 +97,8 @@ class HloModule:
 
     def _fusion(self, fusion: _Instruction) -> "Row | str":
         """The row of a fusion with exactly one product, which counts as that product."""
-        # Element-wise work around a product runs in its epilogue and costs little; two products have no single shape.
+        # Element-wise work around a product runs in its epilogue and costs little; two products
+        # have no single shape.
         products: list[_Instruction] = []
         for computation in fusion.called:
             instructions = self._computations.get(computation, ())
@@ -107,7 +108,8 @@ class HloModule:
         return self._dot(products[0])
 
     def _dot(self, dot: _Instruction) -> "Row | str":
-        """Dimensions of lhs and rhs that are batched, contracted and free (xla_data.proto, DotDimensionNumbers)."""
+        """Dimensions of lhs and rhs that are batched, contracted and free (xla_data.proto,
+        DotDimensionNumbers)."""
         numbers = submessages(dict(dot.message), 30)
         operands = [self._by_id.get(number) for number in dot.operands]
         if not numbers or len(operands) < 2 or not all(o and o.shapes for o in operands[:2]):
@@ -124,7 +126,8 @@ class HloModule:
         rhs_fits = all(0 <= d < len(rhs.dims) for d in rhs_shared)
         if not (lhs_fits and rhs_fits):
             return "product whose dimensions do not fit its inputs"
-        # Dimensions that are neither contracted nor batched are free: together they are rows and columns of the result.
+        # Dimensions that are neither contracted nor batched are free: together they are rows and
+        # columns of the result.
         batch = prod(lhs.dims[d] for d in batched)
         k = prod(lhs.dims[d] for d in contracted)
         m = prod(size for d, size in enumerate(lhs.dims) if d not in lhs_shared)
@@ -140,7 +143,8 @@ class HloModule:
         if opcode == "all-gather":  # its size is that of its result
             shapes = instruction.shapes[-1:]
         else:
-            # All others are measured by their input: the instruction may combine several tensors in one call.
+            # All others are measured by their input: the instruction may combine several tensors in
+            # one call.
             shapes = ()
             for number in instruction.operands:
                 if number in self._by_id:
@@ -150,9 +154,16 @@ class HloModule:
         # Without groups a collective takes in all devices of the program.
         groups = submessages(dict(instruction.message), 49)
         members = [integers(fields(group, self._place), 1, self._place) for group in groups]
-        ranks = 2 if opcode == "collective-permute" else max(map(len, members), default=0) or n_devices
+        ranks = (
+            2 if opcode == "collective-permute" else max(map(len, members), default=0) or n_devices
+        )
         size = sum(s.bytes for s in shapes)
-        return {"collective": HLO_COLLECTIVES[opcode], "num_ranks": ranks, "bytes": size, "dtype": shapes[0].dtype}
+        return {
+            "collective": HLO_COLLECTIVES[opcode],
+            "num_ranks": ranks,
+            "bytes": size,
+            "dtype": shapes[0].dtype,
+        }
 
     def _instruction(self, message: dict[int, list[Field]]) -> _Instruction:
         shapes: list[_Shape] = []
@@ -182,7 +193,8 @@ def modules(facts: Mapping[str, Mapping[str, Any]], place: object) -> dict[str, 
         proto = stats.get("Hlo Proto")
         if isinstance(proto, bytes) and proto:
             module = HloModule(proto, place)
-            # Events give the name with or without the program's number: "jit_step(12)" or "jit_step".
+            # Events give the name with or without the program's number: "jit_step(12)" or
+            # "jit_step".
             by_event_name[kind] = module
             by_event_name[kind.partition("(")[0]] = module
     return by_event_name

@@ -1,9 +1,9 @@
-"""JAX profiles: `*.xplane.pb` files, the directories that `jax.profiler.trace` writes them to, and its Chrome traces
-(`*.trace.json.gz`), which contain less.
+"""JAX profiles: `*.xplane.pb` files, the directories that `jax.profiler.trace` writes them to, and
+its Chrome traces (`*.trace.json.gz`), which contain less.
 
-Activities are the events of device planes (GPU: the lines of streams; TPU: the line of XLA ops); of a profile of
-CPUs the host's events that name an HLO instruction and a device. Steps and passes are those of the host's
-annotations (`StepTraceAnnotation`, `TraceAnnotation`) around the event's start.
+Activities are the events of device planes (GPU: the lines of streams; TPU: the line of XLA ops); of
+a profile of CPUs the host's events that name an HLO instruction and a device. Steps and passes are
+those of the host's annotations (`StepTraceAnnotation`, `TraceAnnotation`) around the event's start.
 """
 
 import re
@@ -19,7 +19,15 @@ from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer
 from perfmodel.ingest._rows import CollectiveCalls, ReadOptions, Row
 from perfmodel.ingest.profiles._hlo_modules import HloModule, modules
-from perfmodel.ingest.profiles._measured_trace import Activity, Range, Tags, kind_of, numbered, parse_tags, tags_at
+from perfmodel.ingest.profiles._measured_trace import (
+    Activity,
+    Range,
+    Tags,
+    kind_of,
+    numbered,
+    parse_tags,
+    tags_at,
+)
 from perfmodel.ingest.profiles._profile import Detail
 from perfmodel.ingest.profiles._xspace import XEvent, XPlane, read_xspace
 from perfmodel.ingest.profiles.chrome import ChromeEvent, ChromeTrace, read_chrome
@@ -59,7 +67,9 @@ def xplane_paths(path: Path) -> list[Path]:
         return [path]
     profiles = sorted(path.rglob("*.xplane.pb"))
     if not profiles:
-        raise TableError(f"{path}: the directory has no *.xplane.pb; give the one that jax.profiler.trace wrote to")
+        raise TableError(
+            f"{path}: the directory has no *.xplane.pb; give the one that jax.profiler.trace wrote to"
+        )
     # Sessions are folders called after their time: all processes of one write into the same.
     newest = max(file.parent for file in profiles)
     return [file for file in profiles if file.parent == newest]
@@ -100,7 +110,9 @@ def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
     activities = []
     for position, file in enumerate(files):
         at_s = np.array([event.start_ps for _, _, event in file.work], float) * 1e-12
-        for (device, stream, event), tags in zip(file.work, tags_at(file.ranges, at_s), strict=True):
+        for (device, stream, event), tags in zip(
+            file.work, tags_at(file.ranges, at_s), strict=True
+        ):
             activities.append(((position, device), _activity(event, stream, tags)))
     return numbered(activities)
 
@@ -118,7 +130,8 @@ _CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|do
 
 
 def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
-    """Activities of all processes with their calls, without instructions that only contain others."""
+    """Activities of all processes with their calls, without instructions that only contain
+    others."""
     n_devices = _count_devices(files)
     activities = iter(xplane_activities(files))
     calls = []
@@ -136,7 +149,9 @@ def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
     return calls
 
 
-def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+def xplane_rows(
+    files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]
+) -> list[Row]:
     """Matrix products and collectives as rows, with shapes from the modules in the profile."""
     rows: list[Row] = []
     calls = CollectiveCalls()
@@ -144,7 +159,11 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
     for position, file in enumerate(files):
         for device, _, event in file.work:
             name = str(event.stats.get("hlo_module", ""))
-            row = file.modules[name].row(_instruction(event), n_devices) if name in file.modules else _NO_MODULE
+            row = (
+                file.modules[name].row(_instruction(event), n_devices)
+                if name in file.modules
+                else _NO_MODULE
+            )
             if isinstance(row, str):
                 skipped[row] += 1
             elif event.duration_ps > 0:
@@ -176,14 +195,21 @@ def _of_cpu(plane: XPlane, path: Path) -> list[DeviceEvent]:
     for line in plane.lines:
         for event in line.events:
             # Thunks of XLA's CPU client have an event at their end too, which repeats the first.
-            if "hlo_op" in event.stats and "device_ordinal" in event.stats and not event.name.startswith("end: "):
-                device = integer(event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}")
+            if (
+                "hlo_op" in event.stats
+                and "device_ordinal" in event.stats
+                and not event.name.startswith("end: ")
+            ):
+                device = integer(
+                    event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}"
+                )
                 events.append(DeviceEvent(device, 0, event))
     return events
 
 
 def _range(event: XEvent) -> Range:
-    # `StepTraceAnnotation` gives its number as a statistic; other annotations say steps and passes in their names.
+    # `StepTraceAnnotation` gives its number as a statistic; other annotations say steps and passes
+    # in their names.
     step: Any = event.stats.get("step_num")
     tags = Tags(step=step) if isinstance(step, int) and step >= 0 else parse_tags(event.name)
     return Range(event.start_ps * 1e-12, (event.start_ps + event.duration_ps) * 1e-12, tags)
@@ -219,14 +245,17 @@ def read_jax_traces(paths: Sequence[Path]) -> list[Activity]:
 
 
 def _of_chrome(trace: ChromeTrace) -> list[Activity]:
-    # The viewer's copy of a profile has planes as processes and lines as threads, and no modules: times alone.
+    # The viewer's copy of a profile has planes as processes and lines as threads, and no modules:
+    # times alone.
     devices: dict[Any, int] = {}
     for pid, name in trace.process_names.items():
         device = _DEVICE.fullmatch(name)
         if device:
             devices[pid] = int(device[1])
     work = _chrome_devices(trace, devices) or _chrome_cpu(trace)
-    ranges = [Range(e.start_us, e.end_us, _chrome_tags(e)) for e in trace.events if e.pid not in devices]
+    ranges = [
+        Range(e.start_us, e.end_us, _chrome_tags(e)) for e in trace.events if e.pid not in devices
+    ]
     at_us = np.array([event.start_us for _, _, event in work], float)
     return [
         _chrome_activity(device, stream, event, tags)
@@ -234,7 +263,9 @@ def _of_chrome(trace: ChromeTrace) -> list[Activity]:
     ]
 
 
-def _chrome_devices(trace: ChromeTrace, devices: dict[Any, int]) -> list[tuple[int, int, ChromeEvent]]:
+def _chrome_devices(
+    trace: ChromeTrace, devices: dict[Any, int]
+) -> list[tuple[int, int, ChromeEvent]]:
     lines = {key: name for key, name in trace.thread_names.items() if key[0] in devices}
     streams = {key for key, name in lines.items() if name.startswith("Stream")}
     chosen = streams or {key for key, name in lines.items() if name in _OP_LINES}
@@ -262,4 +293,12 @@ def _chrome_tags(event: ChromeEvent) -> Tags:
 
 def _chrome_activity(device: int, stream: int, event: ChromeEvent, tags: Tags) -> Activity:
     name = str(event.args.get("hlo_op", event.name))
-    return Activity(device, stream, event.start_us * 1e-6, event.end_us * 1e-6, name, kind_of(event.name, name), *tags)
+    return Activity(
+        device,
+        stream,
+        event.start_us * 1e-6,
+        event.end_us * 1e-6,
+        name,
+        kind_of(event.name, name),
+        *tags,
+    )

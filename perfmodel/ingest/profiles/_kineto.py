@@ -1,8 +1,10 @@
-"""PyTorch profiler (Kineto) Chrome traces: activities of devices, and kernels with the operators that launched them.
+"""PyTorch profiler (Kineto) Chrome traces: activities of devices, and kernels with the operators
+that launched them.
 
-A kernel is tied to its launch by `correlation`, and to its operator by `External id` or, where that names none, as the
-innermost operator around the launch. Its pass and step are those whose ranges lie around the launch. A trace without a
-device's kernels is read as one of the CPU: its outermost operators are the activities.
+A kernel is tied to its launch by `correlation`, and to its operator by `External id` or, where that
+names none, as the innermost operator around the launch. Its pass and step are those whose ranges
+lie around the launch. A trace without a device's kernels is read as one of the CPU: its outermost
+operators are the activities.
 """
 
 from collections import defaultdict
@@ -68,7 +70,8 @@ def is_kineto(trace: ChromeTrace) -> bool:
 
 
 def read_kineto(path: Path, position: int) -> KinetoFile:
-    """Read one file; the rank comes from its `distributedInfo`, else from its position among the files.
+    """Read one file; the rank comes from its `distributedInfo`, else from its position among the
+    files.
 
     Raises:
         TableError: not a Kineto trace, another schema version, or malformed events.
@@ -98,11 +101,14 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
     first = mapping(properties[0], "deviceProperties", path) if properties else {}
     distributed = mapping(trace.data.get("distributedInfo", {}), "distributedInfo", path)
     groups = listing(distributed.get("pg_config", []), "pg_config", path)
-    # Collectives on a CPU do not name their group: it is known only where the job has a single one, of all ranks.
+    # Collectives on a CPU do not name their group: it is known only where the job has a single one,
+    # of all ranks.
     return KinetoFile(
         rank=integer(distributed.get("rank", position), "rank", path),
         base_ns=integer(trace.data.get("baseTimeNanoseconds", 0), "baseTimeNanoseconds", path),
-        world_size=integer(distributed.get("world_size", 1), "world_size", path, 1) if len(groups) <= 1 else 1,
+        world_size=integer(distributed.get("world_size", 1), "world_size", path, 1)
+        if len(groups) <= 1
+        else 1,
         device_name=text(first.get("name", ""), "name of the device", path),
         device_work=pick(_KERNEL + _COPIES),
         operators=pick(_OPERATORS),
@@ -119,7 +125,10 @@ def kineto_activities(files: Sequence[KinetoFile]) -> list[Activity]:
     """Activities of all ranks on one clock; a device for every (rank, device) that has any."""
     activities = []
     for file, shift_us in on_one_clock(files):
-        activities += [((file.rank, activity.device), activity) for activity in _activities_of_file(file, shift_us)]
+        activities += [
+            ((file.rank, activity.device), activity)
+            for activity in _activities_of_file(file, shift_us)
+        ]
     return numbered(activities)
 
 
@@ -144,7 +153,9 @@ def external_id(event: ChromeEvent) -> int | None:
 
 def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
     """The runtime call that launched a kernel, if the file has it."""
-    return file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.place, -1))
+    return file.launches.get(
+        integer(event.args.get("correlation", -1), "correlation", event.place, -1)
+    )
 
 
 def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
@@ -160,13 +171,15 @@ def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
         number = external_id(kernel)
         operators.append(None if number is None else by_id.get(number))
 
-    # Ids that name few operators are those of something else: then the operator around a kernel's launch is its own.
+    # Ids that name few operators are those of something else: then the operator around a kernel's
+    # launch is its own.
     named = sum(operator is not None for operator in operators)
     if 2 * named >= len(operators) or not file.operators:
         return operators
     launches = [launch_of(file, kernel) for kernel in file.device_work]
     parents = parents_of([*file.operators, *(launch for launch in launches if launch is not None)])
-    # Times are rounded, so that a launch may seem to lie inside the launch before it; that is no operator.
+    # Times are rounded, so that a launch may seem to lie inside the launch before it; that is no
+    # operator.
     operator_ids = {id(operator) for operator in file.operators}
     around: list[ChromeEvent | None] = []
     for launch in launches:
@@ -200,11 +213,13 @@ def activities_of(
     operators: Sequence[ChromeEvent | None] | None,
     shift_us: float,
 ) -> list[Activity]:
-    """Events of one rank as activities: kernels with the operators that launched them, or the host's own (None)."""
+    """Events of one rank as activities: kernels with the operators that launched them, or the
+    host's own (None)."""
     launched_us = [event.start_us for event in events]
     if operators is not None:
-        # The ranges of a step lie around the host's calls: a kernel may run long after them. So the time of the runtime
-        # call counts, else that of the operator, else that of the kernel itself.
+        # The ranges of a step lie around the host's calls: a kernel may run long after them. So the
+        # time of the runtime call counts, else that of the operator, else that of the kernel
+        # itself.
         launches = [launch_of(file, event) for event in events]
         launched_us = [
             (launch or operator or event).start_us
@@ -219,26 +234,39 @@ def activities_of(
     ]
 
 
-def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shift_us: float) -> Activity:
+def _activity(
+    event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shift_us: float
+) -> Activity:
     # MTIA's copies stand among its kernels.
     copies = event.category.lower() in _COPIES or event.name == "dma_request"
     kind = ActivityKind.COPY if copies else kind_of(event.name)
     device = integer(event.args.get("device", 0), "device", event.place) if on_device else 0
-    stream = integer(event.args.get("stream", thread), "stream", event.place) if on_device else thread
+    stream = (
+        integer(event.args.get("stream", thread), "stream", event.place) if on_device else thread
+    )
     start_s = (event.start_us + shift_us) * 1e-6
     end_s = (event.end_us + shift_us) * 1e-6
     return Activity(device, stream, start_s, end_s, event.name, kind, *tags)
 
 
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
-    """Tags of the user's ranges at these times; a missing phase is derived from autograd's own calls."""
+    """Tags of the user's ranges at these times; a missing phase is derived from autograd's own
+    calls."""
     said = tags_at((Range(e.start_us, e.end_us, parse_tags(e.name)) for e in file.ranges), at_us)
-    # Most users mark no passes, but everything that autograd's engine calls belongs to the backward pass.
-    backward = [Range(e.start_us, e.end_us, Tags("backward")) for e in file.operators if e.name.startswith(AUTOGRAD)]
+    # Most users mark no passes, but everything that autograd's engine calls belongs to the backward
+    # pass.
+    backward = [
+        Range(e.start_us, e.end_us, Tags("backward"))
+        for e in file.operators
+        if e.name.startswith(AUTOGRAD)
+    ]
     if not backward:
         return said
     guessed = [tags.phase or "forward" for tags in tags_at(backward, at_us)]
-    return [tags if tags.phase else tags._replace(phase=phase) for tags, phase in zip(said, guessed, strict=True)]
+    return [
+        tags if tags.phase else tags._replace(phase=phase)
+        for tags, phase in zip(said, guessed, strict=True)
+    ]
 
 
 def outermost(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:

@@ -1,5 +1,5 @@
-"""Reads operators with shapes and collectives with sizes from Kineto traces, as rows of measurement tables and as calls
-of a profile, for accelerators and CPUs."""
+"""Reads operators with shapes and collectives with sizes from Kineto traces, as rows of measurement
+tables and as calls of a profile, for accelerators and CPUs."""
 
 import re
 from collections import Counter, defaultdict
@@ -17,7 +17,12 @@ from perfmodel.ingest.profiles._kineto import (
     operators_of_kernels,
     parents_of,
 )
-from perfmodel.ingest.profiles._measured_trace import Activity, ActivityKind, is_communication, numbered
+from perfmodel.ingest.profiles._measured_trace import (
+    Activity,
+    ActivityKind,
+    is_communication,
+    numbered,
+)
 from perfmodel.ingest.profiles._profile import Detail, collective_of
 from perfmodel.ingest.profiles._torch_ops import DTYPES, TorchOp, has_row, op_row
 from perfmodel.ingest.profiles.chrome import ChromeEvent
@@ -36,11 +41,21 @@ _COLLECTIVES: Final = {
     "send": ("send_recv", "In"),
     "recv": ("send_recv", "Out"),
 }
-"""Name in the trace -> collective, and the side (input or output) that has its size in nccl-tests' convention."""
-_SUFFIXES: Final = ("_base", "_single", "_into_tensor_coalesced", "_tensor_coalesced", "_coalesced", "_into_tensor")
+"""Name in the trace -> collective, and the side (input or output) that has its size in nccl-tests'
+convention."""
+_SUFFIXES: Final = (
+    "_base",
+    "_single",
+    "_into_tensor_coalesced",
+    "_tensor_coalesced",
+    "_coalesced",
+    "_into_tensor",
+)
 
 
-def kineto_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+def kineto_rows(
+    files: Sequence[KinetoFile], options: ReadOptions, skipped: Counter[str]
+) -> list[Row]:
     """A row per call of an operator (all kernels that it launched) and per collective."""
     rows: list[Row] = []
     for file in files:
@@ -59,7 +74,8 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
             continue  # part of an operator that has a row itself
         row = op_row(torch_op(event, around))
         if row is None:
-            # An operator with a rule but no shapes was profiled without them; one without a rule is of no family.
+            # An operator with a rule but no shapes was profiled without them; one without a rule is
+            # of no family.
             if has_row(event.name) and "Input Dims" not in event.args:
                 skipped["no input shapes (profile with record_shapes=True)"] += 1
             elif has_row(event.name) or file.device_work:
@@ -119,7 +135,9 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _collective_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+def _collective_rows(
+    files: Sequence[KinetoFile], options: ReadOptions, skipped: Counter[str]
+) -> list[Row]:
     calls = CollectiveCalls()
     for index, file in enumerate(files):
         for kernel in file.device_work:
@@ -135,7 +153,9 @@ def group_of(kernel: ChromeEvent) -> str:
     return str(kernel.args.get("Process Group Ranks", kernel.args.get("Process Group Name", "")))
 
 
-def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:
+def collective_row(
+    file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]
+) -> Row | None:
     """The communication kernel's columns of a measurement row; None without metadata."""
     args, place = kernel.args, kernel.place
     if "Collective name" not in args:
@@ -143,18 +163,22 @@ def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, 
         return None
     name = text(args["Collective name"], "Collective name", place)
     dtype = DTYPES.get(text(args.get("dtype", ""), "dtype", place), "")
-    # c10d's names have underscores around them and endings for variants of the call (`_allgather_base`).
+    # c10d's names have underscores around them and endings for variants of the call
+    # (`_allgather_base`).
     plain = name.strip("_")
     plain = next((plain.removesuffix(end) for end in _SUFFIXES if plain.endswith(end)), plain)
     if plain not in _COLLECTIVES or dtype not in DTYPE_BYTES:
         what = f"element type {args.get('dtype')}" if plain in _COLLECTIVES else name
         skipped[f"no such collective in the tables: {what}"] += 1
         return None
-    # nccl-tests state the size of the larger buffer: the input of a reduce-scatter, the output of an all-gather.
+    # nccl-tests state the size of the larger buffer: the input of a reduce-scatter, the output of
+    # an all-gather.
     collective, side = _COLLECTIVES[plain]
     elements = integer(args.get(f"{side} msg nelems"), f"{side} msg nelems", place)
     # Send and receive run between two ranks of a group of any size.
-    ranks = 2 if collective == "send_recv" else integer(args.get("Group size"), "Group size", place, 1)
+    ranks = (
+        2 if collective == "send_recv" else integer(args.get("Group size"), "Group size", place, 1)
+    )
     if not elements:
         skipped["no bytes"] += 1
         return None
@@ -190,25 +214,33 @@ def kineto_calls(files: Sequence[KinetoFile]) -> list[tuple[Activity, Detail]]:
     calls: list[tuple[tuple[int, int], Activity, Detail]] = []
     for number, (file, shift_us) in enumerate(on_one_clock(files)):
         calls_of_file = (
-            _activities_of_device(file, shift_us, number) if file.device_work else _of_host(file, shift_us, number)
+            _activities_of_device(file, shift_us, number)
+            if file.device_work
+            else _of_host(file, shift_us, number)
         )
-        calls += [((file.rank, activity.device), activity, detail) for activity, detail in calls_of_file]
+        calls += [
+            ((file.rank, activity.device), activity, detail) for activity, detail in calls_of_file
+        ]
     devices = numbered((key, activity) for key, activity, _ in calls)
     return [(activity, detail) for activity, (_, _, detail) in zip(devices, calls, strict=True)]
 
 
-def _activities_of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
+def _activities_of_device(
+    file: KinetoFile, shift_us: float, number: int
+) -> list[tuple[Activity, Detail]]:
     """Kernels, with the operators that launched them."""
     operators = operators_of_kernels(file)
     activities = activities_of(file, file.device_work, operators, shift_us)
     around = parents_of(file.operators)
     known: dict[int, Row | None] = {}
     options, skipped, calls = ReadOptions(), Counter[str](), []
-    for position, (event, operator, activity) in enumerate(zip(file.device_work, operators, activities, strict=True)):
+    for position, (event, operator, activity) in enumerate(
+        zip(file.device_work, operators, activities, strict=True)
+    ):
         launch = launch_of(file, event)
         launched_s = float("nan") if launch is None else (launch.end_us + shift_us) * 1e-6
-        # A collective's size is in its kernel's own arguments; a kernel that computes has the shapes of its operator,
-        # which all kernels of that operator share.
+        # A collective's size is in its kernel's own arguments; a kernel that computes has the
+        # shapes of its operator, which all kernels of that operator share.
         if activity.kind != ActivityKind.COMPUTE or operator is None:
             communicates = activity.kind == ActivityKind.COMMUNICATION
             row = collective_row(file, event, options, skipped) if communicates else None
@@ -225,7 +257,8 @@ def _activities_of_device(file: KinetoFile, shift_us: float, number: int) -> lis
 def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
     """Outermost operators that compute, and the work of the communication library's own threads."""
     around = parents_of(file.operators)
-    # On a CPU operators run inside one another: the innermost that does work is counted, not those that call it.
+    # On a CPU operators run inside one another: the innermost that does work is counted, not those
+    # that call it.
     work = []
     for event in file.operators:
         is_part = any(_works(parent.name) for parent in around[id(event)])
@@ -244,11 +277,16 @@ def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activ
 
 def _works(name: str) -> bool:
     space, colons, _ = name.partition("::")
-    return bool(colons) and space not in ("autograd", "torch", "c10d", "profiler") and not _NO_WORK.fullmatch(name)
+    return (
+        bool(colons)
+        and space not in ("autograd", "torch", "c10d", "profiler")
+        and not _NO_WORK.fullmatch(name)
+    )
 
 
 def _collective(event: ChromeEvent, file: KinetoFile) -> Row | None:
-    """The row of a backend's range: kind by its name, size by its input, among all ranks of the job's only group."""
+    """The row of a backend's range: kind by its name, size by its input, among all ranks of the
+    job's only group."""
     # Backends for CPUs name their ranges (`gloo:all_reduce`) and state no group.
     kind = collective_of(event.name)
     shapes = event.args.get("Input Dims", [])

@@ -1,9 +1,10 @@
-"""A timeline of devices, independent of the recording tool: computation, communication and copies, and the pass of
-each.
+"""A timeline of devices, independent of the recording tool: computation, communication and copies,
+and the pass of each.
 
-That is said by ranges around them with names such as `forward stage=1 micro_batch=3`, `step=7` or `optimizer`, written
-by `torch.profiler.record_function`, NVTX ranges or `jax.profiler.TraceAnnotation`; steps are also taken from the
-profilers' own marks (`ProfilerStep#7`, `step_num`).
+That is said by ranges around them with names such as `forward stage=1 micro_batch=3`, `step=7` or
+`optimizer`, written by `torch.profiler.record_function`, NVTX ranges or
+`jax.profiler.TraceAnnotation`; steps are also taken from the profilers' own marks
+(`ProfilerStep#7`, `step_num`).
 """
 
 import re
@@ -47,12 +48,14 @@ PHASES: Final = (
     "offload",
     "reload",
 )
-"""Parts of a step that an activity may belong to, in the order of `program.Kind`; the first means unknown."""
+"""Parts of a step that an activity may belong to, in the order of `program.Kind`; the first means
+unknown."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredTrace:
-    """Activities as flat arrays, sorted by start; -1 for unknown tags. It also stores predicted timelines."""
+    """Activities as flat arrays, sorted by start; -1 for unknown tags. It also stores predicted
+    timelines."""
 
     device: Int[np.ndarray, " activities"]
     """Number of the device, counted over all files of the trace from 0."""
@@ -77,9 +80,13 @@ class MeasuredTrace:
             raise TableError("trace: no device has any activity; record at least one step")
         for field in self._arrays():
             if len(getattr(self, field)) != self.n:
-                raise TableError(f"trace: {field} has {len(getattr(self, field))} entries, device has {self.n}")
+                raise TableError(
+                    f"trace: {field} has {len(getattr(self, field))} entries, device has {self.n}"
+                )
         if not (
-            np.isfinite(self.start_s).all() and (self.end_s >= self.start_s).all() and np.isfinite(self.end_s).all()
+            np.isfinite(self.start_s).all()
+            and (self.end_s >= self.start_s).all()
+            and np.isfinite(self.end_s).all()
         ):
             raise TableError("trace: activities must end at or after their start, at finite times")
 
@@ -97,12 +104,17 @@ class MeasuredTrace:
         """Seconds from the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min())
 
-    def select(self, chosen: "Bool[np.ndarray, ' activities'] | Int[np.ndarray, ' chosen']") -> "MeasuredTrace":
+    def select(
+        self, chosen: "Bool[np.ndarray, ' activities'] | Int[np.ndarray, ' chosen']"
+    ) -> "MeasuredTrace":
         """A trace of the selected activities (raises `TableError` if there are none)."""
-        return MeasuredTrace(names=self.names, **{name: getattr(self, name)[chosen] for name in self._arrays()})
+        return MeasuredTrace(
+            names=self.names, **{name: getattr(self, name)[chosen] for name in self._arrays()}
+        )
 
     def steps(self) -> "list[MeasuredTrace]":
-        """One trace per step that every device took part in; the trace itself if no step is marked."""
+        """One trace per step that every device took part in; the trace itself if no step is
+        marked."""
         marked = np.unique(self.step[self.step >= 0]).tolist()
         parts = [self.select(self.step == step) for step in marked]
         # A step that only some devices recorded has no step time.
@@ -156,7 +168,8 @@ def merged_intervals(
     start_s: Float[np.ndarray, " intervals"], end_s: Float[np.ndarray, " intervals"]
 ) -> "tuple[Float[np.ndarray, ' merged'], Float[np.ndarray, ' merged']]":
     """Starts and ends of the fewest intervals that cover the same time, in order."""
-    # Sorted by start, a new interval begins wherever all before have ended: no loop over millions of kernels.
+    # Sorted by start, a new interval begins wherever all before have ended: no loop over millions
+    # of kernels.
     order = np.argsort(start_s, kind="stable")
     start_s, reached_s = start_s[order], np.maximum.accumulate(end_s[order])
     first = start_s > np.append(-np.inf, reached_s)[:-1]  # all before it have ended
@@ -167,7 +180,8 @@ def numbered(keyed: Iterable[tuple[tuple[int, ...], Activity]]) -> list[Activity
     """Activities with their devices numbered from 0.
 
     Args:
-        keyed: key of a device (such as rank and device of the rank), and an activity; keys are numbered in their order.
+        keyed: key of a device (such as rank and device of the rank), and an activity; keys are
+            numbered in their order.
     """
     keyed = list(keyed)
     # Sorted, so that ranks are in order whatever order their files are given in.
@@ -183,7 +197,9 @@ def trace_of(activities: Sequence[Activity], place: object) -> MeasuredTrace:
         TableError: none at all.
     """
     if not activities:
-        raise TableError(f"{place}: no device has any activity; record at least one step with device events enabled")
+        raise TableError(
+            f"{place}: no device has any activity; record at least one step with device events enabled"
+        )
     ordered = sorted(activities, key=lambda a: (a.start_s, a.device, a.stream))
     distinct_names = dict.fromkeys(a.name for a in ordered)
     names = {name: number for number, name in enumerate(distinct_names)}
@@ -218,7 +234,9 @@ _COPIES: Final = ("Memcpy", "Memset", "memcpy", "memset", "copy-start", "copy-do
 
 def is_communication(name: str) -> bool:
     """Whether a kernel or operator moves data between devices."""
-    return name.lower().startswith(_PREFIXES) or "nccl" in name.lower() or bool(_HLO.fullmatch(name))
+    return (
+        name.lower().startswith(_PREFIXES) or "nccl" in name.lower() or bool(_HLO.fullmatch(name))
+    )
 
 
 def kind_of(*names: str) -> ActivityKind:
@@ -264,7 +282,8 @@ class Range:
 
 
 def parse_tags(name: str) -> Tags:
-    """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are ignored."""
+    """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are
+    ignored."""
     profiler_step = re.fullmatch(r"ProfilerStep#(\d{1,9})", name)
     # Marks of torch.profiler and of its hook around optimizers need no words of ours.
     if profiler_step:
@@ -278,7 +297,8 @@ def parse_tags(name: str) -> Tags:
         if tag:
             field = tag[1].lower()
             numbers[_TAG_NAMES.get(field, field)] = int(tag[2])
-    # A phase is the first word, so that functions that happen to be called "forward" somewhere are none.
+    # A phase is the first word, so that functions that happen to be called "forward" somewhere are
+    # none.
     phase = ""
     if tokens and (numbers or len(tokens) == 1):
         phase = _PHASE_NAMES.get(tokens[0].lower(), "")
@@ -288,7 +308,8 @@ def parse_tags(name: str) -> Tags:
 def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list[Tags]:
     """Tags of the ranges around each time; an inner range overrides an outer one."""
     tagged = [tag for tag in ranges if tag.tags != Tags()]
-    # Ranges nest: written from the longest to the shortest, the innermost is the last to be written.
+    # Ranges nest: written from the longest to the shortest, the innermost is the last to be
+    # written.
     tagged.sort(key=lambda tag: tag.start_s - tag.end_s)
     order = np.argsort(at_s, kind="stable")
     ordered = at_s[order]
@@ -300,7 +321,8 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
         first = np.searchsorted(ordered, tag.start_s)
         end = np.searchsorted(ordered, tag.end_s, side="right")
         inside = order[first:end]
-        # A range overrides only the tags that it names: `step=7` around `forward` leaves both standing.
+        # A range overrides only the tags that it names: `step=7` around `forward` leaves both
+        # standing.
         if tag.tags.phase:
             columns["phase"][inside] = PHASES.index(tag.tags.phase)
         for name in ("stage", "micro_batch", "step"):

@@ -1,8 +1,8 @@
 """Nsight Systems reports exported with `nsys export --type sqlite`.
 
-Tables and columns come and go with versions: the reader uses those that exist, and names a missing one only where it
-cannot do without it. Times are nanoseconds since the session's start; several reports are put on one clock by the epoch
-of that start (`TARGET_INFO_SESSION_START_TIME`).
+Tables and columns come and go with versions: the reader uses those that exist, and names a missing
+one only where it cannot do without it. Times are nanoseconds since the session's start; several
+reports are put on one clock by the epoch of that start (`TARGET_INFO_SESSION_START_TIME`).
 
 Rows are of kernels under the NVTX ranges that PyTorch's `emit_nvtx(record_shapes=True)` (or
 `nsys profile --pytorch=autograd-shapes-nvtx`) pushes for every operator with its shapes.
@@ -53,7 +53,8 @@ class OperatorCall(NamedTuple):
 
 @dataclass(frozen=True)
 class NsysFile:
-    """Kernels, copies, launches and ranges of one report; times in nanoseconds since the session's start."""
+    """Kernels, copies, launches and ranges of one report; times in nanoseconds since the session's
+    start."""
 
     path: Path
     epoch_ns: int | None
@@ -77,7 +78,8 @@ def read_nsys(path: Path) -> NsysFile:
     """Read one exported report.
 
     Raises:
-        TableError: not an SQLite file, a damaged one, one without kernels, or with columns of an unknown schema.
+        TableError: not an SQLite file, a damaged one, one without kernels, or with columns of an
+            unknown schema.
     """
     if not path.is_file():
         raise TableError(f"{path}: no such file")
@@ -92,17 +94,22 @@ def read_nsys(path: Path) -> NsysFile:
             connection.row_factory = sqlite3.Row
             return _Reader(path, connection).read()
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: the SQLite data are damaged ({error}); export the report again") from None
+        raise TableError(
+            f"{path}: the SQLite data are damaged ({error}); export the report again"
+        ) from None
 
 
-def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
+def _on_one_clock(
+    files: Sequence[NsysFile],
+) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
     without_epoch = [file for file in files if file.epoch_ns is None]
     if len(files) > 1 and without_epoch:
         raise TableError(
             f"{without_epoch[0].path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one "
             "report, or export with a newer Nsight Systems"
         )
-    # Integers until the differences are taken: nanoseconds of an epoch are too many digits for a float.
+    # Integers until the differences are taken: nanoseconds of an epoch are too many digits for a
+    # float.
     first_ns = min(file.epoch_ns or 0 for file in files)
     return [(file, _activities_of_file(file, (file.epoch_ns or 0) - first_ns)) for file in files]
 
@@ -113,7 +120,8 @@ def launch_of(file: NsysFile, kernel: Record) -> Record | None:
 
 
 def launched_ns(file: NsysFile, kernel: Record) -> tuple[int, int]:
-    """Time and thread of a kernel's launch; its own start and thread 0 if the report lacks the call."""
+    """Time and thread of a kernel's launch; its own start and thread 0 if the report lacks the
+    call."""
     launch = launch_of(file, kernel) or {"start": kernel["start"]}
     return launch["start"], launch.get("globalTid") or 0
 
@@ -125,11 +133,18 @@ class _Reader:
         self._path = path
         self._connection = connection
         # Which tables there are depends on what was traced and on the version.
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        )
         self._tables = {str(row[0]) for row in tables}
-        meta = {row["name"]: str(row["value"]) for row in self._rows("META_DATA_EXPORT", ("name", "value"))}
+        meta = {
+            row["name"]: str(row["value"])
+            for row in self._rows("META_DATA_EXPORT", ("name", "value"))
+        }
         self._version = meta.get("EXPORT_SCHEMA_VERSION", "unknown")
-        self._strings = {row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))}
+        self._strings = {
+            row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))
+        }
 
     def read(self) -> NsysFile:
         """Read the kernels, copies and ranges of an export."""
@@ -144,7 +159,10 @@ class _Reader:
             for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId", "streamId")
         ]
         copies = []
-        for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memset")):
+        for table, name in (
+            ("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy"),
+            ("CUPTI_ACTIVITY_KIND_MEMSET", "memset"),
+        ):
             for row in self._checked(table, "deviceId", "streamId"):
                 copies.append(row | {"name": name})
         # Correlation numbers are counted per process: only both together tell a launch.
@@ -157,8 +175,13 @@ class _Reader:
             for row in self._rows("NVTX_EVENTS", _TIMES)
             if row["end"] is not None and row.get("eventType", _PUSH_POP) in (_PUSH_POP, _START_END)
         ]
-        epochs = [row["utcEpochNs"] for row in self._rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]
-        names = {row["id"]: str(row["name"]) for row in self._rows("TARGET_INFO_GPU", ("id", "name"))}
+        epochs = [
+            row["utcEpochNs"]
+            for row in self._rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
+        ]
+        names = {
+            row["id"]: str(row["name"]) for row in self._rows("TARGET_INFO_GPU", ("id", "name"))
+        }
         return NsysFile(
             path=self._path,
             epoch_ns=integer(epochs[0], "utcEpochNs", self._path) if epochs else None,
@@ -186,7 +209,9 @@ class _Reader:
 
     def _checked(self, table: str, *integer_columns: str) -> Iterator[Record]:
         """Rows with times, and whole numbers in these columns."""
-        for index, row in enumerate(self._with_times(table, self._rows(table, (*_TIMES, *integer_columns)))):
+        for index, row in enumerate(
+            self._with_times(table, self._rows(table, (*_TIMES, *integer_columns)))
+        ):
             for name in integer_columns:
                 integer(row[name], name, f"{self._path}: {table} row {index}")
             yield row
@@ -215,7 +240,10 @@ def _activities_of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, 
     work = [*file.kernels, *file.copies]
     # Ranges are the host's: a kernel belongs to those around its launch, not around its own time.
     at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9
-    ranges = (Range(row["start"] * 1e-9, row["end"] * 1e-9, parse_tags(str(row["name"]))) for row in file.ranges)
+    ranges = (
+        Range(row["start"] * 1e-9, row["end"] * 1e-9, parse_tags(str(row["name"])))
+        for row in file.ranges
+    )
     keyed_activities = []
     for index, (row, tags) in enumerate(zip(work, tags_at(ranges, at_s), strict=True)):
         kind = ActivityKind.COPY if index >= len(file.kernels) else kind_of(row["name"])
@@ -232,16 +260,19 @@ def _process(global_id: Any) -> int:
 
 
 def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
-    """Kernels and copies of all reports on one clock, with the operators whose NVTX ranges lie around their launches;
-    a device for every (report, process, device) that has any.
+    """Kernels and copies of all reports on one clock, with the operators whose NVTX ranges lie
+    around their launches; a device for every (report, process, device) that has any.
 
     Raises:
-        TableError: several reports of which one does not say when it began, or records with impossible times.
+        TableError: several reports of which one does not say when it began, or records with
+            impossible times.
     """
     keyed_calls: list[tuple[tuple[int, ...], Activity, Detail]] = []
     for number, (file, activities) in enumerate(_on_one_clock(files)):
         calls = _operator_calls(file)
-        for position, (row, (key, activity)) in enumerate(zip([*file.kernels, *file.copies], activities, strict=True)):
+        for position, (row, (key, activity)) in enumerate(
+            zip([*file.kernels, *file.copies], activities, strict=True)
+        ):
             launch = launch_of(file, row)
             call, launched_s = None, float("nan")
             if launch is not None:
@@ -259,7 +290,9 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
                 detail = Detail((number, id(call)), call.op.name, columns, launched_s)
             keyed_calls.append(((number, *key), activity, detail))
     devices = numbered((key, activity) for key, activity, _ in keyed_calls)
-    return [(activity, detail) for activity, (_, _, detail) in zip(devices, keyed_calls, strict=True)]
+    return [
+        (activity, detail) for activity, (_, _, detail) in zip(devices, keyed_calls, strict=True)
+    ]
 
 
 _OPERATOR: Final = re.compile(r"(?P<name>aten::\w+),.*?sizes = (?P<sizes>\[[\[\]\d,\s]*\])")
@@ -287,7 +320,9 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
         at_ns, thread = launched_ns(file, kernel)
         call = _innermost(calls.get(thread, []), at_ns)
         if call is None:
-            skipped["kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"] += 1
+            skipped[
+                "kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"
+            ] += 1
         else:
             kernels_by_call.setdefault(id(call), (call, []))[1].append(kernel)
     for call, kernels in kernels_by_call.values():
@@ -298,7 +333,12 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
         elif time_us > 0:
             device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
             dtype = _dtype([kernel["name"] for kernel in kernels])
-            timing = {"dtype": dtype, "time_us": time_us, "software": "torch", "variant": "nsys kernels"}
+            timing = {
+                "dtype": dtype,
+                "time_us": time_us,
+                "software": "torch",
+                "variant": "nsys kernels",
+            }
             yield {"source": "nsys", "device": device} | row | timing
 
 
@@ -315,7 +355,8 @@ def _operator_calls(file: NsysFile) -> dict[int, list[OperatorCall]]:
     """Operators' ranges by thread, sorted by start."""
     calls: dict[int, list[OperatorCall]] = defaultdict(list)
     for row in file.ranges:
-        # `aten::linear, seq = 12, op_id = 3, sizes = [[8, 1024], [4096, 1024]]` of torch's emit_nvtx.
+        # `aten::linear, seq = 12, op_id = 3, sizes = [[8, 1024], [4096, 1024]]` of torch's
+        # emit_nvtx.
         operator = _OPERATOR.search(str(row["name"]))
         if operator is None:
             continue

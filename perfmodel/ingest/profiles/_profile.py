@@ -1,8 +1,9 @@
 """Profiles of training steps: the time of every operator and collective on its device.
 
-A trace without shapes still has the times of its kernels, one without operators their names, and one rank of many its
-own. A kernel's family follows from the shapes of its operator, else from the operator's name, else from the kernel's
-own name. A kernel that none of these identifies has no family.
+A trace without shapes still has the times of its kernels, one without operators their names, and
+one rank of many its own. A kernel's family follows from the shapes of its operator, else from the
+operator's name, else from the kernel's own name. A kernel that none of these identifies has no
+family.
 """
 
 import re
@@ -16,7 +17,12 @@ import numpy as np
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._rows import Row
-from perfmodel.ingest.profiles._measured_trace import Activity, ActivityKind, MeasuredTrace, trace_of
+from perfmodel.ingest.profiles._measured_trace import (
+    Activity,
+    ActivityKind,
+    MeasuredTrace,
+    trace_of,
+)
 from perfmodel.ops import FAMILIES, Collective, KernelOp, Op, family_with_bmm
 
 
@@ -29,7 +35,8 @@ class Call:
     family: str
     """Op family (`bmm` separately) or kind of collective; empty if the name identifies none."""
     op: Op | None
-    """The operation with its shape, if the profile has it; collectives are assumed to lie within one node."""
+    """The operation with its shape, if the profile has it; collectives are assumed to lie within
+    one node."""
     kind: ActivityKind
     device: int
     step: int
@@ -78,7 +85,8 @@ class Profile:
         """Seconds from each step's start to the next one's start; for a single step to its end."""
         parts = self.trace.steps()
         begins_s = np.array([part.start_s.min() for part in parts])
-        # From start to start, so that what passes between two steps (data, logging) counts to the first of them.
+        # From start to start, so that what passes between two steps (data, logging) counts to the
+        # first of them.
         if len(parts) > 1:
             return np.diff(begins_s)
         ends_s = np.array([part.end_s.max() for part in parts])
@@ -88,7 +96,11 @@ class Profile:
         """Calls within the steps of `step_numbers`."""
         # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
         numbers = set(self.step_numbers())
-        return self.calls if -1 in numbers else tuple(call for call in self.calls if call.step in numbers)
+        return (
+            self.calls
+            if -1 in numbers
+            else tuple(call for call in self.calls if call.step in numbers)
+        )
 
 
 @dataclass(frozen=True)
@@ -110,9 +122,12 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
         TableError: no activity of a device.
     """
     if not detailed:
-        raise TableError(f"{place}: no device has any activity; record at least one step with device events enabled")
+        raise TableError(
+            f"{place}: no device has any activity; record at least one step with device events enabled"
+        )
     origin_s = min(activity.start_s for activity, _ in detailed)
-    # An operator may launch several kernels, not always one after the other: they are one call of one shape.
+    # An operator may launch several kernels, not always one after the other: they are one call of
+    # one shape.
     kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
     for activity, detail in detailed:
         kernels[activity.device, detail.call].append((activity, detail))
@@ -127,14 +142,17 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
 
 def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
     """Join the kernels of one call; facts that the profile lacks are counted in `unread`."""
-    # The first kernel stands for the call: where it runs, in which step and pass, and when it began.
+    # The first kernel stands for the call: where it runs, in which step and pass, and when it
+    # began.
     first, detail = min(kernels, key=lambda pair: pair[0].start_s)
     kind = first.kind
     op = None if detail.row is None else op_of(detail.row)
     family = _family(op, detail.operator, first)
     if kind != ActivityKind.COPY and op is None:
         unread[
-            "the family (no name identifies it)" if not family else "shapes (of a collective: kind, size and ranks)"
+            "the family (no name identifies it)"
+            if not family
+            else "shapes (of a collective: kind, size and ranks)"
         ] += 1
     return Call(
         name=detail.operator or first.name,
@@ -156,12 +174,17 @@ def op_of(row: Row) -> Op | None:
     """The operation that a table row describes; None if a size is missing."""
     if "collective" in row:
         ranks = int(row["num_ranks"])
-        # A profile does not tell nodes: all ranks count as within one until its user says otherwise.
+        # A profile does not tell nodes: all ranks count as within one until its user says
+        # otherwise.
         per_node = int(row.get("ranks_per_node") or ranks)
         kind = row["collective"]
         dtype = row.get("dtype") or "fp32"
         return Collective(
-            collective=kind, bytes=float(row["bytes"]), num_ranks=ranks, ranks_per_node=per_node, dtype=dtype
+            collective=kind,
+            bytes=float(row["bytes"]),
+            num_ranks=ranks,
+            ranks_per_node=per_node,
+            dtype=dtype,
         )
     kernel: type[KernelOp] = FAMILIES[row["op_family"]].op
     arguments: dict[str, Any] = {"dtype": "fp32"}
@@ -198,14 +221,17 @@ _COLLECTIVE_NAMES: Final = (
     ("broadcast", r"broadcast"),
 )
 _FAMILY_NAMES: Final = (
-    # Names that mean one thing come before words that stand in many names: `embedding` before `gather`, `conv` before
-    # `gemm`, as implicit GEMMs are convolutions.
+    # Names that mean one thing come before words that stand in many names: `embedding` before
+    # `gather`, `conv` before `gemm`, as implicit GEMMs are convolutions.
     ("optimizer", r"adam|adagrad|\blamb(_|\b)|\bsgd\b|multi_tensor_apply|_foreach_"),
     ("embedding", r"embedding|index_?select|indexing_backward"),
     ("attention", r"attention|flash|fmha|mha_"),
     ("conv", r"conv|implicit_?gemm|winograd|cudnn_fft|im2col|miopen.*fwd|miopen.*bwd|\bigemm"),
     ("bmm", r"\bbmm|baddbmm|batched_gemm"),
-    ("gemm", r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet"),
+    (
+        "gemm",
+        r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet",
+    ),
     (
         "memory",
         r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
@@ -213,8 +239,8 @@ _FAMILY_NAMES: Final = (
         r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_",
     ),
 )
-"""Op families by patterns in names of operators, of kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen and
-Triton, and of XLA instructions; the first match counts."""
+"""Op families by patterns in names of operators, of kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS
+(`Cijk`), MIOpen and Triton, and of XLA instructions; the first match counts."""
 
 
 @lru_cache(maxsize=65536)
@@ -223,7 +249,8 @@ def family_of(name: str) -> str:
 
     Torch's own operators that no pattern knows are element-wise.
     """
-    # `aten::mm` is an operator of a library; C++ kernels have `::` too, behind templates that are no identifiers.
+    # `aten::mm` is an operator of a library; C++ kernels have `::` too, behind templates that are
+    # no identifiers.
     space, colons, operator = name.lower().partition("::")
     name_only = operator if colons and space.isidentifier() else name.lower()
     for family, pattern in _FAMILY_NAMES:

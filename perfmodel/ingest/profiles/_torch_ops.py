@@ -37,22 +37,25 @@ class TorchOp:
 
     name: str
     shapes: tuple[Any, ...]
-    """Shape of each argument: a tuple of sizes, a tuple of shapes for a list of tensors, or empty for other
-    arguments."""
+    """Shape of each argument: a tuple of sizes, a tuple of shapes for a list of tensors, or empty
+    for other arguments."""
     dtypes: tuple[str, ...]
     concrete: tuple[str, ...] = ()
-    """Values of arguments that are no tensors, as text; empty where the profiler did not record them."""
+    """Values of arguments that are no tensors, as text; empty where the profiler did not record
+    them."""
     strides: tuple[Any, ...] = ()
     parents: tuple[str, ...] = ()
     """Names of the calls around it, innermost first."""
 
 
 def op_row(op: TorchOp) -> Row | None:
-    """An operator's columns of a measurement row (family, op, element type, shape, pass); None if the tables have no
-    such operator, or its arguments have unexpected shapes."""
+    """An operator's columns of a measurement row (family, op, element type, shape, pass); None if
+    the tables have no such operator, or its arguments have unexpected shapes."""
     # A profile is a stranger's file: shapes that no tensor has make no row.
     rule = _RULES.get(op.name.removeprefix("aten::"))
-    if rule is None or not all(_is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes):
+    if rule is None or not all(
+        _is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes
+    ):
         return None
     try:
         row = rule(op)
@@ -67,7 +70,9 @@ def op_row(op: TorchOp) -> Row | None:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(type(size) is int and 0 <= size < 2**31 for size in value)
+    return isinstance(value, tuple) and all(
+        type(size) is int and 0 <= size < 2**31 for size in value
+    )
 
 
 def has_row(name: str) -> bool:
@@ -79,10 +84,13 @@ _MAY_BE_ZERO: Final = {"causal", "window", "n_inputs", "pad_h", "pad_w", "head_d
 
 
 def _is_gradient(op: TorchOp) -> bool:
-    """Whether autograd itself called the operator; calls of recomputation are below a layer's own operator."""
-    # Recomputation also runs inside of autograd's calls: there a product of the forward has its own linear or matmul in
-    # between, and that of a gradient has not.
-    called_by = [p for p in op.parents if p in ("aten::linear", "aten::matmul") or p.startswith(AUTOGRAD)]
+    """Whether autograd itself called the operator; calls of recomputation are below a layer's own
+    operator."""
+    # Recomputation also runs inside of autograd's calls: there a product of the forward has its own
+    # linear or matmul in between, and that of a gradient has not.
+    called_by = [
+        p for p in op.parents if p in ("aten::linear", "aten::matmul") or p.startswith(AUTOGRAD)
+    ]
     return bool(called_by) and called_by[0].startswith(AUTOGRAD)
 
 
@@ -93,8 +101,8 @@ def _gemm(op: TorchOp, a: int, b: int) -> Row:
         raise ValueError("inner sizes differ")
     row: Row = {"op_family": "gemm", "op": "linear", "m": m, "n": n, "k": k, "batch": 1}
     if _is_gradient(op):
-        # the weight gradient multiplies by the transposed incoming gradient (autograd's formulas for mm); strides
-        # of an expanded one do not tell
+        # the weight gradient multiplies by the transposed incoming gradient (autograd's formulas
+        # for mm); strides of an expanded one do not tell
         rows_apart, columns_apart = op.strides[a] if op.strides else (0, 0)
         row["pass"] = ""
         if rows_apart == 1 < columns_apart:
@@ -119,13 +127,20 @@ def _pointwise(name: str, n_inputs: int = 1) -> Callable[[TorchOp], Row]:
         if not shape or (n_inputs > 1 and op.shapes[1] not in (shape, ())):
             raise ValueError("scalars and broadcasts do not have the shape rows x hidden")
         inputs = n_inputs if n_inputs == 1 or op.shapes[1] else 1
-        return {"op_family": "memory", "op": name, "rows": prod(shape[:-1]), "hidden": shape[-1], "n_inputs": inputs}
+        return {
+            "op_family": "memory",
+            "op": name,
+            "rows": prod(shape[:-1]),
+            "hidden": shape[-1],
+            "n_inputs": inputs,
+        }
 
     return rule
 
 
 def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Callable[[TorchOp], Row]:
-    """Fused attention whose query, key and value lie at arguments `head` and after, with axes as in `order`."""
+    """Fused attention whose query, key and value lie at arguments `head` and after, with axes as in
+    `order`."""
 
     def rule(op: TorchOp) -> Row:
         # Kernels differ in the order of batch, sequence, heads and elements of a head.
@@ -144,7 +159,11 @@ def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Calla
         }
         if v["d"] != q["d"]:
             row["head_dim_v"] = v["d"]
-        if causal_at is not None and len(op.concrete) > causal_at and op.concrete[causal_at] in ("True", "False"):
+        if (
+            causal_at is not None
+            and len(op.concrete) > causal_at
+            and op.concrete[causal_at] in ("True", "False")
+        ):
             row["causal"] = int(op.concrete[causal_at] == "True")
         return row
 
@@ -152,28 +171,47 @@ def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Calla
 
 
 def _embedding(op: TorchOp) -> Row:
-    """Rows of a table: `embedding(weight, indices)` or the `index_select(weight, 0, indices)` that it calls."""
+    """Rows of a table: `embedding(weight, indices)` or the `index_select(weight, 0, indices)` that
+    it calls."""
     selected = op.name.endswith("index_select")
-    # index_select alone serves routers, samplers and masks, whose access is not that of an embedding.
+    # index_select alone serves routers, samplers and masks, whose access is not that of an
+    # embedding.
     if selected and "aten::embedding" not in op.parents:
         raise ValueError("a selection of something else")
     (vocab, hidden), tokens = op.shapes[0], op.shapes[2 if selected else 1]
-    return {"op_family": "embedding", "op": "embedding", "tokens": prod(tokens), "hidden": hidden, "vocab": vocab}
+    return {
+        "op_family": "embedding",
+        "op": "embedding",
+        "tokens": prod(tokens),
+        "hidden": hidden,
+        "vocab": vocab,
+    }
 
 
 def _embedding_backward(op: TorchOp) -> Row:
     """`embedding_dense_backward(gradient, indices, num_weights, ...)`."""
     hidden, vocab = op.shapes[0][-1], int(op.concrete[2])
     tokens = prod(op.shapes[1])
-    return {"op_family": "embedding", "op": "embedding", "tokens": tokens, "hidden": hidden, "vocab": vocab}
+    return {
+        "op_family": "embedding",
+        "op": "embedding",
+        "tokens": tokens,
+        "hidden": hidden,
+        "vocab": vocab,
+    }
 
 
-def _convolution(padding_at: int, stride_at: int, dilation_at: int, groups_at: int) -> Callable[[TorchOp], Row]:
-    """The rule that makes a convolution's row; arguments are the places of its own arguments in the call."""
+def _convolution(
+    padding_at: int, stride_at: int, dilation_at: int, groups_at: int
+) -> Callable[[TorchOp], Row]:
+    """The rule that makes a convolution's row; arguments are the places of its own arguments in the
+    call."""
 
     def rule(op: TorchOp) -> Row:
         (batch, c_in, h, w), (c_out, _, k_h, k_w) = op.shapes[0], op.shapes[1]
-        pad, stride, dilation = (_pair(op.concrete[at]) for at in (padding_at, stride_at, dilation_at))
+        pad, stride, dilation = (
+            _pair(op.concrete[at]) for at in (padding_at, stride_at, dilation_at)
+        )
         # The tables have no column for it, and a dilated kernel reads other rows of its input.
         if dilation != (1, 1):
             raise ValueError("dilated")

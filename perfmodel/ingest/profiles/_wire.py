@@ -1,7 +1,7 @@
 """Protocol buffers' wire format: a message as its fields, without a schema compiler.
 
-https://protobuf.dev/programming-guides/encoding: a field is a varint of number and wire type, then a varint (0),
-8 bytes (1), a length and bytes (2), or 4 bytes (5).
+https://protobuf.dev/programming-guides/encoding: a field is a varint of number and wire type, then
+a varint (0), 8 bytes (1), a length and bytes (2), or 4 bytes (5).
 """
 
 from collections import defaultdict
@@ -33,7 +33,8 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
             value, position = _varint(data, position, place)
             values[number].append(value)
             continue
-        # Texts, messages and packed numbers look alike: which it is only the reader of the field knows.
+        # Texts, messages and packed numbers look alike: which it is only the reader of the field
+        # knows.
         if wire == _BYTES:
             size, position = _varint(data, position, place)
         elif wire in _WIDTH:
@@ -56,7 +57,9 @@ def _varint(data: bytes, position: int, place: object) -> tuple[int, int]:
     while True:
         # Seven bits a byte, lowest first, and the top bit set on all but the last.
         if position >= len(data) or shift > 63:
-            raise TableError(f"{place}: a number is cut short at byte {position}; copy the whole file again")
+            raise TableError(
+                f"{place}: a number is cut short at byte {position}; copy the whole file again"
+            )
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
@@ -72,7 +75,8 @@ def signed(value: int) -> int:
 
 
 def integer(message: dict[int, list[Field]], number: int, default: int = 0) -> int:
-    """A whole-number field (the last one counts); the default where it is missing or of another wire type."""
+    """A whole-number field (the last one counts); the default where it is missing or of another
+    wire type."""
     values = message.get(number)
     return signed(values[-1]) if values and isinstance(values[-1], int) else default
 

@@ -39,7 +39,8 @@ class XPlane:
     name: str
     lines: tuple[XLine, ...]
     facts: Mapping[str, Mapping[str, Any]]
-    """Statistics of the kinds of events, by the kind's name (of the metadata plane: of the compiled modules)."""
+    """Statistics of the kinds of events, by the kind's name (of the metadata plane: of the compiled
+    modules)."""
 
 
 def read_xspace(path: Path) -> tuple[XPlane, ...]:
@@ -61,7 +62,8 @@ def _plane(data: bytes, path: Path) -> XPlane:
     """Parse an `XPlane` message: its names first, then its lines of events that refer to them."""
     message = fields(data, path)
     name = text(message, 2)
-    # Names are stored once per plane (fields 4 and 5 are protobuf maps: key 1, value 2), events refer to their numbers.
+    # Names are stored once per plane (fields 4 and 5 are protobuf maps: key 1, value 2), events
+    # refer to their numbers.
     stat_names: dict[int, str] = {}
     for entry in submessages(message, 5):
         pair = fields(entry, path)
@@ -72,18 +74,30 @@ def _plane(data: bytes, path: Path) -> XPlane:
         pair = fields(entry, path)
         for value in submessages(pair, 2):
             kind = fields(value, path)
-            kinds[integer(pair, 1)] = (text(kind, 2), _stats(submessages(kind, 5), stat_names, path))
+            kinds[integer(pair, 1)] = (
+                text(kind, 2),
+                _stats(submessages(kind, 5), stat_names, path),
+            )
     lines = []
     for data_of_line in submessages(message, 3):
         line = fields(data_of_line, path)
         # Lines start at a nanosecond of their own, events are counted from there in picoseconds.
         origin_ps = integer(line, 3) * 1000
         events = tuple(
-            _event(event, origin_ps, kinds, stat_names, f"{path}: {name or 'plane'}, event {index}", path)
+            _event(
+                event,
+                origin_ps,
+                kinds,
+                stat_names,
+                f"{path}: {name or 'plane'}, event {index}",
+                path,
+            )
             for index, event in enumerate(submessages(line, 4))
         )
         lines.append(XLine(text(line, 11) or text(line, 2), events))
-    return XPlane(name, tuple(lines), {kind: dict(stats) for kind, stats in kinds.values() if stats})
+    return XPlane(
+        name, tuple(lines), {kind: dict(stats) for kind, stats in kinds.values() if stats}
+    )
 
 
 def _event(
@@ -98,14 +112,21 @@ def _event(
     message = fields(data, path)
     kind = integer(message, 1)
     if kind not in kinds:
-        raise TableError(f"{place}: the file does not describe kind {kind} of event; record it again")
+        raise TableError(
+            f"{place}: the file does not describe kind {kind} of event; record it again"
+        )
     name, facts = kinds[kind]
     start_ps = origin_ps + integer(message, 2)
     duration_ps = integer(message, 3)
     if start_ps < 0 or duration_ps < 0:
-        raise TableError(f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
-    # Statistics of all events of a kind are stored with the kind; an event's own statistics replace them.
-    return XEvent(name, start_ps, duration_ps, {**facts, **_stats(submessages(message, 4), stat_names, path)})
+        raise TableError(
+            f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again"
+        )
+    # Statistics of all events of a kind are stored with the kind; an event's own statistics replace
+    # them.
+    return XEvent(
+        name, start_ps, duration_ps, {**facts, **_stats(submessages(message, 4), stat_names, path)}
+    )
 
 
 def _stats(items: list[bytes], names: Mapping[int, str], path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Reads and writes Chrome traces (Trace Event Format), including this package's own: of predictions (`perfmodel
-timeline`), of runs (`perfmodel run --out`) and of imported profiles (`perfmodel import --timeline`)."""
+"""Reads and writes Chrome traces (Trace Event Format), including this package's own: of predictions
+(`perfmodel timeline`), of runs (`perfmodel run --out`) and of imported profiles
+(`perfmodel import --timeline`)."""
 
 import gzip
 from collections.abc import Iterable, Mapping
@@ -50,11 +51,14 @@ def read_chrome(path: Path) -> ChromeTrace:
     """Read a trace (json or json.gz).
 
     Raises:
-        TableError: not a Chrome trace, an unknown display unit, or an event with a missing, negative or infinite time.
+        TableError: not a Chrome trace, an unknown display unit, or an event with a missing,
+            negative or infinite time.
     """
     data = read_json(path)
     if "traceEvents" not in data:
-        raise TableError(f"{path}: this is not a Chrome trace, because it has no traceEvents; name its format")
+        raise TableError(
+            f"{path}: this is not a Chrome trace, because it has no traceEvents; name its format"
+        )
     unit = data.get("displayTimeUnit", "ms")
     if unit not in _DISPLAY_UNITS:
         raise TableError(
@@ -91,7 +95,12 @@ def _complete(event: Mapping[str, Any], place: str) -> ChromeEvent:
     )
 
 
-def _name(event: Mapping[str, Any], place: str, processes: dict[Any, str], threads: dict[tuple[Any, Any], str]) -> None:
+def _name(
+    event: Mapping[str, Any],
+    place: str,
+    processes: dict[Any, str],
+    threads: dict[tuple[Any, Any], str],
+) -> None:
     metadata = event.get("name")
     if metadata not in ("process_name", "thread_name"):
         return
@@ -113,7 +122,13 @@ def _key(value: Any, place: str) -> Any:
 
 
 def complete_event(
-    device: int, stream: int, start_s: float, duration_s: float, name: str, category: str, args: Mapping[str, Any]
+    device: int,
+    stream: int,
+    start_s: float,
+    duration_s: float,
+    name: str,
+    category: str,
+    args: Mapping[str, Any],
 ) -> dict[str, Any]:
     """An event of a trace to be written."""
     return {
@@ -129,11 +144,14 @@ def complete_event(
 
 
 def name_event(metadata: str, device: int, stream: int, name: str) -> dict[str, Any]:
-    """A metadata event that names a process (`metadata` is `process_name`) or a thread (`thread_name`)."""
+    """A metadata event that names a process (`metadata` is `process_name`) or a thread
+    (`thread_name`)."""
     return {"ph": "M", "name": metadata, "pid": device, "tid": stream, "args": {"name": name}}
 
 
-def chrome_trace(events: Iterable[dict[str, Any]], description: Mapping[str, Any]) -> dict[str, Any]:
+def chrome_trace(
+    events: Iterable[dict[str, Any]], description: Mapping[str, Any]
+) -> dict[str, Any]:
     """A trace as the JSON object of the format; `description` states what was traced."""
     return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": description}
 
@@ -143,12 +161,18 @@ def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
     # A time stamp in the archive would make equal traces differ.
     data = json_text(trace).encode()
     # The highest level of compression, Python's default, takes twice as long and saves a percent.
-    write_bytes(path, gzip.compress(data, compresslevel=6, mtime=0) if str(path).endswith(".gz") else data)
+    write_bytes(
+        path, gzip.compress(data, compresslevel=6, mtime=0) if str(path).endswith(".gz") else data
+    )
 
 
 _COMPUTE_STREAM: Final = 0
 _COPIES: Final = ("offload", "reload")
-_MARKS: Final = ({"layout", "step_time_s"}, {"program", "makespan_s"}, {"trace_format", "makespan_s"})
+_MARKS: Final = (
+    {"layout", "step_time_s"},
+    {"program", "makespan_s"},
+    {"trace_format", "makespan_s"},
+)
 
 
 def is_own(trace: ChromeTrace) -> bool:
@@ -160,20 +184,23 @@ def is_own(trace: ChromeTrace) -> bool:
 def read_own(path: Path) -> list[Activity]:
     """Activities of a trace that this package wrote.
 
-    The events that a prediction draws inside of its passes would count time twice, and are left out.
+    The events that a prediction draws inside of its passes would count time twice, and are left
+    out.
 
     Raises:
         TableError: not a trace of this package, or a malformed one.
     """
     trace = read_chrome(path)
     if not is_own(trace):
-        raise TableError(f"{path}: perfmodel did not write this trace; name its format instead (kineto, jax-trace)")
+        raise TableError(
+            f"{path}: perfmodel did not write this trace; name its format instead (kineto, jax-trace)"
+        )
     return [_own_activity(event) for event in trace.events if "inside" not in event.args]
 
 
 def _own_activity(event: ChromeEvent) -> Activity:
-    """Convert an event of a trace of this package to an activity; raises `TableError` for events that it never
-    writes."""
+    """Convert an event of a trace of this package to an activity; raises `TableError` for events
+    that it never writes."""
     device = integer(event.pid, "pid", event.place)
     stream = integer(event.tid, "tid", event.place)
     fields = event.args
@@ -212,7 +239,8 @@ def _own_activity(event: ChromeEvent) -> Activity:
 
 
 def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) -> None:
-    """Write a trace so that `read_trace("perfmodel", ...)` and Perfetto read it; compressed if the name ends in .gz.
+    """Write a trace so that `read_trace("perfmodel", ...)` and Perfetto read it; compressed if the
+    name ends in .gz.
 
     Args:
         trace: the trace to write, such as `read_trace` returns.
@@ -233,7 +261,13 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
         }
         duration_s = row["end_s"] - row["start_s"]
         event = complete_event(
-            row["device"], row["stream"], row["start_s"], duration_s, row["name"], row["kind"], fields
+            row["device"],
+            row["stream"],
+            row["start_s"],
+            duration_s,
+            row["name"],
+            row["kind"],
+            fields,
         )
         events.append(event)
     description = {"trace_format": format, "makespan_s": trace.batch_time_s}

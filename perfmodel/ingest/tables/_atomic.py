@@ -22,12 +22,16 @@ def write_atomic(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
         _write_atomic(path, write)
     except OSError as error:
         why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise OSError(error.errno, f"cannot be written ({why}); give another path", str(path)) from error
+        raise OSError(
+            error.errno, f"cannot be written ({why}); give another path", str(path)
+        ) from error
 
 
 def _write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write as `write_atomic` does; errors name the file that the system reports."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a device or a pipe, which must not be replaced
+    if path.exists() and not (
+        path.is_file() or path.is_dir()
+    ):  # a device or a pipe, which must not be replaced
         with path.open("wb") as file:
             write(file)
         return
@@ -40,7 +44,8 @@ def _write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             # Without it a crash of the machine may leave the new name on an empty file.
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner reads. The umask can be asked for only by setting it.
+        # mkstemp makes files that only their owner reads. The umask can be asked for only by
+        # setting it.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)

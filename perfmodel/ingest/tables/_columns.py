@@ -49,7 +49,8 @@ def factorise(labels: np.ndarray) -> tuple[Int64[np.ndarray, "n"], list[str]]:
 
 def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
     """`rule(label)` of every label, computed once per distinct label (object dtype)."""
-    # Tables have millions of rows and few distinct labels: a rule (often a search in the catalog) runs once for each.
+    # Tables have millions of rows and few distinct labels: a rule (often a search in the catalog)
+    # runs once for each.
     codes, uniques = factorise(labels)
     return np.array([rule(u) for u in uniques] or [""], object)[codes]
 
@@ -76,7 +77,9 @@ def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
         code = code * len(values) + value_index
     inverse = np.unique(code, return_inverse=True)[1]
     # A stable sort keeps the rows of a group in the order of the table.
-    rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    rows_by_group = np.split(
+        np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1]
+    )
     groups = []
     for rows in rows_by_group:
         key = tuple(_python_value(column[rows[0]]) for column in columns)
@@ -84,9 +87,13 @@ def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
     return groups
 
 
-def median_ratio(values: Sequence[tuple[Hashable, float]], references: Mapping[Any, Sequence[float]]) -> float | None:
+def median_ratio(
+    values: Sequence[tuple[Hashable, float]], references: Mapping[Any, Sequence[float]]
+) -> float | None:
     """Median of values over the median reference of their key; None if no key has references."""
-    ratios = [value / float(np.median(references[key])) for key, value in values if key in references]
+    ratios = [
+        value / float(np.median(references[key])) for key, value in values if key in references
+    ]
     return float(np.median(ratios)) if ratios else None
 
 

@@ -1,4 +1,5 @@
-"""Tables of measured kernels, collectives and published runs: one declared schema, checked on reading."""
+"""Tables of measured kernels, collectives and published runs: one declared schema, checked on
+reading."""
 
 import csv
 import io
@@ -55,7 +56,9 @@ def _shapes() -> dict[str, Column]:
         meaning = f"shape of op_family {', '.join(families[name])}"
         if column.default is not None:
             meaning += f"; {column.default:g} if empty"
-        columns[name] = Column(text=column.from_text is not None, low=column.low, kind="compute", meaning=meaning)
+        columns[name] = Column(
+            text=column.from_text is not None, low=column.low, kind="compute", meaning=meaning
+        )
     return columns
 
 
@@ -73,7 +76,9 @@ COLUMNS: Final[dict[str, Column]] = {
     "out_dtype": _word("element type of the result, if different", "compute"),
     "phase": _word("state of the machine in which the kernel was timed", "compute"),
     "interconnect": _word("links, as 'NVLink3 + InfiniBand HDR'", "collective"),
-    "collective": _word("all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"),
+    "collective": _word(
+        "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"
+    ),
     "algorithm": _word("algorithm that the run is forced to use", "collective"),
     "mode": _word("how the collective is called", "collective"),
     # The measurement itself, in the unit that profilers print.
@@ -99,7 +104,16 @@ _BATCH_ROWS: Final = 4096
 _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_us", "size": "bytes"}
 
 
-NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
+NEEDED_OF_RUNS: Final = (
+    "case_id",
+    "source",
+    "device",
+    "tp",
+    "pp",
+    "dp",
+    "micro_batch",
+    "measured_iter_time_s",
+)
 """Columns that every table of runs must have."""
 
 
@@ -136,7 +150,10 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "nic_gbit_per_s": ("Gbit/s", "rate of one adapter"),
     # The model: by name, or by its sizes.
     "framework": ("text", "training framework, NAME or NAME@YEAR"),
-    "framework_as_stated": ("text", "the same, in the source's own words, such as torchtitan compile"),
+    "framework_as_stated": (
+        "text",
+        "the same, in the source's own words, such as torchtitan compile",
+    ),
     "model": ("text", "catalog name; if empty, the next columns describe the model"),
     "family": ("text", "kind of model, such as llama"),
     "params_b": ("10^9", "parameters"),
@@ -147,7 +164,10 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "head_dim": ("number", "size of a head; hidden / heads if empty"),
     "ffn_hidden": ("number", "inner size of the feed-forward"),
     "vocab": ("number", "vocabulary, as it ran"),
-    "tokenizer_vocab": ("number", "entries of the tokenizer, which the framework pads, if vocab is empty"),
+    "tokenizer_vocab": (
+        "number",
+        "entries of the tokenizer, which the framework pads, if vocab is empty",
+    ),
     "n_experts": ("number", "experts; none if empty"),
     "top_k": ("number", "experts per token"),
     "first_dense_layers": ("number", "leading layers without experts"),
@@ -176,10 +196,19 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "launch_and_overlap": ("text", "launch settings, as name=value; name=value"),
     # Origin of the row.
     "notes": ("text", "for people; nothing is read from it"),
-    "url_or_repo": ("text", "where the row is from; who submitted it to MLPerf, where submitter is empty"),
-    "submitter": ("text", "who ran it, if a source has runs of several teams; runs of one team are judged together"),
+    "url_or_repo": (
+        "text",
+        "where the row is from; who submitted it to MLPerf, where submitter is empty",
+    ),
+    "submitter": (
+        "text",
+        "who ran it, if a source has runs of several teams; runs of one team are judged together",
+    ),
     "year": ("number", "when it ran; that of the framework if empty"),
-    "recipe_release": ("text", "release of the framework's recipe that ran, such as v25.04; default if it has none"),
+    "recipe_release": (
+        "text",
+        "release of the framework's recipe that ran, such as v25.04; default if it has none",
+    ),
     **_job_file_columns(),
     "layout": ("text", "the layout in one column, as predict takes it (fit --runs)"),
     "name": ("text", "devices of the run, if layout is given as one column"),
@@ -194,7 +223,10 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "measured_hfu": ("share", "the same, with recomputation counted"),
     "measured_peak_memory_gb": ("GB", "peak memory of a device"),
     "memory_unit": ("text", "GiB, if the peak is stated in GiB"),
-    "memory_kind": ("text", "how the peak was measured: allocated, reserved or the driver's figure"),
+    "memory_kind": (
+        "text",
+        "how the peak was measured: allocated, reserved or the driver's figure",
+    ),
 }
 """Columns that a table of runs may have: unit or kind of their values, and meaning."""
 
@@ -233,7 +265,9 @@ def read_table(path: Path | str) -> "pd.DataFrame":
         if spread.any():
             row = int(np.argmax(spread))
             nodes, ranks = table["num_nodes"].iloc[row], table["num_ranks"].iloc[row]
-            raise TableError(f"{path}: row {row} has {nodes:g} nodes for {ranks:g} ranks; each node has one or more")
+            raise TableError(
+                f"{path}: row {row} has {nodes:g} nodes for {ranks:g} ranks; each node has one or more"
+            )
     return table.reset_index(drop=True)
 
 
@@ -268,7 +302,8 @@ def _load(path: Path) -> "pd.DataFrame":
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
-        # Sizes are checked before anything is read: compressed tables expand to many times their size.
+        # Sizes are checked before anything is read: compressed tables expand to many times their
+        # size.
         if path.suffix == ".parquet":
             _require_parquet_within(path)
             return pd.read_parquet(path)
@@ -278,7 +313,9 @@ def _load(path: Path) -> "pd.DataFrame":
     except files.TooLargeError as error:
         raise TableError(f"{path}: {error}") from None
     except (ValueError, *files.DAMAGED, pd.errors.ParserError) as error:
-        raise TableError(f"{path}: not a readable table ({first_line(error)}); is the file complete?") from None
+        raise TableError(
+            f"{path}: not a readable table ({first_line(error)}); is the file complete?"
+        ) from None
 
 
 def read_csv(path: Path, **options: Any) -> "pd.DataFrame":
@@ -287,7 +324,8 @@ def read_csv(path: Path, **options: Any) -> "pd.DataFrame":
     Raises:
         TableError: the file ends within a row.
         files.TooLargeError: it is too large once it is expanded.
-        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: not a table, or damaged compressed data.
+        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: not a table, or damaged
+        compressed data.
     """
     import pandas as pd
 
@@ -306,8 +344,8 @@ def read_csv(path: Path, **options: Any) -> "pd.DataFrame":
 def _require_parquet_within(path: Path) -> None:
     """Raise `TooLargeError` for a table that takes more memory than `data_limit_bytes`.
 
-    Runs and dictionaries of parquet stand for any number of cells, so that sizes in the file say little: the table is
-    decoded piece by piece and each piece forgotten.
+    Runs and dictionaries of parquet stand for any number of cells, so that sizes in the file say
+    little: the table is decoded piece by piece and each piece forgotten.
     """
     import pyarrow.parquet
 
@@ -325,7 +363,8 @@ def _require_parquet_within(path: Path) -> None:
 
 
 def _require_whole_rows(path: Path) -> None:
-    """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells are missing."""
+    """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells
+    are missing."""
     with path.open("rb") as file:
         columns = len(next(csv.reader([file.readline().decode()]), []))
         # Only the end is read: a table may have gigabytes.
@@ -337,7 +376,8 @@ def _require_whole_rows(path: Path) -> None:
 
 
 def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
-    # A column without a unit is never guessed: milliseconds read as microseconds would fit, and be wrong by a thousand.
+    # A column without a unit is never guessed: milliseconds read as microseconds would fit, and be
+    # wrong by a thousand.
     for unitless, meant in _UNITLESS.items():
         if meant == name and unitless in table:
             return f"{path}: column {unitless!r} has no unit; rename it to {meant!r} (values in microseconds)"
@@ -348,7 +388,9 @@ def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
     return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
 
 
-def _checked(path: Path, name: str, values: "pd.Series", column: Column) -> "pd.Series | np.ndarray":
+def _checked(
+    path: Path, name: str, values: "pd.Series", column: Column
+) -> "pd.Series | np.ndarray":
     """Check a column's cells, and return them as texts or as numbers."""
     import pandas as pd
 
@@ -356,12 +398,15 @@ def _checked(path: Path, name: str, values: "pd.Series", column: Column) -> "pd.
     if column.text:
         return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
     numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
-    # Most cells may be empty (a row has the sizes of its own family alone), but a row without a time is no measurement.
+    # Most cells may be empty (a row has the sizes of its own family alone), but a row without a
+    # time is no measurement.
     wrong = np.isnan(numbers) & (~empty | (name == "time_us"))
     wrong |= np.isinf(numbers) | (numbers < column.low)
     if wrong.any():
         row = int(np.argmax(wrong))
         unit = f" {column.unit}" if column.unit else ""
         limit = f" of at least {column.low:g}{unit}" if np.isfinite(column.low) else ""
-        raise TableError(f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]}")
+        raise TableError(
+            f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]}"
+        )
     return numbers

@@ -3,7 +3,13 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.ir.distribute._all_ranks import all_ranks
 from perfmodel.ir.distribute._checkpoint import checkpoint
-from perfmodel.ir.distribute._distribute import Degrees, distribute, on_one_stream, spread_stages, staged
+from perfmodel.ir.distribute._distribute import (
+    Degrees,
+    distribute,
+    on_one_stream,
+    spread_stages,
+    staged,
+)
 from perfmodel.ir.distribute._parallel import (
     data_parallel,
     expert_parallel,

@@ -1,4 +1,5 @@
-"""Turns the program of one rank, whose collectives stand for those of many ranks, into a program of all ranks."""
+"""Turns the program of one rank, whose collectives stand for those of many ranks, into a program of
+all ranks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,10 +12,11 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     """Copy a one-device program to `ranks` devices, which all run it.
 
     Args:
-        program: program of one device; its collectives have `replicas` of so many ranks, one device apart.
+        program: program of one device; its collectives have `replicas` of so many ranks, one device
+            apart.
         ranks: number of ranks.
-        sharded: axis of the whole tensor along which ranks hold their parts in turn, by the name of an input or output;
-            the others are alike on all ranks.
+        sharded: axis of the whole tensor along which ranks hold their parts in turn, by the name of
+            an input or output; the others are alike on all ranks.
 
     Raises:
         UnknownNameError: a sharded tensor that is none of the program's.
@@ -23,14 +25,19 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     tensors = (*program.inputs, *program.outputs)
     for name in sharded:
         if name not in {tensor.name for tensor in tensors}:
-            raise UnknownNameError("tensor of the program", name, [tensor.name for tensor in tensors])
+            raise UnknownNameError(
+                "tensor of the program", name, [tensor.name for tensor in tensors]
+            )
     function, types = program.function, program.types
 
-    # Ranks in turn define a parameter each, and run an instruction each; collectives are one for all.
+    # Ranks in turn define a parameter each, and run an instruction each; collectives are one for
+    # all.
     parameters = []
     for parameter in function.parameters:
         for rank in range(ranks):
-            parameters.append(Parameter(_name_on_rank(parameter.name, rank), types[parameter.name].on(rank)))
+            parameters.append(
+                Parameter(_name_on_rank(parameter.name, rank), types[parameter.name].on(rank))
+            )
     instructions = []
     for instruction in function.instructions:
         if instruction.attribute("replicas") is None:
@@ -70,7 +77,9 @@ def _collective_of_ranks(instruction: Instruction, ranks: int) -> Instruction:
     """One collective of all ranks in place of the one that stands for them."""
     values = dict(instruction.attributes)
     if values.pop("replicas") != (ranks, 1):
-        raise LayoutError(f"{instruction.op} %{instruction.outputs[0]}: is not one of all {ranks} ranks")
+        raise LayoutError(
+            f"{instruction.op} %{instruction.outputs[0]}: is not one of all {ranks} ranks"
+        )
     return replace(
         instruction,
         inputs=tuple(_name_on_rank(instruction.inputs[0], rank) for rank in range(ranks)),
@@ -84,7 +93,9 @@ def _of_all(tensor: GlobalTensor, ranks: int, axis: int | None) -> GlobalTensor:
     shape = list(tensor.shape)
     if axis is not None:
         if not 0 <= axis < len(shape):
-            raise LayoutError(f"{tensor.name} of shape {tensor.shape} has no axis {axis} along which ranks hold parts")
+            raise LayoutError(
+                f"{tensor.name} of shape {tensor.shape} has no axis {axis} along which ranks hold parts"
+            )
         shape[axis] *= ranks
     pieces = []
     for piece in tensor.pieces:

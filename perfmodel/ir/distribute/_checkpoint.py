@@ -1,4 +1,5 @@
-"""Gradient checkpointing: activations inside a layer are computed again in the backward pass (Chen et al. 2016)."""
+"""Gradient checkpointing: activations inside a layer are computed again in the backward pass (Chen
+et al. 2016)."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -8,7 +9,8 @@ from perfmodel.ir import Function, Instruction, Program
 
 
 def checkpoint(program: Program, layers: Collection[int] | None = None) -> Program:
-    """Save only the values passed between layers; the rest is recomputed before its first use in the backward pass.
+    """Save only the values passed between layers; the rest is recomputed before its first use in
+    the backward pass.
 
     Args:
         program: a training step whose instructions are tagged with phase and layer.
@@ -19,9 +21,12 @@ def checkpoint(program: Program, layers: Collection[int] | None = None) -> Progr
     """
     function = program.function
     if not any(i.tag.phase == "backward" for i in function.instructions):
-        raise LayoutError("checkpointing needs a training step with instructions tagged as backward")
-    # Chen et al. store what crosses layers and recompute the rest on the way back (DistIR, figure 8). The forward
-    # pass is left as it is: its inner values die with their last forward use, because the backward reads the copies.
+        raise LayoutError(
+            "checkpointing needs a training step with instructions tagged as backward"
+        )
+    # Chen et al. store what crosses layers and recompute the rest on the way back (DistIR, figure
+    # 8). The forward pass is left as it is: its inner values die with their last forward use,
+    # because the backward reads the copies.
     copies = _Recomputation(function, layers)
     out: list[Instruction] = []
     for instruction in function.instructions:
@@ -43,7 +48,8 @@ class _Recomputation:
             # A transfer is not repeated: what arrived on the other device is stored there.
             if tag.phase == "forward" and chosen and instruction.op != "send":
                 self._maker.update(dict.fromkeys(instruction.outputs, instruction))
-        # Values that another group of instructions uses too are stored, so they need not be recomputed.
+        # Values that another group of instructions uses too are stored, so they need not be
+        # recomputed.
         stored = set(function.outputs)
         for instruction in function.instructions:
             if instruction.tag.phase == "forward":
@@ -51,7 +57,8 @@ class _Recomputation:
                     if name in self._maker and self._group(name) != _key(instruction):
                         stored.add(name)
         for name in stored & set(self._maker):
-            # An op of several results (a split) is recomputed as a whole, even where one of them is stored.
+            # An op of several results (a split) is recomputed as a whole, even where one of them is
+            # stored.
             if len(self._maker[name].outputs) == 1:
                 del self._maker[name]
         self._names: dict[str, str] = {}
@@ -67,8 +74,8 @@ class _Recomputation:
         return copies
 
     def _copies(self, name: str, user: Instruction) -> list[Instruction]:
-        # Stored values end the recursion, and each value is recomputed once, before its first use in the backward
-        # pass.
+        # Stored values end the recursion, and each value is recomputed once, before its first use
+        # in the backward pass.
         if name not in self._maker or name in self._names:
             return []
         maker = self._maker[name]
@@ -76,7 +83,8 @@ class _Recomputation:
         for source in maker.inputs:
             copies += self._copies(source, user)
         self._names.update({output: f"{output}.r" for output in maker.outputs})
-        # Copies belong to the pass that needs them, so a pipeline runs them in the backward pass of the stage.
+        # Copies belong to the pass that needs them, so a pipeline runs them in the backward pass of
+        # the stage.
         tag = replace(maker.tag, phase=user.tag.phase)
         outputs = tuple(self._names[output] for output in maker.outputs)
         return [*copies, replace(self.renamed(maker), outputs=outputs, tag=tag)]
@@ -85,7 +93,9 @@ class _Recomputation:
         """The instruction with recomputed operands."""
         if not any(name in self._names for name in instruction.inputs):
             return instruction
-        return replace(instruction, inputs=tuple(self._names.get(name, name) for name in instruction.inputs))
+        return replace(
+            instruction, inputs=tuple(self._names.get(name, name) for name in instruction.inputs)
+        )
 
 
 def _key(instruction: Instruction) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and checkpointing at once."""
+"""The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and
+checkpointing at once."""
 
 import re
 from dataclasses import dataclass, replace
@@ -44,12 +45,14 @@ class Degrees:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
-    """Ranks that divide the experts among them; together with the `data` replicas they also divide the batch."""
+    """Ranks that divide the experts among them; together with the `data` replicas they also divide
+    the batch."""
     micro_batches: int = 1
     schedule: str = "1f1b"
     """Name of a registered pipeline schedule."""
     steps: int = 1
-    """Steps that an asynchronous schedule runs without a flush between them; the batch covers all of them."""
+    """Steps that an asynchronous schedule runs without a flush between them; the batch covers all
+    of them."""
     chunks: int = 1
     """Model chunks per pipeline device (interleaved schedules)."""
     zero: int = 0
@@ -71,10 +74,11 @@ class Degrees:
         Fused attention recomputes its core in any case, so that selective recomputation is none.
 
         Raises:
-            LayoutError: context parallelism, offloading or experts sharded otherwise than the rest (`etp`), which no
-                transform does, or a batch that does not divide.
+            LayoutError: context parallelism, offloading or experts sharded otherwise than the rest
+                (`etp`), which no transform does, or a batch that does not divide.
         """
-        # `spread` gives a device one coordinate per dimension, so experts cannot have a tensor degree of their own.
+        # `spread` gives a device one coordinate per dimension, so experts cannot have a tensor
+        # degree of their own.
         if layout.expert_tp != layout.tp:
             raise LayoutError(
                 f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks like all other "
@@ -93,7 +97,8 @@ class Degrees:
                 "change either"
             )
         return cls(
-            # `Layout.dp` counts the expert ranks, which share the batch; here the two are separate factors.
+            # `Layout.dp` counts the expert ranks, which share the batch; here the two are separate
+            # factors.
             data=layout.dp // layout.ep,
             tensor=layout.tp,
             pipeline=layout.pp,
@@ -108,7 +113,8 @@ class Degrees:
 
     @classmethod
     def parse(cls, text: str) -> "Degrees":
-        """Parse degrees from `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or from DistIR's D/T/P/K as `2/2/2/4`.
+        """Parse degrees from `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or from DistIR's
+        D/T/P/K as `2/2/2/4`.
 
         Raises:
             LayoutError: an unknown name, or an invalid value.
@@ -116,17 +122,21 @@ class Degrees:
         # D/T/P/K is how the paper's table 2 writes configurations.
         if re.fullmatch(r"\d+(/\d+){3}", text.strip()):
             text = ",".join(
-                f"{n}={v}" for n, v in zip(("dp", "tp", "pp", "micro_batches"), text.split("/"), strict=True)
+                f"{n}={v}"
+                for n, v in zip(("dp", "tp", "pp", "micro_batches"), text.split("/"), strict=True)
             )
         values: dict[str, Any] = {}
         for word in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = word.partition("=")
             field = _FIELDS.get(name)
             if field is None or not value:
-                raise LayoutError(f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}")
+                raise LayoutError(
+                    f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}"
+                )
             number_or_text = int(value) if value.isdecimal() else value
             values[field] = _WORDS.get(value.lower(), number_or_text)
-            # The default's type is the field's type; `bool` is no `int` here, so that `zero=true` is refused.
+            # The default's type is the field's type; `bool` is no `int` here, so that `zero=true`
+            # is refused.
             if type(values[field]) is not type(getattr(cls, field)):
                 raise LayoutError(
                     f"--layout: {word!r}; write a value such as the default, {name}={str(getattr(cls, field)).lower()}"
@@ -136,7 +146,8 @@ class Degrees:
         return cls(**values)
 
     def __str__(self) -> str:
-        """Text that `parse` reads: dp, tp, pp and micro_batches always, other degrees only if they differ from 1."""
+        """Text that `parse` reads: dp, tp, pp and micro_batches always, other degrees only if they
+        differ from 1."""
         shown = []
         for name, field in _FIELDS.items():
             value = getattr(self, field)
@@ -153,14 +164,15 @@ class Degrees:
 def distribute(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
     """A one-device program over `degrees.n_devices` devices.
 
-    Ranks are numbered as Megatron-LM numbers them: tensor ranks next to one another, then expert ranks, data
-    ranks, and pipeline stages outermost.
+    Ranks are numbered as Megatron-LM numbers them: tensor ranks next to one another, then expert
+    ranks, data ranks, and pipeline stages outermost.
 
     Args:
         program: program of one device.
         degrees: degree of each parallel dimension.
-        representative: write down the first tensor, expert and data rank of each stage only. Such a program is
-            simulated like the whole one, whose other ranks do the same at the same time, and cannot be executed.
+        representative: write down the first tensor, expert and data rank of each stage only. Such a
+            program is simulated like the whole one, whose other ranks do the same at the same time,
+            and cannot be executed.
 
     Raises:
         LayoutError: something does not divide; the message names it.
@@ -176,8 +188,8 @@ def staged(program: Program, degrees: Degrees) -> Program:
     Raises:
         LayoutError: as `distribute`.
     """
-    # Order matters: slices of the sequence first, since recomputation and stages then treat each as a pass;
-    # checkpoints before stages, so that copies land on the stage of their layer.
+    # Order matters: slices of the sequence first, since recomputation and stages then treat each as
+    # a pass; checkpoints before stages, so that copies land on the stage of their layer.
     name = degrees.schedule if program.trains else "forward"
     scheduler = get_schedule(name)
     program = sequence_slices(program, scheduler.slices)
@@ -192,23 +204,32 @@ def staged(program: Program, degrees: Degrees) -> Program:
 
 
 def spread_stages(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
-    """Spread every stage of a `staged` program over tensor, expert and data ranks: the second half of `distribute`.
+    """Spread every stage of a `staged` program over tensor, expert and data ranks: the second half
+    of `distribute`.
 
     Raises:
         LayoutError: as `distribute`.
     """
-    # Innermost dimension first: each spread multiplies the devices and its stride skips the dimensions inside it.
-    # Tensor ranks, which communicate most, end up next to one another.
+    # Innermost dimension first: each spread multiplies the devices and its stride skips the
+    # dimensions inside it. Tensor ranks, which communicate most, end up next to one another.
     program = tensor_parallel(
-        program, degrees.tensor, sequence_parallel=degrees.sequence_parallel, representative=representative
+        program,
+        degrees.tensor,
+        sequence_parallel=degrees.sequence_parallel,
+        representative=representative,
     )
-    program = expert_parallel(program, degrees.expert, stride=degrees.tensor, representative=representative)
+    program = expert_parallel(
+        program, degrees.expert, stride=degrees.tensor, representative=representative
+    )
     stride = degrees.tensor * degrees.expert
-    return data_parallel(program, degrees.data, zero=degrees.zero, stride=stride, representative=representative)
+    return data_parallel(
+        program, degrees.data, zero=degrees.zero, stride=stride, representative=representative
+    )
 
 
 def on_one_stream(program: Program) -> Program:
-    """The program with every instruction on the compute stream, for ranks that run one instruction at a time."""
+    """The program with every instruction on the compute stream, for ranks that run one instruction
+    at a time."""
     alone = tuple(
         i if i.tag.stream == "compute" else replace(i, tag=replace(i.tag, stream="compute"))
         for i in program.function.instructions

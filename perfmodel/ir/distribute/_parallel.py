@@ -1,5 +1,6 @@
-"""The parallel dimensions that spread tensors: data (with ZeRO), tensor and expert parallelism; and the preparation of
-weights for tensor parallelism: Megatron-LM's axes, derived from the data flow, and padded vocabularies."""
+"""The parallel dimensions that spread tensors: data (with ZeRO), tensor and expert parallelism; and
+the preparation of weights for tensor parallelism: Megatron-LM's axes, derived from the data flow,
+and padded vocabularies."""
 
 from dataclasses import replace
 
@@ -10,36 +11,51 @@ from perfmodel.ir.op_definition import REPLICATED, Sharded, Sharding, ShardingQu
 
 
 def tensor_parallel(
-    program: Program, parts: int, *, sequence_parallel: bool = False, stride: int = 1, representative: bool = False
+    program: Program,
+    parts: int,
+    *,
+    sequence_parallel: bool = False,
+    stride: int = 1,
+    representative: bool = False,
 ) -> Program:
-    """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al. 2019).
+    """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al.
+    2019).
 
     Args:
         program: program to distribute.
         parts: tensor-parallel ranks of every device.
-        sequence_parallel: shard activations along the sequence between the sliced products, so that all-reduces
-            become reduce-scatters and all-gathers (Korthikanti et al. 2022, section 4.2.2).
+        sequence_parallel: shard activations along the sequence between the sliced products, so that
+            all-reduces become reduce-scatters and all-gathers (Korthikanti et al. 2022, section
+            4.2.2).
         stride: devices from one part to the next.
         representative: write down the first part only (`Plan.representative`).
 
     Raises:
         LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
     """
-    # Only weights get explicit slices. The shapes of activations and the places of all-reduces follow from the sharding
-    # rules of the ops.
+    # Only weights get explicit slices. The shapes of activations and the places of all-reduces
+    # follow from the sharding rules of the ops.
     inputs: dict[str, Sharding] = {}
     for tensor in program.inputs_of("parameter", "state"):
         if tensor.tensor_axis is not None:
             inputs |= {piece.value: Sharded(tensor.tensor_axis) for piece in tensor.pieces}
     axis = 1 if sequence_parallel else None
     plan = Plan(
-        parts=parts, suffix="t", inputs=inputs, stride=stride, sequence_axis=axis, representative=representative
+        parts=parts,
+        suffix="t",
+        inputs=inputs,
+        stride=stride,
+        sequence_axis=axis,
+        representative=representative,
     )
     return spread(program, plan)
 
 
-def expert_parallel(program: Program, parts: int, *, stride: int = 1, representative: bool = False) -> Program:
-    """Data parallelism whose ranks hold different experts: tokens travel by all-to-all (GShard; Fedus et al. 2021).
+def expert_parallel(
+    program: Program, parts: int, *, stride: int = 1, representative: bool = False
+) -> Program:
+    """Data parallelism whose ranks hold different experts: tokens travel by all-to-all (GShard;
+    Fedus et al. 2021).
 
     Raises:
         LayoutError: the batch or the number of experts does not divide.
@@ -50,7 +66,12 @@ def expert_parallel(program: Program, parts: int, *, stride: int = 1, representa
         if tensor.expert_axis is not None:
             inputs |= {piece.value: Sharded(tensor.expert_axis) for piece in tensor.pieces}
     plan = Plan(
-        parts=parts, suffix="e", inputs=inputs, stride=stride, stream="data_comm", representative=representative
+        parts=parts,
+        suffix="e",
+        inputs=inputs,
+        stride=stride,
+        stream="data_comm",
+        representative=representative,
     )
     return spread(program, plan)
 
@@ -63,9 +84,10 @@ def data_parallel(
     Args:
         program: program to distribute.
         parts: replicas of every device.
-        zero: stage of ZeRO (Rajbhandari et al. 2019): 1 shards the optimizer's state, 2 also gradients (reduced
-            for every micro-batch), 3 also weights, which each pass of a micro-batch gathers. A tensor is
-            sharded along its first axis that divides, else replicated.
+        zero: stage of ZeRO (Rajbhandari et al. 2019): 1 shards the optimizer's state, 2 also
+            gradients (reduced for every micro-batch), 3 also weights, which each pass of a
+            micro-batch gathers. A tensor is sharded along its first axis that divides, else
+            replicated.
         stride: devices from one replica to the next.
         representative: write down the first replica only (`Plan.representative`).
 
@@ -76,7 +98,8 @@ def data_parallel(
         raise LayoutError(f"zero must be 0, 1, 2 or 3, got {zero!r}")
     inputs: dict[str, Sharding] = _batch(program, parts)
     outputs: dict[str, Sharding] = {}
-    # Weights whose optimizer has states (`w.m` is a state of `w`): without a state, stage 1 has nothing to shard.
+    # Weights whose optimizer has states (`w.m` is a state of `w`): without a state, stage 1 has
+    # nothing to shard.
     stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
 
     def sharded(tensor: GlobalTensor) -> dict[str, Sharding]:
@@ -102,7 +125,8 @@ def data_parallel(
         if is_sharded:
             outputs |= sharded(tensor)
         elif tensor.role == "parameter":
-            # Stages 1 and 2 update a shard and gather the new weight, which the next step's forward needs whole.
+            # Stages 1 and 2 update a shard and gather the new weight, which the next step's forward
+            # needs whole.
             outputs |= dict.fromkeys([piece.value for piece in tensor.pieces], REPLICATED)
     return spread(
         program,
@@ -132,15 +156,16 @@ def _batch(program: Program, parts: int) -> dict[str, Sharding]:
 
 
 def megatron_axes(program: Program) -> Program:
-    """The program with the `tensor_axis` of every weight as Megatron-LM slices them (Shoeybi et al. 2019, section 3).
+    """The program with the `tensor_axis` of every weight as Megatron-LM slices them (Shoeybi et al.
+    2019, section 3).
 
-    Weights are handled in program order. If the left operand of a product is sliced along the summed axis, the weight
-    is sliced by rows, otherwise by columns. Biases and gains are sliced like the value that they are applied to, and
-    embedding tables by rows if tokens are data.
+    Weights are handled in program order. If the left operand of a product is sliced along the
+    summed axis, the weight is sliced by rows, otherwise by columns. Biases and gains are sliced
+    like the value that they are applied to, and embedding tables by rows if tokens are data.
     """
     types = program.types
-    # One walk in program order with the sharding so far. A weight that is already decided keeps its axis: a tied head
-    # finds the table sliced by vocabulary.
+    # One walk in program order with the sharding so far. A weight that is already decided keeps its
+    # axis: a tied head finds the table sliced by vocabulary.
     undecided = set(program.values_of("parameter"))
     axes: dict[str, int] = {}
     spread: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
@@ -148,22 +173,27 @@ def megatron_axes(program: Program) -> Program:
     for i in program.function.instructions:
         if i.op == "constant":
             constants.update(i.outputs)
-        # Tables of relative positions, whose rows are known beforehand, are small and no vocabularies.
+        # Tables of relative positions, whose rows are known beforehand, are small and no
+        # vocabularies.
         known_rows = i.op == "embedding" and i.inputs[1] in constants
         for place, name in enumerate(i.inputs):
             if name in undecided:
                 undecided.discard(name)
-                axis = _axis(i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs])
+                axis = _axis(
+                    i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs]
+                )
                 axis = None if known_rows else axis
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
-        # Asked for one part, so that every axis divides: the axes are wanted before the degree is known.
+        # Asked for one part, so that every axis divides: the axes are wanted before the degree is
+        # known.
         query = ShardingQuery.of(i, types, [spread[n] for n in i.inputs], 1)
         spread.update(zip(i.outputs, OPS[i.op].spread(query).outputs, strict=True))
     return replace(
         program,
         inputs=tuple(
-            replace(w, tensor_axis=axes.get(w.pieces[0].value)) if w.role == "parameter" else w for w in program.inputs
+            replace(w, tensor_axis=axes.get(w.pieces[0].value)) if w.role == "parameter" else w
+            for w in program.inputs
         ),
     )
 
@@ -172,8 +202,8 @@ def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) 
     """Axis along which an instruction's operand is sliced, None for none."""
     if i.op == "embedding":
         return 0
-    # Columns first, rows next: after a column-sliced product the activation is sliced along what the next product
-    # sums over, so that one gets row slices and an all-reduce.
+    # Columns first, rows next: after a column-sliced product the activation is sliced along what
+    # the next product sums over, so that one gets row slices and an all-reduce.
     if i.op == "matmul" and place == 1 and ranks[1] == 2:
         summed = ranks[0] - (2 if i.attribute("transpose_a") else 1)
         rows = 1 if i.attribute("transpose_b") else 0
@@ -187,7 +217,8 @@ def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) 
 def pad_vocabulary(program: Program, multiple: int) -> Program:
     """Pad embedding tables and heads to a multiple of the vocabulary size (as Megatron-LM does).
 
-    Logits grow too; in a loss the added classes take part as tokens that never occur, as Megatron-LM's do.
+    Logits grow too; in a loss the added classes take part as tokens that never occur, as
+    Megatron-LM's do.
 
     Args:
         program: undistributed program.
@@ -200,8 +231,8 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
         raise LayoutError("pad the vocabulary before distributing the program")
     function, types = program.function, program.types
     weights = program.values_of("parameter", "state")
-    # Programs do not say which axis is a vocabulary; any axis of a table's size is taken for one, in shapes of
-    # weights and in stated shapes of ops.
+    # Programs do not say which axis is a vocabulary; any axis of a table's size is taken for one,
+    # in shapes of weights and in stated shapes of ops.
     sizes = {types[i.inputs[0]].shape[0] for i in function.instructions if i.op == "embedding"}
     grown = {n: -(-n // multiple) * multiple for n in sizes if n % multiple}
 
@@ -218,7 +249,9 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
                 f"the constant %{i.outputs[0]} has the size of the vocabulary and cannot be padded; leave "
                 "--pad-vocab out"
             )
-        changed = attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes
+        changed = (
+            attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes
+        )
         instructions.append(replace(i, attributes=changed))
     parameters = []
     for parameter in function.parameters:

@@ -1,6 +1,8 @@
-"""Prepares a pipeline: sharding of values over micro-batches, and assignment of instructions to passes.
+"""Prepares a pipeline: sharding of values over micro-batches, and assignment of instructions to
+passes.
 
-A schedule orders passes (forward and backward of a stage, the latter possibly in two halves); `_pipeline` writes them.
+A schedule orders passes (forward and backward of a stage, the latter possibly in two halves);
+`_pipeline` writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +18,17 @@ from perfmodel.schedule import Phase, Schedule, even_split
 
 
 def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], Function]:
-    """Determine each value's sharding over micro-batches, and return it with the function of one micro-batch.
+    """Determine each value's sharding over micro-batches, and return it with the function of one
+    micro-batch.
 
-    The rules are those of parallel devices, with time in the place of space: a value sharded along an axis
-    is cut, a partial one is summed over micro-batches, a replicated one is the same for all. Where a replicated one (a
-    mask, a class token repeated for every sample) meets one that is cut, each micro-batch takes its own slice of it.
+    The rules are those of parallel devices, with time in the place of space: a value sharded along
+    an axis is cut, a partial one is summed over micro-batches, a replicated one is the same for
+    all. Where a replicated one (a mask, a class token repeated for every sample) meets one that is
+    cut, each micro-batch takes its own slice of it.
 
     Raises:
-        LayoutError: the batch does not divide, or an op of the forward or backward pass mixes samples.
+        LayoutError: the batch does not divide, or an op of the forward or backward pass mixes
+            samples.
     """
     function, types = program.function, program.types
     # Data are cut into micro-batches; the ops' sharding rules determine all other values.
@@ -36,14 +41,16 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             changed.append(instruction)
             continue
         operand_shardings = [sharding[name] for name in instruction.inputs]
-        decision = OPS[instruction.op].spread(ShardingQuery.of(instruction, types, operand_shardings, parts))
+        decision = OPS[instruction.op].spread(
+            ShardingQuery.of(instruction, types, operand_shardings, parts)
+        )
         inputs: list[str] = []
         for name, wanted in zip(instruction.inputs, decision.inputs, strict=True):
             if sharding[name] == wanted:
                 inputs.append(name)
                 continue
-            # Between devices a collective would convert. Between micro-batches, which run one after another, nothing
-            # can; only what all of them have can be cut.
+            # Between devices a collective would convert. Between micro-batches, which run one after
+            # another, nothing can; only what all of them have can be cut.
             if sharding[name] != REPLICATED or not isinstance(wanted, Sharded):
                 raise LayoutError(
                     f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}, so the "
@@ -58,13 +65,16 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             inputs.append(cut_name)
         sharding.update(zip(instruction.outputs, decision.outputs, strict=True))
         values = attributes(**dict(instruction.attributes) | dict(decision.attributes))
-        changed.append(Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag))
+        changed.append(
+            Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag)
+        )
     _check_returned(program, sharding)
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
 
 
 def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
-    """Sharding of the function's parameters: data along their batch axes, all others the same for every micro-batch."""
+    """Sharding of the function's parameters: data along their batch axes, all others the same for
+    every micro-batch."""
     sharding: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
     if parts == 1:
         return sharding
@@ -73,7 +83,9 @@ def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
             continue
         batch = tensor.shape[tensor.batch_axis]
         if batch % parts:
-            raise LayoutError(f"{tensor.name}: a batch of {batch} is not divisible into {parts} micro-batches")
+            raise LayoutError(
+                f"{tensor.name}: a batch of {batch} is not divisible into {parts} micro-batches"
+            )
         for piece in tensor.pieces:
             sharding[piece.value] = Sharded(tensor.batch_axis)
     return sharding
@@ -83,7 +95,9 @@ def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
     """Refuse returned values that cannot be summed over micro-batches."""
     for tensor in program.outputs:
         for piece in tensor.pieces:
-            if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
+            if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial(
+                "sum"
+            ):
                 raise LayoutError(
                     f"%{piece.value}: this is a maximum over the batch, and micro-batches can only accumulate "
                     "sums; use one micro-batch"
@@ -91,7 +105,8 @@ def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
 
 
 def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
-    """The slice of a replicated value for the first micro-batch; `for_micro_batch` moves it for the others.
+    """The slice of a replicated value for the first micro-batch; `for_micro_batch` moves it for the
+    others.
 
     Passes run on devices of their own, so each pass and layer has its own slice.
     """
@@ -100,7 +115,9 @@ def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
     return Instruction("slice", (name,), (cut,), first_part, replace(tag, stream="compute"))
 
 
-def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], micro_batch: int) -> Attributes:
+def for_micro_batch(
+    instruction: Instruction, sharding: Mapping[str, Sharding], micro_batch: int
+) -> Attributes:
     """Attributes of an instruction in one micro-batch; slices of shared values differ."""
     values = dict(instruction.attributes)
     if instruction.op != "slice" or sharding[instruction.inputs[0]] != REPLICATED:
@@ -111,21 +128,28 @@ def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], 
     return attributes(axis=values["axis"], start=micro_batch * size, stop=(micro_batch + 1) * size)
 
 
-def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tuple[dict[str, str], Function]:
+def summed_at_once(
+    function: Function, sharding: Mapping[str, Sharding]
+) -> tuple[dict[str, str], Function]:
     """Map from partial values to the sums over micro-batches that are used or returned.
 
-    What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
-    adds nothing up by itself.
+    What slices of a sequence add up one after another is part of the same sum, so that the function
+    that goes with it adds nothing up by itself.
     """
-    # Partial sums inside a pass stay inside it; only those that leave the passes are accumulated over micro-batches.
+    # Partial sums inside a pass stay inside it; only those that leave the passes are accumulated
+    # over micro-batches.
     needed = set(function.outputs)
     for instruction in function.instructions:
         if instruction.tag.phase == "update":
             needed.update(instruction.inputs)
-    total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
+    total = {
+        name: name
+        for name, spread in sharding.items()
+        if spread == Partial("sum") and name in needed
+    }
 
-    # Slices of a sequence already accumulate within the function. Their additions are dropped and their addends feed
-    # the one sum over all slices and micro-batches, in the schedule's order.
+    # Slices of a sequence already accumulate within the function. Their additions are dropped and
+    # their addends feed the one sum over all slices and micro-batches, in the schedule's order.
     instructions: list[Instruction] = []
     for instruction in reversed(function.instructions):
         if instruction.op == "accumulate" and instruction.outputs[0] in total:
@@ -156,13 +180,16 @@ class Passes:
 
 
 def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
-    """Stage of each layer, by `even_split`; first and last layer carry embedding and head, so no stage is empty.
+    """Stage of each layer, by `even_split`; first and last layer carry embedding and head, so no
+    stage is empty.
 
     Raises:
         LayoutError: fewer layers than stages.
     """
     if layers < n_stages:
-        raise LayoutError(f"{layers} layers are too few for {n_stages} pipeline stages; use fewer stages")
+        raise LayoutError(
+            f"{layers} layers are too few for {n_stages} pipeline stages; use fewer stages"
+        )
     return tuple(np.repeat(np.arange(n_stages), even_split(layers, n_stages)).tolist())
 
 
@@ -174,7 +201,9 @@ def n_layers(function: Function) -> int:
     """
     for instruction in function.instructions:
         if not instruction.tag.phase or instruction.tag.layer < 0:
-            raise LayoutError(f"%{instruction.outputs[0]}: tag every instruction with its phase and layer")
+            raise LayoutError(
+                f"%{instruction.outputs[0]}: tag every instruction with its phase and layer"
+            )
     return max((i.tag.layer for i in function.instructions), default=0) + 1
 
 
@@ -198,8 +227,8 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
             by_pass[Phase.BACKWARD_INPUT, stage, part] = input_half
             by_pass[Phase.BACKWARD_WEIGHT, stage, part] = weight_half
 
-    # A whole backward is both of its halves, so makers and users are noted by half, which serves schedules of either
-    # kind.
+    # A whole backward is both of its halves, so makers and users are noted by half, which serves
+    # schedules of either kind.
     maker: dict[str, PassKind] = {}
     users: dict[str, dict[PassKind, None]] = {}
     for kind, body in by_pass.items():
@@ -216,19 +245,22 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
 def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """Split a stage's backward pass into input gradients, which other stages wait for, and weight gradients."""
-    # Zero-bubble schedules delay weight gradients: only input gradients are on the path to the stage
-    # before.
+    """Split a stage's backward pass into input gradients, which other stages wait for, and weight
+    gradients."""
+    # Zero-bubble schedules delay weight gradients: only input gradients are on the path to the
+    # stage before.
     own_values = set(chain.from_iterable(instruction.outputs for instruction in body))
     inside = {id(instruction) for instruction in body}
 
-    # Backward passes of other stages wait for their operands, and for everything that these depend on.
+    # Backward passes of other stages wait for their operands, and for everything that these depend
+    # on.
     live: set[str] = set()
     for instruction in function.instructions:
         if instruction.tag.phase == "backward" and id(instruction) not in inside:
             live.update(own_values.intersection(instruction.inputs))
 
-    # Walking back from what other stages read collects the chain of input gradients; the rest is weight gradients.
+    # Walking back from what other stages read collects the chain of input gradients; the rest is
+    # weight gradients.
     input_half: list[Instruction] = []
     weight_half: list[Instruction] = []
     for instruction in reversed(body):
@@ -246,13 +278,16 @@ def pass_parts(phase: Phase) -> tuple[Phase, ...]:
 
 
 def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
-    """The device of each (phase, stage, micro-batch); whole backward passes count as both halves."""
+    """The device of each (phase, stage, micro-batch); whole backward passes count as both
+    halves."""
     index, micro_batches = schedule.covers
     phases = schedule.phase[index].tolist()
     stages = schedule.instruction_stage[index].tolist()
     devices = schedule.device[index].tolist()
     device_of = {}
-    for phase, stage, micro_batch, device in zip(phases, stages, micro_batches.tolist(), devices, strict=True):
+    for phase, stage, micro_batch, device in zip(
+        phases, stages, micro_batches.tolist(), devices, strict=True
+    ):
         for part in pass_parts(Phase(phase)):
             device_of[part, stage, micro_batch] = device
     return device_of

@@ -8,7 +8,17 @@ from itertools import chain, groupby
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import Function, GlobalTensor, Instruction, Parameter, Piece, Program, Stream, Tag, attributes
+from perfmodel.ir import (
+    Function,
+    GlobalTensor,
+    Instruction,
+    Parameter,
+    Piece,
+    Program,
+    Stream,
+    Tag,
+    attributes,
+)
 from perfmodel.ir.distribute._passes import (
     batch_shardings,
     default_stages,
@@ -37,26 +47,32 @@ def pipeline(
     send_stream: Stream = "compute",
     weights: WeightPolicy = "flush",
 ) -> Program:
-    """Divide a one-device program into stages and micro-batches, and run them in the order of a schedule.
+    """Divide a one-device program into stages and micro-batches, and run them in the order of a
+    schedule.
 
-    Passes are told apart by the instructions' tags. Values that cross stages are sent once to every device
-    that needs them, when the pass that makes them ends. Gradients and the loss are accumulated in the
-    schedule's order; where a stage sits on several devices, they are summed over these.
+    Passes are told apart by the instructions' tags. Values that cross stages are sent once to every
+    device that needs them, when the pass that makes them ends. Gradients and the loss are
+    accumulated in the schedule's order; where a stage sits on several devices, they are summed over
+    these.
 
-    A schedule that updates weights before the step ends states where each stage is updated. An update uses the mean
-    gradient of the micro-batches since the last update, and the policy chooses the version of the weights for each
-    pass. Such a program returns no gradients; its loss is the mean over the versions of the weights.
+    A schedule that updates weights before the step ends states where each stage is updated. An
+    update uses the mean gradient of the micro-batches since the last update, and the policy chooses
+    the version of the weights for each pass. Such a program returns no gradients; its loss is the
+    mean over the versions of the weights.
 
     Args:
-        program: tagged by phase and layer; for a schedule of slices cut by `sequence_slices` into as many.
+        program: tagged by phase and layer; for a schedule of slices cut by `sequence_slices` into
+            as many.
         schedule: any schedule over the stages; its micro-batches divide the batch.
         stage_of_layer: global stage of each layer; by default layers are dealt out evenly.
-        weights: policy of weight versions (PipeDream, 2BW, nF1B), for schedules that update on the way.
-        send_stream: `compute`: a send holds up both devices (DistIR); `send`: it runs beside their passes.
+        weights: policy of weight versions (PipeDream, 2BW, nF1B), for schedules that update on the
+            way.
+        send_stream: `compute`: a send holds up both devices (DistIR); `send`: it runs beside their
+            passes.
 
     Raises:
-        LayoutError: the program is distributed already, has too few layers, mixes samples of a batch, or, updating on
-            the way, has a weight on several stages.
+        LayoutError: the program is distributed already, has too few layers, mixes samples of a
+            batch, or, updating on the way, has a weight on several stages.
         PerfModelError: the schedule is not valid.
     """
     _check(program, schedule)
@@ -64,14 +80,18 @@ def pipeline(
     layers = n_layers(program.function)
     stages = tuple(stage_of_layer or default_stages(layers, schedule.n_stages))
     if len(stages) != layers or set(stages) != set(range(schedule.n_stages)):
-        raise LayoutError(f"stage_of_layer must give each of {layers} layers one of {schedule.n_stages} stages")
+        raise LayoutError(
+            f"stage_of_layer must give each of {layers} layers one of {schedule.n_stages} stages"
+        )
     return _Pipeline(program, schedule, stages, send_stream, weights).run()
 
 
 def _check(program: Program, schedule: Schedule) -> None:
     require_valid(schedule)
     if program.n_devices > 1:
-        raise LayoutError("apply pipeline parallelism before other dimensions, to a program on one device")
+        raise LayoutError(
+            "apply pipeline parallelism before other dimensions, to a program on one device"
+        )
     slices = max((i.tag.micro_batch for i in program.function.instructions), default=0) + 1
     if max(slices, 1) != schedule.slices:
         raise LayoutError(
@@ -79,18 +99,25 @@ def _check(program: Program, schedule: Schedule) -> None:
             f"{max(slices, 1)}; apply sequence_slices first"
         )
     if program.trains and schedule.forward_only:
-        raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")
+        raise LayoutError(
+            f"schedule {schedule.name} has no backward passes, which this program needs"
+        )
 
 
 class _Pipeline:
     """State of the construction of a pipelined program.
 
-    A value of the original program is known as (name, micro-batch of whole sequences); -1 stands for what all of
-    these share. `_holders` has the new value that holds it on each device.
+    A value of the original program is known as (name, micro-batch of whole sequences); -1 stands
+    for what all of these share. `_holders` has the new value that holds it on each device.
     """
 
     def __init__(
-        self, program: Program, schedule: Schedule, stages: tuple[int, ...], stream: Stream, weights: WeightPolicy
+        self,
+        program: Program,
+        schedule: Schedule,
+        stages: tuple[int, ...],
+        stream: Stream,
+        weights: WeightPolicy,
     ) -> None:
         self._program = program
         self._schedule = schedule
@@ -110,8 +137,9 @@ class _Pipeline:
     def run(self) -> Program:
         """The pipelined program."""
         inputs = self._place_inputs()
-        # Program order is the schedule's order of slots: on each device the passes come as the schedule says, and
-        # instructions of different devices in one slot may run in parallel (DistIR, section 2.1).
+        # Program order is the schedule's order of slots: on each device the passes come as the
+        # schedule says, and instructions of different devices in one slot may run in parallel
+        # (DistIR, section 2.1).
         order = np.lexsort((self._schedule.device, self._schedule.slot))
         for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
             # Passes of one slot run at once, so what they make is sent only when all are written.
@@ -134,20 +162,23 @@ class _Pipeline:
                 pieces += self._returned(piece)
             outputs.append(replace(tensor, pieces=tuple(pieces)))
             returned |= dict.fromkeys(piece.value for piece in pieces)
-        function = Function(self._function.name, tuple(self._parameters), tuple(self._written), tuple(returned))
+        function = Function(
+            self._function.name, tuple(self._parameters), tuple(self._written), tuple(returned)
+        )
         return Program(function, inputs, tuple(outputs))
 
     def _place_inputs(self) -> tuple[GlobalTensor, ...]:
         """Copy every input to each device that uses it; data is divided into micro-batches."""
-        # A weight used by two stages (tied embeddings) and a stage that two devices have (bidirectional schedules)
-        # need copies.
+        # A weight used by two stages (tied embeddings) and a stage that two devices have
+        # (bidirectional schedules) need copies.
         devices = self._input_devices()
         placed: dict[str, list[Piece]] = {}
         for parameter in self._function.parameters:
             name = parameter.name
             devices_of_input = devices[parameter.name] or {0: None}
             copies = {
-                device: name if len(devices_of_input) == 1 else f"{name}.p{device}" for device in devices_of_input
+                device: name if len(devices_of_input) == 1 else f"{name}.p{device}"
+                for device in devices_of_input
             }
             placed[name] = []
             for device, copy in copies.items():
@@ -161,7 +192,8 @@ class _Pipeline:
         return tuple(inputs)
 
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
-        """Parameters of a copy on a device: the whole value, or one per micro-batch if it is divided."""
+        """Parameters of a copy on a device: the whole value, or one per micro-batch if it is
+        divided."""
         tensor, spread = self._program.types[name].on(device), self._sharding[name]
         # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
@@ -170,16 +202,21 @@ class _Pipeline:
             return [Piece(copy, (0,) * tensor.rank)]
         # A parameter per micro-batch: data arrive cut, as a data loader would give them.
         size = tensor.shape[spread.axis] // self._count
-        pieces = [Piece(f"{copy}.m{k}", _start(tensor.rank, spread.axis, k * size)) for k in range(self._count)]
+        pieces = [
+            Piece(f"{copy}.m{k}", _start(tensor.rank, spread.axis, k * size))
+            for k in range(self._count)
+        ]
         for k, piece in enumerate(pieces):
             self._parameters.append(Parameter(piece.value, tensor.with_size(spread.axis, size)))
             self._holders[name, k][device] = piece.value
         return pieces
 
     def _input_devices(self) -> dict[str, dict[int, None]]:
-        """Devices that use each parameter of the function; states go with the weights they are updated with."""
+        """Devices that use each parameter of the function; states go with the weights they are
+        updated with."""
         devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
-        # Dictionaries of None are sets that keep their order, and with it the order of parameters and sends.
+        # Dictionaries of None are sets that keep their order, and with it the order of parameters
+        # and sends.
         for (phase, stage, m), device in self._device_of.items():
             for instruction in self._passes.body(phase, stage, m % self._schedule.slices):
                 for name in instruction.inputs:
@@ -242,7 +279,8 @@ class _Pipeline:
         return [(name, k) for name in instruction.outputs]
 
     def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
-        # One running sum per device, extended as soon as a micro-batch's share is there: the share is not kept alive.
+        # One running sum per device, extended as soon as a micro-batch's share is there: the share
+        # is not kept alive.
         sofar = self._holders[name, -1].get(device)
         if sofar is not None:
             total = f"{name}.sum{tag.micro_batch}"
@@ -252,8 +290,8 @@ class _Pipeline:
 
     def _send(self, name: str, k: int) -> None:
         """Send a value to every device whose passes use it."""
-        # Written right after the pass that makes the value, not before the one that uses it: on the `send` stream the
-        # transfer then runs beside what the receiver does in between.
+        # Written right after the pass that makes the value, not before the one that uses it: on the
+        # `send` stream the transfer then runs beside what the receiver does in between.
         for phase, stage, part in self._passes.users.get(name, ()):
             self._fetch(name, k, self._device_of[phase, stage, k * self._schedule.slices + part])
 
@@ -261,7 +299,9 @@ class _Pipeline:
         """The value that holds `name` of micro-batch k on a device, sent there if necessary."""
         if self._weights is not None and name in self._weights:
             return self._weights.value(name, device)
-        return self._value_on(name, k, self._holders.get((name, k)) or self._holders[name, -1], device)
+        return self._value_on(
+            name, k, self._holders.get((name, k)) or self._holders[name, -1], device
+        )
 
     def _value_on(self, name: str, k: int, holders: dict[int, str], device: int) -> str:
         if device not in holders:
@@ -273,8 +313,8 @@ class _Pipeline:
 
     def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
         """The instruction that sends a value to another device in micro-batch k."""
-        # A transfer belongs to the phase and layer of what it carries, which is how timelines account for it. Inputs
-        # are made by no pass.
+        # A transfer belongs to the phase and layer of what it carries, which is how timelines
+        # account for it. Inputs are made by no pass.
         tag = Tag("forward", -1, k, self._stream)
         maker = self._passes.maker.get(name)
         if maker is not None:
@@ -297,7 +337,11 @@ class _Pipeline:
         if name in self._summed and len(holders) > 1:
             totals = tuple(f"{value}.total" for value in holders.values())
             tag = Tag("update", stream="data_comm")
-            self._written.append(Instruction("all_reduce", tuple(holders.values()), totals, attributes(op="sum"), tag))
+            self._written.append(
+                Instruction(
+                    "all_reduce", tuple(holders.values()), totals, attributes(op="sum"), tag
+                )
+            )
             self._holders[name, -1] = dict(zip(holders, totals, strict=True))
         self._summed.discard(name)
         return self._holders[key]
@@ -306,14 +350,19 @@ class _Pipeline:
         """Run an update wherever the parameters that it updates are."""
         parameters = {p.name for p in self._function.parameters}
         holders = {name: self._total(name) for name in instruction.inputs}
-        # Gradients of a replicated stage are all-reduced above, so every copy of the weight gets the same update.
+        # Gradients of a replicated stage are all-reduced above, so every copy of the weight gets
+        # the same update.
         anchors = [holder for name, holder in holders.items() if name in parameters]
         if not anchors:
             anchors = list(holders.values())[:1]
         devices = list(dict.fromkeys(chain.from_iterable(anchors)))
         for device in devices:
-            inputs = tuple(self._value_on(name, -1, holders[name], device) for name in instruction.inputs)
-            outputs = tuple(f"{n}.p{device}" if len(devices) > 1 else n for n in instruction.outputs)
+            inputs = tuple(
+                self._value_on(name, -1, holders[name], device) for name in instruction.inputs
+            )
+            outputs = tuple(
+                f"{n}.p{device}" if len(devices) > 1 else n for n in instruction.outputs
+            )
             self._written.append(replace(instruction, inputs=inputs, outputs=outputs))
             for name, output in zip(instruction.outputs, outputs, strict=True):
                 self._holders[name, -1][device] = output
@@ -330,7 +379,8 @@ class _Pipeline:
         for k in range(count):
             offset = _start(len(piece.start), axis, k * size)
             slices += [
-                _moved_piece(Piece(value, offset), piece.start) for value in self._holders[piece.value, k].values()
+                _moved_piece(Piece(value, offset), piece.start)
+                for value in self._holders[piece.value, k].values()
             ]
         return slices
 

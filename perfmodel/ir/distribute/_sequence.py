@@ -1,4 +1,5 @@
-"""Sequences cut into slices that run one after another (Seq1F1B, Sun et al. 2024; TeraPipe, Li et al. 2021)."""
+"""Sequences cut into slices that run one after another (Seq1F1B, Sun et al. 2024; TeraPipe, Li et
+al. 2021)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +7,17 @@ from itertools import chain
 from typing import Final
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import OPS, Function, GlobalTensor, Instruction, Parameter, Piece, Program, Tag, attributes
+from perfmodel.ir import (
+    OPS,
+    Function,
+    GlobalTensor,
+    Instruction,
+    Parameter,
+    Piece,
+    Program,
+    Tag,
+    attributes,
+)
 from perfmodel.ir.op_definition import REPLICATED, Partial, Sharded, Sharding, ShardingQuery
 
 _SEQUENCE: Final = Sharded(1)
@@ -14,23 +25,27 @@ _SEQUENCE: Final = Sharded(1)
 
 
 def sequence_slices(program: Program, count: int) -> Program:
-    """Divide every pass into `count` slices of the sequence: forwards in order, backwards in reverse.
+    """Divide every pass into `count` slices of the sequence: forwards in order, backwards in
+    reverse.
 
-    Slices follow the rules of parallel devices, one after another in time. Causal attention is the exception: the
-    queries of a slice see the keys and values of this slice and of earlier ones, and the gradients of keys and values
-    are accumulated over the backward passes of later slices. Each slice takes its part of shared values such as
-    positions. The `micro_batch` of an instruction's tag holds the number of the slice, which `pipeline` reads.
+    Slices follow the rules of parallel devices, one after another in time. Causal attention is the
+    exception: the queries of a slice see the keys and values of this slice and of earlier ones, and
+    the gradients of keys and values are accumulated over the backward passes of later slices. Each
+    slice takes its part of shared values such as positions. The `micro_batch` of an instruction's
+    tag holds the number of the slice, which `pipeline` reads.
 
     Args:
         program: program of one device, tagged by phase; data are [batch, sequence, ...].
         count: slices, of equal length.
 
     Raises:
-        LayoutError: the program is distributed or cut already, the sequence does not divide, or an op that is not
-            causal attention mixes positions.
+        LayoutError: the program is distributed or cut already, the sequence does not divide, or an
+            op that is not causal attention mixes positions.
     """
     if program.n_devices > 1 or any(i.tag.micro_batch >= 0 for i in program.function.instructions):
-        raise LayoutError("slice sequences before other transforms, in a program on one device without micro-batches")
+        raise LayoutError(
+            "slice sequences before other transforms, in a program on one device without micro-batches"
+        )
     return _Slicing(program, count).run() if count > 1 else program
 
 
@@ -49,7 +64,8 @@ class _Slicing:
         self._wanted: set[str] = set()
         """Values that are needed as a whole, after the last slice."""
 
-        # Updates, losses and returned gradients need sums over all slices; other values may stay cut.
+        # Updates, losses and returned gradients need sums over all slices; other values may stay
+        # cut.
         for instruction in program.function.instructions:
             if instruction.tag.phase == "update":
                 self._wanted.update(instruction.inputs)
@@ -64,12 +80,16 @@ class _Slicing:
         for parameter in function.parameters:
             parameters += self._parameter(parameter.name)
         for instruction in function.instructions:
-            # Attention is the only op that looks at other positions; the rules of parallel devices cover everything
-            # else.
+            # Attention is the only op that looks at other positions; the rules of parallel devices
+            # cover everything else.
             if instruction.tag.phase == "update":
-                inputs = tuple([self._complete_value(name, instruction.tag) for name in instruction.inputs])
+                inputs = tuple(
+                    [self._complete_value(name, instruction.tag) for name in instruction.inputs]
+                )
                 self._update.append(replace(instruction, inputs=inputs))
-                self._define(instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False)
+                self._define(
+                    instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False
+                )
             elif instruction.op in ("attention", "attention_grad"):
                 self._attention(instruction)
             else:
@@ -85,7 +105,8 @@ class _Slicing:
         return Program(new, tuple(map(self._pieces, program.inputs)), outputs)
 
     def _parameter(self, name: str) -> list[Parameter]:
-        """Parameters of the sliced program: one per slice for data, the whole value for all others."""
+        """Parameters of the sliced program: one per slice for data, the whole value for all
+        others."""
         tensor = self._types[name]
         data: set[str] = set()
         for whole_input in self._program.inputs_of("data"):
@@ -102,7 +123,9 @@ class _Slicing:
         part = tensor.with_size(1, tensor.shape[1] // self._count)
         return [Parameter(new, part) for new in self._names[name]]
 
-    def _define(self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True) -> None:
+    def _define(
+        self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True
+    ) -> None:
         for name, spread in zip(names, spreads, strict=True):
             self._spread[name] = spread
             if written:
@@ -114,7 +137,9 @@ class _Slicing:
         """Write an instruction once for every slice."""
         spreads = [self._spread[name] for name in i.inputs]
         decision = OPS[i.op].spread(ShardingQuery.of(i, self._types, spreads, self._count))
-        operands = [self._part(name, want, i) for name, want in zip(i.inputs, decision.inputs, strict=True)]
+        operands = [
+            self._part(name, want, i) for name, want in zip(i.inputs, decision.inputs, strict=True)
+        ]
         self._define(i.outputs, decision.outputs)
         values = attributes(**dict(i.attributes) | dict(decision.attributes))
         for j in self._slices(i.tag):
@@ -130,30 +155,35 @@ class _Slicing:
         have = self._spread[name]
         if have == want:
             return self._names[name]
-        # A value that is the same for all slices can be cut, but cut values cannot be joined while later slices are
-        # missing.
+        # A value that is the same for all slices can be cut, but cut values cannot be joined while
+        # later slices are missing.
         if have != REPLICATED or not isinstance(want, Sharded):
             raise LayoutError(
                 f"%{user.outputs[0]}: {user.op} mixes positions of the sequence in %{name}; only the fused causal "
                 "attention of a program can be sliced"
             )
-        # One cut per pass and layer: passes may run on different devices, and a cut that is shared would have to be
-        # sent.
+        # One cut per pass and layer: passes may run on different devices, and a cut that is shared
+        # would have to be sent.
         key = (name, user.tag.phase, user.tag.layer)
         if key not in self._cuts:
             size = self._types[name].shape[want.axis] // self._count
             self._cuts[key] = [f"{name}.{len(self._cuts)}.s{j}" for j in range(self._count)]
             for j, part in enumerate(self._cuts[key]):
                 cut = attributes(axis=want.axis, start=j * size, stop=(j + 1) * size)
-                self._write(j, Instruction("slice", (self._names[name][j],), (part,), cut, user.tag))
+                self._write(
+                    j, Instruction("slice", (self._names[name][j],), (part,), cut, user.tag)
+                )
         return self._cuts[key]
 
     def _attention(self, i: Instruction) -> None:
-        """Slice j over the keys and values of slices 0 to j; its backward pass gives gradients of all of these."""
+        """Slice j over the keys and values of slices 0 to j; its backward pass gives gradients of
+        all of these."""
         n_whole_inputs = 2 if i.op == "attention_grad" else 1
         is_sliced = all(self._spread[name] == _SEQUENCE for name in i.inputs)
         if not is_sliced or not i.attribute("causal") or len(i.inputs) != n_whole_inputs:
-            raise LayoutError(f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced")
+            raise LayoutError(
+                f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced"
+            )
         self._define(i.outputs, [_SEQUENCE])
         if i.op == "attention_grad":
             self._attention_gradient(i)
@@ -166,8 +196,9 @@ class _Slicing:
         """A slice's gradient: the sum of those from its own attention and from all later slices."""
         parts, result_gradients = (self._names[name] for name in i.inputs)
         gradients = self._names[i.outputs[0]]
-        # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last slice first, so when it
-        # is slice k's turn, all that later slices owe it is in `from_later[k]`.
+        # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last
+        # slice first, so when it is slice k's turn, all that later slices owe it is in
+        # `from_later[k]`.
         from_later: list[str] = [""] * self._count
         for j in self._slices(i.tag):
             shares = [f"{gradients[k]}of{j}" for k in range(j + 1)]
@@ -180,12 +211,15 @@ class _Slicing:
                     from_later[k] = share
                     continue
                 total = gradients[k] if k == j else f"{gradients[k]}from{j}"
-                self._write(j, Instruction("accumulate", (from_later[k], share), (total,), (), i.tag))
+                self._write(
+                    j, Instruction("accumulate", (from_later[k], share), (total,), (), i.tag)
+                )
                 from_later[k] = total
 
     def _accumulate(self, name: str, part: str, j: int, tag: Tag) -> None:
         """Add a slice's share of a complete sum; the last total has the name of the sum."""
-        # The running total has the sum's own name only at the end, where updates and outputs look for it.
+        # The running total has the sum's own name only at the end, where updates and outputs look
+        # for it.
         order = list(self._slices(tag))
         first, last = order[0], order[-1]
         if j == first:
@@ -199,7 +233,9 @@ class _Slicing:
         """Return a value for updates: sums are complete after the last slice, parts are joined."""
         spread = self._spread[name]
         if isinstance(spread, Sharded):
-            joined = Instruction("concat", tuple(self._names[name]), (name,), attributes(axis=spread.axis), tag)
+            joined = Instruction(
+                "concat", tuple(self._names[name]), (name,), attributes(axis=spread.axis), tag
+            )
             self._update.append(joined)
             self._define((name,), (REPLICATED,), written=False)
         return name if isinstance(spread, Partial) else self._names[name][0]

@@ -1,10 +1,10 @@
 """Spreading a program over the parts of one parallel dimension.
 
-Every device becomes `parts` devices. The sharding rule of each instruction's op says how the instruction can be spread,
-given how its operands are; collectives bring the operands into the form that it wants. Data parallelism, tensor
-parallelism (Megatron-LM), expert parallelism and ZeRO differ in nothing but the shardings of their inputs. They
-compose, since they go from programs to programs. From one sharding to another it takes one collective (GSPMD, Xu et
-al. 2021, section 4.2).
+Every device becomes `parts` devices. The sharding rule of each instruction's op says how the
+instruction can be spread, given how its operands are; collectives bring the operands into the form
+that it wants. Data parallelism, tensor parallelism (Megatron-LM), expert parallelism and ZeRO
+differ in nothing but the shardings of their inputs. They compose, since they go from programs to
+programs. From one sharding to another it takes one collective (GSPMD, Xu et al. 2021, section 4.2).
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,14 +57,15 @@ class Plan:
     stream: Stream = "compute"
     """Stream of the collectives that this dimension adds."""
     sequence_axis: int | None = None
-    """Sequence parallelism: axis along which activations are sharded where they would be replicated."""
+    """Sequence parallelism: axis along which activations are sharded where they would be
+    replicated."""
     gathered: frozenset[str] = frozenset()
     """Sharded inputs that forward and backward passes gather for each use (ZeRO 3)."""
     scatter_gradients: bool = False
     """Gradients are sharded as soon as they are accumulated (ZeRO 2 and 3)."""
     representative: bool = False
-    """Whether only the first part is written, which is enough for simulation because all parts do the same at the same
-    time."""
+    """Whether only the first part is written, which is enough for simulation because all parts do
+    the same at the same time."""
 
     @property
     def written(self) -> int:
@@ -128,7 +129,8 @@ class _Spreading:
         )
 
     def _device(self, device: int, part: int) -> int:
-        # Mixed-radix numbering: the new coordinate goes in just above the dimensions inside this one.
+        # Mixed-radix numbering: the new coordinate goes in just above the dimensions inside this
+        # one.
         outer, inner = divmod(device, self._plan.stride)
         return (outer * self._plan.parts + part) * self._plan.stride + inner
 
@@ -136,9 +138,14 @@ class _Spreading:
         tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
         if isinstance(sharding, Sharded):
             self._divides(name, sharding.axis)
-            tensor = tensor.with_size(sharding.axis, tensor.shape[sharding.axis] // self._plan.parts)
+            tensor = tensor.with_size(
+                sharding.axis, tensor.shape[sharding.axis] // self._plan.parts
+            )
         names = self._define(name, sharding)
-        return [Parameter(part, tensor.on(self._device(tensor.device, j))) for j, part in enumerate(names)]
+        return [
+            Parameter(part, tensor.on(self._device(tensor.device, j)))
+            for j, part in enumerate(names)
+        ]
 
     def _divides(self, name: str, axis: int) -> None:
         n, parts = self._types[name].shape[axis], self._plan.parts
@@ -156,8 +163,8 @@ class _Spreading:
     def _instruction(self, instruction: Instruction) -> None:
         """Write an instruction on all devices, with the communication that its operands need."""
         decision = self._decision(instruction)
-        # The rule says how it wants its operands; converting them is where all communication of a dimension comes
-        # from.
+        # The rule says how it wants its operands; converting them is where all communication of a
+        # dimension comes from.
         operands = []
         for name, sharding in zip(instruction.inputs, decision.inputs, strict=True):
             operands.append(self._convert(name, sharding, instruction.tag))
@@ -174,7 +181,11 @@ class _Spreading:
         for j in range(self._plan.written):
             inputs_of_part = tuple([names[j] for names in operands])
             outputs_of_part = tuple([names[j] for names in outputs])
-            self._out.append(Instruction(instruction.op, inputs_of_part, outputs_of_part, by_part[j], instruction.tag))
+            self._out.append(
+                Instruction(
+                    instruction.op, inputs_of_part, outputs_of_part, by_part[j], instruction.tag
+                )
+            )
 
     def _by_part(
         self, stated: Attributes, changed: Attributes, offset_step: int, device: int
@@ -197,9 +208,13 @@ class _Spreading:
         """Attributes with the devices of a part."""
 
         def moved(value: Any) -> Any:
-            return tuple(map(moved, value)) if isinstance(value, tuple) else self._device(value, part)
+            return (
+                tuple(map(moved, value)) if isinstance(value, tuple) else self._device(value, part)
+            )
 
-        return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
+        return tuple(
+            (name, moved(value) if name in ("to", "device") else value) for name, value in values
+        )
 
     def _decision(self, instruction: Instruction) -> ShardingDecision:
         """Ask the op's rule how operands and results are sharded."""
@@ -209,7 +224,8 @@ class _Spreading:
         shardings: list[Sharding] = []
         for name in instruction.inputs:
             sharding = self._sharding[name]
-            # ZeRO: weights are gathered for each use, gradients reduced to their shard before they are added up.
+            # ZeRO: weights are gathered for each use, gradients reduced to their shard before they
+            # are added up.
             if name in plan.gathered and not is_update:
                 sharding = REPLICATED
             elif scatters and isinstance(sharding, Partial):
@@ -221,7 +237,9 @@ class _Spreading:
         key = (instruction.op, instruction.attributes, operands, tuple(shardings))
         decision = self._decisions.get(key)
         if decision is None:
-            query = ShardingQuery.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
+            query = ShardingQuery.of(
+                instruction, self._types, shardings, plan.parts, plan.sequence_axis
+            )
             decision = self._decisions[key] = OPS[instruction.op].spread(query)
         return decision
 
@@ -231,7 +249,8 @@ class _Spreading:
         current = self._sharding[name]
         if current == target:
             return self._names[name]
-        # A gathered value is larger than the stored shard, so it is not kept from forward to backward.
+        # A gathered value is larger than the stored shard, so it is not kept from forward to
+        # backward.
         gathers = isinstance(current, Sharded) and isinstance(target, Replicated)
         key = (name, target, (tag.phase, tag.micro_batch) if gathers else None)
         if key not in self._converted:
@@ -240,20 +259,24 @@ class _Spreading:
             tag = replace(tag, stream=self._plan.stream)
             hint = f"{name}.{len(self._converted)}.{self._plan.suffix}"
             replicas = (self._plan.parts, self._plan.stride) if self._plan.representative else None
-            new, names = conversion(self._names[name], self._types[name], current, target, hint, tag, replicas)
+            new, names = conversion(
+                self._names[name], self._types[name], current, target, hint, tag, replicas
+            )
             self._out += new
             self._converted[key] = names
         return self._converted[key]
 
     def _returned(self, name: str) -> tuple[Names, Sharding]:
         current = self._sharding[name]
-        # Partial sums would not be the tensor that the program promises, so they are completed; slices may stay
-        # slices.
+        # Partial sums would not be the tensor that the program promises, so they are completed;
+        # slices may stay slices.
         complete = REPLICATED if isinstance(current, Partial) else current
         target = self._plan.outputs.get(name, complete)
         return self._convert(name, target, replace(UNTAGGED, phase="update")), target
 
-    def _pieces(self, tensor: GlobalTensor, spreads: Mapping[str, tuple[Names, Sharding]]) -> GlobalTensor:
+    def _pieces(
+        self, tensor: GlobalTensor, spreads: Mapping[str, tuple[Names, Sharding]]
+    ) -> GlobalTensor:
         pieces: list[Piece] = []
         for piece in tensor.pieces:
             names, sharding = spreads[piece.value]
@@ -284,7 +307,8 @@ def conversion(
         target: wanted sharding; never `Partial`, which nothing needs.
         hint: new part j is named hint + str(j).
         tag: tag of the instructions.
-        replicas: number of parts and their distance in devices, where only the first part is written down.
+        replicas: number of parts and their distance in devices, where only the first part is
+            written down.
     """
     n = replicas[0] if replicas else len(parts)
     names = tuple([f"{hint}{j}" for j in range(len(parts))])
@@ -295,15 +319,18 @@ def conversion(
             values |= {"replicas": replicas}
         return [Instruction(collective, tuple(parts), names, attributes(**values), tag)], names
 
-    # One collective per change of sharding (GSPMD, section 4.2); only a partial maximum needs two steps, because
-    # reduce-scatter sums. Cutting a replicated value is a local slice on the compute stream.
+    # One collective per change of sharding (GSPMD, section 4.2); only a partial maximum needs two
+    # steps, because reduce-scatter sums. Cutting a replicated value is a local slice on the compute
+    # stream.
     match current, target:
         case Partial(op), Replicated():
             return together("all_reduce", op=op)
         case Partial("sum"), Sharded(axis):
             return together("reduce_scatter", axis=axis)
         case Partial(), Sharded():
-            reduced, whole_parts = conversion(parts, tensor, current, Replicated(), f"{hint}whole", tag, replicas)
+            reduced, whole_parts = conversion(
+                parts, tensor, current, Replicated(), f"{hint}whole", tag, replicas
+            )
             cut, names = conversion(whole_parts, tensor, Replicated(), target, hint, tag, replicas)
             return reduced + cut, names
         case Sharded(axis), Replicated():

@@ -57,24 +57,32 @@ class Versions:
         """The weight version used by the current pass."""
         return self._versions_of[name][int(self._version_of_pass[self._index])]
 
-    def update(self, updates: Sequence[Instruction], device: int, values: Holders) -> list[Instruction]:
+    def update(
+        self, updates: Sequence[Instruction], device: int, values: Holders
+    ) -> list[Instruction]:
         """Update a device's weights with the mean gradient since its last update."""
-        # The loss averages over all micro-batches of the program; a mean over those since the last update is larger
-        # by this.
+        # The loss averages over all micro-batches of the program; a mean over those since the last
+        # update is larger by this.
         share = self._schedule.micro_batches / self._backwards.pop(device)
         written: list[Instruction] = []
         for instruction in updates:
             weight = next((name for name in instruction.inputs if name in self._names), None)
             if weight is None or self._device_of[weight] != device:
                 continue
-            # The new version is a new value. Old ones stay in the list for passes that still compute with them, and
-            # live analysis frees each after its last use.
+            # The new version is a new value. Old ones stay in the list for passes that still
+            # compute with them, and live analysis frees each after its last use.
             number = len(self._versions_of[weight])
             inputs = [self._operand(name, weight, device, values) for name in instruction.inputs]
-            gradient = next(k for k, name in enumerate(instruction.inputs) if name not in self._names | self._states)
+            gradient = next(
+                k
+                for k, name in enumerate(instruction.inputs)
+                if name not in self._names | self._states
+            )
             mean = f"{inputs[gradient]}.mean{number}"
             tag = Tag("update", instruction.tag.layer)
-            written.append(Instruction("scale", (inputs[gradient],), (mean,), attributes(factor=share), tag))
+            written.append(
+                Instruction("scale", (inputs[gradient],), (mean,), attributes(factor=share), tag)
+            )
             inputs[gradient] = mean
             outputs = tuple(f"{name}{number}" for name in instruction.outputs)
             written.append(replace(instruction, inputs=tuple(inputs), outputs=outputs))
@@ -82,7 +90,9 @@ class Versions:
             for name, output in zip(instruction.outputs, outputs, strict=True):
                 values[name, -1][device] = output
             # Moments advance with their weight: the next update reads the new ones.
-            for name, output in zip((n for n in instruction.inputs if n in self._states), outputs[1:], strict=True):
+            for name, output in zip(
+                (n for n in instruction.inputs if n in self._states), outputs[1:], strict=True
+            ):
                 values[name, -1][device] = output
             # The next gradient starts from nothing.
             del values[instruction.inputs[gradient], -1][device]

@@ -67,8 +67,8 @@ def conv2d_weight_grad(x: Array, dy: Array, call: KernelCall) -> Array:
 
 def pool2d(x: Array, call: KernelCall) -> Array:
     """Maximum or mean pooling over windows."""
-    # Padding counts as zeros of a mean (divided by the whole window), as the op is defined; for a maximum it never
-    # wins.
+    # Padding counts as zeros of a mean (divided by the whole window), as the op is defined; for a
+    # maximum it never wins.
     window = partial(
         jax.lax.reduce_window,
         window_dimensions=(1, 1, *call["kernel"]),
@@ -117,8 +117,8 @@ def _softmax_grad(y: Array, dy: Array, call: KernelCall) -> Array:
 
 def _local_rows(ids: Array, rows: int, call: KernelCall) -> tuple[Array, Array]:
     """Row numbers within this shard, and whether each lies in it."""
-    # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so shapes stay
-    # static.
+    # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so
+    # shapes stay static.
     local = ids - call.get("offset", 0)
     is_local = (local >= 0) & (local < rows)
     return jnp.where(is_local, local, 0), is_local
@@ -182,7 +182,8 @@ def _collect(buffers: Array, chosen: Array, call: KernelCall) -> Array:
 
 def _adam(w: Array, g: Array, m: Array, v: Array, call: KernelCall) -> tuple[Array, ...]:
     beta1, beta2, step = call["beta1"], call["beta2"], call["step"]
-    # Kingma and Ba 2015, algorithm 1; the root comes from the array's own library, so NumPy and JAX share the code.
+    # Kingma and Ba 2015, algorithm 1; the root comes from the array's own library, so NumPy and JAX
+    # share the code.
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g * g)
     root = w.__array_namespace__().sqrt(v / (1 - beta2**step))
@@ -220,8 +221,8 @@ def _gradient(kernel: Kernel) -> Kernel:
 
 
 def attention(*parts: Array, call: KernelCall) -> Array:
-    """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a part is
-    [batch, its share of the sequence, heads * (query, key, value)]."""
+    """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a
+    part is [batch, its share of the sequence, heads * (query, key, value)]."""
     (batch, seq, width), heads = parts[-1].shape, call["heads"]
     size = width // (3 * heads)
     qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
@@ -261,7 +262,9 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "sum": lambda x, call: x.sum(call["axes"]).reshape(call.outputs[0].shape),
         "broadcast_like": lambda x, like, call: jnp.broadcast_to(x, like.shape),
         "unequal": lambda x, call: (x != call["value"]).astype(jax_dtype(call.outputs[0])),
-        "running_sum": lambda x, call: jnp.cumsum(x, call["axis"]).astype(jax_dtype(call.outputs[0])),
+        "running_sum": lambda x, call: jnp.cumsum(x, call["axis"]).astype(
+            jax_dtype(call.outputs[0])
+        ),
         "cast": lambda x, call: x.astype(jax_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
@@ -311,7 +314,11 @@ PLAIN: Final = frozenset(
 """Kernels made of array methods, so that they accept NumPy arrays as well as JAX arrays."""
 
 
-JAX_DTYPES: Final = {"fp64": "float64", **programs.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
+JAX_DTYPES: Final = {
+    "fp64": "float64",
+    **programs.JAX_DTYPES,
+    **{name: name for name in INTEGER_DTYPES},
+}
 """JAX's and torch's name of each dtype that programs can be executed in."""
 
 
@@ -328,17 +335,24 @@ def jax_dtype(tensor: Tensor) -> str:
     return JAX_DTYPES[tensor.dtype]
 
 
-def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., tuple[Array, ...]]:
-    """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
-    # placement does not matter to a kernel; attributes that are equal but written differently, as 1, 1.0 and true, are
-    # other kernels
+def compiled_kernel(
+    instruction: Instruction, outputs: Sequence[Tensor]
+) -> Callable[..., tuple[Array, ...]]:
+    """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a
+    tuple."""
+    # placement does not matter to a kernel; attributes that are equal but written differently, as
+    # 1, 1.0 and true, are other kernels
     attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
     shapes = tuple(t.on(0) for t in outputs)
     key = instruction.op, attributes, shapes, repr(attributes)
-    return current_session().kernels.get_or_compute(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
+    return current_session().kernels.get_or_compute(
+        key, lambda: _compiled(instruction.op, dict(attributes), shapes)
+    )
 
 
-def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
+def _compiled(
+    op: str, attributes: dict[str, Any], outputs: Outputs
+) -> Callable[..., tuple[Array, ...]]:
     # Attributes and output shapes are closed over, so they are static to the compiler.
     kernel, call = KERNELS[op], KernelCall(attributes, outputs)
 

@@ -22,7 +22,8 @@ from perfmodel.timeline import double_precision
 from perfmodel.units import require_seed
 
 Arrays = Sequence[Any]
-"""Arrays of JAX (from compiled kernels) or NumPy (from collectives and plain kernels), which are interchangeable."""
+"""Arrays of JAX (from compiled kernels) or NumPy (from collectives and plain kernels), which are
+interchangeable."""
 _OF_NUMPY: Final = ("fp64", "fp32")
 """Dtypes that NumPy sums as JAX does; in narrower ones NumPy rounds at every step."""
 
@@ -39,13 +40,19 @@ def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
     return program.join(execute_function(program.function, program.split(inputs)))
 
 
-def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def execute_function(
+    function: Function, arguments: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Execute a function: returned values by name, from the values of all parameters."""
-    # JAX computes in 32 bits by default. The setting affects the whole process, so it is changed only here.
+    # JAX computes in 32 bits by default. The setting affects the whole process, so it is changed
+    # only here.
     with double_precision() if is_double(function.types.values()) else nullcontext():
-        values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
+        values = {
+            p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters
+        }
 
-        # How often each value is still used; one that nothing uses any more is dropped, to save memory.
+        # How often each value is still used; one that nothing uses any more is dropped, to save
+        # memory.
         remaining = Counter(function.outputs)
         for instruction in function.instructions:
             remaining.update(set(instruction.inputs))
@@ -106,12 +113,15 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     return arrays
 
 
-def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+def rounded_inputs(
+    program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0
+) -> dict[str, np.ndarray]:
     """Inputs perturbed by less than a unit in the last place, to estimate rounding errors.
 
     Rounding errors inside a deep program grow towards the outputs as those of its inputs do.
     """
-    # A program is right if its outputs differ from the reference by no more than these inputs make them differ.
+    # A program is right if its outputs differ from the reference by no more than these inputs make
+    # them differ.
     rng = np.random.default_rng(seed)
     arrays = dict(inputs)
     for tensor in program.inputs:
@@ -133,9 +143,12 @@ def _smallest_table(function: Function) -> int:
 
 
 def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:
-    # In one process a collective is a function of all its operands, so no communication can go wrong here.
+    # In one process a collective is a function of all its operands, so no communication can go
+    # wrong here.
     if OPS[instruction.op].collective:
-        return _COLLECTIVES[instruction.op]([*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs))
+        return _COLLECTIVES[instruction.op](
+            [*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs)
+        )
     if instruction.op in PLAIN and all(tensor.dtype in _OF_NUMPY for tensor in outputs):
         # A kernel that runs once or twice is sooner done than compiled.
         with np.errstate(all="ignore"):
@@ -160,16 +173,18 @@ def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Ar
     return results
 
 
-_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType(
-    {
-        "send": lambda x, a, n: x,
-        "broadcast": lambda x, a, n: [x[0]] * n,
-        "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
-        "reduce": lambda x, a, n: [_reduced(x, a)],
-        "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
-        "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
-        "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
-        "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
-        "all_to_all": _all_to_all,
-    }
+_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = (
+    MappingProxyType(
+        {
+            "send": lambda x, a, n: x,
+            "broadcast": lambda x, a, n: [x[0]] * n,
+            "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
+            "reduce": lambda x, a, n: [_reduced(x, a)],
+            "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
+            "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
+            "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
+            "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
+            "all_to_all": _all_to_all,
+        }
+    )
 )

@@ -54,8 +54,11 @@ Backend = Literal["jax", "torch"]
 """Library whose kernels compute and whose collectives move the data."""
 
 
-def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()) -> RankGroup:
-    """Context manager of processes that run programs, on one or several hosts, reusable for several `run`s.
+def program_ranks(
+    num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()
+) -> RankGroup:
+    """Context manager of processes that run programs, on one or several hosts, reusable for several
+    `run`s.
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.
@@ -72,7 +75,9 @@ def session_class(backend: Backend, *, events: bool = False) -> type[ProgramSess
     if backend == "jax":
         return EventSession if events else ProgramSession
     if find_spec("torch") is None:
-        raise PerfModelError("backend torch needs torch; install the extra: pip install 'perfmodel[torch]'")
+        raise PerfModelError(
+            "backend torch needs torch; install the extra: pip install 'perfmodel[torch]'"
+        )
     from perfmodel.ir.execution._torch_session import TorchEventSession, TorchProgramSession
 
     return TorchEventSession if events else TorchProgramSession
@@ -88,27 +93,32 @@ def run(
 ) -> Run:
     """Execute a program by one process per device, on this machine.
 
-    Every rank runs its own lowered program; kernels and collectives are JAX's or PyTorch's (gloo on CPUs).
-    A first run that compiles is not timed. Times of all ranks are on rank 0's clock.
+    Every rank runs its own lowered program; kernels and collectives are JAX's or PyTorch's (gloo on
+    CPUs). A first run that compiles is not timed. Times of all ranks are on rank 0's clock.
 
     Args:
         program: program of 2 to 64 devices.
         inputs: whole inputs by name.
         repeats: timed runs.
-        ranks: running processes from `program_ranks`; by default fresh ones, which takes some seconds.
+        ranks: running processes from `program_ranks`; by default fresh ones, which takes some
+            seconds.
         backend: library that fresh processes compute with.
 
     Raises:
-        PerfModelError: too few or too many devices or ranks, no repeats, or an input of another shape.
+        PerfModelError: too few or too many devices or ranks, no repeats, or an input of another
+            shape.
         CalibrationError: a rank failed or died.
     """
     if repeats < 1:
         raise PerfModelError(f"repeats must be at least 1, got {repeats}")
-    # Lowering projects the program to ranks (DistIR, section 3.2); the structure is kept to file measured times in.
+    # Lowering projects the program to ranks (DistIR, section 3.2); the structure is kept to file
+    # measured times in.
     codes = rank_codes(program, inputs)
     prepared = program_structure(program.function)
     if ranks is not None and ranks.num_ranks != len(codes):
-        raise PerfModelError(f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running")
+        raise PerfModelError(
+            f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running"
+        )
     with program_ranks(len(codes), backend) if ranks is None else nullcontext(ranks) as group:
         group.ask_each("load", [(code,) for code in codes])
         # The first run compiles, and is not timed.
@@ -126,10 +136,11 @@ def run(
 
 
 def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
-    """Run once; return the ranks' records, and the share of processor time taken by other processes."""
+    """Run once; return the ranks' records, and the share of processor time taken by other
+    processes."""
     meter = machine_meter()
-    # Processor time of this process and its ranks is ours; whatever else the machine spent meanwhile disturbed the
-    # run.
+    # Processor time of this process and its ranks is ours; whatever else the machine spent
+    # meanwhile disturbed the run.
     before = meter.read(time.process_time() + sum(group.ask("own_s")))
     noted = group.ask("run")
     after = meter.read(time.process_time() + sum(group.ask("own_s")))
@@ -140,9 +151,11 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     """Code of each rank of a program, with its share of the inputs."""
     function, types = program.function, program.types
     arguments = program.split(inputs)
-    # Outputs identify an instruction: every value is assigned once. Process groups must be made by all ranks in one
-    # order, members or not, hence the list of all groups.
-    groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
+    # Outputs identify an instruction: every value is assigned once. Process groups must be made by
+    # all ranks in one order, members or not, hence the list of all groups.
+    groups = dict(
+        zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True)
+    )
     all_groups = tuple(dict.fromkeys(group for group in groups.values() if len(group) > 1))
     codes = []
     for rank, instructions in enumerate(lower(function)):
@@ -168,8 +181,9 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
 def _clock_offsets(group: RankGroup) -> Float[np.ndarray, " ranks"]:
     """Seconds by which each rank's clock is ahead of rank 0's.
 
-    A round asks all ranks at once, so that answers lie within the round's own duration of one another; the
-    shortest round counts. An offset that it cannot tell from none is none (one host, one clock).
+    A round asks all ranks at once, so that answers lie within the round's own duration of one
+    another; the shortest round counts. An offset that it cannot tell from none is none (one host,
+    one clock).
     """
 
     best_s, offset_s = np.inf, np.zeros(group.num_ranks)
@@ -191,7 +205,9 @@ def _timeline(
     # All times on rank 0's clock, counted from the first instruction that any rank reaches.
     structure = prepared.structure
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
-    origin_s = min(reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached)
+    origin_s = min(
+        reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached
+    )
     device, is_instruction = structure.device, prepared.instruction >= 0
     for rank, (reached, done) in enumerate(record):
         # The structure's ops of a device stand in the order of its program.
@@ -201,13 +217,18 @@ def _timeline(
     # A collective starts when its last rank has reached it.
     met_s = np.zeros(len(prepared.function.instructions))
     np.maximum.at(met_s, prepared.instruction[is_instruction], start_s[is_instruction])
-    start_s[is_instruction] = np.minimum(met_s[prepared.instruction[is_instruction]], end_s[is_instruction])
+    start_s[is_instruction] = np.minimum(
+        met_s[prepared.instruction[is_instruction]], end_s[is_instruction]
+    )
     _fill_joins(structure.pred, np.flatnonzero(~is_instruction), start_s, end_s)
     return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
 
 
 def _fill_joins(
-    pred: Int[np.ndarray, "ops 2"], joins: Int[np.ndarray, " joins"], start_s: np.ndarray, end_s: np.ndarray
+    pred: Int[np.ndarray, "ops 2"],
+    joins: Int[np.ndarray, " joins"],
+    start_s: np.ndarray,
+    end_s: np.ndarray,
 ) -> None:
     """Fill in joins, which take no time and happen when the last of their predecessors ends."""
     # Joins are numbered after what they join, so one pass in order fills them all.

@@ -1,7 +1,8 @@
 """One rank of a real run: executes its program and records times.
 
-Collectives are compiled for the group of devices that takes part in them. One process holds one device; only the
-processes of a group call its collectives. On CPUs the data travels by gloo, on GPUs by NCCL, as JAX is configured.
+Collectives are compiled for the group of devices that takes part in them. One process holds one
+device; only the processes of a group call its collectives. On CPUs the data travels by gloo, on
+GPUs by NCCL, as JAX is configured.
 """
 
 import time
@@ -27,8 +28,8 @@ from perfmodel.timeline import double_precision
 
 _AXIS: Final = "rank"
 Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
-"""Function for a collective on one rank: takes the rank's operand (None if it has none) and returns its values, the
-result first."""
+"""Function for a collective on one rank: takes the rank's operand (None if it has none) and returns
+its values, the result first."""
 
 
 def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
@@ -52,9 +53,12 @@ def _all_gather(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...])
     return lax.all_gather(x, _AXIS, axis=values["axis"], tiled=True)
 
 
-def _send(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Send and acknowledge, so that the sender also finishes when the message has arrived, not when the system has
-    copied it: an instruction of several devices runs on all of them at once (DistIR, section 2.1)."""
+def _send(
+    x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Send and acknowledge, so that the sender also finishes when the message has arrived, not when
+    the system has copied it: an instruction of several devices runs on all of them at once (DistIR,
+    section 2.1)."""
     received = lax.ppermute(x, _AXIS, [(0, 1)])
     return received, lax.ppermute(received.ravel()[:1], _AXIS, [(1, 0)])
 
@@ -65,7 +69,8 @@ def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) 
 
 
 def _scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
-    # The others add zeros, so the sum brings the whole operand to everybody; each receiver keeps its part.
+    # The others add zeros, so the sum brings the whole operand to everybody; each receiver keeps
+    # its part.
     receivers = values["to"]
     # A rank that receives nothing takes the first part, which it does not use.
     places = [receivers.index(member) if member in receivers else 0 for member in group]
@@ -126,13 +131,17 @@ class ProgramSession(RankSession):
     def load(self, code: RankCode) -> None:
         """Place the arguments and prepare every instruction."""
         with double_precision() if code.double else nullcontext():
-            self._arguments = {n: self.place(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
+            self._arguments = {
+                n: self.place(n, tensor, code.arguments) for n, tensor in code.parameters.items()
+            }
             self._steps = self._prepared(code)
         self._outputs = code.outputs
 
     def run(self) -> tuple[list[float], list[float]]:
-        """Execute once; returns when each instruction was reached and finished, on this process's clock."""
-        # Values die after their last use, so that memory in use is that of the program's live analysis.
+        """Execute once; returns when each instruction was reached and finished, on this process's
+        clock."""
+        # Values die after their last use, so that memory in use is that of the program's live
+        # analysis.
         values = dict(self._arguments)
         reached_s, done_s = [], []
         self._line_up()
@@ -156,7 +165,9 @@ class ProgramSession(RankSession):
         """This process's clock."""
         return time.perf_counter()
 
-    def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
+    def communicator(
+        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor
+    ) -> Local:
         """Return the function that this rank calls to take part in a collective.
 
         Args:
@@ -164,8 +175,9 @@ class ProgramSession(RankSession):
             group: devices of the collective, in the order of its operands and results.
             operand: type of one.
         """
-        # One process holds one device. Every member contributes a slice of one global array along the group's axis;
-        # the mesh has the group's order, so slices are joined as the program says.
+        # One process holds one device. Every member contributes a slice of one global array along
+        # the group's axis; the mesh has the group's order, so slices are joined as the program
+        # says.
         devices = jax.devices()
         mesh = Mesh(np.array([devices[member] for member in group]), (_AXIS,))
         sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
@@ -188,7 +200,9 @@ class ProgramSession(RankSession):
             operand = nothing if operand is None else operand
             local = jax.device_put(operand[None], own_device)
             results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
-            return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
+            return tuple(
+                result.addressable_shards[0].data[0] for result in jax.tree.leaves(results)
+            )
 
         return call
 
@@ -196,7 +210,9 @@ class ProgramSession(RankSession):
         """A parameter's value on this rank's device."""
         return argument(name, tensor, arguments)
 
-    def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
+    def kernel(
+        self, instruction: Instruction, outputs: Sequence[Tensor]
+    ) -> Callable[..., Sequence[Any]]:
         """Return the function that runs an instruction of this rank alone."""
         return compiled_kernel(instruction, outputs)
 
@@ -212,11 +228,14 @@ class ProgramSession(RankSession):
         multihost_utils.sync_global_devices("start")
 
     def _prepared(self, code: RankCode) -> list[_Step]:
-        """The steps of this rank: what each calls, reads and writes, and which values end with it."""
+        """The steps of this rank: what each calls, reads and writes, and which values end with
+        it."""
         # Backwards, since a value is dead after the last instruction that reads it.
         needed = set(code.outputs)
         steps: list[_Step] = []
-        for instruction, group in zip(reversed(code.instructions), reversed(code.groups), strict=True):
+        for instruction, group in zip(
+            reversed(code.instructions), reversed(code.groups), strict=True
+        ):
             inputs = tuple(n for n in instruction.inputs if code.types[n].device == self.rank)
             outputs = tuple(n for n in instruction.outputs if code.types[n].device == self.rank)
             dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
@@ -226,7 +245,9 @@ class ProgramSession(RankSession):
             steps.append(_Step(prepared_call, inputs, outputs, dead))
         return steps[::-1]
 
-    def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
+    def _call(
+        self, instruction: Instruction, group: tuple[int, ...], code: RankCode
+    ) -> Callable[..., Sequence[Any]]:
         # A collective of one device runs like a kernel.
         if not OPS[instruction.op].collective or len(group) == 1:
             return self.kernel(instruction, [code.types[n] for n in instruction.outputs])
@@ -240,7 +261,8 @@ class ProgramSession(RankSession):
 
 
 def _in_double(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Run the call in 64 bits, without changing the precision of the process, which may be the user's own."""
+    """Run the call in 64 bits, without changing the precision of the process, which may be the
+    user's own."""
 
     def in_double(*operands: Any) -> Sequence[Any]:
         with double_precision():

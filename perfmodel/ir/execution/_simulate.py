@@ -1,7 +1,7 @@
 """Predicted timelines of programs, and timelines as Chrome traces.
 
-`simulate` puts durations from cost models on a program's structure; `simulate_on_cores` lets ranks contend for
-processor cores and links, as real ranks on a small machine do.
+`simulate` puts durations from cost models on a program's structure; `simulate_on_cores` lets ranks
+contend for processor cores and links, as real ranks on a small machine do.
 """
 
 import heapq
@@ -59,10 +59,12 @@ def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
     """Simulate the timeline of all instructions on all devices (DistIR, section 3.3).
 
     Args:
-        program: a structure made for the timer's cluster, or a function (whose devices then share one node).
+        program: a structure made for the timer's cluster, or a function (whose devices then share
+            one node).
         timer: times of kernels and collectives, such as `cluster_timer` returns.
     """
-    # DistIR fixes the order of execution, so simulation is a longest path over the structure: no scheduling is left.
+    # DistIR fixes the order of execution, so simulation is a longest path over the structure: no
+    # scheduling is left.
     prepared = program_structure(program) if isinstance(program, Function) else program
     return times(prepared.structure, durations(prepared.events, timer))
 
@@ -75,20 +77,24 @@ def simulate_on_cores(
     messages: Int[np.ndarray, " ops"],
     cores: Sequence[int],
 ) -> Timeline:
-    """Simulate ranks that share cores: each core runs the work of its ranks one at a time, first come, first served.
+    """Simulate ranks that share cores: each core runs the work of its ranks one at a time, first
+    come, first served.
 
-    An op's span begins when its rank calls it, as it does in a real run, though it may wait for its core. With a core
-    for every rank this is the critical path.
+    An op's span begins when its rank calls it, as it does in a real run, though it may wait for its
+    core. With a core for every rank this is the critical path.
 
     Args:
         structure: structure of a program (without lags).
         core_s: seconds for which every op needs its rank's core.
         network_s: seconds that it waits for messages.
-        credit_s: seconds by which this wait is shorter if the rank's link was idle for as long before.
-        messages: number of messages among which both divide equally, one after another; 1 for a kernel.
+        credit_s: seconds by which this wait is shorter if the rank's link was idle for as long
+            before.
+        messages: number of messages among which both divide equally, one after another; 1 for a
+            kernel.
         cores: core of each rank.
     """
-    # An event queue, because who gets a core first depends on when work arrives; the critical path cannot say that.
+    # An event queue, because who gets a core first depends on when work arrives; the critical path
+    # cannot say that.
     followers: dict[int, list[int]] = defaultdict(list)
     for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
         followers[int(structure.pred[op, place])].append(int(op))
@@ -119,7 +125,8 @@ def simulate_on_cores(
     def await_message(op: int) -> None:
         arrival_s = now_s
         if wait_s[op] > 0:
-            # A link that was idle before the first message shortens the waits, by as much as it was idle.
+            # A link that was idle before the first message shortens the waits, by as much as it was
+            # idle.
             if messages_left[op] == messages[op]:
                 credit_left_s[op] = min(credit_left_s[op], now_s - link_free_s[device[op]])
             shorter_s = min(credit_left_s[op], wait_s[op])
@@ -156,22 +163,33 @@ def simulate_on_cores(
     return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
 
 
-def class_means_s(structure: Structure, spans_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " classes"]:
+def class_means_s(
+    structure: Structure, spans_s: Float[np.ndarray, " ops"]
+) -> Float[np.ndarray, " classes"]:
     """Mean seconds of the ops of each class."""
-    # A timeline carries durations by class; measured ops of a class differ, so their mean stands for it.
+    # A timeline carries durations by class; measured ops of a class differ, so their mean stands
+    # for it.
     count = np.bincount(structure.duration, minlength=structure.n_classes)
     total_s = np.bincount(structure.duration, spans_s, minlength=structure.n_classes)
     return np.where(structure.class_kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))
 
 
 def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any]:
-    """A timeline of a program, predicted or measured, as a Chrome trace (microseconds): a process per device,
-    a thread per stream, an event per instruction."""
+    """A timeline of a program, predicted or measured, as a Chrome trace (microseconds): a process
+    per device, a thread per stream, an event per instruction."""
     structure = program.structure
-    events = [chrome.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
+    events = [
+        chrome.name_event("process_name", device, 0, f"device {device}")
+        for device in range(structure.devices)
+    ]
     # Joins and ops that take no time would only clutter the picture.
     visible = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
-    columns = (visible, structure.device[visible], structure.stream[visible] % N_STREAMS, program.instruction[visible])
+    columns = (
+        visible,
+        structure.device[visible],
+        structure.stream[visible] % N_STREAMS,
+        program.instruction[visible],
+    )
     for op, device, stream, index in zip(*(c.tolist() for c in columns), strict=True):
         instruction = program.function.instructions[index]
         start_s = float(timeline.start_s[op])
@@ -186,7 +204,11 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
             "event": Kind(int(structure.kind[op])).name.lower(),
         }
         name = f"%{instruction.outputs[0]}"
-        events.append(chrome.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
+        events.append(
+            chrome.complete_event(
+                device, stream, start_s, end_s - start_s, name, instruction.op, args
+            )
+        )
     metadata = {"program": program.function.name, "makespan_s": timeline.makespan_s}
     return chrome.chrome_trace(events, metadata)
 

@@ -1,8 +1,10 @@
-"""Converts a program to a `Structure`: one op per instruction and device, one class per kind of event.
+"""Converts a program to a `Structure`: one op per instruction and device, one class per kind of
+event.
 
-Instructions of a stream of a device run one after another; an instruction of several devices starts on all
-of them when the last is ready (DistIR, section 2.1). Instructions that do the same work on groups placed
-alike are one event (DistSim, section 4.1), so that costs are few even where instructions are millions.
+Instructions of a stream of a device run one after another; an instruction of several devices starts
+on all of them when the last is ready (DistIR, section 2.1). Instructions that do the same work on
+groups placed alike are one event (DistSim, section 4.1), so that costs are few even where
+instructions are millions.
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +45,8 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
 
     Args:
         function: typed, without calls.
-        cluster: cluster whose nodes the devices fill in order of their numbers; None: one node holds all.
+        cluster: cluster whose nodes the devices fill in order of their numbers; None: one node
+            holds all.
 
     Raises:
         PerfModelError: a function without instructions, or for more devices than the cluster has.
@@ -52,8 +55,8 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
         raise PerfModelError(f"@{function.name} has no instructions to run")
     if cluster is not None:
         cluster.require(function.n_devices, f"@{function.name}")
-    # Arrays throughout: programs of a search have millions of instructions, and Python objects per edge would
-    # dominate.
+    # Arrays throughout: programs of a search have millions of instructions, and Python objects per
+    # edge would dominate.
     nodes = _Nodes(function, cluster)
     source, destination = nodes.edges()
     edges = Edges(source, destination, np.zeros_like(source))
@@ -70,8 +73,8 @@ class _Nodes:
         instructions = function.instructions
         groups = instruction_devices(function)
 
-        # Node numbers: an instruction of one device is one node; one of g devices is a meeting node followed by g
-        # nodes, so that 2 g edges replace the g x g "everybody waits for everybody".
+        # Node numbers: an instruction of one device is one node; one of g devices is a meeting node
+        # followed by g nodes, so that 2 g edges replace the g x g "everybody waits for everybody".
         n_devices = np.array([len(group) for group in groups], np.int64)
         has_meeting = n_devices > 1
         width = n_devices + has_meeting
@@ -90,10 +93,14 @@ class _Nodes:
         event_of_node = np.array(numbers, np.int32)[instruction_of_node]
         stream_of_node = np.array(streams, np.int32)[instruction_of_node]
         self.device = np.full(n_nodes, _JOIN, np.int32)
-        self.device[is_instruction] = np.fromiter(chain.from_iterable(groups), np.int32, int(n_devices.sum()))
+        self.device[is_instruction] = np.fromiter(
+            chain.from_iterable(groups), np.int32, int(n_devices.sum())
+        )
         self.instruction = np.where(is_instruction, instruction_of_node, _JOIN).astype(np.int32)
         self.event = np.where(is_instruction, event_of_node, 0)
-        self.stream = np.where(is_instruction, self.device * N_STREAMS + stream_of_node, _JOIN).astype(np.int32)
+        self.stream = np.where(
+            is_instruction, self.device * N_STREAMS + stream_of_node, _JOIN
+        ).astype(np.int32)
 
         # Predecessors of a node lead to the meeting of its devices.
         meets = has_meeting[instruction_of_node]
@@ -103,18 +110,19 @@ class _Nodes:
         self._first = first
 
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
-        """Edges from each node to those that wait for it, as node numbers; the last node is the end of the program."""
+        """Edges from each node to those that wait for it, as node numbers; the last node is the end
+        of the program."""
         entry, n = self.entry, len(self.device)
-        # A stable sort by stream keeps program order inside each stream, so neighbours are consecutive work of one
-        # stream.
+        # A stable sort by stream keeps program order inside each stream, so neighbours are
+        # consecutive work of one stream.
         order = np.argsort(self.stream, kind="stable")
         order = order[self.stream[order] >= 0]
         follows = self.stream[order[1:]] == self.stream[order[:-1]]
         last = order[np.append(~follows, True)]
         meeting = np.flatnonzero(entry != np.arange(n))
         makers, users = self._across_streams()
-        # Four kinds of edges: next of a stream, from a meeting to its members, between streams by data, and from
-        # every stream's last node to the end.
+        # Four kinds of edges: next of a stream, from a meeting to its members, between streams by
+        # data, and from every stream's last node to the end.
         sources = [order[:-1][follows], entry[meeting], makers, last]
         destinations = [entry[order[1:][follows]], meeting, entry[users], np.full(len(last), n)]
         return np.concatenate(sources), np.concatenate(destinations)
@@ -141,8 +149,11 @@ class _Nodes:
                 maker[name] = node_on[types[name].device]
         return np.array(sources, np.int64), np.array(users, np.int64)
 
-    def assemble(self, position: Int[np.ndarray, " nodes"], pred: Int[np.ndarray, "ops 2"]) -> ProgramStructure:
-        """All ops, joins included, as a structure, from the nodes' positions and all ops' predecessors."""
+    def assemble(
+        self, position: Int[np.ndarray, " nodes"], pred: Int[np.ndarray, "ops 2"]
+    ) -> ProgramStructure:
+        """All ops, joins included, as a structure, from the nodes' positions and all ops'
+        predecessors."""
 
         def spread(column: Int[np.ndarray, " nodes"], join: int) -> Int[np.ndarray, " ops"]:
             out = np.full(len(pred), join, np.int32)
@@ -156,7 +167,9 @@ class _Nodes:
             pred=pred,
             lag=np.zeros_like(pred),
             stream=spread(self.stream, _JOIN),
-            micro_batch=spread(np.where(self.instruction < 0, _JOIN, batches[self.instruction]), _JOIN),
+            micro_batch=spread(
+                np.where(self.instruction < 0, _JOIN, batches[self.instruction]), _JOIN
+            ),
             class_kind=np.array([kind for kind, _ in events], np.int32),
             class_stage=np.zeros(len(events), np.int32),
             class_segment=np.zeros(len(events), np.int32),
@@ -202,7 +215,11 @@ class _Events:
         return number
 
     def _new(
-        self, instruction: Instruction, group: tuple[int, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+        self,
+        instruction: Instruction,
+        group: tuple[int, ...],
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
     ) -> int:
         """Return the class of a new instruction; different instructions may share one."""
         # The devices that the written one stands for: its group as it would be written out.
@@ -215,7 +232,8 @@ class _Events:
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:
-    """A collective with the nodes and network level of its group; kernels are returned as they are."""
+    """A collective with the nodes and network level of its group; kernels are returned as they
+    are."""
     if not isinstance(op, Collective) or cluster is None:
         return op
     return replace(op, **cluster.reach(group, n_devices)._asdict())
@@ -225,10 +243,12 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _kind(instruction: Instruction) -> Kind:
-    """Kind of an instruction's events; collectives outside the compute stream are data-parallel ones."""
+    """Kind of an instruction's events; collectives outside the compute stream are data-parallel
+    ones."""
     op, tag = instruction.op, instruction.tag
     backward = tag.phase == "backward"
-    # Tensor-parallel collectives stay on the compute stream, as parts of the passes that wait for them.
+    # Tensor-parallel collectives stay on the compute stream, as parts of the passes that wait for
+    # them.
     if op == "send":
         return Kind.SEND_BACKWARD if backward else Kind.SEND_FORWARD
     if OPS[op].collective and tag.stream == "data_comm":

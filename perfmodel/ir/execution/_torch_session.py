@@ -1,4 +1,5 @@
-"""Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a GPU, else gloo)."""
+"""Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a
+GPU, else gloo)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -47,7 +48,8 @@ class TorchProgramSession(ProgramSession):
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(place.num_ranks)): dist.group.WORLD}
 
     def load(self, code: RankCode) -> None:
-        """Make the process groups (collectively, so all ranks make all of them in one order), then load the code."""
+        """Make the process groups (collectively, so all ranks make all of them in one order), then
+        load the code."""
         dist = _dist()
         for group in code.all_groups:
             members = tuple(sorted(group))
@@ -55,7 +57,9 @@ class TorchProgramSession(ProgramSession):
                 self._groups[members] = dist.new_group(list(members))
         super().load(code)
 
-    def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
+    def communicator(
+        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor
+    ) -> Local:
         """Return the function that this rank calls to take part in a collective."""
         handle = self._groups.get(tuple(sorted(group)))  # none of a rank alone
         return _Collective(instruction, group, operand, self.rank, handle, self._device)
@@ -64,7 +68,9 @@ class TorchProgramSession(ProgramSession):
         """A parameter's value on this rank's device."""
         return _to_torch(np.array(argument(name, tensor, arguments))).to(self._device)
 
-    def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
+    def kernel(
+        self, instruction: Instruction, outputs: Sequence[Tensor]
+    ) -> Callable[..., Sequence[Any]]:
         """Return the function that runs an instruction of this rank alone."""
         return torch_kernel(instruction, outputs, self._device)
 
@@ -94,18 +100,28 @@ class _Collective:
     """One collective of one rank. Members are kept in the instruction's order, torch sorts them."""
 
     def __init__(
-        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any, device: Any
+        self,
+        instruction: Instruction,
+        group: tuple[int, ...],
+        operand: Tensor,
+        rank: int,
+        handle: Any,
+        device: Any,
     ) -> None:
         self.group = group
         self.rank = rank
         self.handle = handle
         self.values: dict[str, Any] = dict(instruction.attributes)
         self._body = _BODIES[instruction.op]
-        self._nothing = torch_module().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
+        self._nothing = torch_module().zeros(
+            operand.shape, dtype=torch_dtype(operand), device=device
+        )
 
     def __call__(self, operand: TorchTensor | None) -> tuple[TorchTensor]:
         # torch reduces in place, and the operand may have other users.
-        copy = (self._nothing if operand is None else operand).clone(memory_format=torch_module().contiguous_format)
+        copy = (self._nothing if operand is None else operand).clone(
+            memory_format=torch_module().contiguous_format
+        )
         return (self._body(self, copy) if len(self.group) > 1 else copy,)
 
     @property
@@ -134,7 +150,8 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 
 
 def _send(collective: _Collective, x: TorchTensor) -> TorchTensor:
-    """Send and acknowledge, so that the sender also finishes when the message has arrived (as in `_session._send`)."""
+    """Send and acknowledge, so that the sender also finishes when the message has arrived (as in
+    `_session._send`)."""
     # The acknowledgement goes the other way, so neither side is done before both are.
     torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)
@@ -172,16 +189,24 @@ def _gathered(collective: _Collective, x: TorchTensor) -> TorchTensor:
 def _reduce_scatter(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Reduce everywhere and keep a part: gloo has no reduce-scatter for every reduction."""
     return (
-        _reduced(collective, x).chunk(len(collective.group), collective.values["axis"])[collective.place].contiguous()
+        _reduced(collective, x)
+        .chunk(len(collective.group), collective.values["axis"])[collective.place]
+        .contiguous()
     )
 
 
 def _all_to_all(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Send a part to every member, and concatenate the parts received."""
     torch, dist = torch_module(), _dist()
-    parts = dict(zip(collective.group, x.chunk(len(collective.group), collective.values["split_axis"]), strict=True))
-    # torch numbers the members of a group by rank, the program by order of operands: sort on the way out, restore on
-    # the way back.
+    parts = dict(
+        zip(
+            collective.group,
+            x.chunk(len(collective.group), collective.values["split_axis"]),
+            strict=True,
+        )
+    )
+    # torch numbers the members of a group by rank, the program by order of operands: sort on the
+    # way out, restore on the way back.
     sent = torch.stack([parts[member] for member in sorted(collective.group)]).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=collective.handle)

@@ -1,7 +1,8 @@
 """The distinct events of programs on ranks (kernels and transfers), and sessions that time them.
 
-Equal instructions on any rank are one event (DistSim, section 4.1). A collective's event is known by what its ranks
-send, so that one measured between two ranks tells of the same collective between more (`_CARRIED_BY`).
+Equal instructions on any rank are one event (DistSim, section 4.1). A collective's event is known
+by what its ranks send, so that one measured between two ranks tells of the same collective between
+more (`_CARRIED_BY`).
 """
 
 import time
@@ -42,7 +43,8 @@ class Transfer:
     """A collective between ranks."""
 
     kind: str
-    """Kind of the library's call that carries it out: `send`, `all_reduce`, `all_gather`, `all_to_all`."""
+    """Kind of the library's call that carries it out: `send`, `all_reduce`, `all_gather`,
+    `all_to_all`."""
     bytes: float
     """Size of one rank's operand."""
     dtype: str
@@ -54,9 +56,9 @@ class Transfer:
 
 RankEvent = Kernel | Transfer
 
-_CARRIED_BY: Final = dict.fromkeys(("broadcast", "reduce", "reduce_scatter", "scatter"), "all_reduce") | {
-    "gather": "all_gather"
-}
+_CARRIED_BY: Final = dict.fromkeys(
+    ("broadcast", "reduce", "reduce_scatter", "scatter"), "all_reduce"
+) | {"gather": "all_gather"}
 """Collective with which ranks on CPUs carry out each of the others."""
 
 
@@ -69,7 +71,9 @@ def rank_events(function: Function, cluster: Cluster) -> list[RankEvent]:
     ]
 
 
-def _event(instruction: Instruction, group: tuple[int, ...], function: Function, cluster: Cluster) -> RankEvent:
+def _event(
+    instruction: Instruction, group: tuple[int, ...], function: Function, cluster: Cluster
+) -> RankEvent:
     """The kernel or transfer that an instruction costs a rank."""
     types = function.types
     # known contents do not change how long a kernel takes
@@ -79,16 +83,23 @@ def _event(instruction: Instruction, group: tuple[int, ...], function: Function,
         operand, place = inputs[0], cluster.reach(group, function.n_devices)
         across_hosts = place.ranks_per_node < len(group)
         kind = _CARRIED_BY.get(instruction.op, instruction.op)
-        return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
+        return Transfer(
+            kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent
+        )
     outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
     # Values are named by position, so that equal kernels of different layers compare equal.
     input_names = tuple(f"x{i}" for i in range(len(inputs)))
     output_names = tuple(f"y{i}" for i in range(len(outputs)))
-    return Kernel(Instruction(instruction.op, input_names, output_names, instruction.attributes), inputs, outputs)
+    return Kernel(
+        Instruction(instruction.op, input_names, output_names, instruction.attributes),
+        inputs,
+        outputs,
+    )
 
 
 class EventSession(ProgramSession):
-    """Times the kernels or the transfer that are loaded, called as a program's instructions are called."""
+    """Times the kernels or the transfer that are loaded, called as a program's instructions are
+    called."""
 
     def load_kernels(self, kernels: Sequence[Kernel]) -> None:
         """Prepare kernels on every rank."""
@@ -113,7 +124,8 @@ class EventSession(ProgramSession):
         return wall_s
 
     def time_work_round(self) -> list[tuple[float, float]]:
-        """Like `time_round`, but returns the seconds of each call and the seconds that this process computed in it.
+        """Like `time_round`, but returns the seconds of each call and the seconds that this process
+        computed in it.
 
         The latter include the library's own threads, which copy and add up the messages.
         """
@@ -128,12 +140,22 @@ class EventSession(ProgramSession):
     def _prepared_call(
         self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
     ) -> Callable[[], Any]:
-        # A one-instruction program goes the same way as a whole one, so its call carries the same overhead.
+        # A one-instruction program goes the same way as a whole one, so its call carries the same
+        # overhead.
         local_types = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
         arguments = {name: _some_values(tensor) for name, tensor in local_types.items()}
         groups = (group,) if len(group) > 1 else ()
         self.load(
-            RankCode((instruction,), (group,), types, arguments, local_types, (), groups, is_double(types.values()))
+            RankCode(
+                (instruction,),
+                (group,),
+                types,
+                arguments,
+                local_types,
+                (),
+                groups,
+                is_double(types.values()),
+            )
         )
         (step,) = self._steps
         return partial(step.call, *(self._arguments[name] for name in step.inputs))
@@ -147,7 +169,11 @@ def _kernel(event: Kernel, rank: int) -> Called:
     instruction = event.instruction
     names = (*instruction.inputs, *instruction.outputs)
     tensors = (*event.inputs, *event.outputs)
-    return instruction, (rank,), {name: tensor.on(rank) for name, tensor in zip(names, tensors, strict=True)}
+    return (
+        instruction,
+        (rank,),
+        {name: tensor.on(rank) for name, tensor in zip(names, tensors, strict=True)},
+    )
 
 
 def _transfer(event: Transfer) -> Called:
@@ -175,7 +201,8 @@ _ATTRIBUTES: Final = {
 
 def _some_values(tensor: Tensor) -> np.ndarray:
     """Ordinary positive numbers, or indices that are valid everywhere."""
-    # Positive, because kernels take roots and logarithms; denormals and NaN would change their speed.
+    # Positive, because kernels take roots and logarithms; denormals and NaN would change their
+    # speed.
     if tensor.dtype in INTEGER_DTYPES:
         return np.zeros(tensor.shape, np.int32)
     return np.random.default_rng(0).uniform(0.5, 1.0, tensor.shape)

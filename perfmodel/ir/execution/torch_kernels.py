@@ -23,7 +23,9 @@ def torch_dtype(tensor: Tensor) -> Any:
     return getattr(torch, jax_dtype(tensor))
 
 
-def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Callable[..., tuple[Any, ...]]:
+def torch_kernel(
+    instruction: Instruction, outputs: Outputs, device: Any
+) -> Callable[..., tuple[Any, ...]]:
     """The kernel of an instruction; takes and returns tensors on a device."""
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -35,7 +37,8 @@ def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Cal
         return lambda: (value,)
 
     def run(*tensors: Any) -> tuple[Any, ...]:
-        # Programs carry their own gradients; autograd's bookkeeping would cost time in every kernel.
+        # Programs carry their own gradients; autograd's bookkeeping would cost time in every
+        # kernel.
         with torch.no_grad():
             result = kernel(torch, *tensors, call=call)
         return result if isinstance(result, tuple) else (result,)
@@ -76,8 +79,8 @@ def _layer_norm(torch: Any, x: Any, gain: Any, shift: Any, call: KernelCall) -> 
 
 def _layer_norm_grad(torch: Any, x: Any, gain: Any, dy: Any, call: KernelCall) -> Any:
     shape, epsilon = list(gain.shape), call.get("epsilon", 1e-5)
-    # ATen's backward takes the statistics that its forward saves; the program's op has only operands, so they are
-    # made anew.
+    # ATen's backward takes the statistics that its forward saves; the program's op has only
+    # operands, so they are made anew.
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, gain, None, epsilon)
     return torch.ops.aten.native_layer_norm_backward(
         dy.contiguous(), x, shape, mean, rstd, gain, torch.zeros_like(gain), [True, True, True]
@@ -98,8 +101,8 @@ def _attention(torch: Any, *parts: Any, call: KernelCall) -> Any:
     seq = parts[-1].shape[1]
     whole_sequence = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     q, k, v = _heads(whole_sequence, call)
-    # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower right. `is_causal`
-    # would let the first query see the first key alone.
+    # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower
+    # right. `is_causal` would let the first query see the first key alone.
     masked = causal and len(parts) > 1
     context = torch.nn.functional.scaled_dot_product_attention(
         q[:, :, -seq:],
@@ -113,8 +116,8 @@ def _attention(torch: Any, *parts: Any, call: KernelCall) -> Any:
 
 def _attention_grad(torch: Any, *tensors: Any, call: KernelCall) -> Any:
     *parts, dy = tensors
-    # Autograd runs the backward of the kernel that torch picks, as a training script gets it; the forward is repeated
-    # to record it.
+    # Autograd runs the backward of the kernel that torch picks, as a training script gets it; the
+    # forward is repeated to record it.
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in parts]
         forward_call = replace(call, outputs=(Tensor(call.outputs[0].dtype, tuple(dy.shape)),))
@@ -123,14 +126,17 @@ def _attention_grad(torch: Any, *tensors: Any, call: KernelCall) -> Any:
 
 def _conv2d(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
     dilation = 1
-    return torch.nn.functional.conv2d(x, w, None, call["stride"], call["padding"], dilation, call["groups"])
+    return torch.nn.functional.conv2d(
+        x, w, None, call["stride"], call["padding"], dilation, call["groups"]
+    )
 
 
 def _convolution_grad(name: str) -> Callable[..., Any]:
     """torch's own gradient of a convolution, of its input or its weight."""
 
     def kernel(torch: Any, first: Any, dy: Any, call: KernelCall) -> Any:
-        # torch takes the size of what it is to give: of the input it cannot be known from the output.
+        # torch takes the size of what it is to give: of the input it cannot be known from the
+        # output.
         grad = getattr(torch.nn.grad, name)
         shape = call.outputs[0].shape
         operands = (shape, first, dy) if name == "conv2d_input" else (first, shape, dy)
@@ -140,7 +146,9 @@ def _convolution_grad(name: str) -> Callable[..., Any]:
 
 
 def _pool2d(torch: Any, x: Any, call: KernelCall) -> Any:
-    pool = torch.nn.functional.max_pool2d if call["kind"] == "max" else torch.nn.functional.avg_pool2d
+    pool = (
+        torch.nn.functional.max_pool2d if call["kind"] == "max" else torch.nn.functional.avg_pool2d
+    )
     return pool(x, call["kernel"], call["stride"], call["padding"])
 
 
@@ -193,7 +201,8 @@ def _top_k(torch: Any, x: Any, call: KernelCall) -> Any:
 
 def _dispatch(torch: Any, x: Any, chosen: Any, call: KernelCall) -> Any:
     experts, capacity, hidden = call.outputs[0].shape
-    # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the mask.
+    # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the
+    # mask.
     places = _places(torch, chosen, experts)
     tokens = x.reshape(-1, hidden)
     fits = places < capacity
@@ -242,17 +251,33 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **{
             op: _from_operands(op)
-            for op in ("add", "sub", "mul", "div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "relu")
+            for op in (
+                "add",
+                "sub",
+                "mul",
+                "div",
+                "exp",
+                "log",
+                "sqrt",
+                "tanh",
+                "sigmoid",
+                "erf",
+                "relu",
+            )
         },
         "accumulate": _from_operands("add"),
         "scale": lambda torch, x, call: x * call["factor"],
         "relu_grad": lambda torch, x, dy, call: torch.ops.aten.threshold_backward(dy, x, 0),
         "gelu": _gelu,
         "gelu_grad": _gelu_grad,
-        "sum": lambda torch, x, call: (x.sum(call["axes"]) if call["axes"] else x).reshape(call.outputs[0].shape),
+        "sum": lambda torch, x, call: (x.sum(call["axes"]) if call["axes"] else x).reshape(
+            call.outputs[0].shape
+        ),
         "broadcast_like": lambda torch, x, like, call: x.expand(like.shape),
         "unequal": lambda torch, x, call: (x != call["value"]).to(torch_dtype(call.outputs[0])),
-        "running_sum": lambda torch, x, call: x.cumsum(call["axis"]).to(torch_dtype(call.outputs[0])),
+        "running_sum": lambda torch, x, call: x.cumsum(call["axis"]).to(
+            torch_dtype(call.outputs[0])
+        ),
         "cast": lambda torch, x, call: x.to(torch_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
@@ -263,13 +288,17 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "transpose": lambda torch, x, call: x.permute(call["permutation"]).contiguous(),
         "split": lambda torch, x, call: tuple(x.chunk(call["parts"], call["axis"])),
         "concat": lambda torch, *xs, call: torch.cat(xs, call["axis"]),
-        "slice": lambda torch, x, call: x.narrow(call["axis"], call["start"], call["stop"] - call["start"]),
+        "slice": lambda torch, x, call: x.narrow(
+            call["axis"], call["start"], call["stop"] - call["start"]
+        ),
         "pad": _pad,
         "take": _take,
         "layer_norm": _layer_norm,
         "layer_norm_grad": _layer_norm_grad,
         "softmax": lambda torch, x, call: torch.softmax(x, -1),
-        "softmax_grad": lambda torch, y, dy, call: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "softmax_grad": lambda torch, y, dy, call: torch.ops.aten._softmax_backward_data(
+            dy, y, -1, y.dtype
+        ),
         "attention": _attention,
         "attention_grad": _attention_grad,
         "conv2d": _conv2d,
@@ -284,7 +313,9 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "pick_grad": _pick_grad,
         "argmax": lambda torch, x, call: x.argmax(-1).to(torch_dtype(call.outputs[0])),
         "top_k": _top_k,
-        "top_k_grad": lambda torch, x, places, dy, call: torch.zeros_like(x).scatter_add(-1, places.long(), dy),
+        "top_k_grad": lambda torch, x, places, dy, call: torch.zeros_like(x).scatter_add(
+            -1, places.long(), dy
+        ),
         "dispatch": _dispatch,
         "collect": _collect,
         "sgd": lambda torch, w, g, call: w - call["rate"] * g,

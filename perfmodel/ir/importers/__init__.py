@@ -1,8 +1,8 @@
 """Importers of JAX functions, compiled sharded modules, ONNX graphs and PyTorch modules.
 
-`trace`, `read_sharded` and `read_onnx` give tables of kernels and collectives with exact FLOPs and bytes, which
-predict a time; `trace_program`, `onnx_program` and `torch_program` give programs of the IR, which can be distributed
-and executed too; `read_program` reads any of them.
+`trace`, `read_sharded` and `read_onnx` give tables of kernels and collectives with exact FLOPs and
+bytes, which predict a time; `trace_program`, `onnx_program` and `torch_program` give programs of
+the IR, which can be distributed and executed too; `read_program` reads any of them.
 """
 
 from perfmodel.display import shorten_reprs
@@ -11,7 +11,13 @@ from perfmodel.ir.importers._jaxpr import trace
 from perfmodel.ir.importers._onnx import read_onnx
 from perfmodel.ir.importers._onnx_program import onnx_program
 from perfmodel.ir.importers._program import trace_program
-from perfmodel.ir.importers._rows import CollectiveRow, KernelRow, Unmapped, axis_groups, parse_groups
+from perfmodel.ir.importers._rows import (
+    CollectiveRow,
+    KernelRow,
+    Unmapped,
+    axis_groups,
+    parse_groups,
+)
 from perfmodel.ir.importers._source import (
     SourceSettings,
     input_value,

@@ -29,7 +29,8 @@ class Known:
 
     @classmethod
     def of(cls, value: Any, dtype: Any = None) -> "Known":
-        """The known value of a number, nested lists of numbers or any framework's array on the CPU."""
+        """The known value of a number, nested lists of numbers or any framework's array on the
+        CPU."""
         return cls(np.asarray(value, dtype))
 
 
@@ -37,18 +38,21 @@ class Known:
 class Ref:
     """A reference to a program value; broadcast axes have size 1.
 
-    Broadcasts are not written: ops of the IR broadcast by themselves, and a stored copy would cost memory and traffic.
+    Broadcasts are not written: ops of the IR broadcast by themselves, and a stored copy would cost
+    memory and traffic.
     """
 
     name: str
     layer: int = -1
     unstopped: bool = False
-    """Whether the value is a maximum that the IR cannot differentiate and that no `stop_gradient` has protected yet."""
+    """Whether the value is a maximum that the IR cannot differentiate and that no `stop_gradient`
+    has protected yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """A boolean check of indices or maxima with a known result: `negative` is always false, `valid` always true."""
+    """A boolean check of indices or maxima with a known result: `negative` is always false, `valid`
+    always true."""
 
     kind: Literal["negative", "valid"]
 
@@ -116,26 +120,35 @@ class Emitter:
         names = [ref.name for ref in refs]
         hints = (f"{refs[0].name}_{op}",) * outputs
         with self.builder.tagged(phase="forward", layer=layer):
-            return [Ref(name, layer) for name in self.builder.emit(op, names, hints, attributes(**values))]
+            return [
+                Ref(name, layer)
+                for name in self.builder.emit(op, names, hints, attributes(**values))
+            ]
 
     def settle_layers(self) -> None:
-        """Give every instruction a layer: those without a layer (before the first, or on weights without a number) join
-        the first layer that uses their results. Layers are then numbered without gaps."""
-        # An embedding of positions or a mask depends on no numbered weight; on a pipeline it should sit where it is
-        # used.
+        """Give every instruction a layer: those without a layer (before the first, or on weights
+        without a number) join the first layer that uses their results. Layers are then numbered
+        without gaps."""
+        # An embedding of positions or a mask depends on no numbered weight; on a pipeline it should
+        # sit where it is used.
         instructions, first_use = self.builder.instructions, dict[str, int]()
         # Backwards, so that the layers of all users are known before what they use.
         for place in reversed(range(len(instructions))):
             instruction = instructions[place]
             layer = instruction.tag.layer
             if layer < 0:
-                layer = min((first_use[name] for name in instruction.outputs if name in first_use), default=0)
-                instructions[place] = replace(instruction, tag=replace(instruction.tag, layer=layer))
+                layer = min(
+                    (first_use[name] for name in instruction.outputs if name in first_use),
+                    default=0,
+                )
+                instructions[place] = replace(
+                    instruction, tag=replace(instruction.tag, layer=layer)
+                )
             for name in instruction.inputs:
                 first_use[name] = min(layer, first_use.get(name, layer))
 
-        # Stages are dealt out by layer number, so gaps (stacks that start at large offsets, unused layers) are
-        # closed.
+        # Stages are dealt out by layer number, so gaps (stacks that start at large offsets, unused
+        # layers) are closed.
         layers = sorted({instruction.tag.layer for instruction in instructions})
         renumbered = {layer: new_layer for new_layer, layer in enumerate(layers)}
         for place, instruction in enumerate(instructions):
@@ -155,19 +168,23 @@ class Emitter:
         return self.op("constant", dtype=dtype, value=_nested(array.tolist()), device=0)
 
     def known_elements(self, ref: Ref) -> np.ma.MaskedArray:
-        """The known elements of a value, such as a join of known values and data; elements that depend on inputs are
-        masked.
+        """The known elements of a value, such as a join of known values and data; elements that
+        depend on inputs are masked.
 
         Only ops that move elements are followed.
         """
-        # Shifted labels of a language model are data with a known end: how many of them count decides the mean of the
-        # loss.
-        maker = next((i for i in reversed(self.builder.instructions) if ref.name in i.outputs), None)
+        # Shifted labels of a language model are data with a known end: how many of them count
+        # decides the mean of the loss.
+        maker = next(
+            (i for i in reversed(self.builder.instructions) if ref.name in i.outputs), None
+        )
         shape = self.shape(ref)
         unknown = np.ma.masked_all(shape)
         if maker is None:
             return unknown
-        parts = [self.known_elements(Ref(name)) for name in maker.inputs] if maker.op in _MOVING else []
+        parts = (
+            [self.known_elements(Ref(name)) for name in maker.inputs] if maker.op in _MOVING else []
+        )
         match maker.op:
             case "constant":
                 return np.ma.array(np.asarray(maker.attribute("value"), float))
@@ -179,7 +196,10 @@ class Emitter:
                 return parts[0].transpose(maker.attribute("permutation"))
             case "pad":
                 sizes = [(0, 0)] * len(shape)
-                sizes[maker.attribute("axis")] = (maker.attribute("before"), maker.attribute("after"))
+                sizes[maker.attribute("axis")] = (
+                    maker.attribute("before"),
+                    maker.attribute("after"),
+                )
                 value = maker.attribute("value", 0.0)
                 inside = np.pad(parts[0].filled(value), sizes, constant_values=value)
                 return np.ma.array(inside, mask=np.pad(np.ma.getmaskarray(parts[0]), sizes))
@@ -192,7 +212,8 @@ class Emitter:
         """Reshape a value to a shape with equally many elements."""
         if self.shape(ref) == tuple(shape):
             return ref
-        # A maximum stays a maximum in another shape; the mark is put aside for the moment and carried over.
+        # A maximum stays a maximum in another shape; the mark is put aside for the moment and
+        # carried over.
         unstopped = replace(ref, unstopped=False)
         return replace(self.op("reshape", unstopped, shape=tuple(shape)), unstopped=ref.unstopped)
 
@@ -220,13 +241,17 @@ class Emitter:
         if self.shape(ref) == array.shape:
             return ref
         if array.n_elements > _LARGEST_CONSTANT:
-            raise CannotMapError(f"a broadcast to shape {array.shape} would have to be stored, and it is too large")
+            raise CannotMapError(
+                f"a broadcast to shape {array.shape} would have to be stored, and it is too large"
+            )
         return self.op("mul", ref, self.literal(np.ones(array.shape), array.dtype))
 
 
 def collapsed(array: np.ndarray) -> np.ndarray:
-    """The array with size 1 along axes on which it does not depend; a scalar if it is the same everywhere."""
-    # Masks and positions come broadcast over batch and heads; one copy of each distinct element suffices.
+    """The array with size 1 along axes on which it does not depend; a scalar if it is the same
+    everywhere."""
+    # Masks and positions come broadcast over batch and heads; one copy of each distinct element
+    # suffices.
     for axis in range(array.ndim):
         first = array.take([0], axis)
         if array.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, array.shape), array):

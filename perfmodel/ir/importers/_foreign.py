@@ -1,9 +1,10 @@
 """Common parts of importing ONNX and `torch.export` graphs as programs.
 
-A reader goes through a graph's nodes in order and hands each to `Graph.node` as a `Call`. What does not depend on
-weights or data is computed (mixed concrete and abstract interpretation, DistIR, section 3.3); for the rest the rule of
-`FOREIGN_OPS` writes instructions of the IR. At last joint projections are taken apart: queries, keys and values of one
-product become three, as Megatron-LM slices them.
+A reader goes through a graph's nodes in order and hands each to `Graph.node` as a `Call`. What does
+not depend on weights or data is computed (mixed concrete and abstract interpretation, DistIR,
+section 3.3); for the rest the rule of `FOREIGN_OPS` writes instructions of the IR. At last joint
+projections are taken apart: queries, keys and values of one product become three, as Megatron-LM
+slices them.
 """
 
 import re
@@ -24,11 +25,11 @@ from perfmodel.ir.models import ModelBuilder
 
 # `layers.3.attn`, `/encoder/block.3/`, `h_3.weight`; not `embedding_1` at the end of a name.
 _LAYER = re.compile(r"(?:^|[./])(\d+)(?=[._/]|$)|_(\d+)(?=[._/])")
-"""Pattern of a layer's number: between separators, but not at the end after an underscore, which only distinguishes
-names (`embedding_1`)."""
+"""Pattern of a layer's number: between separators, but not at the end after an underscore, which
+only distinguishes names (`embedding_1`)."""
 _MOST_LAYERS = 1 << 16
-"""Most layers of one stack; the numbers of the next stack (`layer2.0` after `layer1.3`, a decoder after its encoder)
-continue there."""
+"""Most layers of one stack; the numbers of the next stack (`layer2.0` after `layer1.3`, a decoder
+after its encoder) continue there."""
 
 
 class Graph:
@@ -37,7 +38,8 @@ class Graph:
     def __init__(self, name: str) -> None:
         self.name = re.sub(r"\W", "_", name) or "graph"
         self.builder = ModelBuilder(self.name, "fp32")
-        # Rules write their own losses and norms, so no JAX maximum with an unknown gradient turns up here.
+        # Rules write their own losses and norms, so no JAX maximum with an unknown gradient turns
+        # up here.
         self.emitter = Emitter(self.builder, differentiable=False)
         self.values: dict[str, Any] = {}
         """Item of each value of the foreign graph, or a list of items."""
@@ -59,8 +61,8 @@ class Graph:
         match = _LAYER.search(name)
         if match is None:
             return -1
-        # Encoder and decoder both count from 0: stacks are numbered in order of appearance, each in a range of its
-        # own.
+        # Encoder and decoder both count from 0: stacks are numbered in order of appearance, each in
+        # a range of its own.
         stack = name[: match.start()]
         if stack not in self._stacks:
             self._stacks.append(stack)
@@ -76,10 +78,14 @@ class Graph:
         label = self.builder.data(label_of(name), tuple(shape), kind, batch_axis=axis)
         self.values[name] = Ref(label)
 
-    def input(self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]) -> None:
-        """Read an input of the graph: a known value if `values` has it (it is then removed there), otherwise data.
+    def input(
+        self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]
+    ) -> None:
+        """Read an input of the graph: a known value if `values` has it (it is then removed there),
+        otherwise data.
 
-        An input without elements (a cache before the first token) holds nothing that could be data: it is known too.
+        An input without elements (a cache before the first token) holds nothing that could be data:
+        it is known too.
         """
         if name in values:
             self.values[name] = given_value(name, values.pop(name), dtype, shape)
@@ -105,8 +111,8 @@ class Graph:
             attributes: further plain values by name.
             compute: evaluates the node where no argument depends on weights or data.
         """
-        # Three cases: an operand that could not be mapped (so nor can this), all operands known (compute now), or
-        # data (a rule).
+        # Three cases: an operand that could not be mapped (so nor can this), all operands known
+        # (compute now), or data (a rule).
         flat = []
         for arg in args:
             if isinstance(arg, list):
@@ -131,8 +137,10 @@ class Graph:
         return self._layers_from_products(items, before)
 
     def _layers_from_products(self, items: list[Any], before: int) -> list[Any]:
-        """Number the layers in order if names do not state them; every product with a weight begins a layer."""
-        # Names with numbers say what the layers are; without any, each product with a weight starts a new one.
+        """Number the layers in order if names do not state them; every product with a weight begins
+        a layer."""
+        # Names with numbers say what the layers are; without any, each product with a weight starts
+        # a new one.
         if self._stacks:
             return items
         weights = {weight.name for weight in self.builder.inputs}
@@ -141,7 +149,9 @@ class Graph:
         layer = self._products - 1
         if layer < 0:
             return items
-        self.builder.instructions[before:] = [replace(i, tag=replace(i.tag, layer=layer)) for i in new_instructions]
+        self.builder.instructions[before:] = [
+            replace(i, tag=replace(i.tag, layer=layer)) for i in new_instructions
+        ]
         return [Ref(item.name, layer) if isinstance(item, Ref) else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
@@ -152,7 +162,8 @@ class Graph:
         """
         if self.missing:
             listed = "; ".join(
-                f"{op} ({n}x, first at {node_name}): {why}" for op, (why, node_name, n) in self.missing.items()
+                f"{op} ({n}x, first at {node_name}): {why}"
+                for op, (why, node_name, n) in self.missing.items()
             )
             raise PerfModelError(
                 f"{self.name}: the IR cannot express {listed}; give the values that shapes or masks depend on "
@@ -161,13 +172,18 @@ class Graph:
         # Results that are known beforehand are no outputs of a program.
         refs = [item for item in outputs if isinstance(item, Ref)]
         if not refs:
-            raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer input values")
-        # Models of Hugging Face return the loss beside what it was computed from, which training has no use for.
+            raise PerfModelError(
+                f"{self.name}: no output depends on weights or data; give fewer input values"
+            )
+        # Models of Hugging Face return the loss beside what it was computed from, which training
+        # has no use for.
         scalars = {ref.name for ref in refs if self.emitter.shape(ref) == ()}
         has_loss = len(scalars) == 1
         names = list(dict.fromkeys(ref.name for ref in refs if ref.name in scalars or not has_loss))
         self.emitter.settle_layers()
-        program = self.builder.program([(name, "loss" if len(scalars) == 1 else "output") for name in names])
+        program = self.builder.program(
+            [(name, "loss" if len(scalars) == 1 else "output") for name in names]
+        )
         return megatron_axes(separate_projections(_without_dead(program)))
 
 
@@ -185,14 +201,17 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
     if fits:
         fits = all(stated in (None, size) for stated, size in zip(shape, array.shape, strict=True))
     if not fits:
-        raise PerfModelError(f"input {name}: the given value has shape {array.shape}, but the graph has {tuple(shape)}")
+        raise PerfModelError(
+            f"input {name}: the given value has shape {array.shape}, but the graph has {tuple(shape)}"
+        )
     return Known(array)
 
 
 def _without_dead(program: Program) -> Program:
     """The program without instructions and weights that no output depends on."""
     function = program.function
-    # Readers emit whatever the graph has; statistics, caches and unused heads go here, with their weights.
+    # Readers emit whatever the graph has; statistics, caches and unused heads go here, with their
+    # weights.
     live, instructions = set(function.outputs), []
     for instruction in reversed(function.instructions):
         if live.intersection(instruction.outputs):
@@ -201,7 +220,9 @@ def _without_dead(program: Program) -> Program:
     parameters = tuple(p for p in function.parameters if p.name in live)
     inputs = tuple(w for w in program.inputs if w.pieces[0].value in live)
     return Program(
-        replace(function, parameters=parameters, instructions=tuple(instructions[::-1])), inputs, program.outputs
+        replace(function, parameters=parameters, instructions=tuple(instructions[::-1])),
+        inputs,
+        program.outputs,
     )
 
 
@@ -213,11 +234,13 @@ def label_of(name: str) -> str:
 def separate_projections(program: Program) -> Program:
     """Split a product's weights instead of its result, if the result is only used in parts.
 
-    Slicing the columns of a joint weight would deal out queries to some ranks and keys to others; of separate ones
-    each rank takes its heads of each. The weight stays one tensor of several pieces.
+    Slicing the columns of a joint weight would deal out queries to some ranks and keys to others;
+    of separate ones each rank takes its heads of each. The weight stays one tensor of several
+    pieces.
     """
     function = program.function
-    # A product may be cut only if nothing but the split reads what lies between, hence the count of uses.
+    # A product may be cut only if nothing but the split reads what lies between, hence the count of
+    # uses.
     maker: dict[str, Instruction] = {}
     uses = Counter(function.outputs)
     for instruction in function.instructions:
@@ -267,9 +290,13 @@ def separate_projections(program: Program) -> Program:
             parameter_parts.append(Piece(name, tuple(start)))
             parameters.append(Parameter(name, tensor.with_size(axis, size)))
         pieces[parameter.name] = tuple(parameter_parts)
-    inputs = tuple(replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs)
+    inputs = tuple(
+        replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs
+    )
     return Program(
-        replace(function, parameters=tuple(parameters), instructions=tuple(instructions)), inputs, program.outputs
+        replace(function, parameters=tuple(parameters), instructions=tuple(instructions)),
+        inputs,
+        program.outputs,
     )
 
 
@@ -283,7 +310,8 @@ class _Chain:
 
     def part(self, suffix: str, output: str) -> list[Instruction]:
         """The steps for one part, ending in the split's output."""
-        # Values inside the chain and the cut weights get a suffix per part; all other operands are shared.
+        # Values inside the chain and the cut weights get a suffix per part; all other operands are
+        # shared.
         renamed = set(self.cut)
         for step in self.steps:
             renamed.update(step.outputs)
@@ -306,19 +334,24 @@ class _Chain:
 
 
 def _chain(
-    split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
+    split: Instruction,
+    maker: dict[str, Instruction],
+    uses: Counter[str],
+    weights: frozenset[str],
+    program: Program,
 ) -> _Chain | None:
-    """Return the chain from a product with a weight to a split of its last axis, if its results are not used
-    elsewhere."""
+    """Return the chain from a product with a weight to a split of its last axis, if its results are
+    not used elsewhere."""
     types = program.types
     if split.op != "split" or split.attribute("axis") != types[split.inputs[0]].rank - 1:
         return None
-    # Each step must act on columns independently: a bias is cut along with the weight, a reshape may only regroup
-    # rows.
+    # Each step must act on columns independently: a bias is cut along with the weight, a reshape
+    # may only regroup rows.
     value, steps = split.inputs[0], list[Instruction]()
     cut: dict[str, int] = {}
     width = types[value].shape[-1]
-    # From the split backwards, through biases and reshapes that leave the last axis alone, to the product.
+    # From the split backwards, through biases and reshapes that leave the last axis alone, to the
+    # product.
     while uses[value] == 1 and value in maker:
         step = maker[value]
         steps.append(step)
@@ -329,13 +362,21 @@ def _chain(
             cut[w] = 0 if step.attribute("transpose_b") else 1
             return _Chain(tuple(steps[::-1]), cut, len(split.outputs))
         if step.op == "add":
-            biases = [n for n in step.inputs if n in weights and types[n].shape == (width,) and uses[n] == 1]
+            biases = [
+                n
+                for n in step.inputs
+                if n in weights and types[n].shape == (width,) and uses[n] == 1
+            ]
             if not biases:
                 return None
             bias = biases[0]
             cut[bias] = 0
             value = next(n for n in step.inputs if n != bias)
-        elif step.op == "reshape" and types[step.inputs[0]].shape[-1] == width and step.attribute("shape"):
+        elif (
+            step.op == "reshape"
+            and types[step.inputs[0]].shape[-1] == width
+            and step.attribute("shape")
+        ):
             value = step.inputs[0]
         else:
             return None

@@ -65,7 +65,8 @@ class Array:
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...]) -> "Array":
         """The array of an element type that NumPy, HLO or ONNX names."""
-        # NumPy, HLO and ONNX name float8 types after their exponent and mantissa; all take one byte and one rate.
+        # NumPy, HLO and ONNX name float8 types after their exponent and mantissa; all take one byte
+        # and one rate.
         if name.startswith(("float8", "f8")):
             return cls("fp8", shape, 1.0)
         known = _DTYPES.get(name)
@@ -82,9 +83,12 @@ class Array:
         return self.n_elements * self.item_bytes
 
 
-Role = Literal["pointwise", "reduction", "view", "kernel", "collective", "loop", "unmapped", "effect"]
-"""`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in place by its users; the
-others are separate events. An `effect` is unmapped and happens whether its results are used or not."""
+Role = Literal[
+    "pointwise", "reduction", "view", "kernel", "collective", "loop", "unmapped", "effect"
+]
+"""`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in
+place by its users; the others are separate events. An `effect` is unmapped and happens whether its
+results are used or not."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,11 +123,17 @@ class Region:
 
 
 def unknown(
-    name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], flops: float | None = None, acts: bool = False
+    name: str,
+    inputs: tuple[Value, ...],
+    outputs: tuple[Value, ...],
+    flops: float | None = None,
+    acts: bool = False,
 ) -> Node:
-    """Add an operation that no kernel family covers, with its FLOPs if known; `acts` states whether it runs even if its
-    result is not used."""
-    reason = "it has no kernel family" + ("" if flops else "; at least one FLOP per output element is assumed")
+    """Add an operation that no kernel family covers, with its FLOPs if known; `acts` states whether
+    it runs even if its result is not used."""
+    reason = "it has no kernel family" + (
+        "" if flops else "; at least one FLOP per output element is assumed"
+    )
     least_flops = sum(value.array.n_elements for value in outputs)
     work = Unmapped(name, reason, float(flops or least_flops))
     return Node(name, "effect" if acts else "unmapped", inputs, outputs, work=work)
@@ -145,12 +155,13 @@ class Rows(NamedTuple):
 def rows_of(region: Region) -> Rows:
     """Kernels, collectives and unmapped ops of all that the region's outputs depend on.
 
-    Element-wise ops and the reductions at their end run as one kernel if one feeds the other and no other
-    event lies between (loop fusion, as XLA does it): such a kernel reads every distinct tensor from outside
-    once and writes what is used outside. Arithmetic on single numbers is no kernel: what uses it takes it in.
+    Element-wise ops and the reductions at their end run as one kernel if one feeds the other and no
+    other event lies between (loop fusion, as XLA does it): such a kernel reads every distinct
+    tensor from outside once and writes what is used outside. Arithmetic on single numbers is no
+    kernel: what uses it takes it in.
     """
-    # Three sources of rows: bodies of loops (counted), kernels and collectives one by one, and fused chains of the
-    # rest.
+    # Three sources of rows: bodies of loops (counted), kernels and collectives one by one, and
+    # fused chains of the rest.
     nodes = _live(region)
     kernels: list[KernelRow] = []
     collectives: list[CollectiveRow] = []
@@ -182,7 +193,8 @@ def rows_of(region: Region) -> Rows:
 
 def _live(region: Region) -> list[Node]:
     """Nodes that an output, or something that communicates or acts, depends on."""
-    # Backwards from the outputs; what communicates or acts happens whether its results are used or not.
+    # Backwards from the outputs; what communicates or acts happens whether its results are used or
+    # not.
     needed = set(region.outputs)
     nodes = []
     for node in reversed(region.nodes):
@@ -201,10 +213,10 @@ class _Origins:
             self._maker.update(dict.fromkeys(node.outputs, node))
 
     def stored(self, value: Value) -> Value | None:
-        """The stored tensor that a use of `value` reads: the source of a broadcast, the part of a slice; None for
-        constants."""
-        # Views are read in place. A slice reads only its part, so the walk ends where the source is larger than the
-        # use.
+        """The stored tensor that a use of `value` reads: the source of a broadcast, the part of a
+        slice; None for constants."""
+        # Views are read in place. A slice reads only its part, so the walk ends where the source is
+        # larger than the use.
         node = self._maker.get(value)
         while node is not None and node.role == "view":
             if not node.inputs:
@@ -228,8 +240,8 @@ Edges = tuple[set[Value], set[Value]]
 
 def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[Node], Edges]]:
     """Fused chains, each with the tensors that it reads from and writes to memory."""
-    # A node joins the chains of the element-wise nodes that feed it, unless an event lies between (other depth).
-    # Reductions end a chain: what follows needs the whole result.
+    # A node joins the chains of the element-wise nodes that feed it, unless an event lies between
+    # (other depth). Reductions end a chain: what follows needs the whole result.
     origins = _Origins(nodes)
     depth = _depths(nodes, origins)
     chain: dict[Node, int] = {}
@@ -237,7 +249,9 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
     for node in nodes:
         if node.role not in ("pointwise", "reduction"):
             continue
-        makers = [maker_node for maker_node in map(origins.maker, node.inputs) if maker_node is not None]
+        makers = [
+            maker_node for maker_node in map(origins.maker, node.inputs) if maker_node is not None
+        ]
         joined = {
             chain[maker_node]
             for maker_node in makers
@@ -276,14 +290,14 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
 
 
 def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
-    """Number of events on the longest path to each node; a chain has one depth, so that no path leaves and re-enters
-    it.
+    """Number of events on the longest path to each node; a chain has one depth, so that no path
+    leaves and re-enters it.
 
-    Element-wise nodes are then moved to the depth of the first node that uses them, as what they compute is
-    not wanted before (XLA fuses producers into consumers).
+    Element-wise nodes are then moved to the depth of the first node that uses them, as what they
+    compute is not wanted before (XLA fuses producers into consumers).
     """
-    # Depth counts the kernels that must have run before. Two nodes of a chain share a depth, or a kernel in between
-    # would have to run both after and before the fused one.
+    # Depth counts the kernels that must have run before. Two nodes of a chain share a depth, or a
+    # kernel in between would have to run both after and before the fused one.
     depth: dict[Node, int] = {}
     users: dict[Node, list[Node]] = {}
     acting = [node for node in nodes if node.role != "view"]
@@ -300,7 +314,8 @@ def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
 
 
 def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> KernelRow:
-    """One kernel for a chain, timed as a stream over its largest tensor with the traffic of the chain."""
+    """One kernel for a chain, timed as a stream over its largest tensor with the traffic of the
+    chain."""
     sizes = [value.array for value in (*read, *written)]
     traffic = sum(array.n_bytes for array in sizes)
     # A second operand of about the widest tensor's size makes the kernel one of two inputs.
@@ -317,8 +332,8 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
 
 def streamed(name: str, array: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
     """A memory-bound kernel with the row length of a tensor and enough rows for the traffic."""
-    # The regressor of streaming kernels takes rows and row length; as many rows are stated as give the chain's
-    # traffic.
+    # The regressor of streaming kernels takes rows and row length; as many rows are stated as give
+    # the chain's traffic.
     hidden = max(1, array.shape[-1] if array.shape else 1)
     per_row = (n_inputs + 1) * hidden * dtype_bytes(array.dtype)
     rows = max(1, round(traffic_bytes / per_row))

@@ -1,7 +1,8 @@
-"""Op tables of compiled modules, as graphs: calls and fusions inlined, loops repeated, tuples taken apart.
+"""Op tables of compiled modules, as graphs: calls and fusions inlined, loops repeated, tuples taken
+apart.
 
-Fusion is redone by this package's rule: what the laptop's CPU compiler fuses says little of an accelerator.
-Copies and layout changes are read in place.
+Fusion is redone by this package's rule: what the laptop's CPU compiler fuses says little of an
+accelerator. Copies and layout changes are read in place.
 """
 
 import re
@@ -22,26 +23,30 @@ Operand = Any
 """A `Value`, or a tuple of operands."""
 
 
-def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: str | None = None) -> OpTable:
+def read_sharded(
+    program: Any, *args: Any, trip_count: int | None = None, name: str | None = None
+) -> OpTable:
     """Kernels of one device and every collective, with its groups, of a partitioned program.
 
-    The mesh may be of fake devices: with `--xla_force_host_platform_device_count=256` in `XLA_FLAGS` a laptop
-    compiles the step of 256 accelerators, and nothing runs. Where the CPU compiler widened 16-bit arithmetic to
-    32 bits, what was narrow in the program is counted as narrow.
+    The mesh may be of fake devices: with `--xla_force_host_platform_device_count=256` in
+    `XLA_FLAGS` a laptop compiles the step of 256 accelerators, and nothing runs. Where the CPU
+    compiler widened 16-bit arithmetic to 32 bits, what was narrow in the program is counted as
+    narrow.
 
         step = jax.jit(train_step, in_shardings=..., out_shardings=...)
         pm.read_sharded(step, params, batch).predict("dgx-h100")
 
     Args:
-        program: a jitted function (with `args` to lower it for), what `lower` or `compile` returned, or the text
-            of the compiled module (or the path of a file with it).
+        program: a jitted function (with `args` to lower it for), what `lower` or `compile`
+            returned, or the text of the compiled module (or the path of a file with it).
         args: arrays or `jax.ShapeDtypeStruct`s (with shardings, unless the function states them).
-        trip_count: iterations of loops whose count the compiler did not find; otherwise these are unmapped.
+        trip_count: iterations of loops whose count the compiler did not find; otherwise these are
+            unmapped.
         name: name of the table (default: the module's).
 
     Raises:
-        PerfModelError: something else than such a program, text that is no HLO module, a dynamic dimension, or
-            replica groups in an unknown notation.
+        PerfModelError: something else than such a program, text that is no HLO module, a dynamic
+            dimension, or replica groups in an unknown notation.
     """
     # A compiled module is the program of one device: sharding is done, collectives are explicit.
     text, memory_bytes = _module_text(program, args)
@@ -50,11 +55,17 @@ def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: 
     walk = _Walk(module, trip_count, Rules(module.computations, widened(module)))
     root = walk.inline(entry, _parameters(entry))
     rows = rows_of(Region(tuple(walk.nodes), tuple(_values(root))))
-    return OpTable(name=name or module.name, **rows._asdict(), n_devices=module.n_devices, memory_bytes=memory_bytes)
+    return OpTable(
+        name=name or module.name,
+        **rows._asdict(),
+        n_devices=module.n_devices,
+        memory_bytes=memory_bytes,
+    )
 
 
 def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None]:
-    """The optimised HLO of a program, and the bytes of memory that XLA plans for it if it was compiled here."""
+    """The optimised HLO of a program, and the bytes of memory that XLA plans for it if it was
+    compiled here."""
     if isinstance(program, Path):
         return read_text(program, data_limit_bytes()), None
     if isinstance(program, str):
@@ -84,7 +95,8 @@ class _Walk:
     nodes: list[Node] = field(default_factory=list)
 
     def inline(self, computation: Computation, parameters: dict[str, Operand]) -> Operand:
-        """Append the nodes of a computation whose parameters are known; return the value of its root."""
+        """Append the nodes of a computation whose parameters are known; return the value of its
+        root."""
         known = dict(parameters)
         for instruction in computation.instructions:
             # Parameters are bound before.
@@ -129,9 +141,13 @@ class _Walk:
     def _while(self, i: Instruction, state: Operand) -> Operand:
         """A loop with its count, if the compiler found it."""
         # XLA's loop analysis leaves the count in the backend's settings.
-        match = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", ""))
+        match = re.search(
+            r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", "")
+        )
         count = int(match.group(1)) if match else self.trip_count
-        body = self._region(self._computation(i, "body"), [state], float(count if count is not None else 1))
+        body = self._region(
+            self._computation(i, "body"), [state], float(count if count is not None else 1)
+        )
         out = _fresh(state)
         inputs = tuple(_values(state))
         outputs = tuple(_values(out))
@@ -153,7 +169,9 @@ class _Walk:
             branches.append(self._region(self.module.computations[name], [operand]))
         out = _values_of_type(i.type)
         reason = "the branch depends on data, so the largest branch is counted"
-        self._unmapped(i.opcode, reason, branches, tuple(_values(tuple(operands))), tuple(_values(out)))
+        self._unmapped(
+            i.opcode, reason, branches, tuple(_values(tuple(operands))), tuple(_values(out))
+        )
         return out
 
     def _region(self, body: Computation, operands: Sequence[Operand], count: float = 1.0) -> Region:
@@ -162,9 +180,15 @@ class _Walk:
         return Region(tuple(walk.nodes), tuple(_values(root)), count)
 
     def _unmapped(
-        self, name: str, reason: str, bodies: Sequence[Region], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+        self,
+        name: str,
+        reason: str,
+        bodies: Sequence[Region],
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
     ) -> None:
-        """Record operations that run an unknown number of times as unmapped, including collectives."""
+        """Record operations that run an unknown number of times as unmapped, including
+        collectives."""
         # The largest branch, so that what is left out is not understated.
         flops = moved_bytes = 0.0
         for body in bodies:
@@ -173,7 +197,9 @@ class _Walk:
             moved_bytes = max(moved_bytes, sum(row.count * row.bytes for row in rows.collectives))
         if moved_bytes:
             reason += f", with collectives of {moved_bytes:.0f} bytes"
-        self.nodes.append(Node(name, "unmapped", inputs, outputs, work=Unmapped(name, reason, flops)))
+        self.nodes.append(
+            Node(name, "unmapped", inputs, outputs, work=Unmapped(name, reason, flops))
+        )
 
     # --- single instructions ----------------------------------------------------------------------
 
@@ -193,15 +219,20 @@ class _Walk:
             # The result is as wide as what went in, which the compiler may have widened.
             results = [Value(value.array) for value in values]
             out = tuple(results) if isinstance(out, tuple) else results[0]
-        self.nodes.append(Node(i.opcode, "collective", tuple(values), tuple(_values(out)), work=row))
+        self.nodes.append(
+            Node(i.opcode, "collective", tuple(values), tuple(_values(out)), work=row)
+        )
         return out
 
     def _groups(self, i: Instruction, kind: str) -> Groups:
         try:
             if kind == "send_recv":
-                return parse_groups(i.attributes.get("source_target_pairs", ""), self.module.n_devices)
+                return parse_groups(
+                    i.attributes.get("source_target_pairs", ""), self.module.n_devices
+                )
             groups = i.attributes.get("replica_groups", "")
-            # The order of a mesh's devices stands after a comma, so it was read as an attribute of its own.
+            # The order of a mesh's devices stands after a comma, so it was read as an attribute of
+            # its own.
             if "device_ids" in i.attributes:
                 groups += f", device_ids={i.attributes['device_ids']}"
             return parse_groups(groups, self.module.n_devices)
@@ -223,7 +254,9 @@ def _result_type(i: Instruction, base: str) -> Type:
     return i.type[1]
 
 
-def _parameters(computation: Computation, operands: Sequence[Operand] | None = None) -> dict[str, Operand]:
+def _parameters(
+    computation: Computation, operands: Sequence[Operand] | None = None
+) -> dict[str, Operand]:
     """Operands of a computation by the names of its parameters; new values if none are given."""
     # `parameter(2)`: the literal is the position.
     parameters = [i for i in computation.instructions if i.opcode == "parameter"]

@@ -1,5 +1,5 @@
-"""Converts one instruction of a compiled module to a node of a graph: the meaning of HLO's opcodes, and their costs
-(`HloCostAnalysis` of the XLA project)."""
+"""Converts one instruction of a compiled module to a node of a graph: the meaning of HLO's opcodes,
+and their costs (`HloCostAnalysis` of the XLA project)."""
 
 import json
 import re
@@ -79,9 +79,9 @@ _HALF: Final = ("bf16", "fp16")
 
 def widened(module: HloModule) -> bool:
     """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs."""
-    # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all of it.
-    # XLA's CPU backend has no bf16 arithmetic: it converts to fp32, computes, converts back. An accelerator would
-    # not.
+    # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all
+    # of it. XLA's CPU backend has no bf16 arithmetic: it converts to fp32, computes, converts back.
+    # An accelerator would not.
     halves = products = False
     for computation in module.computations.values():
         types = {i.name: i.type for i in computation.instructions}
@@ -114,7 +114,8 @@ class Rules:
 
     def node(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """The node of an instruction that neither calls nor communicates."""
-        # Order matters: products first, then the CPU compiler's own conversions, then classes of opcodes.
+        # Order matters: products first, then the CPU compiler's own conversions, then classes of
+        # opcodes.
         opcode = i.opcode
         array = outputs[0].array if outputs else Array.of("token", ())
         if opcode == "dot":
@@ -130,12 +131,14 @@ class Rules:
             return Node(opcode, "view", inputs, outputs)
         if opcode in _CONSTANTS:
             return Node(opcode, "view", (), outputs)
-        # XLA counts transcendental functions apart from FLOPs, and moving elements is no arithmetic.
+        # XLA counts transcendental functions apart from FLOPs, and moving elements is no
+        # arithmetic.
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
             flops = float(array.n_elements) if opcode in _ARITHMETIC else 0.0
             return Node(opcode, "pointwise", inputs, outputs, flops)
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
-            # A reduction that is compiled in several stages for CPUs is one kernel on an accelerator.
+            # A reduction that is compiled in several stages for CPUs is one kernel on an
+            # accelerator.
             role = "reduction" if opcode == "reduce" else "pointwise"
             n_joined = max(0, inputs[0].array.n_elements - array.n_elements)
             return Node(opcode, role, inputs, outputs, n_joined * self._reducer_flops(i))
@@ -145,7 +148,9 @@ class Rules:
             return Node(opcode, "pointwise", inputs, outputs)
         return self._foreign(i, inputs, outputs)
 
-    def _product(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+    def _product(
+        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> Node:
         lhs, rhs = inputs[0].array, inputs[1].array
         contracted = (i.axes("lhs_contracting_dims"), i.axes("rhs_contracting_dims"))
         batch = (i.axes("lhs_batch_dims"), i.axes("rhs_batch_dims"))
@@ -153,7 +158,9 @@ class Rules:
         result = self._as_narrow(inputs, outputs[0])
         return Node("dot", "kernel", inputs, (result,), op.flops, op)
 
-    def _convolution(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+    def _convolution(
+        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> Node:
         lhs, rhs = inputs[0].array, inputs[1].array
         shape = _conv_shape(i, lhs, rhs, outputs[0].array, _product_dtype(lhs, i))
         result = self._as_narrow(inputs, outputs[0])
@@ -161,7 +168,8 @@ class Rules:
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
         """The result in the type of the operands, if only the compiler widened them."""
-        # With two narrow operands the 32-bit result is the compiler's own; anything else is in the program.
+        # With two narrow operands the 32-bit result is the compiler's own; anything else is in the
+        # program.
         dtypes = {value.array.dtype for value in inputs[:2]}
         are_narrow = len(dtypes) == 1 and dtypes.issubset(_HALF)
         if not self.widened or not are_narrow:
@@ -174,8 +182,11 @@ class Rules:
         reducer = called(i, "to_apply", self.computations)
         return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
 
-    def _row_wise(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
-        """A kernel that streams over memory; in-place updates access only the elements that they write."""
+    def _row_wise(
+        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> Node:
+        """A kernel that streams over memory; in-place updates access only the elements that they
+        write."""
         opcode, out = i.opcode, outputs[0].array
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
@@ -196,24 +207,40 @@ class Rules:
             case _:
                 traffic = sum(v.array.n_bytes for v in {*inputs, *outputs})
                 streamed_array = first
-        return Node(opcode, "kernel", inputs, outputs, flops, streamed(opcode, streamed_array, traffic), traffic)
+        return Node(
+            opcode,
+            "kernel",
+            inputs,
+            outputs,
+            flops,
+            streamed(opcode, streamed_array, traffic),
+            traffic,
+        )
 
-    def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+    def _foreign(
+        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> Node:
         """Calls into libraries: products are recognised, anything else is unmapped."""
-        # Sharding marks and placements are annotations; vendor calls to GEMM libraries state what they multiply.
+        # Sharding marks and placements are annotations; vendor calls to GEMM libraries state what
+        # they multiply.
         name = i.attributes.get("custom_call_target", i.opcode).strip('"')
         if name in _FREE_CUSTOM_CALLS:
             return Node(name, "view", inputs[:1], outputs)
         op = _library_product(i, inputs[0].array, outputs[0].array) if inputs and outputs else None
         if op is not None:
             return Node(name, "kernel", inputs, outputs, op.flops, op)
-        acts = i.opcode in ("send", "recv") or i.attributes.get("custom_call_has_side_effect") == "true"
+        acts = (
+            i.opcode in ("send", "recv")
+            or i.attributes.get("custom_call_has_side_effect") == "true"
+        )
         return unknown(name, inputs, outputs, acts=acts)
 
 
 def _product_dtype(lhs: Array, i: Instruction) -> str:
     # `jax.default_matmul_precision` shows here.
-    full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get("algorithm", "")
+    full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get(
+        "algorithm", ""
+    )
     return product_dtype(lhs, full)
 
 
@@ -229,15 +256,19 @@ def _in_type_of(narrow: Array, out: Value) -> Value:
 
 
 def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
-    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else None."""
-    # Embeddings have a kernel family of their own; a gather of single elements is no look-up of rows.
+    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else
+    None."""
+    # Embeddings have a kernel family of their own; a gather of single elements is no look-up of
+    # rows.
     if len(table.shape) != 2 or table.shape[1] < 2 or i.opcode not in ("gather", "scatter"):
         return None
     vocab, hidden = table.shape
     if i.opcode == "gather":
         if i.axes("slice_sizes") != (1, hidden):
             return None
-        return Embedding(dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab)
+        return Embedding(
+            dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab
+        )
     if i.axes("scatter_dims_to_operand_dims") != (0,) or updates.shape[-1:] != (hidden,):
         return None
     tokens = updates.n_elements // hidden
@@ -265,10 +296,15 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
     return Gemm(op="bmm" if batch > 1 else "linear", dtype=lhs.dtype, m=m, n=n, k=k, batch=batch)
 
 
-def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str) -> ConvShape:
+def _conv_shape(
+    instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str
+) -> ConvShape:
     """Shape of a `convolution` from its window and dimension labels (`b01f_01io->b01f`)."""
-    # Letters say what an axis is (b batch, f feature, i and o of the kernel), digits number the axes of space.
-    input_labels, kernel_labels, result_labels = re.split(r"_|->", instruction.attributes["dim_labels"])
+    # Letters say what an axis is (b batch, f feature, i and o of the kernel), digits number the
+    # axes of space.
+    input_labels, kernel_labels, result_labels = re.split(
+        r"_|->", instruction.attributes["dim_labels"]
+    )
     n_space = len(input_labels) - 2
     window = _window(instruction)
 
@@ -306,12 +342,15 @@ def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:
 
 
 def _disjoint_windows(instruction: Instruction) -> bool:
-    """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a pooling."""
+    """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a
+    pooling."""
     window = _window(instruction)
     return window.get("stride", ()) == window.get("size")
 
 
-def _row_wise_flops(opcode: str, first: Array, updates: Array, out: Array, window: int, per_pair: float) -> float:
+def _row_wise_flops(
+    opcode: str, first: Array, updates: Array, out: Array, window: int, per_pair: float
+) -> float:
     """FLOPs of a row-wise opcode whose reducer, if any, costs `per_pair`."""
     match opcode:
         case "sort" | "topk":

@@ -64,7 +64,8 @@ def parse_module(text: str) -> HloModule:
     """Parse the text of a module that `Compiled.as_text()` returns.
 
     Raises:
-        PerfModelError: text that is not an HLO module, or that has a dynamic dimension (named with its line).
+        PerfModelError: text that is not an HLO module, or that has a dynamic dimension (named with
+            its line).
     """
     # One pass: a line opens a computation, closes it, or is an instruction of the open one.
     lines = text.splitlines()
@@ -102,11 +103,15 @@ def parse_module(text: str) -> HloModule:
         try:
             body.append(_instruction(name, _COMMENT.sub("", value)))
         except (ValueError, IndexError) as error:
-            raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
+            raise PerfModelError(
+                f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})"
+            ) from None
         if is_root:
             root = name
     if entry not in computations:
-        raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; pass the complete text")
+        raise PerfModelError(
+            f"HLO module {match.group(1)}: it has no ENTRY computation; pass the complete text"
+        )
     # Absent counts mean 1.
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
     return HloModule(match.group(1), computations, entry, prod(map(int, counts)))
@@ -114,7 +119,8 @@ def parse_module(text: str) -> HloModule:
 
 def _instruction(name: str, operation_text: str) -> Instruction:
     """Parse the right-hand side of an instruction."""
-    # Types, operands and attributes nest brackets, so none of them can be cut by a regular expression.
+    # Types, operands and attributes nest brackets, so none of them can be cut by a regular
+    # expression.
     kind, operation_text = _split_type(operation_text)
     opcode, _, operation_text = operation_text.partition("(")
     inside, operation_text = _until_closed(operation_text)
@@ -123,14 +129,17 @@ def _instruction(name: str, operation_text: str) -> Instruction:
         attribute, _, value = part.partition("=")
         attributes[attribute] = value
 
-    # Operands are marked by a per cent sign in some versions of the text; in others they are the last word of a part.
+    # Operands are marked by a per cent sign in some versions of the text; in others they are the
+    # last word of a part.
     operands = []
     for part in _top_level(inside):
         marked = _OPERAND.findall(part)
         operands += marked[-1:]
     if not operands and opcode not in ("parameter", "constant", "iota"):
         operands = [part.split()[-1] for part in _top_level(inside) if part]
-    return Instruction(name, kind, opcode.strip(), tuple(operands), attributes, "" if operands else inside)
+    return Instruction(
+        name, kind, opcode.strip(), tuple(operands), attributes, "" if operands else inside
+    )
 
 
 def _split_type(text: str) -> tuple[Type, str]:
@@ -174,7 +183,8 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
-    """Iterate over characters outside quotes: index, character, and number of open brackets after it."""
+    """Iterate over characters outside quotes: index, character, and number of open brackets after
+    it."""
     # Backend settings are quoted JSON whose brackets and commas must not count.
     depth, quoted = 0, False
     for i, character in enumerate(text):

@@ -1,4 +1,5 @@
-"""Op tables of JAX functions, as graphs: bodies inlined, loops repeated, collectives placed on their mesh."""
+"""Op tables of JAX functions, as graphs: bodies inlined, loops repeated, collectives placed on
+their mesh."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,19 +41,22 @@ _COLLECTIVES: Final[dict[str, CollectiveKind]] = {
 }
 
 
-def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, name: str | None = None) -> OpTable:
+def trace(
+    fn: Callable[..., Any], *args: Any, trip_count: int | None = None, name: str | None = None
+) -> OpTable:
     """Kernels, FLOPs and bytes of a JAX function; nothing is computed.
 
-    `jit`, `checkpoint`, custom derivatives and `shard_map` are looked into, `scan` counts its body as often as it
-    runs. Where an array is spread over a mesh by `jit` alone, the whole of it is counted; `read_sharded` reads
-    what one device does.
+    `jit`, `checkpoint`, custom derivatives and `shard_map` are looked into, `scan` counts its body
+    as often as it runs. Where an array is spread over a mesh by `jit` alone, the whole of it is
+    counted; `read_sharded` reads what one device does.
 
         step = jax.value_and_grad(loss)
         pm.trace(step, params, jax.ShapeDtypeStruct((8, 1024), "int32")).predict("h100-sxm")
 
     Args:
         args: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
-        trip_count: iterations to assume for `while` loops, which do not state them; without it they stay unmapped.
+        trip_count: iterations to assume for `while` loops, which do not state them; without it they
+            stay unmapped.
         name: name of the table (default: the function's).
 
     Raises:
@@ -63,7 +67,9 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
     for var in closed.jaxpr.invars:
         shape = getattr(var.aval, "shape", ())
         if not all(isinstance(n, int) for n in shape):
-            raise PerfModelError(f"argument of shape {shape} has an unknown size; give every dimension as a number")
+            raise PerfModelError(
+                f"argument of shape {shape} has an unknown size; give every dimension as a number"
+            )
     return table_of(closed, trip_count, name or getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -91,8 +97,11 @@ class _Walk:
         outputs = walk.inline(jaxpr, values, mesh)
         return Region(tuple(walk.nodes), tuple(v for v in outputs if v is not None), count)
 
-    def inline(self, jaxpr: Jaxpr, values: dict[Any, Value], mesh: Mapping[str, int]) -> list[Value | None]:
-        """Append the nodes of a jaxpr whose inputs are known; returns its outputs (None for literals)."""
+    def inline(
+        self, jaxpr: Jaxpr, values: dict[Any, Value], mesh: Mapping[str, int]
+    ) -> list[Value | None]:
+        """Append the nodes of a jaxpr whose inputs are known; returns its outputs (None for
+        literals)."""
 
         def read(atom: Any) -> Value | None:
             if isinstance(atom, Literal):
@@ -107,7 +116,9 @@ class _Walk:
             if body is not None:
                 # Inside, values are what one device holds, and axis names of the mesh become known.
                 if name == "shard_map":
-                    results = self._on_one_device(body, operands, eqn.outvars, {**mesh, **parameters["mesh"].shape})
+                    results = self._on_one_device(
+                        body, operands, eqn.outvars, {**mesh, **parameters["mesh"].shape}
+                    )
                 else:
                     results = self._call(body, operands, mesh)
                 values.update(
@@ -121,7 +132,9 @@ class _Walk:
             self.nodes += self._nodes(name, parameters, inputs, outputs, mesh)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _call(self, body: Jaxpr, operands: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
+    def _call(
+        self, body: Jaxpr, operands: Sequence[Value | None], mesh: Mapping[str, int]
+    ) -> list[Value | None]:
         inner = {
             var: Value(array_of(var)) if value is None else value
             for var, value in zip(body.invars, operands, strict=True)
@@ -129,7 +142,11 @@ class _Walk:
         return self.inline(body, inner, mesh)
 
     def _on_one_device(
-        self, body: Jaxpr, operands: Sequence[Value | None], outvars: Sequence[Any], mesh: Mapping[str, int]
+        self,
+        body: Jaxpr,
+        operands: Sequence[Value | None],
+        outvars: Sequence[Any],
+        mesh: Mapping[str, int],
     ) -> list[Value | None]:
         """A call whose body sees the parts of its operands that one device holds."""
 
@@ -140,10 +157,14 @@ class _Walk:
             return seen
 
         parts = [
-            None if value is None else as_seen(value, var) for value, var in zip(operands, body.invars, strict=True)
+            None if value is None else as_seen(value, var)
+            for value, var in zip(operands, body.invars, strict=True)
         ]
         results = self._call(body, parts, mesh)
-        return [None if value is None else as_seen(value, var) for value, var in zip(results, outvars, strict=True)]
+        return [
+            None if value is None else as_seen(value, var)
+            for value, var in zip(results, outvars, strict=True)
+        ]
 
     def _nodes(
         self,
@@ -167,8 +188,11 @@ class _Walk:
             return [_pallas(parameters, inputs, outputs)]
         return [leaf(name, parameters, inputs, outputs)]
 
-    def _while(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
-        """A loop that runs until a condition fails; the number of iterations depends on its data."""
+    def _while(
+        self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]
+    ) -> Node:
+        """A loop that runs until a condition fails; the number of iterations depends on its
+        data."""
         if self.trip_count is not None:
             body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
             return Node("while", "loop", inputs, outputs, work=body)
@@ -176,7 +200,9 @@ class _Walk:
         reason = "its trip count is not known, so one iteration is counted; pass trip_count, or write it as a scan"
         return Node("while", "unmapped", inputs, outputs, work=Unmapped("while", reason, flops))
 
-    def _cond(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
+    def _cond(
+        self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]
+    ) -> Node:
         """A choice: its only branch, or unmapped."""
         branches = parameters["branches"]
         if len(branches) == 1:
@@ -239,10 +265,14 @@ def _collective(
     return nodes
 
 
-def _pallas(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+def _pallas(
+    parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> Node:
     """A hand-written kernel, whose cost is known only if its author states it."""
     # Pallas lets authors state the cost, since the compiler cannot see into the kernel.
     stated = parameters.get("cost_estimate")
     flops = float(getattr(stated, "flops", 0)) or float(sum(o.array.n_elements for o in outputs))
     reason = "a hand-written kernel, counted by its cost_estimate or one FLOP per output element"
-    return Node("pallas_call", "unmapped", inputs, outputs, work=Unmapped("pallas_call", reason, flops))
+    return Node(
+        "pallas_call", "unmapped", inputs, outputs, work=Unmapped("pallas_call", reason, flops)
+    )

@@ -1,9 +1,9 @@
-"""Converts one equation of a jaxpr to a node of a graph, with the cost of JAX's primitives in XLA's convention of
-counting.
+"""Converts one equation of a jaxpr to a node of a graph, with the cost of JAX's primitives in XLA's
+convention of counting.
 
-A multiply-add of a product is two FLOPs, any other arithmetic, comparison, selection or conversion one per
-output element, of a reduction one per element taken in; transcendental functions are counted apart by XLA and
-not as FLOPs (`HloCostAnalysis` of the XLA project).
+A multiply-add of a product is two FLOPs, any other arithmetic, comparison, selection or conversion
+one per output element, of a reduction one per element taken in; transcendental functions are
+counted apart by XLA and not as FLOPs (`HloCostAnalysis` of the XLA project).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,9 @@ _ARITHMETIC: Final = frozenset(
         *("conj", "real", "imag", "complex", "integer_pow"),
     }
 )
-_MOVING: Final = frozenset({"concatenate", "pad", "rev", "copy", "copy_p", "device_put", "tile", "roll"})
+_MOVING: Final = frozenset(
+    {"concatenate", "pad", "rev", "copy", "copy_p", "device_put", "tile", "roll"}
+)
 _POINTWISE: Final = _TRANSCENDENTAL | _ARITHMETIC | _MOVING
 _REDUCTIONS: Final = frozenset(
     {
@@ -49,8 +51,12 @@ _VIEWS: Final = frozenset(
         *("to_edtype", "from_edtype"),
     }
 )
-_CONSTANTS: Final = frozenset({"iota", "axis_index", "empty", "empty2", "random_seed", "partition_id", "rng_uniform"})
-_RANDOM: Final = frozenset({"threefry2x32", "random_bits", "random_split", "random_fold_in", "rng_bit_generator"})
+_CONSTANTS: Final = frozenset(
+    {"iota", "axis_index", "empty", "empty2", "random_seed", "partition_id", "rng_uniform"}
+)
+_RANDOM: Final = frozenset(
+    {"threefry2x32", "random_bits", "random_split", "random_fold_in", "rng_bit_generator"}
+)
 _ROW_WISE: Final = frozenset(
     {
         *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"),
@@ -63,17 +69,21 @@ _ROW_WISE: Final = frozenset(
 """Primitives that are separate kernels and stream over memory."""
 
 _THREEFRY_OPS: Final = 113
-"""Integer operations of threefry's 20 rounds of five and its key injections (Salmon et al., SC11, section 4.2). JAX
-evaluates it once per 32-bit word, so that bits do not depend on how an array is sharded."""
+"""Integer operations of threefry's 20 rounds of five and its key injections (Salmon et al., SC11,
+section 4.2). JAX evaluates it once per 32-bit word, so that bits do not depend on how an array is
+sharded."""
 _ARGMAX_OPS: Final = 9
-"""Operations of the comparator that keeps value and index: comparisons, their junctions and two selections."""
+"""Operations of the comparator that keeps value and index: comparisons, their junctions and two
+selections."""
 _FULL_PRECISION: Final = ("HIGHEST", "HIGH", "F32_F32_F32", "float32")
 
 
-def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+def leaf(
+    name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> Node:
     """The node of a primitive without a body."""
-    # Products and look-ups have kernel families; everything else is a view, an element-wise op, a reduction or a
-    # stream.
+    # Products and look-ups have kernel families; everything else is a view, an element-wise op, a
+    # reduction or a stream.
     out = outputs[0].array if outputs else Array.of("token", ())
     if name == "dot_general":
         return _dot(parameters, inputs, outputs)
@@ -88,7 +98,9 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name in _CONSTANTS:
         return Node(name, "view", (), outputs)
     if name in _POINTWISE:
-        return Node(name, "pointwise", inputs, outputs, _pointwise_flops(name, out.n_elements, parameters))
+        return Node(
+            name, "pointwise", inputs, outputs, _pointwise_flops(name, out.n_elements, parameters)
+        )
     if name in _RANDOM:
         # Generators are element-wise and fuse with what uses the numbers.
         random_words = sum(value.array.n_bytes for value in outputs) / 4
@@ -105,7 +117,9 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     return unknown(name, inputs, outputs, _linear_algebra_flops(name, shapes), acts)
 
 
-def _dot(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+def _dot(
+    parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> Node:
     contract, batch = parameters["dimension_numbers"]
     lhs, rhs = inputs[0].array, inputs[1].array
     op = product(lhs, rhs, contract, batch, _product_dtype(lhs, parameters.get("precision")))
@@ -146,8 +160,11 @@ def _sizes_of_axes(array: Array, axes: list[int]) -> tuple[int, ...]:
     return tuple(array.shape[i] for i in axes)
 
 
-def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], out: Array) -> Embedding | None:
-    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else None."""
+def _lookup(
+    name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], out: Array
+) -> Embedding | None:
+    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else
+    None."""
     if name not in ("gather", "scatter-add", "scatter_add"):
         return None
     table = inputs[0].array
@@ -172,11 +189,15 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
     return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_=pass_)
 
 
-def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
-    """A kernel that streams over its operands; in-place updates access only the elements that they write."""
+def _row_wise(
+    name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> Node:
+    """A kernel that streams over its operands; in-place updates access only the elements that they
+    write."""
     arrays = [value.array for value in inputs]
     out = outputs[0].array
-    # A scatter's last operand is what it writes; the first is the (much larger) array that it writes into.
+    # A scatter's last operand is what it writes; the first is the (much larger) array that it
+    # writes into.
     updates = arrays[-1] if name.startswith("scatter") and arrays else out
     window = tuple(parameters.get("window_dimensions", ()))
     n_in = arrays[0].n_elements if arrays else 0
@@ -192,7 +213,9 @@ def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...
     else:
         traffic = sum(a.n_bytes for a in arrays) + sum(value.array.n_bytes for value in outputs)
         streamed_array = max(arrays, key=lambda a: a.n_elements, default=out)
-    return Node(name, "kernel", inputs, outputs, flops, streamed(name, streamed_array, traffic), traffic)
+    return Node(
+        name, "kernel", inputs, outputs, flops, streamed(name, streamed_array, traffic), traffic
+    )
 
 
 def _pointwise_flops(name: str, n_elements: int, parameters: Mapping[str, Any]) -> float:
@@ -206,12 +229,15 @@ def _pointwise_flops(name: str, n_elements: int, parameters: Mapping[str, Any]) 
 
 def _power_products(exponent: int) -> int:
     """Products by which repeated squaring raises to a power, and a division for a negative one."""
-    # Binary exponentiation squares once per bit after the first, and multiplies once per further set bit.
+    # Binary exponentiation squares once per bit after the first, and multiplies once per further
+    # set bit.
     power = abs(exponent)
     return max(0, power.bit_length() + power.bit_count() - 2) + (exponent < 0)
 
 
-def _row_wise_flops(name: str, n_in: int, n_updates: int, n_out: int, window: tuple[int, ...]) -> float:
+def _row_wise_flops(
+    name: str, n_in: int, n_updates: int, n_out: int, window: tuple[int, ...]
+) -> float:
     """FLOPs of a row-wise kernel.
 
     Args:
@@ -232,8 +258,8 @@ def _row_wise_flops(name: str, n_in: int, n_updates: int, n_out: int, window: tu
 
 
 def _linear_algebra_flops(name: str, shapes: list[tuple[int, ...]]) -> float | None:
-    """FLOPs of a factorisation or solve of matrices in the last two axes, None where they are not known
-    (Golub and Van Loan, Matrix Computations, 4th ed., chapters 3 to 5)."""
+    """FLOPs of a factorisation or solve of matrices in the last two axes, None where they are not
+    known (Golub and Van Loan, Matrix Computations, 4th ed., chapters 3 to 5)."""
     if not shapes or len(shapes[0]) < 2:
         return None
     *batch, m, n = shapes[0]

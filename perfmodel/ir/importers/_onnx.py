@@ -51,7 +51,8 @@ _POINTWISE: Final[dict[str, int]] = {
     "QuantizeLinear": 3,
     "DequantizeLinear": 2,
 }
-"""FLOPs per output element; batch normalisation at inference is a scale and a shift of known statistics."""
+"""FLOPs per output element; batch normalisation at inference is a scale and a shift of known
+statistics."""
 _REDUCTIONS: Final = frozenset(
     {
         *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"),
@@ -79,23 +80,27 @@ _ROW_WISE: Final[dict[str, tuple[str, float]]] = {
     "MaxPool": ("max_pool", 0),
     "AveragePool": ("avg_pool", 0),
 }
-"""Operators that are separate kernels: the name that they are timed under, and FLOPs per output element (pooling: per
-window)."""
+"""Operators that are separate kernels: the name that they are timed under, and FLOPs per output
+element (pooling: per window)."""
 
 
-def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | None = None) -> OpTable:
+def read_onnx(
+    model: Any, *, dims: Mapping[str, int] | None = None, name: str | None = None
+) -> OpTable:
     """Kernels of an ONNX model, forward only, as its operators state them.
 
     Args:
         model: path of a file, or an `onnx.ModelProto`.
-        dims: sizes of the dimensions that the model names instead of fixing them, e.g. `{"batch": 8}`.
+        dims: sizes of the dimensions that the model names instead of fixing them, e.g.
+            `{"batch": 8}`.
         name: name of the table (default: the graph's).
 
     Raises:
-        PerfModelError: the extra is not installed, a file that cannot be read, or a dimension (named, with its
-            tensor) whose size is not known.
+        PerfModelError: the extra is not installed, a file that cannot be read, or a dimension
+            (named, with its tensor) whose size is not known.
     """
-    # Shapes are inferred anew on a copy, because the caller's model may be used again with other sizes.
+    # Shapes are inferred anew on a copy, because the caller's model may be used again with other
+    # sizes.
     onnx, model = load_onnx(model)
     static = onnx.ModelProto()
     static.CopyFrom(model)
@@ -104,7 +109,9 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
     try:
         graph = onnx.shape_inference.infer_shapes(static, data_prop=True).graph
     except onnx.shape_inference.InferenceError as error:
-        raise PerfModelError(f"ONNX model {graph.name}: shapes cannot be inferred ({error})") from None
+        raise PerfModelError(
+            f"ONNX model {graph.name}: shapes cannot be inferred ({error})"
+        ) from None
     rows = rows_of(_Reader(onnx, graph).region())
     return OpTable(name=name or graph.name or "onnx", **rows._asdict())
 
@@ -119,7 +126,9 @@ def load_onnx(model: Any) -> tuple[Any, Any]:
         onnx = import_module("onnx")
         import_module("onnx.shape_inference")
     except ImportError:
-        raise PerfModelError("reading ONNX needs the package onnx; install perfmodel[onnx]") from None
+        raise PerfModelError(
+            "reading ONNX needs the package onnx; install perfmodel[onnx]"
+        ) from None
     if isinstance(model, (str, Path)):
         try:
             model = onnx.load(str(model), load_external_data=False)
@@ -160,7 +169,8 @@ class _Reader:
     graph: Any
     values: dict[str, Value] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
-    """Values that do not depend on inputs: weights, constants, shapes, and results of only these."""
+    """Values that do not depend on inputs: weights, constants, shapes, and results of only
+    these."""
 
     def region(self) -> Region:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
@@ -168,7 +178,9 @@ class _Reader:
         # A weight that is an input as well may be given anew with every call.
         graph_inputs = {tensor.name for tensor in self.graph.input}
         for tensor in self.graph.initializer:
-            self.values[tensor.name] = Value(Array.of(element_type(self.onnx, tensor.data_type), tuple(tensor.dims)))
+            self.values[tensor.name] = Value(
+                Array.of(element_type(self.onnx, tensor.data_type), tuple(tensor.dims))
+            )
             if tensor.name not in graph_inputs:
                 self.known.add(tensor.name)
         nodes = [self._node(node) for node in self.graph.node]
@@ -184,7 +196,9 @@ class _Reader:
             raise PerfModelError(
                 f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or is not given; add it to dims"
             )
-        return Array.of(element_type(self.onnx, kind.elem_type), tuple(d.dim_value for d in kind.shape.dim))
+        return Array.of(
+            element_type(self.onnx, kind.elem_type), tuple(d.dim_value for d in kind.shape.dim)
+        )
 
     def _value(self, name: str, node: Any) -> Value:
         if name not in self.values:
@@ -201,8 +215,9 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
-        # Values that depend only on weights, constants and shapes are computed once, when the model is loaded (ONNX
-        # Runtime's constant_folding.cc), and cost a step nothing. Quantised weights stay as they are stored.
+        # Values that depend only on weights, constants and shapes are computed once, when the model
+        # is loaded (ONNX Runtime's constant_folding.cc), and cost a step nothing. Quantised weights
+        # stay as they are stored.
         is_folded = bool(named) and self.known.issuperset(named) and op != "DequantizeLinear"
         if op in _CONSTANTS or is_folded:
             self.known.update(node.output)
@@ -226,20 +241,33 @@ class _Reader:
         if op in _POINTWISE:
             # These take any number of operands, joined pair by pair.
             terms = max(1, len(inputs) - 1) if op in ("Sum", "Mean", "Max", "Min") else 1
-            return Node(op, "pointwise", inputs, outputs, float(out.n_elements * _POINTWISE[op] * terms))
+            return Node(
+                op, "pointwise", inputs, outputs, float(out.n_elements * _POINTWISE[op] * terms)
+            )
         if op in _REDUCTIONS:
-            return Node(op, "reduction", inputs, outputs, float(arrays[0].n_elements - out.n_elements))
+            return Node(
+                op, "reduction", inputs, outputs, float(arrays[0].n_elements - out.n_elements)
+            )
         if op in _ROW_WISE:
             timed_as, per_element = _ROW_WISE[op]
             flops = per_element * out.n_elements
-            # A window of n elements is joined by n - 1 operations; a global pooling's window is the image.
+            # A window of n elements is joined by n - 1 operations; a global pooling's window is the
+            # image.
             if op.endswith("Pool"):
                 window = arrays[0].n_elements // out.n_elements
                 if "kernel_shape" in a:
                     window = prod(a["kernel_shape"])
                 flops = float(out.n_elements * (window - 1))
             traffic = arrays[0].n_bytes + out.n_bytes
-            return Node(op, "kernel", inputs, outputs, flops, streamed(timed_as, arrays[0], traffic), traffic)
+            return Node(
+                op,
+                "kernel",
+                inputs,
+                outputs,
+                flops,
+                streamed(timed_as, arrays[0], traffic),
+                traffic,
+            )
         return unknown(op, inputs, outputs)
 
 
@@ -254,8 +282,8 @@ def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> An
 
 
 def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> ConvShape:
-    """Shape of a convolution, whose operands have the axes batch, features, space, and whose kernels have features out,
-    features in, space."""
+    """Shape of a convolution, whose operands have the axes batch, features, space, and whose
+    kernels have features out, features in, space."""
     n_space = len(lhs.shape) - 2
     ones = (1,) * n_space
     stride = tuple(a.get("strides", ones))
@@ -288,11 +316,16 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
 
 
 def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
-    """The fused operator: queries, keys, values as (batch, heads, sequence, size) or with heads merged."""
+    """The fused operator: queries, keys, values as (batch, heads, sequence, size) or with heads
+    merged."""
     q, k, v = arrays[:3]
     # ONNX allows heads as an axis or merged into the width, with their numbers in attributes.
     if len(q.shape) == 4:
-        (batch, heads, seq_q, size), (_, kv_heads, seq_kv, _), size_v = q.shape, k.shape, v.shape[-1]
+        (batch, heads, seq_q, size), (_, kv_heads, seq_kv, _), size_v = (
+            q.shape,
+            k.shape,
+            v.shape[-1],
+        )
     else:
         heads = int(a.get("q_num_heads", a.get("num_heads", 1)))
         kv_heads = int(a.get("kv_num_heads", heads))
@@ -317,9 +350,19 @@ def _gather(inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[st
     table, out = inputs[0].array, outputs[0].array
     if len(table.shape) == 2 and int(a.get("axis", 0)) == 0:
         vocab, hidden = table.shape
-        op = Embedding(dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab)
+        op = Embedding(
+            dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab
+        )
         return Node("Gather", "kernel", inputs, outputs, 0.0, op, op.bytes)
     # One element of an axis is a view.
     if len(inputs) > 1 and inputs[1].array.n_elements == 1:
         return Node("Gather", "view", inputs[:1], outputs)
-    return Node("Gather", "kernel", inputs, outputs, 0.0, streamed("copy", out, 2 * out.n_bytes), 2 * out.n_bytes)
+    return Node(
+        "Gather",
+        "kernel",
+        inputs,
+        outputs,
+        0.0,
+        streamed("copy", out, 2 * out.n_bytes),
+        2 * out.n_bytes,
+    )

@@ -14,7 +14,8 @@ from perfmodel.ir.importers._onnx import element_type, load_onnx
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 
 _WEIGHT_ELEMENTS = 1024
-"""Least size at which a constant of floats is a weight; some exporters write weights as constants."""
+"""Least size at which a constant of floats is a weight; some exporters write weights as
+constants."""
 _TAKE_WEIGHTS = frozenset(
     {
         *("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"),
@@ -22,7 +23,9 @@ _TAKE_WEIGHTS = frozenset(
     }
 )
 """Operators whose operands other than activations are weights."""
-_FOLDED = frozenset({op.partition(".")[0] for op in FOREIGN_OPS} | {"val", "cos", "sin", "arange", "full"})
+_FOLDED = frozenset(
+    {op.partition(".")[0] for op in FOREIGN_OPS} | {"val", "cos", "sin", "arange", "full"}
+)
 """Prefixes of names of folded values: the ATen op that made them, or `val`."""
 
 
@@ -35,18 +38,21 @@ def onnx_program(
 ) -> Program:
     """An ONNX model as an IR program: initializers of floats are its parameters, inputs its data.
 
-    Shapes, masks and positions that do not depend on weights or data are computed while reading, also from the values
-    of inputs that are given beforehand. Weights need no data (they may lie in files that are not there).
+    Shapes, masks and positions that do not depend on weights or data are computed while reading,
+    also from the values of inputs that are given beforehand. Weights need no data (they may lie in
+    files that are not there).
 
     Args:
         model: path of a file, or an `onnx.ModelProto`.
-        dims: sizes of the dimensions that the model names instead of fixing them, as `{"batch": 8}`.
+        dims: sizes of the dimensions that the model names instead of fixing them, as
+            `{"batch": 8}`.
         values: values of inputs that shapes or masks depend on; a number fills the input's shape.
         name: name of the program (default: the graph's).
 
     Raises:
-        PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose size is not known,
-            an unknown input, or operators that no op of the IR stands for, all named.
+        PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose
+            size is not known, an unknown input, or operators that no op of the IR stands for, all
+            named.
     """
     onnx, model = load_onnx(model)
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
@@ -76,7 +82,9 @@ def _read_initializers(onnx: Any, reader: Graph, graph: Any, operands: frozenset
             reader.values[tensor.name] = Known.of(onnx.numpy_helper.to_array(tensor))
 
 
-def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], values: dict[str, Any]) -> None:
+def _read_inputs(
+    onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], values: dict[str, Any]
+) -> None:
     """Declare inputs as data, or record their values if given.
 
     Raises:
@@ -106,7 +114,8 @@ def _operands(graph: Any) -> frozenset[str]:
     for node in graph.node:
         if node.op_type in _TAKE_WEIGHTS:
             names.update(node.input)
-        # Each token takes the weights of its own experts; parts of masks are taken by stored numbers.
+        # Each token takes the weights of its own experts; parts of masks are taken by stored
+        # numbers.
         if node.op_type == "GatherND" and node.input[1] not in stored:
             names.add(node.input[0])
     return frozenset(names)
@@ -115,15 +124,18 @@ def _operands(graph: Any) -> frozenset[str]:
 def _trained(name: str, operands: frozenset[str]) -> bool:
     """Whether a tensor of floats is a weight.
 
-    Exporters fold what does not depend on inputs (masks, rotary angles, positions that were looked up) and name it
-    after the op that made it; a weight keeps the name of its module unless it was transposed on the way to a product.
+    Exporters fold what does not depend on inputs (masks, rotary angles, positions that were looked
+    up) and name it after the op that made it; a weight keeps the name of its module unless it was
+    transposed on the way to a product.
     """
     base = re.sub(r"_\d+$", "", name)
     is_generated = name.startswith(("onnx::", "/")) or base in _FOLDED
     return not is_generated or name in operands
 
 
-def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], operands: frozenset[str]) -> None:
+def _node(
+    onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], operands: frozenset[str]
+) -> None:
     """Read one node, and record the items of its outputs."""
     args = [reader.values[name] if name else None for name in node.input]
     items = _output_items(onnx, reader, node, args, versions)
@@ -142,7 +154,9 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], oper
             reader.weight(name, array.dtype.name, array.shape)
 
 
-def _output_items(onnx: Any, reader: Graph, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
+def _output_items(
+    onnx: Any, reader: Graph, node: Any, args: list[Any], versions: Mapping[str, int]
+) -> list[Any]:
     """Results of a node; what only depends on shapes is computed here."""
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
     # The step from data to shapes (DistIR, figure 4): data are unknown, their sizes are not.
@@ -159,17 +173,23 @@ def _output_items(onnx: Any, reader: Graph, node: Any, args: list[Any], versions
     if node.op_type == "Cast":
         attributes["to_dtype"] = element_type(onnx, attributes["to"])
     node_name = node.name or node.output[0]
-    return reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
+    return reader.node(
+        node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions)
+    )
 
 
 def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
     """A node of known operands, by ONNX's own reference evaluator."""
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
-    # A model of a single node, so that the operator-set version of the file decides what the node means.
+    # A model of a single node, so that the operator-set version of the file decides what the node
+    # means.
     h = onnx.helper
     arrays = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
-    inputs = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]
+    inputs = [
+        h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in arrays.items()
+    ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
     model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)

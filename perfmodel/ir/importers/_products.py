@@ -14,23 +14,38 @@ Pass = Literal["fwd", "dgrad", "wgrad"]
 
 
 def product(
-    lhs: Array, rhs: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: str | None = None
+    lhs: Array,
+    rhs: Array,
+    contract: tuple[Axes, Axes],
+    batch: tuple[Axes, Axes],
+    dtype: str | None = None,
 ) -> Gemm:
-    """A generalised dot: axes of left and right operand that are contracted, and that are batch axes.
+    """A generalised dot: axes of left and right operand that are contracted, and that are batch
+    axes.
 
     `dtype` overrides the element type of the left operand.
     """
-    # Axes that are neither contracted nor batch form the rows on the left and the columns on the right.
+    # Axes that are neither contracted nor batch form the rows on the left and the columns on the
+    # right.
     k = prod(lhs.shape[i] for i in contract[0])
     n_batch = prod(lhs.shape[i] for i in batch[0])
     m = lhs.n_elements // max(1, k * n_batch)
     n = rhs.n_elements // max(1, k * n_batch)
-    return Gemm(op="bmm" if n_batch > 1 else "linear", dtype=dtype or lhs.dtype, m=m, n=n, k=k, batch=n_batch)
+    return Gemm(
+        op="bmm" if n_batch > 1 else "linear",
+        dtype=dtype or lhs.dtype,
+        m=m,
+        n=n,
+        k=k,
+        batch=n_batch,
+    )
 
 
 def product_dtype(lhs: Array, full_precision: bool) -> str:
     """Element type of a product; fp32 runs as TF32 by default, as in XLA on accelerators."""
-    return "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
+    return (
+        "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +71,8 @@ class ConvShape:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the convolution: two per kernel tap on a real element (not on padding or holes)."""
+        """FLOPs of the convolution: two per kernel tap on a real element (not on padding or
+        holes)."""
         # Axes are independent, so the pairs of a window are products of pairs per axis.
         taps = prod(
             _valid_taps(*of_axis)
@@ -74,14 +90,18 @@ class ConvShape:
         return 2.0 * taps * (self.batch // self.batch_groups) * self.c_out * self.kernel_c_in
 
 
-def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_dilation: int, dilation: int) -> int:
+def _valid_taps(
+    n_in: int, kernel: int, n_out: int, stride: int, low: int, in_dilation: int, dilation: int
+) -> int:
     """Pairs (output position, kernel tap) of one axis that meet an input element."""
-    # With holes in the input (a transposed convolution) positions are counted on the stretched axis.
+    # With holes in the input (a transposed convolution) positions are counted on the stretched
+    # axis.
     reach = (n_in - 1) * in_dilation
     total = 0
     for tap in range(kernel):
         offset = tap * dilation - low
-        # positions o with 0 <= o stride + offset <= reach; with holes, only every in_dilation-th holds an element
+        # positions o with 0 <= o stride + offset <= reach; with holes, only every in_dilation-th
+        # holds an element
         first = max(0, -(offset // stride))
         last = min(n_out - 1, (reach - offset) // stride)
         if in_dilation == 1:
@@ -93,10 +113,12 @@ def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_di
 
 
 def convolution(shape: ConvShape) -> KernelOp:
-    """The kernel that times a convolution: the forward pass, or the gradient if its dilations show that it is one.
+    """The kernel that times a convolution: the forward pass, or the gradient if its dilations show
+    that it is one.
 
-    Input gradients have holes in the left operand (the forward stride), weight gradients a kernel larger than
-    the output; one of more than two spatial axes is timed as the product that it lowers to.
+    Input gradients have holes in the left operand (the forward stride), weight gradients a kernel
+    larger than the output; one of more than two spatial axes is timed as the product that it lowers
+    to.
     """
     # Libraries lower it to a product over unfolded windows (im2col).
     if len(shape.kernel) > 2:
@@ -117,15 +139,17 @@ def convolution(shape: ConvShape) -> KernelOp:
     spread = _image(shape.kernel_dilation, lines)
     pad = _image(tuple(max(0, p) for p in shape.pad_low), lines, 0)
 
-    # Holes are the forward's stride, so this is an input gradient. The forward's image is this result, its padding
-    # about half a kernel.
+    # Holes are the forward's stride, so this is an input gradient. The forward's image is this
+    # result, its padding about half a kernel.
     if max(holes) > 1:
         channels = Channels(shape.batch, shape.c_out, shape.c_in, shape.groups)
         half_kernel = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
-        return _kernel(shape.dtype, channels, Window(image_out, kernel, holes, half_kernel), "dgrad")
+        return _kernel(
+            shape.dtype, channels, Window(image_out, kernel, holes, half_kernel), "dgrad"
+        )
 
-    # A weight gradient slides the (large) output gradient over the image and gives the (small) filter; batch and
-    # features trade places.
+    # A weight gradient slides the (large) output gradient over the image and gives the (small)
+    # filter; batch and features trade places.
     if prod(kernel) > prod(image_out):
         groups = max(shape.groups, shape.batch_groups)
         channels = Channels(shape.kernel_c_in, shape.batch, shape.c_out, groups)
@@ -160,7 +184,8 @@ def _image(sizes: Axes, lines: int, filler: int = 1) -> Pair:
 
 
 def _kernel(dtype: str, channels: Channels, window: Window, pass_: Pass) -> Convolution:
-    """Return a pass of a convolution as it is timed, described by the forward's channels and window."""
+    """Return a pass of a convolution as it is timed, described by the forward's channels and
+    window."""
     return Convolution(
         dtype=dtype,
         batch=channels.batch,

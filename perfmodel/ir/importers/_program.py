@@ -10,7 +10,15 @@ from jax.extend.core import Jaxpr, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program, Tensor
-from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Missing, Ref
+from perfmodel.ir.importers._emitter import (
+    CannotMapError,
+    Emitter,
+    IndexCheck,
+    Item,
+    Known,
+    Missing,
+    Ref,
+)
 from perfmodel.ir.importers._graph import Array, Value
 from perfmodel.ir.importers._jaxpr import array_of, inlined_body, table_of
 from perfmodel.ir.importers._jaxpr_rules import leaf
@@ -25,12 +33,14 @@ def trace_program(
     name: str | None = None,
     tensor_axis: Mapping[str, int] | None = None,
 ) -> Program:
-    """Convert a JAX function of weights and data to an IR program, every primitive to ops of the IR.
+    """Convert a JAX function of weights and data to an IR program, every primitive to ops of the
+    IR.
 
-    Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its inputs, with
-    samples along the first axis. If the result is a scalar, the loss, `perfmodel.ir.models.training_step` turns it into
-    a training step with the IR's own derivatives. Pipelines cut between layers: a weight's layer is the number in its
-    name (`layers.0.up`, `block_0.up`), and an instruction's is the highest of the weights that it depends on. `scan` is
+    Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its
+    inputs, with samples along the first axis. If the result is a scalar, the loss,
+    `perfmodel.ir.models.training_step` turns it into a training step with the IR's own derivatives.
+    Pipelines cut between layers: a weight's layer is the number in its name (`layers.0.up`,
+    `block_0.up`), and an instruction's is the highest of the weights that it depends on. `scan` is
     unrolled, each iteration a layer.
 
         program = pm.trace_program(loss, weights, tokens, labels)
@@ -43,10 +53,11 @@ def trace_program(
         tensor_axis: axis that tensor parallelism slices, by weight (others are replicated).
 
     Raises:
-        PerfModelError: primitives that no op of the IR stands for, all named with their shares of the FLOPs
-            (`trace` costs them nevertheless).
+        PerfModelError: primitives that no op of the IR stands for, all named with their shares of
+            the FLOPs (`trace` costs them nevertheless).
     """
-    # The loss is traced before differentiation: the IR has its own derivatives, which transforms understand.
+    # The loss is traced before differentiation: the IR has its own derivatives, which transforms
+    # understand.
     closed, out = jax.make_jaxpr(loss, return_shape=True)(weights, *data)
     is_loss = _is_loss(jax.tree.leaves(out))
     title = name or re.sub(r"\W", "_", getattr(loss, "__name__", "program"))
@@ -66,16 +77,23 @@ def trace_program(
     walk = _Walk(emitter)
     items = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, inputs))
     if walk.missing:
-        # All unmapped primitives at once, with what they matter: users decide whether to rewrite them.
+        # All unmapped primitives at once, with what they matter: users decide whether to rewrite
+        # them.
         total = table_of(closed, None, title).flops or 1.0
-        names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
-        raise PerfModelError(f"{title}: the IR cannot express {names}; use trace for a table of its costs")
+        names = ", ".join(
+            f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items()
+        )
+        raise PerfModelError(
+            f"{title}: the IR cannot express {names}; use trace for a table of its costs"
+        )
 
     role = "loss" if is_loss else "output"
     results = []
     for item, variable in zip(items, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
-            raise PerfModelError(f"{title}: an output does not depend on weights or data; return only outputs that do")
+            raise PerfModelError(
+                f"{title}: an output does not depend on weights or data; return only outputs that do"
+            )
         results.append((emitter.materialised(item, array_of(variable)).name, role))
     emitter.settle_layers()
     return model.program(results)
@@ -117,7 +135,8 @@ class _Walk:
         def read(atom: Any) -> Item:
             return Known.of(atom.val) if isinstance(atom, Literal) else values[atom]
 
-        # Tracing leaves equations behind that nothing uses; they may well be ones that cannot be mapped.
+        # Tracing leaves equations behind that nothing uses; they may well be ones that cannot be
+        # mapped.
         for eqn in _needed(jaxpr):
             items = [read(atom) for atom in eqn.invars]
             values.update(zip(eqn.outvars, self._equation(eqn, items), strict=True))
@@ -130,7 +149,8 @@ class _Walk:
             return [Missing()] * len(eqn.outvars)
         # Calls are inlined; whatever is known is computed by JAX; the rest needs a rule.
         body = inlined_body(name, eqn.params, len(items))
-        # Custom derivatives would be lost inside their body, and a mesh's ranks are not the program's.
+        # Custom derivatives would be lost inside their body, and a mesh's ranks are not the
+        # program's.
         if body is not None and not name.startswith(("custom_vjp", "shard_map")):
             closed = next((v for v in eqn.params.values() if hasattr(v, "consts")), None)
             return self.inline(body, _environment(body, getattr(closed, "consts", ()), items))
@@ -166,7 +186,8 @@ class _Walk:
         return mapped(name, self.emitter, eqn.params, items, arrays, array_of(out), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
-        """Record a primitive that cannot be mapped, with the first reason and the FLOPs of all its calls."""
+        """Record a primitive that cannot be mapped, with the first reason and the FLOPs of all its
+        calls."""
         # The op table knows the FLOPs even of what has no op in the IR.
         inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
         outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
@@ -195,7 +216,8 @@ class _Walk:
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Write every iteration of a scan; scanned operands are split, collected results joined."""
-        # Unrolled, because programs are straight-line code (DistIR, section 2) and pipelines cut between iterations.
+        # Unrolled, because programs are straight-line code (DistIR, section 2) and pipelines cut
+        # between iterations.
         n, is_reversed = eqn.params["length"], eqn.params["reverse"]
         n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
         n_unscanned = n_consts + n_carry
@@ -216,7 +238,9 @@ class _Walk:
             collected.reverse()
 
         outputs = list(carry)
-        for parts, variable in zip(zip(*collected, strict=True), eqn.outvars[n_carry:], strict=True):
+        for parts, variable in zip(
+            zip(*collected, strict=True), eqn.outvars[n_carry:], strict=True
+        ):
             outputs.append(self._joined(parts, variable))
         return outputs
 
@@ -230,7 +254,10 @@ class _Walk:
         parts = self.emitter.parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
         shape = array_of(atom).shape[1:]
-        return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
+        return [
+            self.emitter.reshape(Ref(part.name, layer), shape)
+            for part, layer in zip(parts, layers, strict=True)
+        ]
 
     def _joined(self, parts: Sequence[Item], var: Any) -> Item:
         """Results of all iterations of a scan as one value."""
@@ -254,7 +281,9 @@ class _Walk:
 
 def _environment(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Item]) -> dict[Any, Item]:
     """Items of a jaxpr's variables before its first equation."""
-    values: dict[Any, Item] = {v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
+    values: dict[Any, Item] = {
+        v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)
+    }
     return values | dict(zip(jaxpr.invars, inputs, strict=True))
 
 

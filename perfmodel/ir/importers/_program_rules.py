@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, Shifted, collapsed
+from perfmodel.ir.importers._emitter import (
+    CannotMapError,
+    Emitter,
+    IndexCheck,
+    Item,
+    Known,
+    Ref,
+    Shifted,
+    collapsed,
+)
 from perfmodel.ir.importers._graph import Array
 
 Parameters = Mapping[str, Any]
@@ -47,8 +56,8 @@ def mapped(
     Raises:
         CannotMapError: no op does it.
     """
-    # JAX guards every look-up (negative indices wrap, others are clamped or filled). Indices are taken to be in
-    # range, so guards are recognised and dropped instead of being mapped.
+    # JAX guards every look-up (negative indices wrap, others are clamped or filled). Indices are
+    # taken to be in range, so guards are recognised and dropped instead of being mapped.
     if name in ("lt", "gt", "le", "ge", "eq", "ne", "and", "or", "not", "reduce_and", "is_finite"):
         return _check(name, items, integer)
     if name == "select_n":
@@ -73,7 +82,8 @@ def mapped(
     raise CannotMapError("the IR has no such op")
 
 
-# --- element-wise --------------------------------------------------------------------------------------
+# --- element-wise
+# --------------------------------------------------------------------------------------
 
 
 def _ref(d: Emitter, item: Item, out: Array) -> Ref:
@@ -146,8 +156,8 @@ def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
 
 
 def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
-    # A softmax's maximum may be kept out of the gradient, because it cancels. For anything else stopping it changes
-    # the derivative, which the IR could not express.
+    # A softmax's maximum may be kept out of the gradient, because it cancels. For anything else
+    # stopping it changes the derivative, which the IR could not express.
     if d.differentiable and not x.unstopped:
         raise CannotMapError("stop_gradient is supported only for maxima")
     return replace(x, unstopped=False)
@@ -162,12 +172,14 @@ def _integer_pow(d: Emitter, eqn: Equation) -> Ref:
     return power if exponent > 0 else _div(d, Known.of(1.0), power, eqn.out)
 
 
-# --- checks and choices --------------------------------------------------------------------------------
+# --- checks and choices
+# --------------------------------------------------------------------------------
 
 
 def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
     """Comparisons of indices with their bounds, and of maxima with infinity."""
-    # Maxima are checked for infinity (`is_finite`) before they are subtracted; in a program they are finite.
+    # Maxima are checked for infinity (`is_finite`) before they are subtracted; in a program they
+    # are finite.
     checked = all(isinstance(item, (IndexCheck, Known)) for item in items)
     finite = name == "is_finite" and isinstance(items[0], Ref) and items[0].unstopped
     bounded = integer and name in ("ge", "le") and isinstance(items[1], Known)
@@ -199,7 +211,8 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
     return _add(d, terms[0], terms[1], out)
 
 
-# --- shapes, sums, products, look-ups ------------------------------------------------------------------
+# --- shapes, sums, products, look-ups
+# ------------------------------------------------------------------
 
 
 def _reshape(d: Emitter, eqn: Equation) -> Ref:
@@ -209,8 +222,8 @@ def _reshape(d: Emitter, eqn: Equation) -> Ref:
     if stored == full:
         return d.reshape(x, shape)
 
-    # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of size 1 keeps it that
-    # small; any other needs it in full.
+    # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of
+    # size 1 keeps it that small; any other needs it in full.
     moves_only_ones = [n for n in full if n != 1] == [n for n in shape if n != 1]
     if len(stored) != len(full) or not moves_only_ones:
         return d.reshape(d.materialised(x, eqn.arrays[0]), shape)
@@ -219,7 +232,8 @@ def _reshape(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _broadcast(d: Emitter, eqn: Equation) -> Ref:
-    """A broadcast: only the axes are put in place, because the ops that use the value broadcast it."""
+    """A broadcast: only the axes are put in place, because the ops that use the value broadcast
+    it."""
     x = _first_reference(eqn.items)
     shape = [1] * len(eqn.out.shape)
     for axis, size in zip(eqn.parameters["broadcast_dimensions"], d.shape(x), strict=True):
@@ -267,11 +281,13 @@ def _argmin(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _dot(d: Emitter, eqn: Equation) -> Ref:
-    """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
+    """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes
+    on the left."""
     a, b = _in_full(d, eqn)
     shape_a, shape_b = eqn.arrays[0].shape, eqn.arrays[1].shape
 
-    # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k, n).
+    # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k,
+    # n).
     (contract_a, contract_b), (batch_a, batch_b) = eqn.parameters["dimension_numbers"]
     rows = [axis for axis in range(len(shape_a)) if axis not in (*contract_a, *batch_a)]
     columns = [axis for axis in range(len(shape_b)) if axis not in (*contract_b, *batch_b)]
@@ -286,7 +302,8 @@ def _dot(d: Emitter, eqn: Equation) -> Ref:
     a = d.transpose(a, (*batch_a, *rows, *contract_a))
     a = d.reshape(a, (*batch, *row_sizes, size_k))
 
-    # A right operand that is contracted along its last axis is read transposed instead of being copied.
+    # A right operand that is contracted along its last axis is read transposed instead of being
+    # copied.
     if tuple(contract_b) == (len(shape_b) - 1,) and len(columns) == 1:
         b = d.transpose(b, (*batch_b, *columns, *contract_b))
         product = d.op("matmul", a, b, transpose_b=True)
@@ -303,7 +320,8 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
     shape = eqn.arrays[0].shape
     slice_sizes = tuple(eqn.parameters["slice_sizes"])
 
-    # Slices as large as the tensor, from its start, are the tensor: JAX takes the only element of an axis so.
+    # Slices as large as the tensor, from its start, are the tensor: JAX takes the only element of
+    # an axis so.
     if _scalar(indices) == 0 and slice_sizes == shape:
         return d.reshape(x, eqn.out.shape)
     if isinstance(indices, Known):
@@ -321,7 +339,11 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
     last_axis = len(shape) - 1
     outer_axes = list(range(last_axis))
     batch_axes = list(getattr(numbers, "operand_batching_dims", ()))
-    if prod(slice_sizes) == 1 and batch_axes == outer_axes and tuple(numbers.start_index_map) == (last_axis,):
+    if (
+        prod(slice_sizes) == 1
+        and batch_axes == outer_axes
+        and tuple(numbers.start_index_map) == (last_axis,)
+    ):
         rows = d.materialised(x, eqn.arrays[0])
         elements = d.op("pick", rows, d.reshape(indices, shape[:-1]))
         return d.reshape(elements, eqn.out.shape)

@@ -1,4 +1,5 @@
-"""Rows of an op table, and groups of ranks: along the axes of a mesh, and as compiled modules write them."""
+"""Rows of an op table, and groups of ranks: along the axes of a mesh, and as compiled modules write
+them."""
 
 import re
 from collections import Counter
@@ -14,7 +15,8 @@ from perfmodel.ops import Collective, CollectiveKind, KernelOp
 from perfmodel.spec import Cluster
 
 Groups = tuple[tuple[int, ...], ...]
-"""Ranks that communicate with one another, group by group; for `send_recv` (source, target) pairs."""
+"""Ranks that communicate with one another, group by group; for `send_recv` (source, target)
+pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class CollectiveRow:
         return max(map(len, self.groups), default=1)
 
     def on(self, cluster: Cluster) -> Collective:
-        """The collective on a cluster whose devices are numbered node by node, in the order of the ranks.
+        """The collective on a cluster whose devices are numbered node by node, in the order of the
+        ranks.
 
-        If the groups lie differently in the network, the one that spans most nodes is used, because all ranks wait for
-        the slowest group.
+        If the groups lie differently in the network, the one that spans most nodes is used, because
+        all ranks wait for the slowest group.
 
         Raises:
             PerfModelError: a rank that the cluster does not have.
@@ -75,7 +78,11 @@ class CollectiveRow:
                 leaving.update(nodes_of_group)
         place = cluster.reach(widest)._replace(concurrent=max(leaving.values(), default=1))
         return Collective(
-            collective=self.collective, bytes=self.bytes, num_ranks=len(widest), dtype=self.dtype, **place._asdict()
+            collective=self.collective,
+            bytes=self.bytes,
+            num_ranks=len(widest),
+            dtype=self.dtype,
+            **place._asdict(),
         )
 
 
@@ -109,7 +116,8 @@ def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
-    """Groups of ranks that differ only along some axes of a mesh; rank numbers vary fastest along the last axis.
+    """Groups of ranks that differ only along some axes of a mesh; rank numbers vary fastest along
+    the last axis.
 
     Raises:
         PerfModelError: an axis that the mesh does not have.
@@ -129,7 +137,9 @@ def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
 
 _BRACES: Final = re.compile(r"\{([\d,\s]*)\}")
 _IOTA: Final = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH: Final = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*\{([^}]*)\}")
+_MESH: Final = re.compile(
+    r"mesh\[([^\]]*)\](?:, device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*\{([^}]*)\}"
+)
 _AXIS: Final = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
@@ -137,8 +147,9 @@ def parse_groups(text: str, n_devices: int) -> Groups:
     """Replica groups in any of HLO's notations; none given means all devices together.
 
     `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`: 0 to 7 as 2 rows of 4, transposed, in 4 groups of 2; and
-    `mesh['a'=2,'b'=4] {'b'}`, where `'b':(2)2` names a part of axis b, and `device_ids=([4,2]T(1,0))` may say, like an
-    iota or as a list, which device stands where in the mesh.
+    `mesh['a'=2,'b'=4] {'b'}`, where `'b':(2)2` names a part of axis b, and
+    `device_ids=([4,2]T(1,0))` may say, like an iota or as a list, which device stands where in the
+    mesh.
 
     Raises:
         PerfModelError: another notation.
@@ -183,8 +194,8 @@ def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[in
     """Device at each position of a mesh, row by row.
 
     Args:
-        ids: `3,1,0,2` lists the devices; `2,2` is the shape that all of them are laid out in. Without it they
-            stand in order.
+        ids: `3,1,0,2` lists the devices; `2,2` is the shape that all of them are laid out in.
+            Without it they stand in order.
         order: axes of that shape, `1,0` for a transposed one.
     """
     if ids is None:
@@ -197,8 +208,8 @@ def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[in
 
 
 def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
-    """Groups along axes, some of which may be parts of axes: `'b':(m)k` has size k, and m is the product of the parts
-    of 'b' before it (Shardy's sub-axis notation)."""
+    """Groups along axes, some of which may be parts of axes: `'b':(m)k` has size k, and m is the
+    product of the parts of 'b' before it (Shardy's sub-axis notation)."""
     # A part of an axis is an axis of its own once the axis is split into (before, part, after).
     split: dict[str, int] = {}
     axis_names: list[str] = []
@@ -208,7 +219,11 @@ def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
             split[name] = size
             continue
         before, part = parts[name]
-        split |= {f"{name}:before": before, f"{name}:part": part, f"{name}:after": size // (before * part)}
+        split |= {
+            f"{name}:before": before,
+            f"{name}:part": part,
+            f"{name}:after": size // (before * part),
+        }
     for name, before, _ in _AXIS.findall(axes):
         axis_names.append(f"{name}:part" if before else name)
     return axis_groups(split, axis_names)

@@ -1,10 +1,12 @@
-"""Mixtures of experts that sort their tokens, rewritten so that each token takes the weights of its expert.
+"""Mixtures of experts that sort their tokens, rewritten so that each token takes the weights of its
+expert.
 
-A grouped product wants the tokens of one expert next to one another. Models therefore sort the tokens by expert,
-multiply, and put the results back into the tokens' order. How many tokens each expert gets depends on data, which no
-program of fixed shapes can say. Yet every op between sorting and putting back works on each row by itself, so that the
-order of rows does not matter: the same results come from rows in their first order and, for each row, the product with
-the weights of its expert. Where any op in between is not known to work row by row, nothing is rewritten.
+A grouped product wants the tokens of one expert next to one another. Models therefore sort the
+tokens by expert, multiply, and put the results back into the tokens' order. How many tokens each
+expert gets depends on data, which no program of fixed shapes can say. Yet every op between sorting
+and putting back works on each row by itself, so that the order of rows does not matter: the same
+results come from rows in their first order and, for each row, the product with the weights of its
+expert. Where any op in between is not known to work row by row, nothing is rewritten.
 """
 
 import operator
@@ -15,19 +17,22 @@ from typing import Any, Final
 
 ROW_WISE: Final = frozenset({"to", "_to_copy", "clone", "contiguous", "alias", "detach"})
 """Ops other than pointwise ones that return the same rows."""
-ALONG_AXIS: Final = frozenset({"chunk", "split", "split_with_sizes", "unsqueeze", "slice", "softmax", "_softmax"})
+ALONG_AXIS: Final = frozenset(
+    {"chunk", "split", "split_with_sizes", "unsqueeze", "slice", "softmax", "_softmax"}
+)
 """Ops that work on each row by itself if their axis is not the rows'."""
 COUNTS: Final = frozenset({"to", "_to_copy", "histc", "bincount", "cumsum"})
 """Ops by which the rows of each expert are counted."""
 _ORDER, _TOKENS, _BLANK, _INVERSE, _IDS, _COUNTS, _ROWS = (
     *("order", "tokens", "blank", "inverse", "sorted ids", "counts", "rows"),
 )
-"""Kinds of nodes that depend on the sorting: origins of rows, their tokens, memory for the inverse order, the inverse
-order, sorted experts, numbers of rows by expert, rows in sorted order."""
+"""Kinds of nodes that depend on the sorting: origins of rows, their tokens, memory for the inverse
+order, the inverse order, sorted experts, numbers of rows by expert, rows in sorted order."""
 
 
 def by_token(torch: Any, graph: Any) -> Any:
-    """A graph of `torch.export` in which no tokens are sorted by their experts; the same graph if there are none.
+    """A graph of `torch.export` in which no tokens are sorted by their experts; the same graph if
+    there are none.
 
     Args:
         torch: the package.
@@ -55,7 +60,8 @@ class _Routing:
     """Experts of each token, hence rows."""
 
     def understood(self) -> bool:
-        """Whether all nodes that depend on the order of rows are known, and include a grouped product."""
+        """Whether all nodes that depend on the order of rows are known, and include a grouped
+        product."""
         if len(_example(self.sort.args[0]).shape) != 1:
             return False
         self.kinds[self.sort] = "sort"
@@ -77,7 +83,11 @@ class _Routing:
     def _kind(self, node: Any) -> str:
         """The kind of a node, from the kinds of its operands; empty if unknown."""
         name = _name(node)
-        first = self.kinds.get(node.args[0], "") if node.args and not isinstance(node.args[0], list) else ""
+        first = (
+            self.kinds.get(node.args[0], "")
+            if node.args and not isinstance(node.args[0], list)
+            else ""
+        )
         if node.target is operator.getitem and first == "sort":
             return (_IDS, _ORDER)[node.args[1]]
         if first == _ORDER and name == "floor_divide" and isinstance(node.args[1], int):
@@ -89,7 +99,9 @@ class _Routing:
             return _INVERSE
         if first == _BLANK and name in ("index_put", "index_put_"):
             (places,), written = node.args[1], node.args[2]
-            return _INVERSE if self.kinds.get(places) == _ORDER and _name(written) == "arange" else ""
+            return (
+                _INVERSE if self.kinds.get(places) == _ORDER and _name(written) == "arange" else ""
+            )
         if first in (_IDS, _COUNTS) and name in COUNTS:
             return _COUNTS
         if name == "index" and not first and len(node.args[1]) == 1:
@@ -121,8 +133,14 @@ class _Routing:
     def _axis(self, node: Any) -> int:
         """Axis along which a node works, counted from the first."""
         arguments = node.target._schema.arguments
-        values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-        values |= {argument.name: value for argument, value in zip(arguments, node.args, strict=False)}
+        values = {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.has_default_value()
+        }
+        values |= {
+            argument.name: value for argument, value in zip(arguments, node.args, strict=False)
+        }
         values |= node.kwargs
         n_axes = len(_example(node.args[0]).shape) + (_name(node) == "unsqueeze")
         return values["dim"] % n_axes
@@ -134,7 +152,8 @@ class _Routing:
         return (self.kinds.get(node.args[0]), self.kinds.get(node.args[1][0])) == (_ROWS, _INVERSE)
 
     def rewrite(self) -> None:
-        """Replace sorted rows by rows in their original order, and grouped products by one product per row."""
+        """Replace sorted rows by rows in their original order, and grouped products by one product
+        per row."""
         aten = self.torch.ops.aten
         ids = self.sort.args[0]
         for node in [*self.graph.nodes]:
@@ -147,7 +166,9 @@ class _Routing:
                 if order == _IDS:
                     replacement = self._call(node, aten.index.Tensor, x, [ids])
                 elif order == _TOKENS:
-                    replacement = self._call(node, aten.repeat_interleave.self_int, x, self.per_token, 0)
+                    replacement = self._call(
+                        node, aten.repeat_interleave.self_int, x, self.per_token, 0
+                    )
                 else:
                     replacement = x
                 node.replace_all_uses_with(replacement)
@@ -156,7 +177,9 @@ class _Routing:
         # The remaining instructions of the sorting are used only by one another.
         for node in reversed([*self.graph.nodes]):
             operands = node.all_input_nodes
-            is_check = _name(node) == "_assert_tensor_metadata" and any(operand in self.kinds for operand in operands)
+            is_check = _name(node) == "_assert_tensor_metadata" and any(
+                operand in self.kinds for operand in operands
+            )
             if is_check or (node in self.kinds and not node.users):
                 self.graph.erase_node(node)
 
@@ -164,7 +187,10 @@ class _Routing:
         """Product of each row with the weights of its expert."""
         aten = self.torch.ops.aten
         rows, weights = node.args[:2]
-        transposed = _name(weights) == "transpose" and {axis % 3 for axis in weights.args[1:]} == {1, 2}
+        transposed = _name(weights) == "transpose" and {axis % 3 for axis in weights.args[1:]} == {
+            1,
+            2,
+        }
         if transposed:
             of_rows = self._call(node, aten.index.Tensor, weights.args[0], [ids])
             columns = self._call(node, aten.unsqueeze.default, rows, -1)

@@ -1,4 +1,5 @@
-"""Reads a program from its text, a catalog model, an ONNX file, or a PyTorch or JAX model in a Python file."""
+"""Reads a program from its text, a catalog model, an ONNX file, or a PyTorch or JAX model in a
+Python file."""
 
 import importlib.util
 import sys
@@ -35,8 +36,8 @@ class SourceSettings:
     dtype: str = "fp32"
     """Element type of a catalog model."""
     mode: Mode | None = None
-    """Training or inference; None: a training step if the source returns a loss or is a catalog model, otherwise the
-    source unchanged."""
+    """Training or inference; None: a training step if the source returns a loss or is a catalog
+    model, otherwise the source unchanged."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Sizes of named dimensions (ONNX)."""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class SourceSettings:
     pad_vocab: int = 1
     """Multiple to which vocabularies are padded."""
     ranks: int = 1
-    """Number of ranks, if the source is one rank's PyTorch module that calls collectives (`rank_program`)."""
+    """Number of ranks, if the source is one rank's PyTorch module that calls collectives
+    (`rank_program`)."""
     sharded: Mapping[str, int] = field(default_factory=dict)
     """Axis along which a tensor is sharded over these ranks, by its name in the program."""
 
@@ -53,9 +55,9 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     """Read the program of a source.
 
     Args:
-        source: the text of a program (`.ir`), a catalog model, an ONNX file, a saved `torch.export` (`.pt2`), or
-            `FILE.py:FUNCTION`, where FUNCTION() returns a PyTorch module and the tuple of its arguments, or a JAX
-            loss and the tuple of its weights and data.
+        source: the text of a program (`.ir`), a catalog model, an ONNX file, a saved `torch.export`
+            (`.pt2`), or `FILE.py:FUNCTION`, where FUNCTION() returns a PyTorch module and the tuple
+            of its arguments, or a JAX loss and the tuple of its weights and data.
 
     Raises:
         PerfModelError: no such source, or what its reader refuses.
@@ -81,7 +83,9 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         program = _of_torch(_exported(path), (), Path(path).stem, settings)
     elif suffix == ".py" and function:
         made = loaded(Path(path), function)
-        program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
+        program = of_the_file(
+            Path(path), lambda: _of_function(made, function, settings), inside=True
+        )
     else:
         program = _of_catalog(source, settings)
     if settings.ranks > 1:
@@ -99,12 +103,14 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
     if settings.batch is None:
         raise PerfModelError(f"{name}: a catalog model does not state a batch; give --global-batch")
     mode = settings.mode or "train"
-    return model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
+    return model_program(
+        model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode
+    )
 
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
-    # A JAX function states no tensor axes, so they are found from the data flow; readers of graphs do that
-    # themselves.
+    # A JAX function states no tensor axes, so they are found from the data flow; readers of graphs
+    # do that themselves.
     model, args = made
     # A file that made a PyTorch module has imported torch; nobody else need.
     torch = sys.modules.get("torch")
@@ -140,7 +146,9 @@ def _of_ranks(program: Program, source: str, settings: SourceSettings) -> Progra
             "or --layout instead of --ranks"
         )
     if settings.pad_vocab > 1:
-        raise PerfModelError(f"{source}: ranks hold their parts of a vocabulary already; leave --pad-vocab out")
+        raise PerfModelError(
+            f"{source}: ranks hold their parts of a vocabulary already; leave --pad-vocab out"
+        )
     return program
 
 
@@ -160,7 +168,9 @@ def _in_mode(program: Program, mode: Mode | None) -> Program:
     if program.trains or mode == "inference" or (mode is None and not loss):
         return program
     if not loss:
-        raise PerfModelError(f"@{program.function.name} returns no loss to train on; make the model return a scalar")
+        raise PerfModelError(
+            f"@{program.function.name} returns no loss to train on; make the model return a scalar"
+        )
     return training_step(program)
 
 
@@ -195,7 +205,8 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     """Call a function of a Python file; return the model and the tuple of arguments that it gives.
 
     Raises:
-        PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
+        PerfModelError: no such file or function, another result, or whatever the file raised, with
+            the line.
     """
     # This runs the user's own file; an exception is reported with its line, not with ours.
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -214,7 +225,9 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
         and callable(returned[0])
         and isinstance(returned[1], (tuple, list))
     ):
-        raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
+        raise PerfModelError(
+            f"{path}:{function}() must return a JAX function and the tuple of its arguments"
+        )
     return returned[0], tuple(returned[1])
 
 
@@ -222,7 +235,8 @@ def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> An
     """Call a function of the user's file, with errors that name its line.
 
     Raises:
-        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
+        PerfModelError: what the call raised (if `inside`: within the file), in one line with the
+            place.
     """
     try:
         return call()
@@ -231,7 +245,9 @@ def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> An
     except Exception as error:
         # The last line inside the user's file is the one to look at.
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        lines = [
+            frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()
+        ]
         if inside and not lines:
             raise
         line = lines[-1] if lines else None

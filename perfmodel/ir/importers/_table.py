@@ -1,4 +1,5 @@
-"""Result of an importer: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
+"""Result of an importer: kernels, collectives and what could not be mapped, with their FLOPs, bytes
+and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,7 +69,9 @@ def resolve(target: Cluster | Device | str) -> Cluster | Device:
     try:
         return catalog.device(target)
     except UnknownNameError:
-        raise UnknownNameError("cluster or device", target, (*catalog.clusters(), *catalog.devices())) from None
+        raise UnknownNameError(
+            "cluster or device", target, (*catalog.clusters(), *catalog.devices())
+        ) from None
 
 
 def _times(
@@ -77,8 +80,10 @@ def _times(
     place: Cluster | Device,
     calibration: Path | None,
 ) -> EventTimes:
-    """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
-    # Compiled programs launch kernels back to back; the gap between them is the compiled framework's.
+    """Times of one execution of each row: kernels, with the gap before the next one, then
+    collectives."""
+    # Compiled programs launch kernels back to back; the gap between them is the compiled
+    # framework's.
     weights = weight_files(calibration)
     model = KernelModel.of(weights)
     ops = [row.op for row in kernels]
@@ -87,13 +92,19 @@ def _times(
         times = event_times([*ops, *sent], place, model, CollectiveModel.of(weights))
     else:
         times = model.times(place, ops)
-    return times.plus(np.repeat([COMPILED.host.kernel_gap_s, 0.0], [len(kernels), len(collectives)]))
+    return times.plus(
+        np.repeat([COMPILED.host.kernel_gap_s, 0.0], [len(kernels), len(collectives)])
+    )
 
 
-def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]) -> pd.DataFrame:
+def _frame(
+    rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]
+) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
-            "family": [row.op.family if isinstance(row, KernelRow) else row.collective for row in rows],
+            "family": [
+                row.op.family if isinstance(row, KernelRow) else row.collective for row in rows
+            ],
             "source": [row.source for row in rows],
             "count": [row.count for row in rows],
             "time_s": time_s,
@@ -121,8 +132,9 @@ class OpTable:
 
     @property
     def flops(self) -> float:
-        """FLOPs of one execution on one device, as XLA counts them: a multiply-add is two, every other
-        arithmetic operation one, transcendental functions none; what is unmapped is included."""
+        """FLOPs of one execution on one device, as XLA counts them: a multiply-add is two, every
+        other arithmetic operation one, transcendental functions none; what is unmapped is
+        included."""
         return sum(k.count * k.flops for k in self.kernels) + self.unmapped_flops
 
     @property
@@ -137,7 +149,8 @@ class OpTable:
 
     @property
     def communicated_bytes(self) -> float:
-        """Sizes of the collectives that the device takes part in, counted as `spec.Collective` does."""
+        """Sizes of the collectives that the device takes part in, counted as `spec.Collective`
+        does."""
         return sum(c.count * c.bytes for c in self.collectives)
 
     @property
@@ -197,7 +210,8 @@ class OpTable:
         return pd.DataFrame(rows, columns=None if rows else columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per distinct kernel, collective and unmapped op; `flops` and `bytes` are of one execution."""
+        """One row per distinct kernel, collective and unmapped op; `flops` and `bytes` are of one
+        execution."""
         return self._frame.copy()
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,7 +231,11 @@ class OpTable:
         }
 
     def predict(
-        self, target: Cluster | Device | str, *, calibration: Path | None = None, peak_dtype: str | None = None
+        self,
+        target: Cluster | Device | str,
+        *,
+        calibration: Path | None = None,
+        peak_dtype: str | None = None,
     ) -> StepEstimate:
         """Time of one execution on a cluster, or on one device if the program has no collectives.
 
@@ -241,7 +259,9 @@ class OpTable:
                 f"{device.name}"
             )
         rows = [*self.kernels, *self.collectives]
-        times = _times(self.kernels, self.collectives, place, calibration).scaled(np.array([row.count for row in rows]))
+        times = _times(self.kernels, self.collectives, place, calibration).scaled(
+            np.array([row.count for row in rows])
+        )
         time_s = times.time_s
         lo_s = times.lo_s
         hi_s = times.hi_s
@@ -259,7 +279,8 @@ class OpTable:
         # Which of these times hide behind others is not known, so none do.
         site_prior = Site().site_prior(COMPILED, device)
         shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
-        # How uncertain a site is depends on how much of the time is products and how much is communication.
+        # How uncertain a site is depends on how much of the time is products and how much is
+        # communication.
         interval = site_prior.interval(shares)
         # An allocator cannot use the last bytes, and a context takes its own.
         room = COMPILED.memory.usable_bytes(device.memory_bytes) - COMPILED.memory.context_bytes
@@ -270,7 +291,9 @@ class OpTable:
         return StepEstimate(
             step_time_s=total,
             # A step takes no less than its kernels alone, however short the rest.
-            step_time_lo_s=max(float(lo_s.sum()) * interval.lower, float(lo_s[: len(self.kernels)].sum())),
+            step_time_lo_s=max(
+                float(lo_s.sum()) * interval.lower, float(lo_s[: len(self.kernels)].sum())
+            ),
             step_time_hi_s=float(hi_s.sum()) * interval.upper,
             overlapped_time_s=max(kernel_s, total - kernel_s),
             kernel_time_s=kernel_s,

@@ -1,4 +1,5 @@
-"""PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on use."""
+"""PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on
+use."""
 
 import operator
 import warnings
@@ -25,10 +26,12 @@ def torch_program(
     name: str | None = None,
     ranks: int = 1,
 ) -> Program:
-    """A PyTorch module as an IR program: its parameters under their own names, the tensors it is called with as data.
+    """A PyTorch module as an IR program: its parameters under their own names, the tensors it is
+    called with as data.
 
-    The module is exported by `torch.export` on the CPU; its weights are not looked at and may be on the `meta` device.
-    If a result is a scalar, the loss, `perfmodel.ir.models.training_step` turns the program into a training step::
+    The module is exported by `torch.export` on the CPU; its weights are not looked at and may be on
+    the `meta` device. If a result is a scalar, the loss, `perfmodel.ir.models.training_step` turns
+    the program into a training step::
 
         with torch.device("meta"):
             model = Model()
@@ -37,13 +40,15 @@ def torch_program(
     Args:
         module: an `nn.Module`, or an `ExportedProgram` (then without `args` and `kwargs`).
         args, kwargs: example arguments; samples along the first axis of tensors.
-        values: tensor arguments, by parameter name, that shapes or masks depend on; a number fills the shape.
-        ranks: number of ranks that call the module's collectives together. The program then represents all of them:
-            simulations treat them alike, and `rank_program` writes them all down.
+        values: tensor arguments, by parameter name, that shapes or masks depend on; a number fills
+            the shape.
+        ranks: number of ranks that call the module's collectives together. The program then
+            represents all of them: simulations treat them alike, and `rank_program` writes them all
+            down.
 
     Raises:
-        PerfModelError: the extra is not installed, a module that cannot be exported, an unknown argument, a buffer
-            without values, or ops that no op of the IR stands for, all named.
+        PerfModelError: the extra is not installed, a module that cannot be exported, an unknown
+            argument, a buffer without values, or ops that no op of the IR stands for, all named.
     """
     torch = load_torch()
     # `torch.export` traces on fake tensors, so weights on `meta` suffice.
@@ -62,7 +67,9 @@ def torch_program(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of its own functions
             exported = exported.run_decompositions({})
-    return _Reader(torch, exported, dict(values or {}), name or type(module).__name__, ranks).program()
+    return _Reader(
+        torch, exported, dict(values or {}), name or type(module).__name__, ranks
+    ).program()
 
 
 def rank_program(
@@ -78,23 +85,26 @@ def rank_program(
 ) -> Program:
     """Extend one rank's program of a tensor-parallel module to all ranks.
 
-    A stage of Megatron-LM holds this rank's part of the weights and calls collectives on its tensor-parallel group; all
-    ranks run the same code. `torch.export` keeps the collectives in their functional form. Values that a rank computes
-    from its own number (an offset into the vocabulary) are assumed to be equal on all ranks, so stages with such code
-    are translated wrongly.
+    A stage of Megatron-LM holds this rank's part of the weights and calls collectives on its
+    tensor-parallel group; all ranks run the same code. `torch.export` keeps the collectives in
+    their functional form. Values that a rank computes from its own number (an offset into the
+    vocabulary) are assumed to be equal on all ranks, so stages with such code are translated
+    wrongly.
 
     Args:
-        module, args, kwargs, values, name: as for `torch_program`; weights and arguments are those of this rank.
+        module, args, kwargs, values, name: as for `torch_program`; weights and arguments are those
+            of this rank.
         ranks: size of the group; all collectives must be on it.
-        sharded: axis along which ranks hold a parameter, argument or result in turn, by its name in the program; others
-            are alike on all ranks. Parameters marked as Megatron-LM marks them (`tensor_model_parallel`,
-            `partition_dim`) need not be named.
-        trains: whether the training step is wanted, of the mean of the ranks' losses; None: where the module returns a
-            loss. The backward pass follows from the forward pass, not from the module's own functions.
+        sharded: axis along which ranks hold a parameter, argument or result in turn, by its name in
+            the program; others are alike on all ranks. Parameters marked as Megatron-LM marks them
+            (`tensor_model_parallel`, `partition_dim`) need not be named.
+        trains: whether the training step is wanted, of the mean of the ranks' losses; None: where
+            the module returns a loss. The backward pass follows from the forward pass, not from the
+            module's own functions.
 
     Raises:
-        PerfModelError: as `torch_program`; a group of other size, a name that is no tensor of the program, or a module
-            that is to be trained but returns no loss.
+        PerfModelError: as `torch_program`; a group of other size, a name that is no tensor of the
+            program, or a module that is to be trained but returns no loss.
     """
     if ranks < 2:
         raise PerfModelError(
@@ -136,14 +146,17 @@ def load_torch() -> Any:
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+        raise PerfModelError(
+            "reading PyTorch modules needs torch; install perfmodel[torch]"
+        ) from None
     return torch
 
 
 def _written_through(graph: Any) -> bool:
-    """Whether a value is read under its old name after a node has written into it or into a view of it."""
-    # Decomposition replaces in-place ops, but also fused ones that the IR has, so it is done only where a stale name
-    # is read.
+    """Whether a value is read under its old name after a node has written into it or into a view of
+    it."""
+    # Decomposition replaces in-place ops, but also fused ones that the IR has, so it is done only
+    # where a stale name is read.
     place = {node: k for k, node in enumerate(graph.nodes)}
     for node, k in place.items():
         schema = getattr(node.target, "_schema", None)
@@ -161,11 +174,15 @@ def _written_through(graph: Any) -> bool:
 def _is_view(node: Any) -> bool:
     """Whether a node returns its operand's own memory."""
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
+    return (
+        schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
+    )
 
 
 class _Reader:
-    def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str, ranks: int) -> None:
+    def __init__(
+        self, torch: Any, exported: Any, values: dict[str, Any], name: str, ranks: int
+    ) -> None:
         self.torch = torch
         self.exported = exported
         self.nodes = by_token(torch, exported.graph).nodes
@@ -197,14 +214,18 @@ class _Reader:
             else:
                 self.graph.values[node.name] = self._call(node)
         if self.values:
-            raise PerfModelError(f"{self.graph.name}: the module has no argument named {', '.join(self.values)}")
+            raise PerfModelError(
+                f"{self.graph.name}: the module has no argument named {', '.join(self.values)}"
+            )
         return self.graph.program(outputs)
 
     def _weight(self, node: Any, label: str) -> None:
         """A parameter, under the first of its names if modules share it."""
         # Tied weights are one tensor under two names; they must become one parameter.
         tensor, state = node.meta["val"], self.exported.state_dict
-        label = next((name for name, tensor_there in state.items() if tensor_there is state[label]), label)
+        label = next(
+            (name for name, tensor_there in state.items() if tensor_there is state[label]), label
+        )
         if label not in self.graph.values:
             self.graph.weight(label, _dtype(tensor), tuple(tensor.shape))
         self.graph.values[node.name] = self.graph.values[label]
@@ -233,11 +254,14 @@ class _Reader:
             return results[node.args[1]] if len(results) > 1 else results[0]
         schema = getattr(node.target, "_schema", None)
         if schema is None:
-            raise PerfModelError(f"{self.graph.name}: {node.target} is not an ATen op; rewrite the model without it")
+            raise PerfModelError(
+                f"{self.graph.name}: {node.target} is not an ATen op; rewrite the model without it"
+            )
         # Assertions return nothing.
         if not schema.returns:
             return None
-        # Arguments by position, defaults filled in, so that rules need not know how a call was written.
+        # Arguments by position, defaults filled in, so that rules need not know how a call was
+        # written.
         args = []
         for k, argument in enumerate(schema.arguments):
             if k < len(node.args):
@@ -260,7 +284,9 @@ class _Reader:
     def _item(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):
             return self.graph.values[value.name]
-        if isinstance(value, (list, tuple)) and any(isinstance(v, self.torch.fx.Node) for v in value):
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(v, self.torch.fx.Node) for v in value
+        ):
             return [self._item(v) for v in value]
         return value
 
@@ -269,7 +295,8 @@ class _Reader:
 
         def tensor(value: Any) -> Any:
             item = self.graph.values[value.name]
-            # Ops like `zeros_like` are the only ones computed from data, of which they see no element.
+            # Ops like `zeros_like` are the only ones computed from data, of which they see no
+            # element.
             if isinstance(item, (Ref, Missing)):  # only its shape counts
                 example = value.meta["val"]
                 return self.torch.zeros(example.shape, dtype=example.dtype)
@@ -281,7 +308,10 @@ class _Reader:
         args, kwargs = self.torch.fx.map_arg((node.args, dict(node.kwargs)), tensor)
         on_cpu = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}
         results = node.target(*args, **{**kwargs, **on_cpu})
-        return [self._known(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
+        return [
+            self._known(result)
+            for result in (results if isinstance(results, (list, tuple)) else [results])
+        ]
 
     def _known(self, value: Any) -> Any:
         if not isinstance(value, self.torch.Tensor):

@@ -35,8 +35,9 @@ class Places:
 
 
 def land_or_sea(seed: int) -> Places:
-    """The coast of Vancouver Island: heights of 91 x 120 places that matplotlib ships (`topobathy.npz`, from NOAA's
-    ETOPO), shuffled and split by `seed`. Features are sines of the coordinates with fixed random frequencies.
+    """The coast of Vancouver Island: heights of 91 x 120 places that matplotlib ships
+    (`topobathy.npz`, from NOAA's ETOPO), shuffled and split by `seed`. Features are sines of the
+    coordinates with fixed random frequencies.
 
     Raises:
         PerfModelError: matplotlib is not installed.
@@ -48,9 +49,11 @@ def land_or_sea(seed: int) -> Places:
             "training on real data needs a map that comes with matplotlib; run pip install matplotlib"
         ) from None
     with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
-        height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
-    # Random Fourier features of the two coordinates. Their generator is fixed, so seeds differ in split and weights
-    # only.
+        height, east, north = (
+            np.asarray(data[name], float) for name in ("topo", "longitude", "latitude")
+        )
+    # Random Fourier features of the two coordinates. Their generator is fixed, so seeds differ in
+    # split and weights only.
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
     points = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
     rng = np.random.default_rng(0)
@@ -91,8 +94,8 @@ def map_task(seed: int, stages: int) -> Task:
 
 
 def digits_task(seed: int, stages: int) -> Task:
-    """A convolutional network on the 1,797 handwritten digits of 8 x 8 pixels that scikit-learn ships (from the UCI
-    machine learning repository), shuffled and split by `seed`.
+    """A convolutional network on the 1,797 handwritten digits of 8 x 8 pixels that scikit-learn
+    ships (from the UCI machine learning repository), shuffled and split by `seed`.
 
     Raises:
         PerfModelError: scikit-learn is not installed.
@@ -151,7 +154,8 @@ def accuracy_curve(
     Args:
         name: registered schedule.
         passes: seconds of the passes of one micro-batch on each stage.
-        micro_batches: micro-batches per mini-batch; schedules that update after every one get it whole.
+        micro_batches: micro-batches per mini-batch; schedules that update after every one get it
+            whole.
         mini_batch: examples per update.
         epochs: passes over the training examples.
         learning_rate: step size of plain gradient descent.
@@ -163,19 +167,26 @@ def accuracy_curve(
     """
     # Examples are laid out as [micro-batch of all epochs, example], the form that schedules index.
     if mini_batch % micro_batches:
-        raise PerfModelError(f"mini-batch {mini_batch} is not divisible into {micro_batches} micro-batches")
-    # All schedules see the same examples in the same order, so curves differ by weight versions and time alone.
+        raise PerfModelError(
+            f"mini-batch {mini_batch} is not divisible into {micro_batches} micro-batches"
+        )
+    # All schedules see the same examples in the same order, so curves differ by weight versions and
+    # time alone.
     stages, rng = len(passes.forward_s), np.random.default_rng(seed)
     learned = task(seed, stages)
     examples = len(learned.inputs)
     steps = examples // mini_batch
     if not steps:
-        raise PerfModelError(f"mini-batch {mini_batch} is larger than the {examples} training examples")
+        raise PerfModelError(
+            f"mini-batch {mini_batch} is larger than the {examples} training examples"
+        )
     order = np.concatenate([rng.permutation(examples)[: steps * mini_batch] for _ in range(epochs)])
     shape = (epochs * steps * micro_batches, mini_batch // micro_batches)
     inputs = learned.inputs[order].reshape(*shape, *learned.inputs.shape[1:])
     targets = learned.targets[order].reshape(*shape, *learned.targets.shape[1:])
-    per_step, inputs, targets, passes = as_mini_batches(name, micro_batches, inputs, targets, passes)
+    per_step, inputs, targets, passes = as_mini_batches(
+        name, micro_batches, inputs, targets, passes
+    )
     run = train(
         name,
         learned.model,
@@ -190,7 +201,9 @@ def accuracy_curve(
     # The last update of each epoch.
     time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
     return AccuracyCurve(
-        name, time_s, np.array([_accuracy(learned, run.weights_after[k]) for k in sorted(run.weights_after)])
+        name,
+        time_s,
+        np.array([_accuracy(learned, run.weights_after[k]) for k in sorted(run.weights_after)]),
     )
 
 
@@ -202,7 +215,8 @@ def _accuracy(task: Task, params: Sequence[Params]) -> float:
 
 @dataclass(frozen=True)
 class TimeToAccuracy:
-    """Epochs and time to a target accuracy, over several seeds of a schedule: least and most of those that reach it."""
+    """Epochs and time to a target accuracy, over several seeds of a schedule: least and most of
+    those that reach it."""
 
     schedule: str
     reached: int
@@ -222,7 +236,9 @@ class TimeToAccuracy:
                 epochs.append(reached_after)
                 times_s.append(time_s)
         last = [float(curve.accuracy[-1]) for curve in curves]
-        return cls(curves[0].schedule, len(epochs), _span(epochs), _span(times_s), (min(last), max(last)))
+        return cls(
+            curves[0].schedule, len(epochs), _span(epochs), _span(times_s), (min(last), max(last))
+        )
 
 
 def _span(values: Sequence[float]) -> tuple[float, float] | None:

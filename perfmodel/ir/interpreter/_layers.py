@@ -1,7 +1,7 @@
 """Models as lists of small layers, so that passes can be divided anywhere.
 
-A layer is cut so finely (product, activation, attention) that its input is all that a framework would
-save: the backward of a layer with newer weights then computes what the framework would.
+A layer is cut so finely (product, activation, attention) that its input is all that a framework
+would save: the backward of a layer with newer weights then computes what the framework would.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ Apply = Callable[[Params, Array, tuple[Any, ...]], tuple[Array, Any]]
 
 @dataclass(frozen=True)
 class Layer:
-    """`apply(params, x, context) -> (y, left)`: `left` becomes the context of later slices (None: nothing)."""
+    """`apply(params, x, context) -> (y, left)`: `left` becomes the context of later slices (None:
+    nothing)."""
 
     name: str
     apply: Apply
@@ -60,13 +61,16 @@ class LayeredModel:
             PerfModelError: fewer layers than stages.
         """
         if n > len(self.layers):
-            raise PerfModelError(f"{len(self.layers)} layers are too few for {n} stages; use a deeper model")
+            raise PerfModelError(
+                f"{len(self.layers)} layers are too few for {n} stages; use a deeper model"
+            )
         # Rounding down spreads the remainder over the stages.
         bounds = [len(self.layers) * i // n for i in range(n + 1)]
         return [range(a, b) for a, b in pairwise(bounds)]
 
 
-# `apply` is static: a layer compiles once per shape, however many passes and versions of weights use it.
+# `apply` is static: a layer compiles once per shape, however many passes and versions of weights
+# use it.
 @partial(jax.jit, static_argnums=0)
 def forward(apply: Apply, params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
     """Forward pass of a layer: its output, and its context for later slices."""
@@ -90,13 +94,18 @@ def weight_gradient(
 
 
 @partial(jax.jit, static_argnums=0)
-def loss_and_gradient(loss: Callable[[Array, Array], Array], y: Array, target: Array) -> tuple[Array, Array]:
+def loss_and_gradient(
+    loss: Callable[[Array, Array], Array], y: Array, target: Array
+) -> tuple[Array, Array]:
     """Loss of a micro-batch, and its gradient with respect to the output."""
     return jax.value_and_grad(loss)(y, target)
 
 
 def sequential_gradients(
-    model: LayeredModel, params: list[Params], inputs: Float[ArrayLike, "..."], targets: Float[ArrayLike, "..."]
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[ArrayLike, "..."],
+    targets: Float[ArrayLike, "..."],
 ) -> tuple[float, list[Params]]:
     """Mean loss and gradient over all micro-batches, whole sequences, one device: the reference.
 
@@ -106,7 +115,8 @@ def sequential_gradients(
         inputs, targets: arrays whose first axis counts micro-batches.
     """
 
-    # All micro-batches at once, by vmap and autodiff: nothing here knows of stages, so it can check what does.
+    # All micro-batches at once, by vmap and autodiff: nothing here knows of stages, so it can check
+    # what does.
     def mean_loss(parameters: list[Params]) -> Array:
         def micro_batch_loss(x: Array, target: Array) -> Array:
             return model.loss(model.output(parameters, x), target)
@@ -124,7 +134,8 @@ def mlp_model(width: int, depth: int) -> LayeredModel:
 
 
 def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel:
-    """3x3 convolutions with ReLU, each pair halved in size by a mean, and a dense layer; softmax cross-entropy.
+    """3x3 convolutions with ReLU, each pair halved in size by a mean, and a dense layer; softmax
+    cross-entropy.
 
     Args:
         channels: channels of the input, then of the output of each convolution.
@@ -134,16 +145,22 @@ def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel
     # Product, activation and pooling are layers of their own, so stages may be cut between them.
     layers: list[Layer] = []
     for i, (c_in, c_out) in enumerate(pairwise(channels)):
-        layers += [Layer(f"conv {i}", _conv, partial(_conv_initial, c_in, c_out)), Layer("relu", _relu, _nothing)]
+        layers += [
+            Layer(f"conv {i}", _conv, partial(_conv_initial, c_in, c_out)),
+            Layer("relu", _relu, _nothing),
+        ]
         if i % 2:
             layers.append(Layer("pool", _pool, _nothing))
             size //= 2
     head = partial(_head_initial, size * size * channels[-1], classes)
-    return LayeredModel((*layers, Layer("flatten", _flatten, _nothing), Layer("head", _dense, head)), _cross_entropy)
+    return LayeredModel(
+        (*layers, Layer("flatten", _flatten, _nothing), Layer("head", _dense, head)), _cross_entropy
+    )
 
 
 def causal_model(width: int, depth: int) -> LayeredModel:
-    """`depth` triples of causal single-head attention, dense layer and tanh, on inputs [batch, tokens, width]."""
+    """`depth` triples of causal single-head attention, dense layer and tanh, on inputs [batch,
+    tokens, width]."""
     attention = Layer("attention", _attention, partial(_attention_initial, width))
     dense = Layer("dense", _dense, partial(_dense_initial, width))
     return LayeredModel((attention, dense, Layer("tanh", _tanh, _nothing)) * depth, _squared_error)
@@ -181,7 +198,9 @@ def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, No
 
 def _conv(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
     layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, params["w"], (1, 1), "SAME", dimension_numbers=layout) + params["b"], None
+    return lax.conv_general_dilated(
+        x, params["w"], (1, 1), "SAME", dimension_numbers=layout
+    ) + params["b"], None
 
 
 def _relu(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
@@ -199,13 +218,15 @@ def _flatten(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array,
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
     # A slice of a sequence attends to the keys and values of the slices before it, and to its own.
-    # Keys and values are what a slice leaves for later ones; their gradient comes back as the context's cotangent.
+    # Keys and values are what a slice leaves for later ones; their gradient comes back as the
+    # context's cotangent.
     own_keys, own_values = x @ params["k"], x @ params["v"]
     earlier_keys, earlier_values = _columns(context)
     keys = jnp.concatenate([*earlier_keys, own_keys], axis=-2)
     values = jnp.concatenate([*earlier_values, own_values], axis=-2)
     scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
-    # Queries are the last positions of the keys, so query i sees all keys of earlier slices and its own up to i.
+    # Queries are the last positions of the keys, so query i sees all keys of earlier slices and its
+    # own up to i.
     n_keys, n_queries = keys.shape[-2], x.shape[-2]
     last_seen = n_keys - n_queries + jnp.arange(n_queries)
     is_seen = jnp.arange(n_keys)[None, :] <= last_seen[:, None]

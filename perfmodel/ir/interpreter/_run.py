@@ -28,7 +28,8 @@ class ScheduleRun:
     losses: Float[np.ndarray, " micro_batches"]
     """Loss of every micro-batch (of every slice), in order of micro-batches."""
     gradients: list[Params]
-    """Mean gradient over all micro-batches, one entry per layer; zero if weights were updated during the run."""
+    """Mean gradient over all micro-batches, one entry per layer; zero if weights were updated
+    during the run."""
     params: list[Params]
     """Weights of every layer after the run."""
     versions_held: Int[np.ndarray, " devices"]
@@ -39,7 +40,8 @@ class ScheduleRun:
 
 @dataclass
 class _Saved:
-    """Values that a forward pass saves on its device for the backward pass, one entry per layer of the stage."""
+    """Values that a forward pass saves on its device for the backward pass, one entry per layer of
+    the stage."""
 
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
@@ -62,8 +64,9 @@ def run_schedule(
 ) -> ScheduleRun:
     """Run every instruction of a schedule, in order of slots, with messages between devices.
 
-    Weights exist once per chunk and version on the device that holds them; activations and gradients are
-    there only if an earlier instruction of the same device made them or another device sent them.
+    Weights exist once per chunk and version on the device that holds them; activations and
+    gradients are there only if an earlier instruction of the same device made them or another
+    device sent them.
 
     Args:
         schedule: the order; its micro-batches (or slices) index the first axis of the data.
@@ -85,8 +88,9 @@ def run_schedule(
             f"schedule {schedule.name} takes {schedule.micro_batches} micro-batches, got {len(inputs)} inputs "
             f"and {len(targets)} targets"
         )
-    # Slot by slot. Devices of one slot run one after another here; messages are taken out of the mail when read, so a
-    # schedule that needs a value too early fails instead of reading an old one.
+    # Slot by slot. Devices of one slot run one after another here; messages are taken out of the
+    # mail when read, so a schedule that needs a value too early fails instead of reading an old
+    # one.
     machine = _Machine(schedule, model, params, policy, learning_rate, per_update, keep_every)
     for index in np.lexsort((schedule.device, schedule.slot)).tolist():
         machine.run(index, inputs, targets)
@@ -127,7 +131,9 @@ class _Machine:
         self.versions_held = np.ones(schedule.devices, np.int64)
         # Last instruction that uses each version on each device; after it the version can go.
         self.last_use: dict[tuple[int, int], int] = {}
-        for i, (device, version) in enumerate(zip(schedule.device.tolist(), self.used.tolist(), strict=True)):
+        for i, (device, version) in enumerate(
+            zip(schedule.device.tolist(), self.used.tolist(), strict=True)
+        ):
             self.last_use[device, version] = i
 
     def run(self, index: int, inputs: Array, targets: Array) -> None:
@@ -150,16 +156,26 @@ class _Machine:
         self._forget(slot.device, index)
 
     def _forward(
-        self, place: tuple[int, int], stage: int, batch: int, weights: list[Params], inputs: Array, targets: Array
+        self,
+        place: tuple[int, int],
+        stage: int,
+        batch: int,
+        weights: list[Params],
+        inputs: Array,
+        targets: Array,
     ) -> None:
-        """Run the layers of a stage forward on a micro-batch, and mail the result to the next stage."""
+        """Run the layers of a stage forward on a micro-batch, and mail the result to the next
+        stage."""
         # The first stage reads data, the last one computes the loss and mails itself the gradient.
         x = inputs[batch] if stage == 0 else self.mail.pop((Phase.FORWARD, stage, batch))
         first = batch - batch % self.schedule.slices
         saved = _Saved()
         for number, layer in enumerate(self.layers[stage]):
-            # Later slices of a sequence see what earlier ones carried: attention its keys and values.
-            before = [self.saved[(*place, earlier)].carried[number] for earlier in range(first, batch)]
+            # Later slices of a sequence see what earlier ones carried: attention its keys and
+            # values.
+            before = [
+                self.saved[(*place, earlier)].carried[number] for earlier in range(first, batch)
+            ]
             context = tuple(left_by_slice for left_by_slice in before if left_by_slice is not None)
             saved.inputs.append(x)
             saved.contexts.append(context)
@@ -174,11 +190,13 @@ class _Machine:
             self.losses[batch] = float(loss)
             self.mail[Phase.BACKWARD, stage, batch] = gradient
 
-    def _backward(self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]) -> None:
+    def _backward(
+        self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]
+    ) -> None:
         """Compute the gradients of a stage's inputs, and mail them to the stage before."""
         saved = self.saved[(*place, batch)]
-        # Inputs and contexts are those of the forward; weights may be newer, as in frameworks that do not stash
-        # versions.
+        # Inputs and contexts are those of the forward; weights may be newer, as in frameworks that
+        # do not stash versions.
         g = self.mail.pop((Phase.BACKWARD, stage, batch))
         first = batch - batch % self.schedule.slices
         for number in reversed(range(len(saved.inputs))):
@@ -189,7 +207,9 @@ class _Machine:
                 carried_gradient = jax.tree.map(jnp.zeros_like, saved.carried[number])
             saved.cotangents[number] = (g, carried_gradient)
             x, context = saved.inputs[number], saved.contexts[number]
-            g, context_gradients = input_gradient(apply, weights[number], x, context, (g, carried_gradient))
+            g, context_gradients = input_gradient(
+                apply, weights[number], x, context, (g, carried_gradient)
+            )
             # Layers without context return none, hence the uneven lengths.
             for earlier, part in zip(range(first, batch), context_gradients, strict=False):
                 self._ask(self.saved[(*place, earlier)], number, part)
@@ -200,9 +220,14 @@ class _Machine:
     def _ask(saved: _Saved, number: int, part: Any) -> None:
         """Add to the gradient of the context that a slice left for later ones."""
         g, so_far = saved.cotangents[number]
-        saved.cotangents[number] = (g, part if so_far is None else jax.tree.map(jnp.add, so_far, part))
+        saved.cotangents[number] = (
+            g,
+            part if so_far is None else jax.tree.map(jnp.add, so_far, part),
+        )
 
-    def _weight_gradient(self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]) -> None:
+    def _weight_gradient(
+        self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]
+    ) -> None:
         """Add a micro-batch's gradients of a stage's weights to those of its device."""
         saved = self.saved[(*place, batch)]
         new = [
@@ -235,32 +260,47 @@ class _Machine:
             versions[newest] = jax.tree.map(updated, versions[newest - 1], gradient)
             if self.keep_every and newest % self.keep_every == 0:
                 layers = self.layers[int(self.schedule.stage[device, chunk])]
-                self.weights_after.setdefault(newest, {}).update(zip(layers, versions[newest], strict=True))
+                self.weights_after.setdefault(newest, {}).update(
+                    zip(layers, versions[newest], strict=True)
+                )
 
     def _forget(self, device: int, index: int) -> None:
-        """Drop versions that no later instruction uses, except the newest, and record how many were held."""
+        """Drop versions that no later instruction uses, except the newest, and record how many were
+        held."""
         for chunk in range(self.schedule.chunks):
             versions = self.weights[device, chunk]
             # While this instruction ran, the version that it made was not there.
             new_versions = int(self.schedule.updates[index])
-            self.versions_held[device] = max(self.versions_held[device], len(versions) - new_versions)
+            self.versions_held[device] = max(
+                self.versions_held[device], len(versions) - new_versions
+            )
             for version in [v for v in versions if v < self.newest[device]]:
                 if self.last_use.get((device, version), -1) <= index:
                     del versions[version]
 
     def result(self) -> ScheduleRun:
-        """Weights and gradients by layer; replicas' gradients are added up, as their all-reduce would."""
+        """Weights and gradients by layer; replicas' gradients are added up, as their all-reduce
+        would."""
         s = self.schedule
         if self.mail:
-            raise PerfModelError(f"schedule {s.name}: {len(self.mail)} messages were never received")
-        # A stage that several devices hold (bidirectional schedules) has a share of the gradient on each.
+            raise PerfModelError(
+                f"schedule {s.name}: {len(self.mail)} messages were never received"
+            )
+        # A stage that several devices hold (bidirectional schedules) has a share of the gradient on
+        # each.
         gradients: dict[int, list[Params]] = {}
         params: dict[int, Params] = {}
         for (device, chunk), versions in self.weights.items():
             stage = int(s.stage[device, chunk])
             newest = versions[int(self.newest[device])]
-            gradient: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(jnp.zeros_like, newest)
-            gradients[stage] = gradient if stage not in gradients else jax.tree.map(jnp.add, gradients[stage], gradient)
+            gradient: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(
+                jnp.zeros_like, newest
+            )
+            gradients[stage] = (
+                gradient
+                if stage not in gradients
+                else jax.tree.map(jnp.add, gradients[stage], gradient)
+            )
             params |= dict(zip(self.layers[stage], newest, strict=True))
         micro_batches = s.micro_batches
         by_layer: list[Params] = []
@@ -271,4 +311,6 @@ class _Machine:
         weights_after = {}
         for update, layer_weights in self.weights_after.items():
             weights_after[update] = [layer_weights[i] for i in order]
-        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.versions_held, weights_after)
+        return ScheduleRun(
+            self.losses, mean, [params[i] for i in order], self.versions_held, weights_after
+        )

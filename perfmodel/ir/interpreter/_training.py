@@ -38,8 +38,14 @@ class TrainingCurve:
         """One row per update: schedule, update, time_s, loss, version_difference."""
         import pandas as pd
 
-        columns = {"time_s": self.time_s, "loss": self.loss, "version_difference": self.version_difference}
-        return pd.DataFrame({"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns})
+        columns = {
+            "time_s": self.time_s,
+            "loss": self.loss,
+            "version_difference": self.version_difference,
+        }
+        return pd.DataFrame(
+            {"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns}
+        )
 
     def _repr_html_(self) -> str:
         return frame_html(self.to_frame())
@@ -59,9 +65,9 @@ def train(
 ) -> ScheduleRun:
     """Train by gradient descent under a schedule, one update per step of `per_step` micro-batches.
 
-    Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
-    PipeDream's updates are one per micro-batch (`as_mini_batches` makes mini-batches of them). Weights are kept as
-    `run_schedule` keeps them.
+    Schedules with a flush run one step after another; the others run as one stream over all
+    micro-batches. PipeDream's updates are one per micro-batch (`as_mini_batches` makes mini-batches
+    of them). Weights are kept as `run_schedule` keeps them.
 
     Raises:
         PerfModelError: inputs for less than one step.
@@ -83,14 +89,16 @@ def train(
             per_update=per_update,
             keep_every=keep_every,
         )
-    # With a flush every step starts from the same weights everywhere, so steps are separate runs and the update
-    # happens between them.
+    # With a flush every step starts from the same weights everywhere, so steps are separate runs
+    # and the update happens between them.
     schedule = scheduler(stages, per_step)
     runs: list[ScheduleRun] = []
     weights_after: dict[int, list[Params]] = {}
     for step in range(steps):
         step_batches = slice(step * per_step, (step + 1) * per_step)
-        runs.append(run_schedule(schedule, model, params, inputs[step_batches], targets[step_batches]))
+        runs.append(
+            run_schedule(schedule, model, params, inputs[step_batches], targets[step_batches])
+        )
         params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
         if keep_every and (step + 1) % keep_every == 0:
             weights_after[step + 1] = params
@@ -121,10 +129,20 @@ def training_curve(
     Raises:
         PerfModelError: inputs for less than one step.
     """
-    # Losses come from the interpreter and times from the predicted timeline: the two meet update by update.
+    # Losses come from the interpreter and times from the predicted timeline: the two meet update by
+    # update.
     scheduler, stages = get_schedule(name), len(passes.forward_s)
     steps = _whole_steps(len(inputs), per_step)
-    run = train(name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate)
+    run = train(
+        name,
+        model,
+        params,
+        inputs,
+        targets,
+        stages=stages,
+        per_step=per_step,
+        learning_rate=learning_rate,
+    )
     time_s = update_times(name, stages, per_step, steps, passes)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
     if not scheduler.asynchronous:
@@ -142,18 +160,27 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
     return micro_batches // per_step
 
 
-def update_times(name: str, stages: int, per_step: int, steps: int, passes: PassTimes) -> Float[np.ndarray, " updates"]:
-    """Return the time at which the last device makes each update; updates themselves take no time."""
+def update_times(
+    name: str, stages: int, per_step: int, steps: int, passes: PassTimes
+) -> Float[np.ndarray, " updates"]:
+    """Return the time at which the last device makes each update; updates themselves take no
+    time."""
     scheduler = get_schedule(name)
     flush = not scheduler.asynchronous
     # Steps with a flush are all alike: one is timed and repeated.
-    spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
+    spec = ProgramSpec(
+        schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps
+    )
     structure = build(spec)
     durations = np.zeros(structure.n_classes)
     for phase, stage_s in passes.by_phase.items():
         in_phase = structure.class_kind == Kind[phase.name]
-        durations[in_phase] = stage_s[structure.class_stage[in_phase]] * structure.class_span[in_phase]
-    durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
+        durations[in_phase] = (
+            stage_s[structure.class_stage[in_phase]] * structure.class_span[in_phase]
+        )
+    durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = (
+        passes.transfer_s
+    )
     timeline = event_times(structure, durations)
     optimizer = structure.kind == Kind.OPTIMIZER
     ends, device = timeline.end_s[optimizer], structure.device[optimizer]
@@ -169,15 +196,18 @@ def as_mini_batches(
 ) -> tuple[int, np.ndarray, np.ndarray, PassTimes]:
     """Regroup micro-batches for a schedule that updates after every one of them (PipeDream).
 
-    Each mini-batch becomes one micro-batch, which takes as long as its micro-batches did. Other schedules keep what
-    they are given.
+    Each mini-batch becomes one micro-batch, which takes as long as its micro-batches did. Other
+    schedules keep what they are given.
     """
     scheduler = get_schedule(name)
-    # Asked on a small case (two steps of two micro-batches): does this schedule update after every micro-batch?
+    # Asked on a small case (two steps of two micro-batches): does this schedule update after every
+    # micro-batch?
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
         return per_step, inputs, targets, passes
     inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
-    inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
+    inputs, targets = (
+        a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets)
+    )
     mini_batch_passes = PassTimes(
         per_step * passes.forward_s,
         per_step * passes.backward_input_s,
@@ -189,14 +219,19 @@ def as_mini_batches(
 
 def teacher_data(
     model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
-) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
+) -> tuple[
+    Float[np.ndarray, "micro_batches examples width"],
+    Float[np.ndarray, "micro_batches examples width"],
+]:
     """Random inputs, with the outputs of the model under other weights as targets.
 
     Raises:
         PerfModelError: fewer than one micro-batch.
     """
     if micro_batches < 1:
-        raise PerfModelError(f"data for training needs at least one micro-batch, got {micro_batches}")
+        raise PerfModelError(
+            f"data for training needs at least one micro-batch, got {micro_batches}"
+        )
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(micro_batches, examples, width))
     targets = model.output(model.initial(seed + 1000), jnp.asarray(inputs.reshape(-1, width)))

@@ -1,8 +1,9 @@
 """Collective instructions, which take and return one value per device.
 
-Operands and results stand in the order of the devices of the group, which is also the order in which
-slices are joined and dealt out. With attribute `replicas=[n, stride]` an instruction stands for one of n devices,
-`stride` apart, that all do the same: of a program of which only one of them is written down, to be simulated.
+Operands and results stand in the order of the devices of the group, which is also the order in
+which slices are joined and dealt out. With attribute `replicas=[n, stride]` an instruction stands
+for one of n devices, `stride` apart, that all do the same: of a program of which only one of them
+is written down, to be simulated.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,10 @@ Rule = Callable[[Tensor, int, Values], Tensor]
 
 
 def _group(inputs: Tensors, attributes: Values) -> int:
-    """Return the size of the group; raise `RuleError` unless the operands are alike and on different devices."""
-    # A representative program writes one device of a group down, so the size is stated, not counted.
+    """Return the size of the group; raise `RuleError` unless the operands are alike and on
+    different devices."""
+    # A representative program writes one device of a group down, so the size is stated, not
+    # counted.
     if "replicas" in attributes:
         expect(1, inputs)
         return int(attributes["replicas"][0])
@@ -51,10 +54,13 @@ def _group(inputs: Tensors, attributes: Values) -> int:
     return len(inputs)
 
 
-# Gathering multiplies an axis by the size of the group, scattering divides it, an all-to-all does one of each.
+# Gathering multiplies an axis by the size of the group, scattering divides it, an all-to-all does
+# one of each.
 def _scaled(tensor: Tensor, axis: int, factor: int, parts: int) -> Tensor:
     if tensor.shape[axis] * factor % parts:
-        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} are not divisible by {parts} devices")
+        raise RuleError(
+            f"{tensor.shape[axis]} elements of axis {axis} are not divisible by {parts} devices"
+        )
     return tensor.with_size(axis, tensor.shape[axis] * factor // parts)
 
 
@@ -110,7 +116,9 @@ def _send(inputs: Tensors, attributes: Values) -> Tensors:
     expect(1, inputs)
     receiver = required(attributes, "to", int)
     if receiver < 0 or receiver == inputs[0].device:
-        raise RuleError(f"to={receiver} must differ from device {inputs[0].device}, which has the value")
+        raise RuleError(
+            f"to={receiver} must differ from device {inputs[0].device}, which has the value"
+        )
     return (inputs[0].on(receiver),)
 
 
@@ -138,7 +146,8 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Values) -> Tensor:
 
 
 def _shard_collective(query: ShardingQuery) -> ShardingDecision:
-    """Sharding rule: equal slices of all operands stay sharded, unless they are cut along the op's own axis."""
+    """Sharding rule: equal slices of all operands stay sharded, unless they are cut along the op's
+    own axis."""
     # A slice along the axis that the collective itself cuts or joins would reorder elements.
     own_axes = {query.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
     return query.all_along_one_axis(lambda axis: axis not in own_axes)
@@ -152,24 +161,32 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     """Work of one collective, its bytes counted as `spec.Collective` does."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
-        # Nodes are filled in when the program meets a cluster (`execution._structure.placed`); until then one node
-        # holds all.
-        n, _ = attributes.get("replicas") or (len({tensor.device for tensor in (*inputs, *outputs)}), 0)
+        # Nodes are filled in when the program meets a cluster (`execution._structure.placed`);
+        # until then one node holds all.
+        n, _ = attributes.get("replicas") or (
+            len({tensor.device for tensor in (*inputs, *outputs)}),
+            0,
+        )
         moved = (outputs if gathered else inputs)[0]
         collective = Collective(
-            collective=kind, bytes=float(moved.n_bytes), num_ranks=n, ranks_per_node=n, dtype=kernel_dtype(moved)
+            collective=kind,
+            bytes=float(moved.n_bytes),
+            num_ranks=n,
+            ranks_per_node=n,
+            dtype=kernel_dtype(moved),
         )
         return (collective,)
 
     return work
 
 
-# Gradients are those of one rank's program (`RankValues`). What differs between ranks has the gradient of each rank's
-# own value; the gradient of what they hold alike is alike on all of them.
+# Gradients are those of one rank's program (`RankValues`). What differs between ranks has the
+# gradient of each rank's own value; the gradient of what they hold alike is alike on all of them.
 
 
 def _of_sums(rule: GradientRule) -> GradientRule:
-    """Return the gradient rule of a collective that sums, if it combines values, in the program of one rank."""
+    """Return the gradient rule of a collective that sums, if it combines values, in the program of
+    one rank."""
 
     def gradient(b: Emitter, i: Instruction, *output_gradients: str | None) -> Names:
         if i.attribute("replicas") is None:
@@ -197,10 +214,16 @@ def _reduce_scatter_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 def _all_to_all_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     # Parts go back to where they came from.
     split, concat = i.attribute("concat_axis"), i.attribute("split_axis")
-    return (b.op("all_to_all", dy, split_axis=split, concat_axis=concat, replicas=i.attribute("replicas")),)
+    return (
+        b.op(
+            "all_to_all", dy, split_axis=split, concat_axis=concat, replicas=i.attribute("replicas")
+        ),
+    )
 
 
-def _definition(name: str, infer: InferRule, work: WorkRule, gradient: GradientRule | None = None) -> OpDefinition:
+def _definition(
+    name: str, infer: InferRule, work: WorkRule, gradient: GradientRule | None = None
+) -> OpDefinition:
     return OpDefinition(
         name=name,
         infer=infer,
@@ -216,11 +239,18 @@ COLLECTIVES = table(
     _definition("send", _send, _moves("send_recv")),
     _definition("broadcast", _from_one(lambda tensor, n, attributes: tensor), _moves("broadcast")),
     _definition("all_reduce", _on_all(_reduce), _moves("all_reduce"), _all_reduce_gradient),
-    _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True), _all_gather_gradient),
-    _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter"), _reduce_scatter_gradient),
+    _definition(
+        "all_gather", _on_all(_gathered), _moves("all_gather", gathered=True), _all_gather_gradient
+    ),
+    _definition(
+        "reduce_scatter",
+        _on_all(_reduce_scatter),
+        _moves("reduce_scatter"),
+        _reduce_scatter_gradient,
+    ),
     _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all"), _all_to_all_gradient),
-    # To or from one device: its link carries as much as each link in an all-gather. A reduction is a broadcast in the
-    # other direction.
+    # To or from one device: its link carries as much as each link in an all-gather. A reduction is
+    # a broadcast in the other direction.
     _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),
     _definition("scatter", _from_one(_scattered), _moves("all_gather")),
     _definition("reduce", _onto_one(_reduce), _moves("broadcast")),

@@ -59,8 +59,8 @@ def elementwise(count: int) -> InferRule:
 
 
 def gradient_of_operands(infer: InferRule) -> InferRule:
-    """Type rule of the gradients by all operands of an op with the rule `infer`, given these and the gradient by the
-    result."""
+    """Type rule of the gradients by all operands of an op with the rule `infer`, given these and
+    the gradient by the result."""
 
     def infer_gradient(inputs: Tensors, attributes: Values) -> Tensors:
         same_dtype(inputs)
@@ -73,8 +73,8 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
 
 def shard_elementwise(query: ShardingQuery) -> ShardingDecision:
     """Shard all operands along the same axis, except broadcast ones."""
-    # The first operand that is sharded, along an axis that it does not broadcast, decides the axis of the result.
-    # Axes are counted from the right, as broadcasting aligns them.
+    # The first operand that is sharded, along an axis that it does not broadcast, decides the axis
+    # of the result. Axes are counted from the right, as broadcasting aligns them.
     out = query.outputs[0]
     for tensor, spread in zip(query.operands, query.shardings, strict=True):
         if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
@@ -86,13 +86,15 @@ def shard_elementwise(query: ShardingQuery) -> ShardingDecision:
 
 def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
     """Sharding of an operand that is broadcast to `out` sharded along `axis`."""
-    # An operand that is broadcast along the axis has nothing to cut there: each part needs all of it.
+    # An operand that is broadcast along the axis has nothing to cut there: each part needs all of
+    # it.
     own_axis = axis - (out.rank - tensor.rank)
     return Sharded(own_axis) if own_axis >= 0 and tensor.shape[own_axis] > 1 else REPLICATED
 
 
 def _linear_in(*places: int) -> PartialRule:
-    """Partial rule of a product or quotient: a sum times a replicated value is the sum of the products.
+    """Partial rule of a product or quotient: a sum times a replicated value is the sum of the
+    products.
 
     Where the other operand broadcasts the sum, completing it first moves less.
     """
@@ -110,8 +112,8 @@ def _linear_in(*places: int) -> PartialRule:
 
 def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
-    # Broadcasting repeats an operand, so the gradient is the sum over the repetitions: over leading axes that the
-    # operand lacks, and over those in which it has size 1.
+    # Broadcasting repeats an operand, so the gradient is the sum over the repetitions: over leading
+    # axes that the operand lacks, and over those in which it has size 1.
     have, want = b.types[gradient].shape, b.types[operand].shape
     lead = len(have) - len(want)
     if lead:
@@ -128,7 +130,9 @@ def _sub_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     first, second = i.inputs
-    return unbroadcast(b, b.op("mul", dy, second), first), unbroadcast(b, b.op("mul", dy, first), second)
+    return unbroadcast(b, b.op("mul", dy, second), first), unbroadcast(
+        b, b.op("mul", dy, first), second
+    )
 
 
 def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
@@ -140,7 +144,8 @@ def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _with_input(op: str) -> GradientRule:
-    """Gradient rule that applies `op` to the operand and the gradient, under the same attributes."""
+    """Gradient rule that applies `op` to the operand and the gradient, under the same
+    attributes."""
     return lambda b, i, dy: b.emit(op, (i.inputs[0], dy), (op,), i.attributes)
 
 
@@ -305,8 +310,9 @@ def _pointwise(
 
 UNARY, BINARY = elementwise(1), elementwise(2)
 
-# Exponentials, roots and activations are not linear: they have no `partial` rule, so that a partial sum is completed
-# before them. Gradients of named kernels (`relu_grad`) are ops of their own, since frameworks fuse them.
+# Exponentials, roots and activations are not linear: they have no `partial` rule, so that a partial
+# sum is completed before them. Gradients of named kernels (`relu_grad`) are ops of their own, since
+# frameworks fuse them.
 ELEMENTWISE = table(
     _pointwise(
         "add",
@@ -315,8 +321,16 @@ ELEMENTWISE = table(
         partial=sums_pass,
         fold=lambda x, _: x[0] + x[1],
     ),
-    _pointwise("sub", BINARY, gradient=_sub_gradient, partial=sums_pass, fold=lambda x, _: x[0] - x[1]),
-    _pointwise("mul", BINARY, gradient=_mul_gradient, partial=_linear_in(0, 1), fold=lambda x, _: x[0] * x[1]),
+    _pointwise(
+        "sub", BINARY, gradient=_sub_gradient, partial=sums_pass, fold=lambda x, _: x[0] - x[1]
+    ),
+    _pointwise(
+        "mul",
+        BINARY,
+        gradient=_mul_gradient,
+        partial=_linear_in(0, 1),
+        fold=lambda x, _: x[0] * x[1],
+    ),
     _pointwise("div", BINARY, gradient=_div_gradient, partial=_linear_in(0)),
     _pointwise(
         "scale",
@@ -337,7 +351,12 @@ ELEMENTWISE = table(
     _pointwise("gelu", UNARY, gradient=_with_input("gelu_grad")),
     _pointwise("gelu_grad", BINARY, kernel="gelu", backward=True),
     OpDefinition(
-        name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum, partial=sums_pass
+        name="sum",
+        infer=_sum,
+        work=memory_bound("sum"),
+        gradient=_sum_gradient,
+        shard=_shard_sum,
+        partial=sums_pass,
     ),
     _pointwise(
         "broadcast_like",
@@ -348,7 +367,9 @@ ELEMENTWISE = table(
     ),
     # of integers, which have no gradient: positions that padding is left out of
     _pointwise("unequal", _unequal, kernel="copy"),
-    OpDefinition(name="running_sum", infer=_running_sum, work=memory_bound("copy"), shard=_shard_running_sum),
+    OpDefinition(
+        name="running_sum", infer=_running_sum, work=memory_bound("copy"), shard=_shard_running_sum
+    ),
     # to another element type
     _pointwise("cast", _cast, kernel="copy", gradient=_cast_gradient, partial=sums_pass),
     # `add` of gradients of several micro-batches: transforms know it by name

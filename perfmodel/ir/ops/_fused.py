@@ -1,8 +1,8 @@
-"""Fused kernels: layer norm, softmax, self-attention over joint queries, keys and values, and weight updates by
-gradient descent and Adam (Kingma and Ba 2015, algorithm 1).
+"""Fused kernels: layer norm, softmax, self-attention over joint queries, keys and values, and
+weight updates by gradient descent and Adam (Kingma and Ba 2015, algorithm 1).
 
-Attention takes the parts of a sequence, in order: the queries of the last meet the keys and values of all. Of one part
-it is that of a whole sequence.
+Attention takes the parts of a sequence, in order: the queries of the last meet the keys and values
+of all. Of one part it is that of a whole sequence.
 """
 
 from dataclasses import replace
@@ -35,13 +35,20 @@ def _layer_norm(inputs: Tensors, attributes: Values) -> Tensors:
     same_dtype(inputs)
     x, gain, bias = inputs
     if x.rank < 1 or gain.shape != x.shape[-1:] or bias.shape != gain.shape:
-        raise RuleError(f"gain and bias must have shape {x.shape[-1:]}, got {gain.shape} and {bias.shape}")
+        raise RuleError(
+            f"gain and bias must have shape {x.shape[-1:]}, got {gain.shape} and {bias.shape}"
+        )
     return (x,)
 
 
 def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, gain, bias = i.inputs
-    return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
+    return b.emit(
+        "layer_norm_grad",
+        (x, gain, dy),
+        (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"),
+        i.attributes,
+    )
 
 
 def _layer_norm_grad(inputs: Tensors, attributes: Values) -> Tensors:
@@ -55,7 +62,8 @@ def _layer_norm_grad(inputs: Tensors, attributes: Values) -> Tensors:
 
 def _row_axis(query: ShardingQuery, *candidates: int) -> int | None:
     """An axis other than the last along which one of the operands is sharded."""
-    # Mean and variance are taken along the last axis, which therefore cannot be sharded; rows are independent.
+    # Mean and variance are taken along the last axis, which therefore cannot be sharded; rows are
+    # independent.
     rank = query.operands[0].rank
     axes = [query.sharded_axis(i) for i in candidates]
     return next((a for a in axes if a is not None and a < rank - 1), None)
@@ -98,11 +106,13 @@ def _attention(inputs: Tensors, attributes: Values) -> Tensors:
     operands(max(1, len(inputs)), inputs)
     same_dtype(inputs)
     *_, qkv = inputs
-    # Heads hold query, key and value side by side ([..., head, (q, k, v), size]), so that a slice of the width by
-    # heads is a smaller attention (Megatron-LM, Shoeybi et al. 2019, section 3).
+    # Heads hold query, key and value side by side ([..., head, (q, k, v), size]), so that a slice
+    # of the width by heads is a smaller attention (Megatron-LM, Shoeybi et al. 2019, section 3).
     heads = required(attributes, "heads", int)
     if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
-        raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
+        raise RuleError(
+            f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}"
+        )
     if any(part.rank != 3 or part.shape[::2] != qkv.shape[::2] for part in inputs):
         shapes = ", ".join(str(part.shape) for part in inputs)
         raise RuleError(f"parts of a sequence must agree in batch and width, got {shapes}")
@@ -110,7 +120,9 @@ def _attention(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    return b.emit("attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes)
+    return b.emit(
+        "attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes
+    )
 
 
 def _shard_attention(query: ShardingQuery) -> ShardingDecision:
@@ -177,7 +189,8 @@ def _adam(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _streams(op: str, tensors: int) -> WorkRule:
-    """Work rule with one kernel per weight, which reads and writes this many tensors of its size."""
+    """Work rule with one kernel per weight, which reads and writes this many tensors of its
+    size."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         (kernel,) = memory_bound(op)(inputs, outputs, attributes)
@@ -208,7 +221,10 @@ FUSED = table(
         gradient=lambda b, i, dy: (b.op("softmax_grad", i.outputs[0], dy),),
     ),
     OpDefinition(
-        name="softmax_grad", infer=_softmax_grad, work=memory_bound("softmax", backward=True), shard=_shard_rows
+        name="softmax_grad",
+        infer=_softmax_grad,
+        work=memory_bound("softmax", backward=True),
+        shard=_shard_rows,
     ),
     OpDefinition(
         name="attention",
@@ -223,9 +239,13 @@ FUSED = table(
         work=_attention_work(backward=True),
         shard=_shard_attention,
     ),
-    # `sgd` streams weight and gradient in and the weight out; `adam` streams weight, gradient and two moments in and
-    # weight and moments out.
-    # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
-    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=ShardingQuery.all_along_one_axis),
-    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=ShardingQuery.all_along_one_axis),
+    # `sgd` streams weight and gradient in and the weight out; `adam` streams weight, gradient and
+    # two moments in and weight and moments out. a sharded operand (the optimizer's state, under
+    # ZeRO) has every operand sharded like it
+    OpDefinition(
+        name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=ShardingQuery.all_along_one_axis
+    ),
+    OpDefinition(
+        name="adam", infer=_adam, work=_streams("adam", 7), shard=ShardingQuery.all_along_one_axis
+    ),
 )

@@ -49,7 +49,9 @@ def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -
         positions.append((size + 2 * pad - extent) // step + 1)
     height, width = positions
     if min(height, width) < 1:
-        raise RuleError(f"a window of {window} is larger than an image of {image} padded by {padding}")
+        raise RuleError(
+            f"a window of {window} is larger than an image of {image} padded by {padding}"
+        )
     return height, width
 
 
@@ -68,7 +70,8 @@ def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
 def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
     values = dict(i.attributes)
-    # Strides round down, so several sizes of image give the same result; the gradients state the size they need.
+    # Strides round down, so several sizes of image give the same result; the gradients state the
+    # size they need.
     image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
     return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
         "conv2d_weight_grad", x, dy, kernel=kernel, **values
@@ -80,7 +83,8 @@ def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:
     w, dy = inputs
     groups = required(attributes, "groups", int)
     image = _pair(attributes, "image", 1)
-    # The forward rule, run on the operands as they would be, checks everything that the gradient could get wrong.
+    # The forward rule, run on the operands as they would be, checks everything that the gradient
+    # could get wrong.
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (x,)
@@ -92,7 +96,9 @@ def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     groups = required(attributes, "groups", int)
     kernel = _pair(attributes, "kernel", 1)
     if x.rank != 4 or dy.rank != 4 or groups < 1:
-        raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
+        raise RuleError(
+            f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}"
+        )
     w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (w,)
@@ -102,8 +108,11 @@ def _conv2d_work(pass_: Any) -> WorkRule:
     """The rule for the kernel of a convolution in one of its three passes."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
-        # Kernels of all three passes are described by the forward's image and filter; only their place differs.
-        x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
+        # Kernels of all three passes are described by the forward's image and filter; only their
+        # place differs.
+        x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[
+            pass_
+        ]
         (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
         kernel = Convolution(
             dtype=kernel_dtype(x),
@@ -127,14 +136,15 @@ def _conv2d_work(pass_: Any) -> WorkRule:
 
 
 def _shard_conv2d(*roles: str) -> ShardRule:
-    """Spread a convolution by samples, by channels of the result, or (of one group) by channels of the image.
+    """Spread a convolution by samples, by channels of the result, or (of one group) by channels of
+    the image.
 
     Args:
-        roles: roles of operands and result: `x` image, `w` kernel, `y` result, each along two axes that it shares
-            with another.
+        roles: roles of operands and result: `x` image, `w` kernel, `y` result, each along two axes
+            that it shares with another.
     """
-    # A convolution is a product over samples, input and output channels: whichever is cut is cut in the two tensors
-    # that have it, and if the result lacks it, its parts are partial sums.
+    # A convolution is a product over samples, input and output channels: whichever is cut is cut in
+    # the two tensors that have it, and if the result lacks it, its parts are partial sums.
     axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
     *inputs, made = roles
 
@@ -142,7 +152,8 @@ def _shard_conv2d(*roles: str) -> ShardRule:
         for k, role in enumerate(inputs):
             axis = query.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
-            # Channels of several groups do not mix, so that a slice of them is no convolution of the same kind.
+            # Channels of several groups do not mix, so that a slice of them is no convolution of
+            # the same kind.
             if shared is None or (shared != "sample" and query.attributes["groups"] > 1):
                 continue
 
@@ -161,7 +172,9 @@ def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     if required(attributes, "kind", str) not in POOLS or x.rank != 4:
-        raise RuleError(f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}")
+        raise RuleError(
+            f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}"
+        )
     size = _slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes)
     return (x.with_shape((*x.shape[:2], *size)),)
 
@@ -173,7 +186,8 @@ def _shard_pool2d(query: ShardingQuery) -> ShardingDecision:
 
 
 IMAGES = table(
-    # [n, c, h, w] * [o, c / groups, k, l] under `stride`, `padding` (both by height and width) and `groups`
+    # [n, c, h, w] * [o, c / groups, k, l] under `stride`, `padding` (both by height and width) and
+    # `groups`
     OpDefinition(
         name="conv2d",
         infer=_conv2d,
@@ -182,10 +196,16 @@ IMAGES = table(
         shard=_shard_conv2d("x", "w", "y"),
     ),
     OpDefinition(
-        name="conv2d_input_grad", infer=_input_grad, work=_conv2d_work("dgrad"), shard=_shard_conv2d("w", "y", "x")
+        name="conv2d_input_grad",
+        infer=_input_grad,
+        work=_conv2d_work("dgrad"),
+        shard=_shard_conv2d("w", "y", "x"),
     ),
     OpDefinition(
-        name="conv2d_weight_grad", infer=_weight_grad, work=_conv2d_work("wgrad"), shard=_shard_conv2d("x", "y", "w")
+        name="conv2d_weight_grad",
+        infer=_weight_grad,
+        work=_conv2d_work("wgrad"),
+        shard=_shard_conv2d("x", "y", "w"),
     ),
     # the largest or the mean of a `kernel` of elements; the padding counts as zeros of a mean
     OpDefinition(
@@ -193,9 +213,14 @@ IMAGES = table(
         infer=_pool2d,
         work=memory_bound("copy"),
         shard=_shard_pool2d,
-        gradient=lambda b, i, dy: b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes),
+        gradient=lambda b, i, dy: b.emit(
+            "pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes
+        ),
     ),
     OpDefinition(
-        name="pool2d_grad", infer=gradient_of_operands(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d
+        name="pool2d_grad",
+        infer=gradient_of_operands(_pool2d),
+        work=memory_bound("copy"),
+        shard=_shard_pool2d,
     ),
 )

@@ -46,12 +46,14 @@ def _constant(inputs: Tensors, attributes: Values) -> Tensors:
 def _shape(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
-    # Known contents from unknown operands: this is where shape arithmetic starts (DistIR, figure 4).
+    # Known contents from unknown operands: this is where shape arithmetic starts (DistIR, figure
+    # 4).
     return (Tensor("int64", (x.rank,), x.device, x.shape),)
 
 
 def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
-    # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded by now.
+    # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded
+    # by now.
     if len(inputs) == 2:
         target = inputs[1].value
         if target is None:
@@ -79,13 +81,15 @@ def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _shard_reshape(query: ShardingQuery) -> ShardingDecision:
-    """Sharding rule of a reshape: the outermost factor of a group of merged or split axes stays sharded."""
+    """Sharding rule of a reshape: the outermost factor of a group of merged or split axes stays
+    sharded."""
     axis = query.sharded_axis(0)
     x, *dynamic = query.operands
     if axis is None or dynamic:
         return query.replicated()
-    # Reshaping keeps the order of elements. Slices of the sharded axis stay slices only if the same elements stand
-    # before it and its outermost factor divides, as when heads and head size are merged or split.
+    # Reshaping keeps the order of elements. Slices of the sharded axis stay slices only if the same
+    # elements stand before it and its outermost factor divides, as when heads and head size are
+    # merged or split.
     new, parts = query.outputs[0].shape, query.parts
     before = prod(x.shape[:axis])
     # The sharded axis is found again where as many elements stand before it.
@@ -114,7 +118,9 @@ def _shard_transpose(query: ShardingQuery) -> ShardingDecision:
     axis = query.sharded_axis(0)
     if axis is None:
         return query.replicated()
-    return ShardingDecision((Sharded(axis),), (Sharded(query.attributes["permutation"].index(axis)),))
+    return ShardingDecision(
+        (Sharded(axis),), (Sharded(query.attributes["permutation"].index(axis)),)
+    )
 
 
 def _split(inputs: Tensors, attributes: Values) -> Tensors:
@@ -123,13 +129,15 @@ def _split(inputs: Tensors, attributes: Values) -> Tensors:
     axis = axis_of(attributes, "axis", x.rank)
     parts = required(attributes, "parts", int)
     if parts < 1 or x.shape[axis] % parts:
-        raise RuleError(f"{x.shape[axis]} elements of axis {axis} are not divisible into {parts} equal parts")
+        raise RuleError(
+            f"{x.shape[axis]} elements of axis {axis} are not divisible into {parts} equal parts"
+        )
     return (x.with_size(axis, x.shape[axis] // parts),) * parts
 
 
 def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names:
-    # Results that nothing uses have no gradient; zeros (scaled, so that they lie on the same device) take their
-    # place.
+    # Results that nothing uses have no gradient; zeros (scaled, so that they lie on the same
+    # device) take their place.
     known = next(dy for dy in gradients if dy)
     filled = [dy or b.op("scale", known, factor=0.0) for dy in gradients]
     return (b.op("concat", *filled, axis=i.attribute("axis")),)
@@ -143,7 +151,9 @@ def _concat(inputs: Tensors, attributes: Values) -> Tensors:
     axis = axis_of(attributes, "axis", x.rank)
     other_sizes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
     if len(other_sizes) > 1:
-        raise RuleError(f"shapes {', '.join(str(t.shape) for t in inputs)} differ in axes other than {axis}")
+        raise RuleError(
+            f"shapes {', '.join(str(t.shape) for t in inputs)} differ in axes other than {axis}"
+        )
     size = sum(t.shape[axis] for t in inputs)
     return (x.with_size(axis, size),)
 
@@ -167,7 +177,9 @@ def _slice(inputs: Tensors, attributes: Values) -> Tensors:
     start = required(attributes, "start", int)
     stop = required(attributes, "stop", int)
     if not 0 <= start < stop <= x.shape[axis]:
-        raise RuleError(f"{start}..{stop} is not a range of the {x.shape[axis]} elements of axis {axis}")
+        raise RuleError(
+            f"{start}..{stop} is not a range of the {x.shape[axis]} elements of axis {axis}"
+        )
     return (x.with_size(axis, stop - start),)
 
 
@@ -188,7 +200,9 @@ def _pad(inputs: Tensors, attributes: Values) -> Tensors:
     before = required(attributes, "before", int)
     after = required(attributes, "after", int)
     if before < 0 or after < 0:
-        raise RuleError(f"before={before} and after={after} must not be negative; use a slice to cut")
+        raise RuleError(
+            f"before={before} and after={after} must not be negative; use a slice to cut"
+        )
     if not isinstance(attributes.get("value", 0), (int, float)):
         raise RuleError(f"value must be a number, got {attributes['value']!r}")
     return (x.with_size(axis, before + x.shape[axis] + after),)
@@ -202,7 +216,8 @@ def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _zeros_pass(query: ShardingQuery) -> ShardingDecision | None:
-    """Partial rule of padding: partial sums may be padded by zeros only, because other values would be summed too."""
+    """Partial rule of padding: partial sums may be padded by zeros only, because other values would
+    be summed too."""
     return None if query.attributes.get("value", 0) else sums_pass(query)
 
 
@@ -242,13 +257,21 @@ def _along_axis(
     partial: PartialRule = sums_pass,
     fold: FoldRule | None = None,
 ) -> OpDefinition:
-    """Define an op that cuts or joins along attribute `axis`: linear, and sharded along any other axis."""
+    """Define an op that cuts or joins along attribute `axis`: linear, and sharded along any other
+    axis."""
     return OpDefinition(
-        name=name, infer=infer, work=work, gradient=gradient, shard=_shard_beside_axis, partial=partial, fold=fold
+        name=name,
+        infer=infer,
+        work=work,
+        gradient=gradient,
+        shard=_shard_beside_axis,
+        partial=partial,
+        fold=fold,
     )
 
 
-# `free` ops are views in frameworks: they change strides, not memory. Those that move elements are timed as copies.
+# `free` ops are views in frameworks: they change strides, not memory. Those that move elements are
+# timed as copies.
 SHAPE = table(
     OpDefinition(name="constant", infer=_constant, work=free),
     OpDefinition(name="shape", infer=_shape, work=free),
@@ -271,13 +294,25 @@ SHAPE = table(
     ),
     _along_axis("split", _split, _split_gradient, work=free),
     _along_axis(
-        "concat", _concat, _concat_gradient, work=memory_bound("copy"), fold=lambda x, a: np.concatenate(x, a["axis"])
+        "concat",
+        _concat,
+        _concat_gradient,
+        work=memory_bound("copy"),
+        fold=lambda x, a: np.concatenate(x, a["axis"]),
     ),
     _along_axis("slice", _slice, _slice_gradient, work=free),
     # further elements of one `value` (0) `before` and `after` those of an axis
     _along_axis("pad", _pad, _pad_gradient, work=memory_bound("copy"), partial=_zeros_pass),
     OpDefinition(
-        name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])
+        name="take",
+        infer=_take,
+        work=memory_bound("copy"),
+        fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"]),
     ),
-    OpDefinition(name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])),
+    OpDefinition(
+        name="unsqueeze",
+        infer=_unsqueeze,
+        work=free,
+        fold=lambda x, a: np.expand_dims(x[0], a["axes"]),
+    ),
 )

@@ -1,12 +1,14 @@
-"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, the largest entries of rows,
-and the routing of each token to its best expert (Fedus et al. 2021, section 2.1).
+"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, the
+largest entries of rows, and the routing of each token to its best expert (Fedus et al. 2021,
+section 2.1).
 
 The `offset` of a table's or row's first entry is 0 unless the vocabulary is sharded (Megatron-LM's
-vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3). The row `padding` of an embedding is not
-trained, as PyTorch's `padding_idx` is not.
+vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3). The row `padding` of an
+embedding is not trained, as PyTorch's `padding_idx` is not.
 
-Experts take their tokens from buffers of fixed capacity; a token beyond it is dropped (zeros come back).
-Sharding tokens shards the capacity: each part fills its own share of every buffer, in its own order.
+Experts take their tokens from buffers of fixed capacity; a token beyond it is dropped (zeros come
+back). Sharding tokens shards the capacity: each part fills its own share of every buffer, in its
+own order.
 """
 
 from math import prod
@@ -56,8 +58,12 @@ def _embedding(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _of_first(op: str) -> GradientRule:
-    """Return the gradient rule of a look-up: op `op` gives the first operand's gradient; token numbers have none."""
-    return lambda b, i, dy: (*b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes), None)
+    """Return the gradient rule of a look-up: op `op` gives the first operand's gradient; token
+    numbers have none."""
+    return lambda b, i, dy: (
+        *b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes),
+        None,
+    )
 
 
 def _first_grad(forward: InferRule) -> InferRule:
@@ -92,7 +98,8 @@ def _shard_embedding(query: ShardingQuery) -> ShardingDecision:
 
 def _gradients_pass(query: ShardingQuery) -> ShardingDecision | None:
     """Partial rule of a table's gradient, which is linear in the gradients of its rows."""
-    # Partial gradients of the looked-up rows may be scattered into the table before they are summed.
+    # Partial gradients of the looked-up rows may be scattered into the table before they are
+    # summed.
     table, ids, dy = query.shardings
     if (table, ids, dy) != (REPLICATED, REPLICATED, Partial("sum")):
         return None
@@ -104,8 +111,11 @@ def _shard_embedding_grad(query: ShardingQuery) -> ShardingDecision:
     by_row, by_token, by_gradient = map(query.sharded_axis, range(3))
     if by_row == 0:
         local = rows.shape[0] // query.parts
-        return ShardingDecision((Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local)
-    # Columns are independent, so a gradient sharded along the hidden axis gives a table sharded by columns.
+        return ShardingDecision(
+            (Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local
+        )
+    # Columns are independent, so a gradient sharded along the hidden axis gives a table sharded by
+    # columns.
     if by_row == 1 or by_gradient == dy.rank - 1:
         return ShardingDecision((Sharded(1), REPLICATED, Sharded(dy.rank - 1)), (Sharded(1),))
     # Each part has seen some tokens only: its gradient of the table is a partial sum.
@@ -126,7 +136,8 @@ def _shard_row_max(query: ShardingQuery) -> ShardingDecision:
     axis = query.sharded_axis(0)
     if axis is None:
         return query.replicated()
-    # Parts that have slices of a row know its maximum among theirs: a partial maximum, completed by an all-reduce.
+    # Parts that have slices of a row know its maximum among theirs: a partial maximum, completed by
+    # an all-reduce.
     if axis == query.operands[0].rank - 1:
         return ShardingDecision((Sharded(axis),), (Partial("max"),))
     return ShardingDecision((Sharded(axis),), (Sharded(axis),))
@@ -142,7 +153,8 @@ def _pick(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _shard_pick(query: ShardingQuery) -> ShardingDecision:
-    """Sharding of `pick` or `pick_grad`: along the batch, or along the classes with a partial sum."""
+    """Sharding of `pick` or `pick_grad`: along the batch, or along the classes with a partial
+    sum."""
     x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
     n_values = len(query.operands) - 1
@@ -152,8 +164,8 @@ def _shard_pick(query: ShardingQuery) -> ShardingDecision:
         return query.replicated()
     if axis < x.rank - 1:
         return ShardingDecision((Sharded(axis),) * (n_values + 1), (Sharded(axis),))
-    # Vocabulary-parallel loss: the part that has the label's entry gives it, the others give zeros. The gradient has
-    # the sharding of the row.
+    # Vocabulary-parallel loss: the part that has the label's entry gives it, the others give zeros.
+    # The gradient has the sharding of the row.
     local = x.shape[-1] // query.parts
     out = Partial("sum") if n_values == 1 else Sharded(axis)
     return ShardingDecision((Sharded(axis), *((REPLICATED,) * n_values)), (out,), offset_step=local)
@@ -211,7 +223,9 @@ def _top_k_grad(inputs: Tensors, attributes: Values) -> Tensors:
     _integers(places)
     require_gradient_of(places, dy)
     if places.shape[:-1] != x.shape[:-1]:
-        raise RuleError(f"places {places.shape} and values {x.shape} must have the same shape but for the last axis")
+        raise RuleError(
+            f"places {places.shape} and values {x.shape} must have the same shape but for the last axis"
+        )
     return inputs[:1]
 
 
@@ -222,13 +236,15 @@ def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
     experts = required(attributes, "experts", int)
     capacity = required(attributes, "capacity", int)
     if chosen.shape != x.shape[:-1] or not chosen.dtype.startswith("int"):
-        raise RuleError(f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}")
+        raise RuleError(
+            f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}"
+        )
     return (x.with_shape((experts, capacity, x.shape[-1])),)
 
 
 def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
-    # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a sharded capacity;
-    # an all-to-all then brings whole buffers to the experts' devices.
+    # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a
+    # sharded capacity; an all-to-all then brings whole buffers to the experts' devices.
     sharded_axes = [query.sharded_axis(operand) for operand in (0, 1)]
     tokens = [axis for axis in sharded_axes if axis is not None and axis < query.operands[1].rank]
     capacity = query.attributes["capacity"]
@@ -237,15 +253,20 @@ def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
     if capacity % query.parts:
         raise RuleError(f"capacity {capacity} is not divisible by {query.parts} parts")
     spread = Sharded(tokens[0])
-    return ShardingDecision((spread, spread), (Sharded(1),), (("capacity", capacity // query.parts),))
+    return ShardingDecision(
+        (spread, spread), (Sharded(1),), (("capacity", capacity // query.parts),)
+    )
 
 
 def _collect(inputs: Tensors, attributes: Values) -> Tensors:
-    """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [.., hidden]."""
+    """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [..,
+    hidden]."""
     operands(2, inputs)
     buffers, chosen = inputs
     if buffers.rank != 3 or not chosen.dtype.startswith("int"):
-        raise RuleError(f"buffers [experts, capacity, hidden] and expert numbers are needed, got {buffers}, {chosen}")
+        raise RuleError(
+            f"buffers [experts, capacity, hidden] and expert numbers are needed, got {buffers}, {chosen}"
+        )
     return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
 
 
@@ -255,7 +276,8 @@ def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _shard_collect(query: ShardingQuery) -> ShardingDecision:
-    # The way back: tokens find their results in the share of the capacity that they filled themselves.
+    # The way back: tokens find their results in the share of the capacity that they filled
+    # themselves.
     axis = query.sharded_axis(1)
     if axis is None:
         return query.replicated()
@@ -277,17 +299,32 @@ TOKENS = table(
         shard=_shard_embedding_grad,
         partial=_gradients_pass,
     ),
-    # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
-    OpDefinition(name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max),
+    # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a
+    # constant
     OpDefinition(
-        name="pick", infer=_pick, work=memory_bound("row_max"), gradient=_of_first("pick_grad"), shard=_shard_pick
+        name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max
     ),
-    OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
+    OpDefinition(
+        name="pick",
+        infer=_pick,
+        work=memory_bound("row_max"),
+        gradient=_of_first("pick_grad"),
+        shard=_shard_pick,
+    ),
+    OpDefinition(
+        name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick
+    ),
     OpDefinition(name="argmax", infer=_argmax, work=memory_bound("row_max"), shard=_shard_argmax),
     OpDefinition(
-        name="top_k", infer=_top_k, work=memory_bound("row_max"), gradient=_top_k_gradient, shard=_shard_argmax
+        name="top_k",
+        infer=_top_k,
+        work=memory_bound("row_max"),
+        gradient=_top_k_gradient,
+        shard=_shard_argmax,
     ),
-    OpDefinition(name="top_k_grad", infer=_top_k_grad, work=memory_bound("copy"), shard=_shard_argmax),
+    OpDefinition(
+        name="top_k_grad", infer=_top_k_grad, work=memory_bound("copy"), shard=_shard_argmax
+    ),
     OpDefinition(
         name="dispatch",
         infer=_dispatch,
@@ -296,6 +333,10 @@ TOKENS = table(
         gradient=lambda b, i, dy: (b.op("collect", dy, i.inputs[1]), None),
     ),
     OpDefinition(
-        name="collect", infer=_collect, work=memory_bound("copy"), gradient=_collect_gradient, shard=_shard_collect
+        name="collect",
+        infer=_collect,
+        work=memory_bound("copy"),
+        gradient=_collect_gradient,
+        shard=_shard_collect,
     ),
 )

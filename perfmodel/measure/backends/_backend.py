@@ -11,7 +11,14 @@ from typing import Final, Protocol
 from perfmodel import catalog
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure.ranks import CollectiveSession, RankGroup, RankSession
-from perfmodel.measure.tables import SOURCE, Point, Row, collective_columns, op_columns, timing_columns
+from perfmodel.measure.tables import (
+    SOURCE,
+    Point,
+    Row,
+    collective_columns,
+    op_columns,
+    timing_columns,
+)
 from perfmodel.measure.timing import (
     Meter,
     NoMeter,
@@ -84,7 +91,9 @@ def require(name: str) -> None:
     if name not in BACKENDS[:2]:
         raise UnknownNameError("backend", name, BACKENDS)
     if find_spec(name) is None:
-        raise PerfModelError(f"backend {name} needs {name}; install it: pip install 'perfmodel[{name}]'")
+        raise PerfModelError(
+            f"backend {name} needs {name}; install it: pip install 'perfmodel[{name}]'"
+        )
 
 
 @contextmanager
@@ -97,7 +106,8 @@ def open_backend(name: str) -> Iterator[Backend]:
     Raises:
         PerfModelError: for an unknown backend, or one that is not installed.
     """
-    # Imported when asked for, as either package may be missing, and after the process keeps to one core.
+    # Imported when asked for, as either package may be missing, and after the process keeps to one
+    # core.
     require(name)
     with pinned_to_one_core() as unpin:
         if name == "torch":
@@ -119,7 +129,9 @@ _SHORTEST_S = 1e-9
 """`min_sample_s` of cold samples, which cannot be bundled and end after one call."""
 
 
-def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule, load_s: float = 0.0) -> Row:
+def kernel_row(
+    backend: Backend, point: Point, device_name: str, rule: StoppingRule, load_s: float = 0.0
+) -> Row:
     """Measure one op: its row of the table.
 
     Args:
@@ -238,9 +250,15 @@ def collective_row(
 
 
 def beside_row(
-    group: RankGroup, point: Point, device_name: str, rule: StoppingRule, meter: Meter, software: str
+    group: RankGroup,
+    point: Point,
+    device_name: str,
+    rule: StoppingRule,
+    meter: Meter,
+    software: str,
 ) -> Row:
-    """Measure one kernel on all ranks of a group, alone or during the group's collective: its row of the table.
+    """Measure one kernel on all ranks of a group, alone or during the group's collective: its row
+    of the table.
 
     Args:
         group: group whose loaded collective is the one that the point names, if it names one.
@@ -261,7 +279,8 @@ MOST_COLLECTIVES: Final = 1 << 16
 
 
 class KernelBeside:
-    """Sampler of a kernel on all ranks of a group, while enough collectives run to outlast each sample."""
+    """Sampler of a kernel on all ranks of a group, while enough collectives run to outlast each
+    sample."""
 
     def __init__(self, group: RankGroup, point: Point, meter: Meter) -> None:
         self._group, self._point, self._meter = group, point, meter
@@ -274,7 +293,9 @@ class KernelBeside:
             CalibrationError: the collectives end before the kernel does, however many are made.
         """
         while self._collectives <= MOST_COLLECTIVES:
-            sample, outlasted = self._group.sample_kernel(self._point.kernel, calls, self._collectives, self._meter)
+            sample, outlasted = self._group.sample_kernel(
+                self._point.kernel, calls, self._collectives, self._meter
+            )
             if outlasted:
                 return sample
             # A sample that ran partly alone counts for nothing.
@@ -287,7 +308,8 @@ class KernelBeside:
 def check_device(planned: str, accelerator: str | None) -> None:
     """Refuse to write rows of one device under the name of another.
 
-    A device outside the catalog may have any name in the plan; a device of the catalog must be the one that is found.
+    A device outside the catalog may have any name in the plan; a device of the catalog must be the
+    one that is found.
 
     Args:
         planned: the plan's `device`.
@@ -320,7 +342,9 @@ def same_device(name: str, accelerator: str) -> bool:
     """Whether a catalog name and a driver's name can mean the same device."""
     # The chip is the first word with a number in it, such as A100.
     ours, theirs = _name_words(name), _name_words(accelerator)
-    chips = [word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)]
+    chips = [
+        word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)
+    ]
     chip = chips[0] if chips else ours[0]
     if chip not in theirs:
         return False
@@ -334,7 +358,8 @@ def same_device(name: str, accelerator: str) -> bool:
 
 
 def _name_words(name: str) -> list[str]:
-    """Words of a name in upper case; `1080 Ti` is one word, TPU's `v5 lite` is v5e, its plain `v5` is v5p."""
+    """Words of a name in upper case; `1080 Ti` is one word, TPU's `v5 lite` is v5e, its plain `v5`
+    is v5p."""
     name = re.sub(r"(v\d) lite", r"\1e", name.strip(), flags=re.IGNORECASE)
     name = re.sub(r"(TPU[ -]v5)$", r"\1p", name, flags=re.IGNORECASE)
     name = re.sub(r"(\d) Ti\b", r"\1Ti", name, flags=re.IGNORECASE)

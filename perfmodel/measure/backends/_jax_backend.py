@@ -27,9 +27,9 @@ class JaxBackend:
     """The default JAX device.
 
     A time is that of one call of the jitted op with its inputs in memory and the output allocated
-    anew, dispatch included. On a CPU it waits for each call. On an accelerator it queues the calls of a sample and
-    waits once, so that the time is the kernel's, or the host's launch rate where that is slower: `call_overhead_us` on
-    the card is this floor.
+    anew, dispatch included. On a CPU it waits for each call. On an accelerator it queues the calls
+    of a sample and waits once, so that the time is the kernel's, or the host's launch rate where
+    that is slower: `call_overhead_us` on the card is this floor.
     """
 
     platform: str
@@ -51,7 +51,10 @@ class JaxBackend:
     @property
     def method(self) -> Row:
         if self.accelerator:
-            return {"calls": "queued, waited for once per sample", "fp32_products": "not rounded to tf32 or bf16"}
+            return {
+                "calls": "queued, waited for once per sample",
+                "fp32_products": "not rounded to tf32 or bf16",
+            }
         return {"calls": "each waited for", "threads": 1}
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
@@ -85,7 +88,9 @@ class JaxBackend:
         """Calls in a row, on a CPU each waited for."""
         import jax
 
-        return queued_sampler(timed, self.meter, jax.block_until_ready, every_call=not self.accelerator)
+        return queued_sampler(
+            timed, self.meter, jax.block_until_ready, every_call=not self.accelerator
+        )
 
     @cached_property
     def _flush(self) -> Any:

@@ -43,18 +43,22 @@ class NcclTests:
     """How nccl-tests is started; one process per rank, one GPU per process."""
 
     launcher: str = ""
-    """Command line before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are filled in,
-    e.g. `mpirun -np {num_ranks} -host a:8,b:8` or `srun -N {num_nodes} -n {num_ranks}`."""
+    """Command line before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are
+    filled in, e.g. `mpirun -np {num_ranks} -host a:8,b:8` or
+    `srun -N {num_nodes} -n {num_ranks}`."""
     folder: str = ""
-    """Folder of the programs (`all_reduce_perf`, ...) on every node; empty: they are on the search path."""
+    """Folder of the programs (`all_reduce_perf`, ...) on every node; empty: they are on the search
+    path."""
     arguments: str = "-w 5 -n 20 -N 8"
-    """Arguments of every program: warm-up calls, iterations per timing, and number of timings, whose median is used."""
+    """Arguments of every program: warm-up calls, iterations per timing, and number of timings,
+    whose median is used."""
     timeout_s: float = 900.0
     """Seconds that one run of a program may take."""
 
     @property
     def calls_per_size(self) -> int:
-        """Calls that a program makes of one size: warm-up and iterations, out of place and in place, every time."""
+        """Calls that a program makes of one size: warm-up and iterations, out of place and in
+        place, every time."""
 
         # Defaults are those of nccl-tests.
         def argument(flag: str, default: int) -> int:
@@ -72,10 +76,13 @@ class NcclTests:
         # The supervisor would tell no more of a missing program than exit status 127.
         program = self.command(op, int(op.bytes), int(op.bytes), 2)[0]
         if shutil.which(program) is None:
-            raise CalibrationError(f"{program}: no such program; set launcher and folder of [nccl_tests]")
+            raise CalibrationError(
+                f"{program}: no such program; set launcher and folder of [nccl_tests]"
+            )
 
     def command(self, op: Collective, smallest: int, largest: int, factor: int) -> list[str]:
-        """The command that measures sizes from `smallest` to `largest` bytes, each `factor` times the previous one."""
+        """The command that measures sizes from `smallest` to `largest` bytes, each `factor` times
+        the previous one."""
         # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
         sizes = f"-b {smallest} -e {largest} -f {factor} -d {DTYPES[op.dtype]} -g 1"
         try:
@@ -120,11 +127,13 @@ def nccl_tests_rows(
     """Rows of collectives in order; sizes in geometric progression share one run of a program.
 
     Raises:
-        CalibrationError: if a program fails, does not print a size that it was asked for, or runs on another device
-            than `device` (unless `any_device`).
+        CalibrationError: if a program fails, does not print a size that it was asked for, or runs
+            on another device than `device` (unless `any_device`).
     """
     # Neighbours that differ in nothing but their size, in runs that one program can measure.
-    for _, same_but_size in groupby(points, key=lambda point: collective_columns(point.collective) | {"bytes": 0}):
+    for _, same_but_size in groupby(
+        points, key=lambda point: collective_columns(point.collective) | {"bytes": 0}
+    ):
         for run, factor in geometric_runs(list(same_but_size)):
             for point in run:
                 progress(point)
@@ -137,7 +146,8 @@ def nccl_tests_rows(
 
 
 def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
-    """Split sizes into runs that grow by a constant whole factor, each with its factor (2 for a single size)."""
+    """Split sizes into runs that grow by a constant whole factor, each with its factor (2 for a
+    single size)."""
     runs: list[tuple[list[Point], int]] = []
     for point in points:
         if runs:
@@ -177,12 +187,17 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
-    """The out-of-place time of a size that nccl-tests printed, without an interval of its median."""
-    same_size: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
+    """The out-of-place time of a size that nccl-tests printed, without an interval of its
+    median."""
+    same_size: list[Row] = [
+        dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes
+    ]
     # Times in place are measured too, but frameworks call collectives out of place.
     row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
     if row is None:
-        raise CalibrationError(f"nccl-tests printed no time of {op.collective} of {op.bytes:g} bytes")
+        raise CalibrationError(
+            f"nccl-tests printed no time of {op.collective} of {op.bytes:g} bytes"
+        )
     spread_us = row.get("time_us_std")
     return {
         "source": SOURCE,

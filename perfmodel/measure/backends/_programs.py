@@ -24,7 +24,8 @@ _CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
 
 
 def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> None:
-    """Raise `PerfModelError` unless backends have a program for the op; by default those of any device."""
+    """Raise `PerfModelError` unless backends have a program for the op; by default those of any
+    device."""
     measurement = FAMILIES[op.family].timed()
     if op.dtype not in dtypes:
         raise UnknownNameError("dtype to measure", op.dtype, dtypes)
@@ -46,11 +47,14 @@ def check_torch_kernel(op: KernelOp) -> None:
     """Raise `PerfModelError` unless torch can time the op on some device."""
     check_kernel(op, torch_dtypes(op))
     if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
-        raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
+        raise PerfModelError(
+            f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}"
+        )
 
 
 def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str | None) -> None:
-    """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 for others) has the op's units."""
+    """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 for others) has
+    the op's units."""
     # CPUs and other vendors' devices have capability 0.0, and so none of these units.
     needed = _CAPABILITIES.get(op.dtype, (0, 0))
     if capability < needed:
@@ -71,7 +75,8 @@ def torch_dtypes(op: KernelOp) -> tuple[str, ...]:
 
 
 def jax_program(op: KernelOp) -> Program:
-    """The op as a jitted JAX function with its inputs on the default device; fp8 products give bf16.
+    """The op as a jitted JAX function with its inputs on the default device; fp8 products give
+    bf16.
 
     Raises:
         PerfModelError: for a family, pass, element type or kernel without a program.
@@ -82,11 +87,18 @@ def jax_program(op: KernelOp) -> Program:
 
 def torch_program(op: KernelOp, device: str) -> Program:
     """The op as a function of tensors on `device`; the op must have passed the backend's check."""
-    return FAMILIES[op.family].timed().torch_program(op, Tensors(np.random.default_rng(0), device, op.dtype))
+    return (
+        FAMILIES[op.family]
+        .timed()
+        .torch_program(op, Tensors(np.random.default_rng(0), device, op.dtype))
+    )
 
 
-def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
-    """Sampler of queued calls. `every_call` waits for each, because a CPU might run independent calls concurrently."""
+def queued_sampler(
+    timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool
+) -> SampleCalls:
+    """Sampler of queued calls. `every_call` waits for each, because a CPU might run independent
+    calls concurrently."""
     call = Calls(timed)
 
     # Calls that are queued run in order, so that waiting for the last one is waiting for all.
@@ -104,14 +116,17 @@ def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, 
     return sample
 
 
-def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]) -> SampleCalls:
+def cold_sampler(
+    timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]
+) -> SampleCalls:
     """Sampler of single calls after cache flushes, which are not timed.
 
     Interference is that of flushes and calls together, which others disturb alike.
     """
     call = Calls(timed)
 
-    # The meter is read around each call, and once over all of them for interference, whose counters are coarse.
+    # The meter is read around each call, and once over all of them for interference, whose counters
+    # are coarse.
     def sample(calls: int) -> Sample:
         wall_s = 0.0
         first = last = meter.read()
@@ -137,15 +152,16 @@ class Calls:
         timed = self._timed
         output = timed.function(*self._arguments)
 
-        # Such as a cache of keys: a call's output takes the place of its first arguments in the next.
+        # Such as a cache of keys: a call's output takes the place of its first arguments in the
+        # next.
         if timed.carried:
             self._arguments = (*output[: timed.carried], *self._arguments[timed.carried :])
         return output
 
 
 FLUSH_FACTOR: Final = 2
-"""Size of the buffer that is read to flush caches, in last-level caches; above 1 because replacement is not strictly
-least-recently-used."""
+"""Size of the buffer that is read to flush caches, in last-level caches; above 1 because
+replacement is not strictly least-recently-used."""
 
 
 def host_flush() -> partial[Any]:

@@ -47,7 +47,9 @@ class TorchBackend:
     def software(self) -> str:
         torch = torch_module()
         toolkit = f"cuda{torch.version.cuda}" if torch.version.cuda else f"rocm{torch.version.hip}"
-        return f"torch{torch.__version__.partition('+')[0]}-{toolkit if self.accelerator else 'cpu'}"
+        return (
+            f"torch{torch.__version__.partition('+')[0]}-{toolkit if self.accelerator else 'cpu'}"
+        )
 
     @property
     def method(self) -> Row:
@@ -76,7 +78,8 @@ class TorchBackend:
         return self._sampler(Program(scalar.add, (1,)))
 
     def _sampler(self, timed: Program, *, cold: bool = False) -> SampleCalls:
-        """Calls timed by events on a GPU, by the host's clock on a CPU, where calls return when they are done."""
+        """Calls timed by events on a GPU, by the host's clock on a CPU, where calls return when
+        they are done."""
         if self.accelerator:
             return event_sampler(timed, self._flush if cold else None)
         if cold:
@@ -94,7 +97,8 @@ class TorchBackend:
 
 
 def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCalls:
-    """Time calls with CUDA events: around all calls or, with `flush`, around each call after a cache flush."""
+    """Time calls with CUDA events: around all calls or, with `flush`, around each call after a
+    cache flush."""
     torch, call = torch_module(), Calls(timed)
 
     # Two events around queued calls, whose times are known once the device has come to them.

@@ -1,9 +1,11 @@
-"""Ranks on several nodes: process 0 of a launch measures, and the others are agents that run ranks on request.
+"""Ranks on several nodes: process 0 of a launch measures, and the others are agents that run ranks
+on request.
 
-Agents find process 0 through a file in the folder of the tables, which all nodes share: its address and a secret made
-for this launch. Without a shared folder both are given (`--coordinator`, `PERFMODEL_LAUNCH_KEY`). Each keeps one
-connection, on which process 0 sends orders: `("start", place, session)` a rank, `("ask", request)` it something,
-`("end", grace_s)` it, `("port",)` for a free port, and `("leave", why)`; a rank's answers come back as they are.
+Agents find process 0 through a file in the folder of the tables, which all nodes share: its address
+and a secret made for this launch. Without a shared folder both are given (`--coordinator`,
+`PERFMODEL_LAUNCH_KEY`). Each keeps one connection, on which process 0 sends orders:
+`("start", place, session)` a rank, `("ask", request)` it something, `("end", grace_s)` it,
+`("port",)` for a free port, and `("leave", why)`; a rank's answers come back as they are.
 """
 
 import os
@@ -48,7 +50,8 @@ class Hello:
 
 
 class Agent:
-    """Process 0's end of the connection to an agent; between `start` and `end` it stands for the agent's rank."""
+    """Process 0's end of the connection to an agent; between `start` and `end` it stands for the
+    agent's rank."""
 
     gone = "ended unexpectedly; see its messages on standard error there"
 
@@ -62,7 +65,8 @@ class Agent:
 
     def free_port(self) -> int:
         """A free port on the agent's node."""
-        # Only that node knows what is free there. A rank is not running yet, so that the next answer is this one.
+        # Only that node knows what is free there. A rank is not running yet, so that the next
+        # answer is this one.
         try:
             self._connection.send(("port",))
             if self._connection.poll(ORDER_TIMEOUT_S):
@@ -103,10 +107,12 @@ class Agent:
 
 @contextmanager
 def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[Agent, ...]]:
-    """Context with all processes of the launch as agents, this one (process 0) first; they are released at the end.
+    """Context with all processes of the launch as agents, this one (process 0) first; they are
+    released at the end.
 
     Raises:
-        CalibrationError: if one does not come in time, two have one number, or their software differs.
+        CalibrationError: if one does not come in time, two have one number, or their software
+            differs.
     """
     # Process 0 is an agent of its own, so that all ranks are started in the same way.
     meeting = made_meeting(launch)
@@ -146,7 +152,8 @@ def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
     """Serve as an agent until released.
 
     Raises:
-        CalibrationError: if process 0 cannot be found, goes away, or stops for a cause, which is named.
+        CalibrationError: if process 0 cannot be found, goes away, or stops for a cause, which is
+            named.
     """
     # Orders end by being sent home, or because process 0 has died.
     connection, address = join(launch, folder, timeout_s)
@@ -175,7 +182,8 @@ def serve_orders(connection: Connection) -> str | None:
                         connection.send(("error", rank.gone))
                         rank.end(0.0)
                         rank = None
-                # Process 0 gives an order. A rank that died meanwhile says so when its pipe is read.
+                # Process 0 gives an order. A rank that died meanwhile says so when its pipe is
+                # read.
                 elif ready is connection:
                     order, *arguments = connection.recv()
                     match order:
@@ -183,7 +191,9 @@ def serve_orders(connection: Connection) -> str | None:
                             return arguments[0]
                         case "start":
                             place, session = arguments
-                            rank = RankProcess(replace(place.on_one_of(cores), device=_only_gpu()), session)
+                            rank = RankProcess(
+                                replace(place.on_one_of(cores), device=_only_gpu()), session
+                            )
                         case "port":
                             connection.send(("ok", free_port()))
                         case "ask" if rank is not None:
@@ -241,7 +251,8 @@ def _hello(launch: Launch, address: str) -> Hello:
 
 
 def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
-    """Raise `CalibrationError` unless a process belongs to the launch and measures as process 0 does."""
+    """Raise `CalibrationError` unless a process belongs to the launch and measures as process 0
+    does."""
     # Rows of one table are measured alike: by the same software and code on every node.
     first = agents[0].hello
     if new.count != first.count:

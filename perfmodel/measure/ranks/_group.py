@@ -14,13 +14,25 @@ from perfmodel.catalog.this_machine import usable_cores
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure.ranks._agents import Agent
 from perfmodel.measure.ranks._hosts import Host
-from perfmodel.measure.ranks._rank import CollectiveSession, Place, RankProcess, RankSession, free_port
+from perfmodel.measure.ranks._rank import (
+    CollectiveSession,
+    Place,
+    RankProcess,
+    RankSession,
+    free_port,
+)
 from perfmodel.measure.timing import MachineMeter, Meter, Reading, Sample
 from perfmodel.ops import Collective, KernelOp
 from perfmodel.ops.programs import JAX_DTYPES
 from perfmodel.units import dtype_bytes, plural
 
-MEASURED_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+MEASURED_COLLECTIVES: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+)
 START_TIMEOUT_S: Final = 90.0
 """Seconds in which a rank has to join its group: it imports its framework first."""
 ANSWER_TIMEOUT_S: Final = 120.0
@@ -33,16 +45,18 @@ TWO_SIDES: Final = 2
 class RankGroup:
     """Context manager over `num_ranks` processes, rank r pinned to core r modulo the usable cores.
 
-    Each process runs a session; by default one of collectives, which `load`, `sample` and `values` use.
+    Each process runs a session; by default one of collectives, which `load`, `sample` and `values`
+    use.
 
     Args:
         hosts: hosts of the ranks, which are shared out evenly in order; none: all run on this host.
         agents: instead, one per rank in their order (`members`).
 
     Raises:
-        PerfModelError: for fewer than 2 or more than 64 ranks, or ranks that the hosts cannot share out.
-        CalibrationError: if a rank fails, dies or does not answer in time; the message names it, and
-            the group is of no further use.
+        PerfModelError: for fewer than 2 or more than 64 ranks, or ranks that the hosts cannot share
+            out.
+        CalibrationError: if a rank fails, dies or does not answer in time; the message names it,
+            and the group is of no further use.
     """
 
     def __init__(
@@ -71,7 +85,9 @@ class RankGroup:
             if self._agents:
                 coordinator = f"{self._agents[0].hello.address}:{self._agents[0].free_port()}"
             else:
-                coordinator = f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{free_port()}"
+                coordinator = (
+                    f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{free_port()}"
+                )
             for rank in range(self.num_ranks):
                 self._members.append(self._start(rank, coordinator))
             self._answers(START_TIMEOUT_S)
@@ -104,19 +120,22 @@ class RankGroup:
 
     def load(self, op: Collective) -> None:
         """Make `op` the collective that `sample` and `values` run."""
-        # A transfer between two ranks has a sender and a receiver, whose times are told apart (`transfer_time_s`).
+        # A transfer between two ranks has a sender and a receiver, whose times are told apart
+        # (`transfer_time_s`).
         check_collective(op, self._num_nodes)
         n_asked = op.num_ranks * op.concurrent
         if n_asked != self.num_ranks:
-            raise PerfModelError(f"the group has {self.num_ranks} ranks, but {op.collective} needs {n_asked}")
+            raise PerfModelError(
+                f"the group has {self.num_ranks} ranks, but {op.collective} needs {n_asked}"
+            )
         self.ask("load", op)
         self._of_two_sides = op.collective == "send_recv" and n_asked == TWO_SIDES
 
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks.
 
-        The slowest rank's time counts. A message between two ranks takes as long as on the side that waits less
-        (`transfer_time_s`).
+        The slowest rank's time counts. A message between two ranks takes as long as on the side
+        that waits less (`transfer_time_s`).
         """
         before = self._readings(meter)
         spans_of_ranks = self.ask("run", calls)
@@ -130,21 +149,28 @@ class RankGroup:
 
         # The most disturbed node counts, since a collective waits for all.
         shares = []
-        for node_meter, node_before, node_after in zip(self._meters(meter), before, after, strict=True):
+        for node_meter, node_before, node_after in zip(
+            self._meters(meter), before, after, strict=True
+        ):
             shares.append(node_meter.interference(node_before, node_after))
         return Sample(calls, wall_s, max(shares))
 
-    def sample_kernel(self, op: KernelOp, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
+    def sample_kernel(
+        self, op: KernelOp, calls: int, collectives: int, meter: Meter
+    ) -> tuple[Sample, bool]:
         """Run calls of a kernel on all ranks while a number of the loaded collectives run.
 
-        The slowest rank's time counts. The result also says whether the collectives outlasted the kernel on every rank.
+        The slowest rank's time counts. The result also says whether the collectives outlasted the
+        kernel on every rank.
         """
         before = self._readings(meter)
         answers = self.ask("time_kernel", op, calls, collectives)
         after = self._readings(meter)
         wall_s = max(seconds for seconds, _ in answers)
         shares = []
-        for node_meter, node_before, node_after in zip(self._meters(meter), before, after, strict=True):
+        for node_meter, node_before, node_after in zip(
+            self._meters(meter), before, after, strict=True
+        ):
             shares.append(node_meter.interference(node_before, node_after))
         return Sample(calls, wall_s, max(shares)), all(outlasted for _, outlasted in answers)
 
@@ -183,11 +209,13 @@ class RankGroup:
         return self.ask("values")
 
     def ask(self, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every rank's session with the same arguments; returns one answer per rank."""
+        """Call a method of every rank's session with the same arguments; returns one answer per
+        rank."""
         return self.ask_each(name, [arguments] * self.num_ranks)
 
     def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per rank."""
+        """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per
+        rank."""
         if not self._members:
             raise CalibrationError("the group of ranks is not running; enter its context again")
         for rank, member in enumerate(self._members):
@@ -199,7 +227,8 @@ class RankGroup:
         return self._answers(ANSWER_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[Any]:
-        """One answer per rank; the first failure ends the group, as the others may wait for that rank."""
+        """One answer per rank; the first failure ends the group, as the others may wait for that
+        rank."""
         try:
             return self._collect(time.monotonic() + timeout_s)
         except CalibrationError:
@@ -207,17 +236,23 @@ class RankGroup:
             raise
 
     def _collect(self, deadline_s: float) -> list[Any]:
-        """One answer per rank, as they come; raises `CalibrationError` for the first that fails or is late."""
+        """One answer per rank, as they come; raises `CalibrationError` for the first that fails or
+        is late."""
         values: dict[int, Any] = {}
         while len(values) < self.num_ranks:
-            waiting = {member.fileno(): rank for rank, member in enumerate(self._members) if rank not in values}
+            waiting = {
+                member.fileno(): rank
+                for rank, member in enumerate(self._members)
+                if rank not in values
+            }
             ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 rank = min(waiting.values())
                 raise CalibrationError(
                     f"{_name(rank, self._members[rank])} does not answer; check whether the machine is overloaded"
                 )
-            # A rank that fails or dies ends the measurement at once, whatever the others are waiting for.
+            # A rank that fails or dies ends the measurement at once, whatever the others are
+            # waiting for.
             for handle, rank in waiting.items():
                 if handle not in ready:
                     continue
@@ -241,7 +276,9 @@ class RankGroup:
 def check_group(num_ranks: int) -> None:
     """Raise `PerfModelError` unless this host can run a group of this many processes."""
     if not 2 <= num_ranks <= MAX_RANKS:
-        raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
+        raise PerfModelError(
+            f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}"
+        )
 
 
 def check_collective(op: Collective, hosts: int = 1) -> None:
@@ -280,17 +317,19 @@ def transfer_time_s(
 ) -> Float[np.ndarray, " calls"]:
     """Seconds of every point-to-point transfer: the shorter of its send and receive call.
 
-    A transfer begins when the later of the two calls is launched and ends when both return, so that the call that was
-    launched first contains its waiting for the other; the shorter holds the transfer alone (DistSim section 4.2, after
-    dPRO). Each side's clock is read for its own calls only: the clocks need not agree. If both sides send and receive
-    at once, as neighbouring stages of 1F1B do, each call is both a send and a receive.
+    A transfer begins when the later of the two calls is launched and ends when both return, so that
+    the call that was launched first contains its waiting for the other; the shorter holds the
+    transfer alone (DistSim section 4.2, after dPRO). Each side's clock is read for its own calls
+    only: the clocks need not agree. If both sides send and receive at once, as neighbouring stages
+    of 1F1B do, each call is both a send and a receive.
 
     Args:
         send_s: start and end of every send call on the sender's clock.
         receive_s: start and end of the receive call of the same transfer on the receiver's clock.
 
     Raises:
-        CalibrationError: for sides with different numbers of calls, or a call that ends before it starts.
+        CalibrationError: for sides with different numbers of calls, or a call that ends before it
+            starts.
     """
     # Lists come from two ranks, whose calls have to match one by one.
     send_s = np.asarray(send_s, float)
@@ -302,5 +341,7 @@ def transfer_time_s(
         )
     call_s = np.stack([send_s[:, 1] - send_s[:, 0], receive_s[:, 1] - receive_s[:, 0]])
     if not (call_s >= 0).all():
-        raise CalibrationError("a send or receive call ends before it starts; use one clock for both ends")
+        raise CalibrationError(
+            "a send or receive call ends before it starts; use one clock for both ends"
+        )
     return call_s.min(axis=0)

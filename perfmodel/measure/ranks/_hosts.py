@@ -1,8 +1,9 @@
-"""Hosts made of network namespaces on one machine, joined by links of a set bandwidth and latency (Linux, root).
+"""Hosts made of network namespaces on one machine, joined by links of a set bandwidth and latency
+(Linux, root).
 
-Processes of one host reach other hosts only through its shaped link, as on a real network, and one another through the
-loopback interface. So one machine has groups within and between nodes. Where the kernel cannot add the latency of
-links, a switch in user space delays every frame.
+Processes of one host reach other hosts only through its shaped link, as on a real network, and one
+another through the loopback interface. So one machine has groups within and between nodes. Where
+the kernel cannot add the latency of links, a switch in user space delays every frame.
 """
 
 import ctypes
@@ -34,10 +35,11 @@ _NAMESPACES: Final = Path("/var/run/netns")
 _MTU: Final = 9000
 """Maximum size of frames: large, as in data centres, so that the cores remain free for ranks."""
 _BURST_BYTES: Final = 16384
-"""Bytes that a link sends at once after a pause; small, so that a message takes its size divided by the bandwidth."""
+"""Bytes that a link sends at once after a pause; small, so that a message takes its size divided by
+the bandwidth."""
 _SEND_BUFFER_BYTES: Final = 131072
-"""Bytes that a sender may have in flight before it waits for the link; fixed, so that earlier traffic does not change
-it. A link of long latency gets twice its bandwidth-delay product."""
+"""Bytes that a sender may have in flight before it waits for the link; fixed, so that earlier
+traffic does not change it. A link of long latency gets twice its bandwidth-delay product."""
 _QUEUE_S: Final = 2.0
 """Waiting time at which a link drops messages, longer than the senders' windows allow."""
 _MAX_HOSTS: Final = 64
@@ -55,11 +57,13 @@ class Host:
     """Network namespace on this machine."""
 
     def enter(self) -> None:
-        """Move this thread, and those it starts, onto the host; for a fresh process that does one rank's work.
+        """Move this thread, and those it starts, onto the host; for a fresh process that does one
+        rank's work.
 
-        The host's name becomes its address, which is how collective libraries find the interface to listen on.
-        Ranks that share a core run at real-time priority, so that one that has just got its message need not wait
-        for the end of another's time slice, several milliseconds that no real host would take.
+        The host's name becomes its address, which is how collective libraries find the interface to
+        listen on. Ranks that share a core run at real-time priority, so that one that has just got
+        its message need not wait for the end of another's time slice, several milliseconds that no
+        real host would take.
 
         Raises:
             CalibrationError: without the right to do so.
@@ -69,7 +73,9 @@ class Host:
         handle = os.open(_NAMESPACES / self.namespace, os.O_RDONLY)
         try:
             if libc.setns(handle, _CLONE_NEWNET) or libc.unshare(_CLONE_NEWUTS):
-                raise CalibrationError(f"cannot enter namespace {self.namespace}: {os.strerror(ctypes.get_errno())}")
+                raise CalibrationError(
+                    f"cannot enter namespace {self.namespace}: {os.strerror(ctypes.get_errno())}"
+                )
         finally:
             os.close(handle)
         socket.sethostname(self.address)
@@ -92,14 +98,16 @@ class EmulatedNetwork:
     def __post_init__(self) -> None:
         positive("emulated network: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         if not 0 <= self.latency_s < 1:
-            raise PerfModelError(f"emulated network: latency_s must be between 0 and 1 s, got {self.latency_s!r}")
+            raise PerfModelError(
+                f"emulated network: latency_s must be between 0 and 1 s, got {self.latency_s!r}"
+            )
 
 
 class EmulatedHosts:
     """Context manager over hosts in separate namespaces, each with a link to a common switch.
 
-    Bandwidth is shaped where a host sends (a token bucket); the latency of the link is added by a small switch in
-    user space, which is left out where `latency_s` is 0.
+    Bandwidth is shaped where a host sends (a token bucket); the latency of the link is added by a
+    small switch in user space, which is left out where `latency_s` is 0.
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 hosts, or an invalid bandwidth or latency.
@@ -110,7 +118,10 @@ class EmulatedHosts:
         if not 2 <= count <= _MAX_HOSTS:
             raise PerfModelError(f"emulated hosts: give 2 to {_MAX_HOSTS} hosts, got {count}")
         network = EmulatedNetwork(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
-        self._bandwidth_bytes_per_s, self._latency_s = network.bandwidth_bytes_per_s, network.latency_s
+        self._bandwidth_bytes_per_s, self._latency_s = (
+            network.bandwidth_bytes_per_s,
+            network.latency_s,
+        )
         self._prefix = f"pm{os.getpid() % 10**6}x{next(_numbers)}"
         self.hosts = tuple(Host(f"10.213.0.{i + 1}", f"{self._prefix}h{i}") for i in range(count))
         self._stack = ExitStack()
@@ -145,16 +156,32 @@ class EmulatedHosts:
         _command("ip", "link", "set", bridge, "up")
         for i, host in enumerate(self.hosts):
             port = f"{self._prefix}p{i}"
-            _command("ip", "link", "add", port, "type", "veth", "peer", "name", "net0", "netns", host.namespace)
+            _command(
+                "ip",
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "net0",
+                "netns",
+                host.namespace,
+            )
             _command("ip", "link", "set", port, "mtu", str(_MTU), "master", bridge, "up")
 
     def _join_by_switch(self, stack: ExitStack) -> None:
-        """Join hosts by a switch in a separate process, with a TAP interface that is moved to each host."""
-        # Undone in reverse: close the pipe, which the switch notices, then make sure that its process ends.
+        """Join hosts by a switch in a separate process, with a TAP interface that is moved to each
+        host."""
+        # Undone in reverse: close the pipe, which the switch notices, then make sure that its
+        # process ends.
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve_switch, args=(theirs, taps, self._latency_s), daemon=True)
+        process = context.Process(
+            target=serve_switch, args=(theirs, taps, self._latency_s), daemon=True
+        )
         process.start()
         theirs.close()
         stack.callback(process.join, 5.0)
@@ -170,20 +197,32 @@ class EmulatedHosts:
         inside = ("ip", "-n", host.namespace)
         _command(*inside, "address", "add", f"{host.address}/24", "dev", "net0")
         _command(*inside, "link", "set", "lo", "up")
-        _command(*inside, "link", "set", "net0", "mtu", str(TAP_MTU if self._latency_s else _MTU), "up")
+        _command(
+            *inside, "link", "set", "net0", "mtu", str(TAP_MTU if self._latency_s else _MTU), "up"
+        )
 
         # What data centres set: a connection keeps its window while the ranks compute.
-        buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
+        buffer_bytes = max(
+            _SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s)
+        )
         keep_window = "net.ipv4.tcp_slow_start_after_idle=0"
         send_buffer = f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}"
         _command("ip", "netns", "exec", host.namespace, "sysctl", "-qw", keep_window, send_buffer)
 
-        # A token bucket: a burst must hold a frame, and the queue what arrives in the time after which a link drops.
+        # A token bucket: a burst must hold a frame, and the queue what arrives in the time after
+        # which a link drops.
         rate_bits_per_s = round(8 * self._bandwidth_bytes_per_s)
         burst_bytes = max(_BURST_BYTES, TAP_MTU + 14) if self._latency_s else _BURST_BYTES
         limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
         add_bucket = ("tc", "-n", host.namespace, "qdisc", "add", "dev", "net0", "root", "tbf")
-        rate = ("rate", f"{rate_bits_per_s}bit", "burst", f"{burst_bytes}b", "limit", f"{limit_bytes}b")
+        rate = (
+            "rate",
+            f"{rate_bits_per_s}bit",
+            "burst",
+            f"{burst_bytes}b",
+            "limit",
+            f"{limit_bytes}b",
+        )
         _command(*add_bucket, *rate)
 
 
@@ -199,7 +238,9 @@ def _command(*words: str) -> None:
     """Run a command; raise `CalibrationError` with its last words if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CalibrationError(f"{' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        raise CalibrationError(
+            f"{' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}"
+        )
 
 
 def _quietly(*words: str) -> None:
@@ -211,8 +252,8 @@ def _quietly(*words: str) -> None:
 TAP_MTU: Final = 32768
 """Maximum size of frames of TAP interfaces: large, to keep the switch's own work small."""
 
-# Constants of linux/if_tun.h: the request that makes an interface, of frames (TAP), without a header of packet
-# information.
+# Constants of linux/if_tun.h: the request that makes an interface, of frames (TAP), without a
+# header of packet information.
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
@@ -229,8 +270,8 @@ def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> Non
 
 
 def forward(pipe: Connection, handles: Sequence[int], latency_s: float) -> None:
-    """Forward every frame to the port of its receiver (to all others while that is unknown), `latency_s` after it
-    arrived."""
+    """Forward every frame to the port of its receiver (to all others while that is unknown),
+    `latency_s` after it arrived."""
     # Frames on their way, in order of arrival: a constant delay keeps them in order.
     waiting: deque[tuple[float, int, bytes]] = deque()
     port_of: dict[bytes, int] = {}

@@ -1,4 +1,5 @@
-"""The identity of a launched process, and how processes of a launch find and authenticate each other.
+"""The identity of a launched process, and how processes of a launch find and authenticate each
+other.
 
 Torchrun, mpirun and srun start one command many times and number the copies.
 """
@@ -29,8 +30,17 @@ LAUNCHERS: Final = (
 """Launchers with the variables that they set: a process's number and how many there are."""
 NODE: Final = "PERFMODEL_NODE"
 """Variable that names the node if its host name is not unique."""
-_OTHERS: Final = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RANK", "WORLD_SIZE")
-"""Variables by which frameworks join a launcher's group, in addition to those that begin with `_PREFIXES`."""
+_OTHERS: Final = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "RANK",
+    "WORLD_SIZE",
+)
+"""Variables by which frameworks join a launcher's group, in addition to those that begin with
+`_PREFIXES`."""
 _PREFIXES: Final = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
@@ -59,7 +69,8 @@ def find_launch(
     processes: int | None = None,
     coordinator: str | None = None,
 ) -> Launch | None:
-    """This process's rank in the launch, from arguments or the launcher's environment; `None` without either.
+    """This process's rank in the launch, from arguments or the launcher's environment; `None`
+    without either.
 
     Args:
         process: number of this process.
@@ -76,7 +87,8 @@ def find_launch(
     if process is not None and processes is not None:
         launcher, index, count = "--process", process, processes
     else:
-        # Inside a batch job the batch system's variables are there too: the first launcher that fits counts.
+        # Inside a batch job the batch system's variables are there too: the first launcher that
+        # fits counts.
         launchers = [names for names in LAUNCHERS if environ.keys() >= {*names[1:]}]
         if not launchers:
             return None
@@ -93,7 +105,9 @@ def find_launch(
         if launcher == "torchrun" and host is None:
             host = environ.get("MASTER_ADDR")
     if not 0 <= index < count:
-        raise CalibrationError(f"{launcher}: process {index} of {count}; processes are numbered from 0 to {count - 1}")
+        raise CalibrationError(
+            f"{launcher}: process {index} of {count}; processes are numbered from 0 to {count - 1}"
+        )
     node = environ.get(NODE) or socket.gethostname()
     return Launch(launcher=launcher, index=index, count=count, node=node, host=host, port=port)
 
@@ -111,12 +125,15 @@ def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
         return None, None
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise CalibrationError(f"--coordinator {coordinator}: must be HOST:PORT, such as node-a:29600")
+        raise CalibrationError(
+            f"--coordinator {coordinator}: must be HOST:PORT, such as node-a:29600"
+        )
     return host, int(port)
 
 
 KEY: Final = "PERFMODEL_LAUNCH_KEY"
-"""Variable with the secret that all processes share; without it, process 0 makes one and writes it into the folder."""
+"""Variable with the secret that all processes share; without it, process 0 makes one and writes it
+into the folder."""
 NAME: Final = ".launch.json"
 """File in the folder of the tables that leads to process 0."""
 MIN_KEY: Final = 16
@@ -178,7 +195,11 @@ class Server:
                 self._socket.settimeout(max(left_s, 1e-3))
                 peer, _ = self._socket.accept()
             except TimeoutError:
-                turned = f"; {self._turned_away} connections used another secret" if self._turned_away else ""
+                turned = (
+                    f"; {self._turned_away} connections used another secret"
+                    if self._turned_away
+                    else ""
+                )
                 raise CalibrationError(
                     f"{_processes_text(missing)} of {launch.count} did not connect to {self._meeting.host} within "
                     f"{timeout_s:g} s{turned}; check that all were started with this --out and can reach this node"
@@ -197,8 +218,8 @@ class Server:
 
 
 def listening_address(host: str) -> str:
-    """The one address of this node that process 0 listens on; empty, for all addresses, if the host name does not
-    determine one.
+    """The one address of this node that process 0 listens on; empty, for all addresses, if the host
+    name does not determine one.
 
     Many systems have their own name stand for a loopback address that other nodes cannot reach.
     """
@@ -225,7 +246,9 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
             connection = _authenticated(peer, meeting.key, first=False)
             if connection is not None:
                 return connection, address
-            trouble = f"{address_tried} has another secret; check that {KEY} is the same on all nodes"
+            trouble = (
+                f"{address_tried} has another secret; check that {KEY} is the same on all nodes"
+            )
         # Process 0 has not come yet.
         except FileNotFoundError:
             trouble = (
@@ -249,7 +272,12 @@ def _read(launch: Launch, folder: Path) -> Meeting:
     if key and launch.host and launch.port:
         return Meeting(launch.host, launch.port, key)
     meeting = Meeting(**json.loads((folder / NAME).read_text()))
-    return replace(meeting, host=launch.host or meeting.host, port=launch.port or meeting.port, key=key or meeting.key)
+    return replace(
+        meeting,
+        host=launch.host or meeting.host,
+        port=launch.port or meeting.port,
+        key=key or meeting.key,
+    )
 
 
 def _key_of_environment() -> str | None:
@@ -257,13 +285,16 @@ def _key_of_environment() -> str | None:
     # Whoever can connect and knows the secret can have code run here: objects are sent pickled.
     key = os.environ.get(KEY)
     if key is not None and len(key) < MIN_KEY:
-        raise CalibrationError(f"{KEY} has {len(key)} characters; give at least {MIN_KEY} that nobody can guess")
+        raise CalibrationError(
+            f"{KEY} has {len(key)} characters; give at least {MIN_KEY} that nobody can guess"
+        )
     return key
 
 
 def _write_private(path: Path, meeting: Meeting) -> None:
     """Write a meeting atomically, readable only by this user."""
-    # Made with its permissions, as changing them afterwards would leave a moment in which others can read it.
+    # Made with its permissions, as changing them afterwards would leave a moment in which others
+    # can read it.
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(meeting), file)
@@ -271,7 +302,8 @@ def _write_private(path: Path, meeting: Meeting) -> None:
 
 
 def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection | None:
-    """A connection whose other end knows the secret, too; nothing is unpickled before that is proven."""
+    """A connection whose other end knows the secret, too; nothing is unpickled before that is
+    proven."""
     with peer:
         # A node that loses power says no goodbye, so that the system has to look for it.
         peer.setblocking(True)

@@ -51,11 +51,11 @@ class Place:
 def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> None:
     """Join the group and answer requests until told to stop.
 
-    A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
-    an answer is `("ok", value)` or `("error", text)`.
+    A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or
+    `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
     """
-    # Set up the process before any framework is imported. gloo announces itself on standard output, which belongs
-    # to the parent's result.
+    # Set up the process before any framework is imported. gloo announces itself on standard output,
+    # which belongs to the parent's result.
     end_with_spawner()
     forget_launcher()
     with open(os.devnull, "wb") as nowhere:
@@ -94,12 +94,16 @@ class RankSession:
 
     def __init__(self, place: Place) -> None:
         # One thread per rank, set before JAX is imported.
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+        )
         import jax
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(place.coordinator, place.num_ranks, place.rank, initialization_timeout=60)
+        jax.distributed.initialize(
+            place.coordinator, place.num_ranks, place.rank, initialization_timeout=60
+        )
         self.rank = place.rank
 
     def own_s(self) -> float:
@@ -135,7 +139,8 @@ class CollectiveSession(RankSession):
     """Runs the one collective that is loaded."""
 
     def load(self, op: Collective) -> None:
-        """Compile the collective and make this rank's buffer: element i holds i mod 1024, plus the rank."""
+        """Compile the collective and make this rank's buffer: element i holds i mod 1024, plus the
+        rank."""
         import jax
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec
@@ -147,7 +152,9 @@ class CollectiveSession(RankSession):
         count = local_elements(op)
         local = (np.arange(count) % 1024 + self.rank).astype(jax.numpy.dtype(JAX_DTYPES[op.dtype]))
         self._buffer = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), local)
-        mapped = jax.shard_map(_operation(op), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        mapped = jax.shard_map(
+            _operation(op), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
         self._function = jax.jit(mapped)
 
     def run(self, calls: int) -> list[Span]:
@@ -166,8 +173,8 @@ class CollectiveSession(RankSession):
 def groups_at_once(op: Collective) -> list[list[int]]:
     """Ranks of every group that runs a collective at the same time, in the order of the group.
 
-    Ranks count through one node after another. On each node the groups stand beside one another, as many ranks of each
-    as `ranks_per_node`, so that all of them share the node's links.
+    Ranks count through one node after another. On each node the groups stand beside one another, as
+    many ranks of each as `ranks_per_node`, so that all of them share the node's links.
     """
     on_node = op.ranks_per_node * op.concurrent
     groups = []
@@ -198,13 +205,16 @@ def _operation(op: Collective) -> Any:
         "all_reduce": partial(lax.psum, axis_name="rank"),
         "all_gather": partial(lax.all_gather, axis_name="rank", tiled=True),
         "reduce_scatter": partial(lax.psum_scatter, axis_name="rank", tiled=True),
-        "all_to_all": partial(lax.all_to_all, axis_name="rank", split_axis=0, concat_axis=0, tiled=True),
+        "all_to_all": partial(
+            lax.all_to_all, axis_name="rank", split_axis=0, concat_axis=0, tiled=True
+        ),
         "send_recv": partial(lax.ppermute, axis_name="rank", perm=ring),
     }[op.collective]
 
 
 class RankProcess:
-    """A rank's process, started at once; `send` and `recv` carry the requests and answers of `serve`."""
+    """A rank's process, started at once; `send` and `recv` carry the requests and answers of
+    `serve`."""
 
     gone = "ended unexpectedly; see its messages on standard error"
 
@@ -217,7 +227,8 @@ class RankProcess:
         theirs.close()
 
     def fileno(self) -> int:
-        """Handle for `multiprocessing.connection.wait`, readable when there is an answer or the rank has ended."""
+        """Handle for `multiprocessing.connection.wait`, readable when there is an answer or the
+        rank has ended."""
         return self._pipe.fileno()
 
     def send(self, request: tuple[Any, ...]) -> None:

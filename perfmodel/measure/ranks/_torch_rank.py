@@ -1,4 +1,5 @@
-"""Ranks whose collectives run on torch.distributed: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
+"""Ranks whose collectives run on torch.distributed: gloo between CPUs, NCCL between GPUs. Needs the
+extra `torch`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,14 @@ from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
-from perfmodel.measure.ranks._rank import Place, RankSession, Span, groups_at_once, local_elements, spans
+from perfmodel.measure.ranks._rank import (
+    Place,
+    RankSession,
+    Span,
+    groups_at_once,
+    local_elements,
+    spans,
+)
 from perfmodel.ops import Collective, KernelOp
 from perfmodel.ops.programs import TORCH_DTYPES, torch_module
 
@@ -24,13 +32,17 @@ class GlooSession(RankSession):
     """Kind of device that holds the data."""
 
     def __init__(self, place: Place) -> None:
-        # One thread per rank, as ranks of a node share its cores. The device is chosen before NCCL starts on it.
+        # One thread per rank, as ranks of a node share its cores. The device is chosen before NCCL
+        # starts on it.
         self.rank = place.rank
         self._kernels: dict[KernelOp, Callable[[], Any]] = {}
         torch_module().set_num_threads(1)
         self.take_device(place.local_rank if place.device is None else place.device)
         _dist().init_process_group(
-            self.transport, init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
+            self.transport,
+            init_method=f"tcp://{place.coordinator}",
+            rank=place.rank,
+            world_size=place.num_ranks,
         )
 
     def take_device(self, index: int) -> None:
@@ -56,12 +68,13 @@ class GlooSession(RankSession):
         self._reset()
 
     def run(self, calls: int) -> list[Span]:
-        """Start and end of each of `calls` calls, after one that synchronises the ranks; they return when they are
-        done."""
+        """Start and end of each of `calls` calls, after one that synchronises the ranks; they
+        return when they are done."""
         return spans(calls, self._run_once)
 
     def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
-        """Seconds of calls of a kernel while a number of the loaded collectives run, and whether these lasted longer.
+        """Seconds of calls of a kernel while a number of the loaded collectives run, and whether
+        these lasted longer.
 
         A thread of its own makes the collectives, as gloo's calls return when they are done.
         """
@@ -120,8 +133,9 @@ GRAPH_CALLS: Final = 256
 class NcclSession(GlooSession):
     """A session on GPUs, one per rank.
 
-    The host needs about 10 to 20 us to launch a collective, longer than a small one takes inside a node. A CUDA graph
-    launches a whole bundle at once, as frameworks that train with graphs do, so that its time is the collective's.
+    The host needs about 10 to 20 us to launch a collective, longer than a small one takes inside a
+    node. A CUDA graph launches a whole bundle at once, as frameworks that train with graphs do, so
+    that its time is the collective's.
     """
 
     transport = "nccl"
@@ -143,7 +157,8 @@ class NcclSession(GlooSession):
     def run(self, calls: int) -> list[Span]:
         """Spans of the bundle's graphs, each divided evenly over its calls.
 
-        Times are those of events of the stream, which NCCL's kernels hold up: launches return before they are done.
+        Times are those of events of the stream, which NCCL's kernels hold up: launches return
+        before they are done.
         """
         # As many graphs of the full size as fit, and one for the rest.
         cuda = torch_module().cuda
@@ -168,7 +183,8 @@ class NcclSession(GlooSession):
     def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
         """Seconds of calls of a kernel on one stream while a number of collectives run on another.
 
-        Launches return before they are done, so that all collectives are queued before the first kernel.
+        Launches return before they are done, so that all collectives are queued before the first
+        kernel.
         """
         cuda = torch_module().cuda
         call = self._kernel_call(op)
@@ -190,7 +206,8 @@ class NcclSession(GlooSession):
         return 1e-3 * start.elapsed_time(end), outlasted
 
     def _graph(self, calls: int) -> Any:
-        """A graph with a number of calls, captured once; all ranks capture the same graph at the same time."""
+        """A graph with a number of calls, captured once; all ranks capture the same graph at the
+        same time."""
         if calls not in self._graphs:
             cuda = torch_module().cuda
             # NCCL makes its connections in the first call, which no graph may hold.
@@ -244,7 +261,8 @@ class _Neighbours(NamedTuple):
 
 
 def _ring_shift(output: Tensor, sent: Tensor, neighbours: _Neighbours, group: Any) -> None:
-    """Every rank sends to the next and receives from the previous one, as in nccl-tests' sendrecv."""
+    """Every rank sends to the next and receives from the previous one, as in nccl-tests'
+    sendrecv."""
     dist = _dist()
     send = dist.P2POp(dist.isend, sent, neighbours.after, group)
     receive = dist.P2POp(dist.irecv, output, neighbours.before, group)
@@ -263,9 +281,15 @@ _CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
     {
         # In place, as training reduces gradients.
         "all_reduce": lambda output, mine, ring, group: _dist().all_reduce(output, group=group),
-        "all_gather": lambda output, mine, ring, group: _single("all_gather")(output, mine, group=group),
-        "reduce_scatter": lambda output, mine, ring, group: _single("reduce_scatter")(output, mine, group=group),
-        "all_to_all": lambda output, mine, ring, group: _dist().all_to_all_single(output, mine, group=group),
+        "all_gather": lambda output, mine, ring, group: _single("all_gather")(
+            output, mine, group=group
+        ),
+        "reduce_scatter": lambda output, mine, ring, group: _single("reduce_scatter")(
+            output, mine, group=group
+        ),
+        "all_to_all": lambda output, mine, ring, group: _dist().all_to_all_single(
+            output, mine, group=group
+        ),
         "send_recv": _ring_shift,
     }
 )

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
         state_of,
         timing_columns,
     )
-    from perfmodel.measure.tables._sweep import LOCK_NAME, Measure, PartialFile, Record, is_pending, locked, sweep
+    from perfmodel.measure.tables._sweep import (
+        LOCK_NAME,
+        Measure,
+        PartialFile,
+        Record,
+        is_pending,
+        locked,
+        sweep,
+    )
 
 __getattr__, __dir__ = lazy_names(__name__)

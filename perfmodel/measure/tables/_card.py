@@ -36,7 +36,11 @@ UNITS: Final = {
 
 def machine() -> dict[str, str | int]:
     """CPU model, logical cores and architecture."""
-    return {"cpu_model": _cpu_model(), "cores": os.cpu_count() or 1, "architecture": platform.machine()}
+    return {
+        "cpu_model": _cpu_model(),
+        "cores": os.cpu_count() or 1,
+        "architecture": platform.machine(),
+    }
 
 
 def software(packages: Iterable[str]) -> dict[str, str]:
@@ -71,7 +75,8 @@ class Card:
     """Checksum of the table, which shows whether the table was changed."""
     rows: int
     suspect_rows: int
-    """Number of rows that stayed above the interference limit, which their `variant` marks; they are not fitted."""
+    """Number of rows that stayed above the interference limit, which their `variant` marks; they
+    are not fitted."""
     schema_version: int
     """`SCHEMA_VERSION` of the release that wrote it."""
     units: dict[str, str]
@@ -166,10 +171,15 @@ def read_card(path: Path) -> Card:
     except (OSError, json.JSONDecodeError, TypeError) as error:
         raise TableError(f"{json_path}: not a readable card ({error})") from None
     if card.schema_version != SCHEMA_VERSION:
-        raise TableError(f"{json_path}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}")
+        raise TableError(
+            f"{json_path}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}"
+        )
 
     # A table that was edited, or copied over another one, has lost its provenance.
-    if card.table != path.name or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest():
+    if (
+        card.table != path.name
+        or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest()
+    ):
         raise TableError(
             f"{path}: the table does not match its card {json_path.name}; measure again, or restore the table"
         )

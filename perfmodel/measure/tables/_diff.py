@@ -18,14 +18,15 @@ CARD_FIELDS: Final = ("device", "machine", "software", "collector_sha256", "meth
 def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
     """Compare two tables, or all tables with cards in two folders.
 
-    Rows are matched by op, shape and cache; those that were disturbed to the end stay out. Where one
-    side has several rows of one identity (other people's tables), their median counts.
+    Rows are matched by op, shape and cache; those that were disturbed to the end stay out. Where
+    one side has several rows of one identity (other people's tables), their median counts.
 
     Returns:
         `families`: per op family or collective its `rows` on both sides, the median of
         second / first (`median_ratio`), the share of rows with two confidence intervals
-        (`with_intervals` of them) whose intervals do not meet (`beyond_intervals`), and rows `only_in_first`,
-        `only_in_second`. `suspect_rows` left out per side. `cards`: what differs, name -> both values.
+        (`with_intervals` of them) whose intervals do not meet (`beyond_intervals`), and rows
+        `only_in_first`, `only_in_second`. `suspect_rows` left out per side. `cards`: what differs,
+        name -> both values.
 
     Raises:
         TableError: if a side is missing, unreadable, or a folder without tables.
@@ -33,7 +34,8 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
     sides = [_rows(Path(path)) for path in (first, second)]
     first_rows, second_rows = _by_key(sides[0]), _by_key(sides[1])
 
-    # Each row on both sides gives its family a ratio, and where both tell intervals whether these are apart.
+    # Each row on both sides gives its family a ratio, and where both tell intervals whether these
+    # are apart.
     families: dict[str, dict[str, Any]] = {}
     for key in first_rows | second_rows:
         a, b = first_rows.get(key), second_rows.get(key)
@@ -76,12 +78,15 @@ def _intervals_disjoint(a: Row, b: Row) -> bool:
 
 def _tables(path: Path) -> list[Path]:
     """The table at a path, or all tables with cards in a folder."""
-    # A single table may be other people's, without a card; in a folder, the card distinguishes tables from other files.
+    # A single table may be other people's, without a card; in a folder, the card distinguishes
+    # tables from other files.
     if not path.is_dir():
         return [path]
     paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
     if not paths:
-        raise TableError(f"{path}: there is no table with a card; give a table or folder made by perfmodel calibrate")
+        raise TableError(
+            f"{path}: there is no table with a card; give a table or folder made by perfmodel calibrate"
+        )
     return paths
 
 

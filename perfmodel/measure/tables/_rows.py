@@ -18,10 +18,14 @@ SUSPECT: Final = "suspect_interference"
 COLD: Final = "cold"
 """End of the `variant` of rows measured with the op's data out of the caches."""
 LOADED: Final = "loaded"
-"""End of the `variant` of kernels measured after the device has worked for a while, at the clock that it keeps then."""
+"""End of the `variant` of kernels measured after the device has worked for a while, at the clock
+that it keeps then."""
 BESIDE: Final = "beside_a_collective"
-"""State of kernels measured while a collective runs, whose kind, bytes and ranks follow in their `variant`."""
-_STATE: Final = re.compile(rf"(?:^|_)({COLD}|{LOADED}|groups_at_once_\d+|beside_[a-z_]+_\d+_bytes_\d+_ranks)$")
+"""State of kernels measured while a collective runs, whose kind, bytes and ranks follow in their
+`variant`."""
+_STATE: Final = re.compile(
+    rf"(?:^|_)({COLD}|{LOADED}|groups_at_once_\d+|beside_[a-z_]+_\d+_bytes_\d+_ranks)$"
+)
 """State of the machine in which a row was measured, at the end of its `variant`."""
 
 MEASURED: Final = ("time_us", "time_us_std", "ci95_half_width", "interference")
@@ -60,7 +64,8 @@ class Point:
 
     @property
     def state(self) -> str:
-        """State of the machine, if not the default one (warm caches, cool device, one group, nothing beside)."""
+        """State of the machine, if not the default one (warm caches, cool device, one group,
+        nothing beside)."""
         if isinstance(self.op, Collective):
             return f"groups_at_once_{self.op.concurrent}" if self.op.concurrent > 1 else ""
         if self.cold:
@@ -77,7 +82,9 @@ class Point:
             PerfModelError: the row is a collective's.
         """
         if isinstance(self.op, Collective):
-            raise PerfModelError(f"{self.op.collective} is a collective, not a kernel; use `collective`")
+            raise PerfModelError(
+                f"{self.op.collective} is a collective, not a kernel; use `collective`"
+            )
         return self.op
 
     @property
@@ -161,8 +168,11 @@ def collective_columns(op: Collective) -> Row:
     }
 
 
-def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, state: str = "") -> Row:
-    """Median, spread and quality of a timing; `variant` is replaced by `SUSPECT` if it was disturbed.
+def timing_columns(
+    timing: Timing, rule: StoppingRule, variant: str = "", *, state: str = ""
+) -> Row:
+    """Median, spread and quality of a timing; `variant` is replaced by `SUSPECT` if it was
+    disturbed.
 
     Args:
         state: see `Point.state`.

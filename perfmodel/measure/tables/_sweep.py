@@ -69,7 +69,9 @@ class PartialFile:
             header, *entries = [json.loads(line) for line in complete_lines]
             records = [Record(**entry) for entry in entries]
         except (ValueError, TypeError) as error:
-            raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start again") from None
+            raise CalibrationError(
+                f"{self.path}: not a partial table ({error}); remove it to start again"
+            ) from None
         if not any_header and header != dict(self.header):
             names = {*header, *self.header}
             differing = sorted(name for name in names if header.get(name) != self.header.get(name))
@@ -110,15 +112,17 @@ def sweep(
     attempts: int = 3,
     earlier: Callable[[], Sequence[Record]] = tuple,
 ) -> list[Row]:
-    """Measure every point at least once; disturbed points are measured again, in up to `attempts` passes.
+    """Measure every point at least once; disturbed points are measured again, in up to `attempts`
+    passes.
 
     Args:
-        partial: file that keeps the rows of an interrupted run; its undisturbed rows are not measured again.
+        partial: file that keeps the rows of an interrupted run; its undisturbed rows are not
+            measured again.
         earlier: gives the rows of a finished table; called only if there is no interrupted run.
 
     Returns:
-        One row per distinct point in the order of `points`, the least disturbed of its measurements. Earlier rows of
-        points that are not in `points` follow.
+        One row per distinct point in the order of `points`, the least disturbed of its
+        measurements. Earlier rows of points that are not in `points` follow.
     """
     # All measurements of each point, those of earlier runs first.
     point_of_key = {point_key(point): point for point in points}
@@ -126,9 +130,14 @@ def sweep(
     for record in partial.open(earlier):
         records_by_key.setdefault(record.key, []).append(record)
 
-    # The machine may be quieter at the next attempt. Each row is on disk before the next is measured.
+    # The machine may be quieter at the next attempt. Each row is on disk before the next is
+    # measured.
     for attempt in range(attempts):
-        pending = [key for key in point_of_key if is_pending(records_by_key[key], attempt, interference_limit)]
+        pending = [
+            key
+            for key in point_of_key
+            if is_pending(records_by_key[key], attempt, interference_limit)
+        ]
         for key, row in zip(pending, measure([point_of_key[key] for key in pending]), strict=True):
             record = Record(key, row)
             partial.append(record)
@@ -142,7 +151,8 @@ def least_disturbed(records: Sequence[Record]) -> Row:
 
 
 def is_pending(records: Sequence[Record], attempt: int, limit: float) -> bool:
-    """Whether a point has no undisturbed row and was measured at most `attempt` times by this sweep."""
+    """Whether a point has no undisturbed row and was measured at most `attempt` times by this
+    sweep."""
     # Rows of a finished table count as no attempt, so that a new sweep tries disturbed ones again.
     measured = sum(not record.earlier for record in records)
     return measured <= attempt and all(record.row["interference"] > limit for record in records)
@@ -171,7 +181,8 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: another calibration is writing to this folder; wait until it ends, or stop it"
             ) from None
 
-        # Its last holder may have removed the file in between: then this handle locks nothing, and it is tried again.
+        # Its last holder may have removed the file in between: then this handle locks nothing, and
+        # it is tried again.
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)

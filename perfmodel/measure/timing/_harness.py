@@ -16,13 +16,17 @@ from perfmodel.measure.timing._meter import Meter
 from perfmodel.units import positive
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of the median of independent values, between two of their order statistics.
+def median_interval(
+    values: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Confidence interval of the median of independent values, between two of their order
+    statistics.
 
     The number of values below the true median is binomial(n, 1/2) whatever the distribution, so
-    [x_(j+1), x_(n-j)] covers it with probability 1 - 2 P(B <= j) (order statistics counted from one);
-    the largest j that keeps `confidence` is taken. Le Boudec, Performance Evaluation of Computer and
-    Communication Systems, theorem 2.1; recommended for timings by Hoefler and Belli, SC15, section 3.2.
+    [x_(j+1), x_(n-j)] covers it with probability 1 - 2 P(B <= j) (order statistics counted from
+    one); the largest j that keeps `confidence` is taken. Le Boudec, Performance Evaluation of
+    Computer and Communication Systems, theorem 2.1; recommended for timings by Hoefler and Belli,
+    SC15, section 3.2.
 
     Returns:
         (low, high), or `None` where no such interval exists (fewer than 6 values at 95 %).
@@ -32,8 +36,9 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     if not 0 < confidence < 1:
         raise PerfModelError(f"confidence must lie between 0 and 1, got {confidence!r}")
-    # Sum the binomial coefficients of 0, 1, ... from below: in whole numbers, as 2^n outgrows floating point. `ways`
-    # is the coefficient of the next index, `cut` the last index that keeps the confidence.
+    # Sum the binomial coefficients of 0, 1, ... from below: in whole numbers, as 2^n outgrows
+    # floating point. `ways` is the coefficient of the next index, `cut` the last index that keeps
+    # the confidence.
     n = len(values)
     below, ways, cut = 0, 1, -1
     while cut + 1 < n / 2:
@@ -80,13 +85,16 @@ class StoppingRule:
     min_sample_s: float = 2e-3
     """Calls are bundled until a sample takes this long, well above the clock's resolution."""
     interference_limit: float = 0.06
-    """Largest share of a sample's processor time that others may take; samples above it are set aside."""
+    """Largest share of a sample's processor time that others may take; samples above it are set
+    aside."""
 
     def __post_init__(self) -> None:
         for name in ("half_width", "max_s", "min_sample_s"):
             positive(f"stopping rule: {name}", getattr(self, name))
         if not 0 < self.confidence < 1 or not 0 <= self.interference_limit < 1:
-            raise PerfModelError("stopping rule: confidence and interference_limit are shares between 0 and 1")
+            raise PerfModelError(
+                "stopping rule: confidence and interference_limit are shares between 0 and 1"
+            )
         if not 1 <= self.min_repeats <= self.max_repeats:
             raise PerfModelError(
                 f"stopping rule: 1 <= min_repeats <= max_repeats, got {self.min_repeats} and {self.max_repeats}"
@@ -127,7 +135,8 @@ class Timing:
     half_width: float
     """Reached half-width as a share of the median; infinite below 6 samples."""
     interference: float
-    """Mean interference of the samples used; above the rule's limit only if there were too few clean ones."""
+    """Mean interference of the samples used; above the rule's limit only if there were too few
+    clean ones."""
 
 
 SampleCalls = Callable[[int], Sample]
@@ -191,7 +200,8 @@ def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
 def run_for(sample: SampleCalls, duration_s: float, bundle_s: float) -> None:
     """Run calls one after another for a while, in bundles of about `bundle_s`.
 
-    Under a power limit a device lowers its clock within seconds of work, and keeps it low while the work goes on.
+    Under a power limit a device lowers its clock within seconds of work, and keeps it low while the
+    work goes on.
     """
     spent_s, calls = 0.0, 1
     while spent_s < duration_s:
@@ -224,10 +234,10 @@ def measuring_s(rule: StoppingRule, call_s: float) -> Effort:
 def sampling_s(rule: StoppingRule, call_s: float, samples: int) -> float:
     """Seconds of the warm-up and a number of samples.
 
-    Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
-    `rule.max_s`.
+    Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample
+    starts after `rule.max_s`.
     """
-    # Bundling begins where a sample would need more than twice the calls, as in `time_calls`. The last sample starts
-    # before `rule.max_s` and ends after it.
+    # Bundling begins where a sample would need more than twice the calls, as in `time_calls`. The
+    # last sample starts before `rule.max_s` and ends after it.
     sample_s = call_s if 2 * call_s >= rule.min_sample_s else rule.min_sample_s
     return WARMUP_CALLS * call_s + min(samples * sample_s, rule.max_s + sample_s)

@@ -14,8 +14,9 @@ _LOOK_S = 0.5
 """Seconds over which the load of the cores is measured."""
 _PROC_STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4, 5, 6)
-"""Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The last two contain
-the system's work for messages, which belongs to the ranks that exchange them and is not interference."""
+"""Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)).
+The last two contain the system's work for messages, which belongs to the ranks that exchange them
+and is not interference."""
 _GUEST_FIELDS = 2
 """`guest` and `guest_nice` at the end are already part of `user` and `nice`."""
 
@@ -72,11 +73,12 @@ class OwnCoreMeter:
 
 @dataclass(frozen=True)
 class MachineMeter:
-    """Meter of several threads or processes: busy time of the watched cores less own processor time.
+    """Meter of several threads or processes: busy time of the watched cores less own processor
+    time.
 
     What others do while all measured threads sleep counts too, so the share is an upper bound.
-    Reads `/proc/stat`, which counts in ticks of usually 10 ms: samples of a quarter of a second keep
-    the error at a few per cent.
+    Reads `/proc/stat`, which counts in ticks of usually 10 ms: samples of a quarter of a second
+    keep the error at a few per cent.
     """
 
     cores: tuple[int, ...]
@@ -123,8 +125,9 @@ def machine_meter() -> Meter:
 def pinned_to_one_core() -> Iterator[Callable[[], None]]:
     """Pin this thread, and threads started meanwhile, to its last usable core.
 
-    XLA sizes its thread pool by the cores it finds when JAX first runs something: enter this before.
-    Does nothing where the system has no affinities. Gives a function that ends the pinning early.
+    XLA sizes its thread pool by the cores it finds when JAX first runs something: enter this
+    before. Does nothing where the system has no affinities. Gives a function that ends the pinning
+    early.
     """
     before = usable_cores()
     if not hasattr(os, "sched_setaffinity"):
@@ -142,7 +145,8 @@ def wait_until_quiet(
     patience_s: float,
     busy_share: Callable[[float], float] | None = None,
 ) -> float:
-    """Wait until the usable cores are busy for less than `limit` of the time, for `patience_s` at most.
+    """Wait until the usable cores are busy for less than `limit` of the time, for `patience_s` at
+    most.
 
     Args:
         busy_share: busy share of the cores over the next given seconds; default: the system's.
@@ -171,7 +175,8 @@ def _busy_share(duration_s: float) -> float:
 
 def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
     """Seconds that the cores have been busy since boot, stolen time included."""
-    # A line per core, `cpuN user nice system idle iowait irq softirq steal guest guest_nice`, in ticks.
+    # A line per core, `cpuN user nice system idle iowait irq softirq steal guest guest_nice`, in
+    # ticks.
     watched = {f"cpu{core}" for core in cores}
     ticks = 0
     for line in stat.read_text().splitlines():

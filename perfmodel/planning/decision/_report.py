@@ -57,10 +57,11 @@ class DecisionReport:
         """This report with a comparison of clusters.
 
         Args:
-            records: one per cluster, in any order, as in the `clusters` of `ClusterComparison.to_dict`: `cluster`,
-                `layout` (its best) and `devices`, and those of `step_time_s`, `tokens_per_s`, `mfu`,
-                `usd_per_million_tokens`, `energy_per_million_tokens_j`, `days` and `cost_usd` that are known; or
-                `cluster` and the reason `why` it has no layout.
+            records: one per cluster, in any order, as in the `clusters` of
+                `ClusterComparison.to_dict`: `cluster`, `layout` (its best) and `devices`, and those
+                of `step_time_s`, `tokens_per_s`, `mfu`, `usd_per_million_tokens`,
+                `energy_per_million_tokens_j`, `days` and `cost_usd` that are known; or `cluster`
+                and the reason `why` it has no layout.
         """
         return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
 
@@ -112,23 +113,33 @@ def report(
     Args:
         model, cluster, calibration: as `predict` and `search` take them.
         layout: report on this layout alone, without a search.
-        space, options: as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
+        space, options: as `search` takes them; `top` is 100 if neither `options` nor `fields` set
+            it.
         reliability, pue: as `training_run` takes them.
-        flags: flags of the command line that state the same job (except its batch), for commands on the page.
+        flags: flags of the command line that state the same job (except its batch), for commands on
+            the page.
         progress: called with the name of each stage and how far it is.
         global_batch, seq_len, dtype, devices, job, framework, fields: as `search` takes them.
 
     Raises:
-        PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
+        PerfModelError: as `predict` and `search`; no layout is possible (the message says what
+            would make one so).
     """
     # Separate the keywords of the search from those of the problem, as `search` does.
     report_progress = progress or (lambda *_: None)
-    options, space, problem_fields = apply_search_keywords(fields, options or SearchOptions(top=TOP), space)
+    options, space, problem_fields = apply_search_keywords(
+        fields, options or SearchOptions(top=TOP), space
+    )
     if isinstance(global_batch, Sequence) and global_batch:
         # A search ranks layouts of several batches together. The first batch represents the job.
         options = replace(options, batches=tuple(global_batch))
         global_batch = global_batch[0]
-    problem_fields |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    problem_fields |= {
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "devices": devices,
+    }
     problem = catalog.problem(model, cluster, job=job, framework=framework, **problem_fields)
     if layout:
         chosen = _one_layout(problem, layout, calibration, strict=options.strict)
@@ -136,19 +147,25 @@ def report(
         chosen = _searched(problem, space, options, calibration, progress)
     predictions = chosen.predictions
 
-    # For each layout: its sensitivity to the machine's parameters, and the cost of training with it.
+    # For each layout: its sensitivity to the machine's parameters, and the cost of training with
+    # it.
     machine, checked = _turned_by_batch(problem, calibration, predictions, report_progress)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
     for i, (p, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
         report_progress("cost and failures", i, len(predictions))
         run = training_run(
-            p, batch_problem, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration
+            p,
+            batch_problem,
+            tariff=options.tariff,
+            reliability=reliability,
+            pue=pue,
+            calibration=calibration,
         )
         runs.append(run)
 
-    # The page shows commands, for which it needs the job as flags. Callers from Python have none, so they are derived
-    # from the problem.
+    # The page shows commands, for which it needs the job as flags. Callers from Python have none,
+    # so they are derived from the problem.
     flags = flags or _flags(problem)
     return DecisionReport(
         chosen.account
@@ -204,7 +221,9 @@ def _searched(
     Raises:
         PerfModelError: no layout is possible.
     """
-    result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
+    result = search(
+        problem, space=space, options=options, calibration=calibration, progress=progress
+    )
     if not result.layouts:
         raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
     predictions = result.layouts
@@ -243,23 +262,33 @@ def _timelines_of_first(
 ) -> list[str]:
     """Pages of the timelines of the first layouts only, because they are large."""
     timelines = []
-    for i, (batch_problem, prediction) in enumerate(zip(jobs, predictions[:TIMELINES], strict=False)):
+    for i, (batch_problem, prediction) in enumerate(
+        zip(jobs, predictions[:TIMELINES], strict=False)
+    ):
         report_progress("timelines", i, TIMELINES)
         timelines.append(_timeline(batch_problem, calibration, prediction))
     return timelines
 
 
 def _turned_by_batch(
-    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction], report_progress: Report
+    problem: Problem,
+    calibration: Path | str | None,
+    predictions: Sequence[Prediction],
+    report_progress: Report,
 ) -> tuple[Turned, list[int]]:
-    """Return how each layout follows the machine's parameters, by its own global batch, and the places checked."""
+    """Return how each layout follows the machine's parameters, by its own global batch, and the
+    places checked."""
     batches = dict.fromkeys(p.global_batch for p in predictions)
     places: list[list[int]] = []
     batch_problem: list[Turned] = []
     for batch in batches:
-        indices = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
+        indices = [
+            i for i, prediction in enumerate(predictions) if prediction.global_batch == batch
+        ]
         step_problem = step_problem_of(problem.replace(global_batch=batch), calibration)
-        batch_problem.append(turned(step_problem, [predictions[i].layout for i in indices], report_progress))
+        batch_problem.append(
+            turned(step_problem, [predictions[i].layout for i in indices], report_progress)
+        )
         places.append(indices)
 
     # From batch by batch back to the order of the predictions.
@@ -342,7 +371,8 @@ def _toml(value: Any) -> str:
 
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
-    """Return the flags of a job, with their values, that `calibrate` also accepts; a job file comes first."""
+    """Return the flags of a job, with their values, that `calibrate` also accepts; a job file comes
+    first."""
     kept_flags = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:
@@ -358,8 +388,8 @@ def _timeline(problem: Problem, calibration: Path | str | None, prediction: Pred
 
 
 def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
-    """The launch files of a layout: for each format its `name` and `text`, or `why` it cannot run the layout; only the
-    problem's framework if that has a format."""
+    """The launch files of a layout: for each format its `name` and `text`, or `why` it cannot run
+    the layout; only the problem's framework if that has a format."""
     name = problem.framework.name
     framework_formats = [form for form in FORMATS if name in (form.name, *form.frameworks)]
     files = []

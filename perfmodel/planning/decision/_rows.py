@@ -1,4 +1,5 @@
-"""Predicted layouts as compact rows of the page: plain values, six significant figures, names stored once."""
+"""Predicted layouts as compact rows of the page: plain values, six significant figures, names
+stored once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -64,8 +65,8 @@ def rows(
     turned: Turned,
     best: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Return `rows` and the names of their lists' entries: `parts` of the step, `categories` of memory, `origins` of
-    times, `events` of critical paths, `quantities` and `settings`.
+    """Return `rows` and the names of their lists' entries: `parts` of the step, `categories` of
+    memory, `origins` of times, `events` of critical paths, `quantities` and `settings`.
 
     Args:
         predictions: the rows, the best first.
@@ -117,7 +118,8 @@ def rows(
 
 
 def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list[str]:
-    """Parts that take at least a millionth of the step of some layout; the legend leaves the others out."""
+    """Parts that take at least a millionth of the step of some layout; the legend leaves the others
+    out."""
     felt = set()
     for p in predictions:
         felt.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
@@ -131,11 +133,15 @@ def _quantity_heads(records: Sequence[dict[str, Any]], unit: str) -> list[dict[s
         # A batch that all rows share is in the page's heading already.
         is_in_heading = name == "global_batch" and _is_same_in_all(records, name)
         if name in records[0] and not is_in_heading:
-            heads.append({"key": name, "label": head.format(unit), "unit": figure_unit, "better": better})
+            heads.append(
+                {"key": name, "label": head.format(unit), "unit": figure_unit, "better": better}
+            )
     return heads
 
 
-def _varied_settings(predictions: Sequence[Prediction], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _varied_settings(
+    predictions: Sequence[Prediction], records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Settings in which rows differ, with their places in `settings`."""
     has_folded_experts = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
     varied = []
@@ -172,7 +178,11 @@ def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
 def _sources(p: Prediction) -> list[list[Any]]:
     """The largest sources of error in words, with their half-widths of a 90 % interval."""
     largest = sorted(p.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
-    return [[_source_words(name), _six_figures(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+    return [
+        [_source_words(name), _six_figures(GAUSS_90 * abs(sd))]
+        for name, sd in largest
+        if abs(sd) > 1e-4
+    ]
 
 
 def _source_words(name: str) -> str:
@@ -182,7 +192,11 @@ def _source_words(name: str) -> str:
     kind, _, part = name.partition(": ")
     if kind == "site":
         return _SITE_WORDS[part]
-    return "parameters fitted to your runs" if kind == "fit" else f"measured times of {part.replace('_', ' ')}"
+    return (
+        "parameters fitted to your runs"
+        if kind == "fit"
+        else f"measured times of {part.replace('_', ' ')}"
+    )
 
 
 def _setting(layout: Layout, name: str) -> Any:

@@ -17,14 +17,15 @@ from perfmodel.spec import Layout
 FACTORS: Final = (0.5, 2**-0.5, 2**0.5, 2.0)
 """Multiples of a parameter at which step times are computed."""
 CHECKED: Final = 16
-"""Number of layouts, from the first, whose step times are also computed between the multiples, to check the
-interpolation."""
+"""Number of layouts, from the first, whose step times are also computed between the multiples, to
+check the interpolation."""
 _BETWEEN: Final = (0.6, 0.85, 1.2)
 _TOGETHER: Final = (0.7, 1.4)
 FELT: Final = 2e-3
 """Relative change of the step below which a parameter has no effect."""
 _STEP: Final = 1e-3
-"""Relative change of a parameter in difference quotients of durations; learned prices are of single precision."""
+"""Relative change of a parameter in difference quotients of durations; learned prices are of single
+precision."""
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,41 @@ class Turned:
     ratio: Float[np.ndarray, "layouts knobs factors"]
     """Step time at `FACTORS`, relative to that on the unchanged machine."""
     checks: tuple[tuple[dict[str, float], Float[np.ndarray, " checked"]], ...]
-    """Multiples of parameters, between `FACTORS` or together, and the ratios of the first layouts there."""
+    """Multiples of parameters, between `FACTORS` or together, and the ratios of the first layouts
+    there."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the page."""
         return {
             "factors": list(FACTORS),
             "felt": FELT,
-            "knobs": [{"name": n, "label": KNOBS[n].label, "is_rate": KNOBS[n].is_rate} for n in self.knobs],
+            "knobs": [
+                {"name": n, "label": KNOBS[n].label, "is_rate": KNOBS[n].is_rate}
+                for n in self.knobs
+            ],
             "checks": [{"at": at, "ratio": ratio.tolist()} for at, ratio in self.checks],
         }
 
 
-def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lambda *_: None) -> Turned:
+def turned(
+    problem: StepProblem, layouts: Sequence[Layout], report: Report = lambda *_: None
+) -> Turned:
     """Compute step times of layouts as functions of the machine's parameters.
 
     Args:
-        report: called with the parameter that is being scaled, because a hundred layouts take seconds.
+        report: called with the parameter that is being scaled, because a hundred layouts take
+            seconds.
     """
     base_s = evaluate(problem, layouts).step_time_s
 
     def ratios_in(scenario: Scenario, count: int) -> Float[np.ndarray, " count"]:
-        """Step times of the first layouts in a scenario, relative to those on the unchanged machine."""
+        """Step times of the first layouts in a scenario, relative to those on the unchanged
+        machine."""
         changed = model_in_scenario(problem, scenario)
         return evaluate(changed, layouts[:count]).step_time_s / base_s[:count]
 
-    # A parameter that leaves the machine as it is (a network inside nodes of one device) is left out.
+    # A parameter that leaves the machine as it is (a network inside nodes of one device) is left
+    # out.
     unchanged = model_in_scenario(problem, Scenario())
     nudged: dict[str, StepProblem] = {}
     for name, knob in KNOBS.items():

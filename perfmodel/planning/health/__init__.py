@@ -1,5 +1,5 @@
-"""Checks whether a training run is healthy: its log compared with a prediction, likely causes, and what to measure
-next."""
+"""Checks whether a training run is healthy: its log compared with a prediction, likely causes, and
+what to measure next."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.health._health import RunHealth, check_run

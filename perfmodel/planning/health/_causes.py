@@ -33,11 +33,13 @@ class Severity:
     """How likely this severity is if the fault occurs."""
     step_s: float
     gradient_sync_s: float | None = None
-    """Time of reductions and gathers of weights that the step waits for; None where it was not predicted."""
+    """Time of reductions and gathers of weights that the step waits for; None where it was not
+    predicted."""
     small_batch_s: float | None = None
     """The step with the smallest batch in the log; None where the batch is always the same."""
     passes_s: float | None = None
-    """Seconds of passes without waiting between pipeline stages, on the fastest rank; None where not predicted."""
+    """Seconds of passes without waiting between pipeline stages, on the fastest rank; None where
+    not predicted."""
     clock_share: float = 1.0
     """Clock of all devices relative to the usual one."""
     peak_bytes: Mapping[str, float] | None = None
@@ -116,9 +118,10 @@ def _low_clocks(problem: StepProblem, layout: Layout, value: float) -> Sequence[
     return settings
 
 
-# Priors and severities are an engineer's judgement, not fitted: a slow device or link is common, a whole machine at low
-# clocks is rare, and small deviations of devices and hosts are more frequent than large ones. Links fail in large steps
-# just as often: rails that are down leave a half to an eighth, a fall back from RDMA to sockets a twentieth.
+# Priors and severities are an engineer's judgement, not fitted: a slow device or link is common, a
+# whole machine at low clocks is rare, and small deviations of devices and hosts are more frequent
+# than large ones. Links fail in large steps just as often: rails that are down leave a half to an
+# eighth, a fall back from RDMA to sockets a twentieth.
 _MACHINE_FAULTS: Final = (
     _MachineFault(
         name="slow_inter_node_link",
@@ -233,8 +236,11 @@ def sync_seconds(prediction: Prediction) -> float:
 
 
 def passes_seconds(prediction: Prediction) -> float:
-    """Seconds of a predicted step in passes, without waiting between pipeline stages; mean over pipeline ranks."""
-    return sum(seconds for part, seconds in prediction.breakdown_s.items() if part not in _BESIDE_PASSES)
+    """Seconds of a predicted step in passes, without waiting between pipeline stages; mean over
+    pipeline ranks."""
+    return sum(
+        seconds for part, seconds in prediction.breakdown_s.items() if part not in _BESIDE_PASSES
+    )
 
 
 def faults(
@@ -251,20 +257,30 @@ def faults(
         problem: the job as it ran.
         layout: layout of the launch script.
         expected_s: the step without a fault.
-        has_timers: whether the log times passes or reductions of gradients, which are then predicted too.
-        small_batch: the smallest batch of a log whose batch grows, at which the step is predicted too.
+        has_timers: whether the log times passes or reductions of gradients, which are then
+            predicted too.
+        small_batch: the smallest batch of a log whose batch grows, at which the step is predicted
+            too.
     """
     # Options and job settings can only be a cause if the script asks for something else.
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
-    candidates = [_machine_fault(problem, layout, fault, has_timers, small_batch) for fault in applicable]
+    candidates = [
+        _machine_fault(problem, layout, fault, has_timers, small_batch) for fault in applicable
+    ]
     for setting in _LAYOUT_SETTINGS:
         if setting.differs(vars(layout)):
-            candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting, small_batch))
+            candidates.append(
+                _setting_fault(problem, replace(layout, **setting.fields), setting, small_batch)
+            )
     for setting in _JOB_SETTINGS:
         if setting.differs(problem.job.values()):
             changed = replace(problem, job=replace(problem.job, **setting.fields))
             candidates.append(_setting_fault(changed, layout, setting, small_batch))
-    small_batch_s = None if small_batch is None else step_s(with_batch(problem, small_batch), layout, Scenario())
+    small_batch_s = (
+        None
+        if small_batch is None
+        else step_s(with_batch(problem, small_batch), layout, Scenario())
+    )
     candidates.append(_data_loading(expected_s, small_batch_s))
     return [fault for fault in candidates if fault is not None and _has_effect(fault, expected_s)]
 
@@ -285,7 +301,8 @@ def _machine_fault(
     has_timers: bool,
     small_batch: int | None,
 ) -> Fault | None:
-    """Predict the step under a fault of the machine at each severity; None where the layout cannot have it."""
+    """Predict the step under a fault of the machine at each severity; None where the layout cannot
+    have it."""
     severities = []
     for value, weight in fault.values.items():
         scenario = Scenario(tuple(fault.settings(problem, layout, value)))
@@ -295,8 +312,8 @@ def _machine_fault(
             # A schedule whose stages have replicas has no single slow rank.
             return None
 
-        # Timers of gradient synchronisation tell links from other faults. A slow rank does not slow reductions: its
-        # effect on timers depends on where the others wait.
+        # Timers of gradient synchronisation tell links from other faults. A slow rank does not slow
+        # reductions: its effect on timers depends on where the others wait.
         sync_s = passes_s = None
         if has_timers and fault.name != SLOW_RANK:
             changed = explain(model_in_scenario(problem, scenario), layout)
@@ -368,11 +385,16 @@ def _geometric_mean(low: float, high: float, share: float) -> float:
 def _setting_fault(
     problem: StepProblem, layout: Layout, setting: _SettingFault, small_batch: int | None
 ) -> Fault | None:
-    """Predict the step of a problem and layout to which the setting was applied; None if they cannot run with it."""
+    """Predict the step of a problem and layout to which the setting was applied; None if they
+    cannot run with it."""
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
         changed = explain(problem, layout)
-        small_batch_s = None if small_batch is None else step_s(with_batch(problem, small_batch), layout, Scenario())
+        small_batch_s = (
+            None
+            if small_batch is None
+            else step_s(with_batch(problem, small_batch), layout, Scenario())
+        )
     except PerfModelError:
         # A setting that this layout cannot have is not the cause.
         return None
@@ -396,7 +418,8 @@ def _setting_fault(
 
 
 def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
-    """A data loader that every step waits for, at several waiting times, because the script states none.
+    """A data loader that every step waits for, at several waiting times, because the script states
+    none.
 
     Args:
         expected_s: the step that does not wait.
@@ -416,7 +439,9 @@ def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
                     description="",
                     weight=weight / 7 / len(waits_s),
                     step_s=expected_s * (1 + share),
-                    small_batch_s=None if small_batch_s is None or wait_s is None else small_batch_s + wait_s,
+                    small_batch_s=None
+                    if small_batch_s is None or wait_s is None
+                    else small_batch_s + wait_s,
                 )
             )
     return Fault(

@@ -1,4 +1,5 @@
-"""Finds contradictions between a log and the launch script of its job, and derives the job that really ran."""
+"""Finds contradictions between a log and the launch script of its job, and derives the job that
+really ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ _OPTIONS: Final = (
 """Options of the job; where log and script differ, the cost is reported as a cause."""
 _SHARDED: Final = ("overlap_param_gather",)
 _FLOPS_RANGE: Final = (0.65, 1.55)
-"""Range of the log's FLOPs per token relative to the model's that different ways of counting can explain."""
+"""Range of the log's FLOPs per token relative to the model's that different ways of counting can
+explain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,8 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
     }
     script |= {name: getattr(layout, name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
 
-    # Another structure is another job, and is predicted as it ran. Options stay as in the script, so that their cost
-    # shows up as a cause.
+    # Another structure is another job, and is predicted as it ran. Options stay as in the script,
+    # so that their cost shows up as a cause.
     contradictions, options = [], {}
     for name, value in stated.items():
         if name not in script or script[name] == value or not _matters(name, layout):
@@ -110,7 +112,8 @@ def _matters(name: str, layout: Layout) -> bool:
         return layout.dp > 1 and layout.zero > 0
     if name == "overlap_grad_reduce":
         return layout.dp > 1
-    # Some frameworks recompute a number of whole layers, which this package writes in a field of its own.
+    # Some frameworks recompute a number of whole layers, which this package writes in a field of
+    # its own.
     return name != "recompute" or layout.recompute_full_layers is None
 
 
@@ -121,7 +124,8 @@ def _with_batch(problem: Problem, stated: Mapping[str, Any]) -> Problem:
 
 
 def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> Layout:
-    """The layout with the degrees that ran; if the log does not state the replicas, they follow from the devices."""
+    """The layout with the degrees that ran; if the log does not state the replicas, they follow
+    from the devices."""
     changes = {name: stated[name] for name in (*_DEGREES, "micro_batch") if name in stated}
     changes = {name: value for name, value in changes.items() if value != getattr(layout, name)}
     devices = stated.get("devices", layout.devices)
@@ -134,15 +138,17 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
             "to this script"
         )
 
-    # The number of replicas is that of the devices over the size of a model-parallel group. Unchanged degrees are not
-    # passed, since the record checks combinations of them.
+    # The number of replicas is that of the devices over the size of a model-parallel group.
+    # Unchanged degrees are not passed, since the record checks combinations of them.
     changes["dp"] = changes.get("dp", devices // group)
     if changes["dp"] == layout.dp:
         del changes["dp"]
     try:
         return replace(layout, **changes) if changes else layout
     except PerfModelError as error:
-        raise PerfModelError(f"{place}: the log is of a different job than the script: {error}") from None
+        raise PerfModelError(
+            f"{place}: the log is of a different job than the script: {error}"
+        ) from None
 
 
 def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices: int) -> str:

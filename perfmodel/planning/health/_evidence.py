@@ -15,34 +15,38 @@ _LEAST_DEVIATION: Final = 0.03
 _SHARE_DEVIATION: Final = 0.3
 """Standard deviation of the share of the excess that a timer shows."""
 _SYNC_DEVIATION: Final = 0.5
-"""Standard deviation of log(measured / predicted) seconds of gradient synchronisation. The overlapped share is known
-less well than a whole step, so only a ratio of several counts as evidence."""
+"""Standard deviation of log(measured / predicted) seconds of gradient synchronisation. The
+overlapped share is known less well than a whole step, so only a ratio of several counts as
+evidence."""
 _LEAST_SYNC: Final = 0.02
 """Share of the step below which synchronisation is noise; added to both sides of that ratio."""
 _WAITS_ON_ONE_RANK: Final = 0.95
 """Probability that the rank in the log is one that waits for the slow rank."""
 _BATCH_DEVIATION: Final = 0.05
-"""Standard deviation of the log of how much longer a step takes with the final batch than with the smallest. A site's
-own speed cancels out, so that this is narrower than a step's interval."""
+"""Standard deviation of the log of how much longer a step takes with the final batch than with the
+smallest. A site's own speed cancels out, so that this is narrower than a step's interval."""
 _TAIL_SHARE: Final = 0.1
 _TAIL_WIDTH: Final = 6.0
-"""Share of logs whose timers or batches are off for other reasons, and how much wider they scatter."""
+"""Share of logs whose timers or batches are off for other reasons, and how much wider they
+scatter."""
 _JUMP_DEVIATION: Final = 0.05
 """Standard deviation of log(step after a jump / step before it); a site's own speed cancels out."""
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
-"""Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ even in healthy
-runs."""
+"""Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ
+even in healthy runs."""
 _PASSES_DEVIATION: Final = 0.1
 """Standard deviation of the log of the passes' share of a step; a site's own speed cancels out."""
 _CLOCK_DEVIATION: Final = 0.12
-"""Standard deviation of log(highest clock of the devices / boost clock): power limits lower healthy clocks too."""
+"""Standard deviation of log(highest clock of the devices / boost clock): power limits lower healthy
+clocks too."""
 _CLOCK_SPREAD_DEVIATION: Final = 0.03
 """Standard deviation of log(lowest / highest clock) of healthy devices of one job."""
 _SLOW_BY_CLOCK: Final = 0.5
 """Probability that the clock of a slow device shows that it is slow."""
 _REDUCED_SHARE: Final = 0.5
-"""Share of gradient reductions in the seconds of reductions and gathers of weights: both move as many bytes."""
+"""Share of gradient reductions in the seconds of reductions and gathers of weights: both move as
+many bytes."""
 _MEMORY_DEVIATION: Final = 0.15
 
 
@@ -67,15 +71,18 @@ class Observed:
     expected_passes_s: float
     """Predicted seconds of passes without waiting between stages."""
     passes_ratio: float | None
-    """Measured over predicted seconds of passes on the fastest rank; None where the log does not time them."""
+    """Measured over predicted seconds of passes on the fastest rank; None where the log does not
+    time them."""
     clocks: ClockRange | None
     """Clocks of the devices; None where the log does not report them."""
     usual_clock_hz: float
     """Boost clock of the devices."""
     jump: float | None
-    """Step after a jump over the step before it; None where the steps do not become slower at once."""
+    """Step after a jump over the step before it; None where the steps do not become slower at
+    once."""
     batch_ratio: float | None
-    """Measured step with the final batch over that with the smallest; None where the batch does not grow."""
+    """Measured step with the final batch over that with the smallest; None where the batch does not
+    grow."""
     expected_small_batch_s: float | None
     """Predicted step with the smallest batch."""
     pipeline: bool
@@ -94,7 +101,8 @@ class Observed:
 
     @property
     def sync_s(self) -> float | None:
-        """Seconds of reductions and gathers of weights on the rank that waits least for others; None without timers."""
+        """Seconds of reductions and gathers of weights on the rank that waits least for others;
+        None without timers."""
         sync = self.timers.get("gradient_sync")
         if sync is None or not self.times_sync:
             return None
@@ -103,9 +111,12 @@ class Observed:
 
     @property
     def most_explained_s(self) -> float:
-        """Most seconds that a fault can explain: a fast site with a fault may be no slower than expected."""
+        """Most seconds that a fault can explain: a fast site with a fault may be no slower than
+        expected."""
         sync_s = self.sync_s
-        return self.excess_s if sync_s is None else max(self.excess_s, sync_s - self.expected_sync_s)
+        return (
+            self.excess_s if sync_s is None else max(self.excess_s, sync_s - self.expected_sync_s)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +134,11 @@ class Likely:
 def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely], float]:
     """Compute the probability of each fault, likeliest first, and of no fault.
 
-    One fault at most is assumed. Given a fault of some severity, the log of measured over predicted is normal around
-    the ratio that the fault explains, with the deviation of known sites. Timers, memory, and how the step depends on a
-    growing batch count too, where the log has them. If steps become slower at once, the step before is measured on the
-    same site, and what begins there is weighed by the jump alone.
+    One fault at most is assumed. Given a fault of some severity, the log of measured over predicted
+    is normal around the ratio that the fault explains, with the deviation of known sites. Timers,
+    memory, and how the step depends on a growing batch count too, where the log has them. If steps
+    become slower at once, the step before is measured on the same site, and what begins there is
+    weighed by the jump alone.
     """
     if observed.jump is not None:
         candidates = [fault for fault in candidates if fault.may_begin_later]
@@ -136,7 +148,9 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     for fault in candidates:
         by_severity = []
         for severity in fault.severities:
-            by_severity.append(fault.prior * severity.weight * _likelihood(observed, fault, severity))
+            by_severity.append(
+                fault.prior * severity.weight * _likelihood(observed, fault, severity)
+            )
         weights.append((fault, by_severity))
     none = _NO_FAULT_WEIGHT * _likelihood(observed, None, None)
     total = none + sum(sum(by_severity) for _, by_severity in weights)
@@ -146,8 +160,8 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         if fault_weight <= 0:
             continue
 
-        # The likeliest severity is named. A fault explains the mean over its severities by posterior weight, and at
-        # most the whole excess.
+        # The likeliest severity is named. A fault explains the mean over its severities by
+        # posterior weight, and at most the whole excess.
         best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
         gain_s = 0.0
         for severity, weight in zip(fault.severities, by_severity, strict=True):
@@ -182,8 +196,8 @@ def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | No
 
 
 def _of_batches(observed: Observed, severity: Severity | None) -> float:
-    """Likelihood of the step's growth with the batch: slow links cost once a step, slow hosts and devices in every
-    micro-batch."""
+    """Likelihood of the step's growth with the batch: slow links cost once a step, slow hosts and
+    devices in every micro-batch."""
     if observed.batch_ratio is None or observed.expected_small_batch_s is None:
         return 1.0
     expected = observed.expected_s / observed.expected_small_batch_s
@@ -204,7 +218,12 @@ def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None)
     # A rank counts its wait for a slow one as communication, unless it is the slow one itself or
     # has met the others at a barrier before, as in Megatron-LM's timers.
     timer = observed.timers["gradient_sync"]
-    if fault is not None and severity is not None and fault.name == SLOW_RANK and timer.least_s == timer.most_s:
+    if (
+        fault is not None
+        and severity is not None
+        and fault.name == SLOW_RANK
+        and timer.least_s == timer.most_s
+    ):
         waiting_s = max(0.0, severity.step_s - observed.expected_s)
         waits = _of_communication(observed, expected_s, waiting_s)
         share = _WAITS_ON_ONE_RANK if observed.one_rank else 0.5
@@ -213,15 +232,19 @@ def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None)
 
 
 def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -> float:
-    """Likelihood of the measured reductions and gathers, if these take `expected_s` and a wait for a slow rank."""
+    """Likelihood of the measured reductions and gathers, if these take `expected_s` and a wait for
+    a slow rank."""
     timers = observed.timers
     floor_s = _LEAST_SYNC * observed.expected_s
     gather = timers.get("weight_gather")
     if gather is None:
         measured_s = timers["gradient_sync"].least_s
-        return _heavy_tailed(log((measured_s + floor_s) / (expected_s + waiting_s + floor_s)), _SYNC_DEVIATION)
+        return _heavy_tailed(
+            log((measured_s + floor_s) / (expected_s + waiting_s + floor_s)), _SYNC_DEVIATION
+        )
 
-    # Ranks wait in the first communication after the passes, the reduction. A slow link lengthens both.
+    # Ranks wait in the first communication after the passes, the reduction. A slow link lengthens
+    # both.
     reduced_s = _REDUCED_SHARE * expected_s + waiting_s
     gathered_s = (1 - _REDUCED_SHARE) * expected_s
     reduction = log((timers["gradient_sync"].least_s + floor_s) / (reduced_s + floor_s))
@@ -230,7 +253,8 @@ def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -
 
 
 def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the passes' share of the step: slow hosts and clocks lengthen passes, slow links the rest."""
+    """Likelihood of the passes' share of the step: slow hosts and clocks lengthen passes, slow
+    links the rest."""
     if observed.passes_ratio is None:
         return 1.0
     step_ratio = passes_ratio = 1.0
@@ -250,12 +274,15 @@ def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | Non
 
 
 def _of_clocks(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the clocks that a straggler detector reports: low on one device, on all, or normal."""
+    """Likelihood of the clocks that a straggler detector reports: low on one device, on all, or
+    normal."""
     if observed.clocks is None or observed.clocks.least_hz <= 0:
         return 1.0
     clocks = observed.clocks
     share = 1.0 if severity is None else severity.clock_share
-    likelihood = _heavy_tailed(log(clocks.most_hz / observed.usual_clock_hz / share), _CLOCK_DEVIATION)
+    likelihood = _heavy_tailed(
+        log(clocks.most_hz / observed.usual_clock_hz / share), _CLOCK_DEVIATION
+    )
     spread = log(clocks.least_hz / clocks.most_hz)
     alike = _heavy_tailed(spread, _CLOCK_SPREAD_DEVIATION)
     if fault is None or severity is None or fault.name != SLOW_RANK:
@@ -270,13 +297,15 @@ def _normal(distance: float, deviation: float) -> float:
 
 
 def _heavy_tailed(distance: float, deviation: float) -> float:
-    """A normal density with a wide tail, so that an observation which no fault explains makes none of them certain."""
+    """A normal density with a wide tail, so that an observation which no fault explains makes none
+    of them certain."""
     wide = _normal(distance, _TAIL_WIDTH * deviation)
     return (1 - _TAIL_SHARE) * _normal(distance, deviation) + _TAIL_SHARE * wide
 
 
 def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the spread of compute times: one slow device spreads them, other faults slow all ranks alike."""
+    """Likelihood of the spread of compute times: one slow device spreads them, other faults slow
+    all ranks alike."""
     timer = observed.timers.get("compute", observed.timers.get("forward"))
     if timer is None or timer.least_s <= 0 or timer.least_s == timer.most_s:
         return 1.0
@@ -288,7 +317,8 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
 
 
 def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the shares of the excess that timers show in waits for other ranks and for data."""
+    """Likelihood of the shares of the excess that timers show in waits for other ranks and for
+    data."""
     excess_s = observed.excess_s
 
     # Shares of a tiny excess are noise.
@@ -316,7 +346,8 @@ def _of_share(share: float, expected: float) -> float:
 
 
 def _of_memory(observed: Observed, severity: Severity | None) -> float:
-    """Likelihood of the log's peak memory: a setting that changes memory must also have changed this peak."""
+    """Likelihood of the log's peak memory: a setting that changes memory must also have changed
+    this peak."""
     if observed.peak_bytes is None or not observed.expected_peak_bytes:
         return 1.0
     expected = observed.expected_peak_bytes

@@ -44,7 +44,8 @@ _UNUSUAL: Final = 0.9
 """A run that is slower than this share of sites is called unusual."""
 _CERTAIN: Final = 0.8
 _DECIDED: Final = 0.5
-"""A cause that the log does not show is likelier than all others together from this probability on."""
+"""A cause that the log does not show is likelier than all others together from this probability
+on."""
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
 _LEAST_PROBABILITY: Final = 0.01
@@ -71,7 +72,8 @@ class RunHealth:
     excess_share: float
     """Measured usual step relative to the predicted one, minus 1."""
     slower_than: float
-    """Share of known sites of this kind that are faster with this job, by the prediction's interval."""
+    """Share of known sites of this kind that are faster with this job, by the prediction's
+    interval."""
     healthy: bool
     """True where the step is usual for known sites and no fault is certain."""
     fault: Cause | None
@@ -81,9 +83,11 @@ class RunHealth:
     causes: tuple[Cause, ...]
     """Causes, the likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
-    """Measurement that distinguishes between the causes, or confirms the only one; empty without a cause."""
+    """Measurement that distinguishes between the causes, or confirms the only one; empty without a
+    cause."""
     undecided: str
-    """Why the log cannot tell the likeliest causes apart, and what to log in the next run; empty if it can."""
+    """Why the log cannot tell the likeliest causes apart, and what to log in the next run; empty if
+    it can."""
     typical_site_s: float
     """Step time on a typical site."""
     good_site_s: float
@@ -95,7 +99,8 @@ class RunHealth:
     peak_bytes: float | None
     """Peak of memory that the log reports; None where it reports none."""
     peak_counter: str
-    """Bytes that the measured and the expected peak count: the bytes `reserved` by the allocator, or `allocated`."""
+    """Bytes that the measured and the expected peak count: the bytes `reserved` by the allocator,
+    or `allocated`."""
     expected_peak_bytes: float | None
     """Predicted peak, as the same counter shows it; None where it is not predicted."""
     timers: Mapping[str, PhaseTimer]
@@ -103,7 +108,8 @@ class RunHealth:
 
     @property
     def suspected(self) -> Cause | None:
-        """A hidden fault that is likelier than all others together and than none, although the step is not unusual."""
+        """A hidden fault that is likelier than all others together and than none, although the step
+        is not unusual."""
         guessed = [cause for cause in self.causes if _DECIDED <= cause.probability < 1]
         return guessed[0] if guessed and self.healthy else None
 
@@ -193,7 +199,8 @@ def check_run(
         progress: called with the name of each stage and how far it is.
 
     Raises:
-        TableError, PerfModelError: not a log, too short a log, or a log of another job than the script's.
+        TableError, PerfModelError: not a log, too short a log, or a log of another job than the
+            script's.
     """
     if isinstance(log, (str, Path)):
         log = read_log(log)
@@ -219,7 +226,9 @@ def check_run(
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
     observed = _observed(log, series, expected, deviation, job, timers, small_batch)
-    logged_causes = shown_causes(series, log.format, timers, expected, option_causes(step_problem, job, expected))
+    logged_causes = shown_causes(
+        series, log.format, timers, expected, option_causes(step_problem, job, expected)
+    )
 
     # Hidden faults share what the causes that the log shows leave of the excess.
     candidates = faults(
@@ -258,7 +267,8 @@ def check_run(
 
 
 def _next_measurement(causes: Sequence[Cause]) -> str:
-    """The measurement that tells the causes apart best, each weighted by the seconds that it is expected to cost."""
+    """The measurement that tells the causes apart best, each weighted by the seconds that it is
+    expected to cost."""
     if not causes:
         return ""
     return most_telling({cause.name: cause.probability * cause.explains_s for cause in causes}).text
@@ -268,10 +278,12 @@ def _guessed_causes(
     hidden: Sequence[Likely], logged_causes: Sequence[Cause], observed: Observed, series: StepSeries
 ) -> list[Cause]:
     """Turn likely hidden faults into causes, except those that the log shows anyhow."""
-    # Faults explain what the shown causes leave of the usual step. Where steps take longer from one of them on, it is
-    # this jump that faults explain.
+    # Faults explain what the shown causes leave of the usual step. Where steps take longer from one
+    # of them on, it is this jump that faults explain.
     beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
-    explained_s = sum(cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step)
+    explained_s = sum(
+        cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step
+    )
     left_s = max(0.0, observed.most_explained_s - explained_s)
     begins = ""
     if observed.jump is not None and series.drift is not None:
@@ -296,17 +308,23 @@ def _guessed_causes(
     return guessed
 
 
-def _worth_naming(logged_causes: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
-    """The causes that explain more than `least_s` of a step, in the order of the seconds that each is expected to."""
-    # The expected seconds are probability times the seconds that the cause would explain. Hidden faults exclude one
-    # another and compete for the same seconds, so that among them only the probability counts. Causes that the log
-    # shows come before guesses that are less likely than not.
+def _worth_naming(
+    logged_causes: Sequence[Cause], guessed: Sequence[Cause], least_s: float
+) -> list[Cause]:
+    """The causes that explain more than `least_s` of a step, in the order of the seconds that each
+    is expected to."""
+    # The expected seconds are probability times the seconds that the cause would explain. Hidden
+    # faults exclude one another and compete for the same seconds, so that among them only the
+    # probability counts. Causes that the log shows come before guesses that are less likely than
+    # not.
     guessed = [cause for cause in guessed if cause.explains_s > least_s]
     hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
     expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
     expected_s |= {cause.name: cause.explains_s for cause in logged_causes}
     causes = [cause for cause in (*logged_causes, *guessed) if cause.explains_s > least_s]
-    return sorted(causes, key=lambda cause: (cause.probability < _DECIDED, -expected_s[cause.name]))[:NAMED_CAUSES]
+    return sorted(
+        causes, key=lambda cause: (cause.probability < _DECIDED, -expected_s[cause.name])
+    )[:NAMED_CAUSES]
 
 
 def _undecided(causes: Sequence[Cause], log: TrainingLog, series: StepSeries) -> str:
@@ -342,7 +360,8 @@ def _observed(
     small_batch: "_ExpectedSmallBatch | None",
 ) -> Observed:
     """Put the log's figures beside the expected ones."""
-    # Where the log has both counters, the one of the allocator's reserve: it is what fills a device.
+    # Where the log has both counters, the one of the allocator's reserve: it is what fills a
+    # device.
     counter = "reserved" if log.reserved_bytes is not None else "allocated"
     drift = series.drift
     jump = None
@@ -376,14 +395,16 @@ def _observed(
 
 
 def _passes_ratio(timers: Mapping[str, PhaseTimer], expected: Prediction) -> float | None:
-    """Measured over predicted seconds of passes on the fastest rank; None without timers of passes."""
+    """Measured over predicted seconds of passes on the fastest rank; None without timers of
+    passes."""
     passes_s = passes_seconds(expected)
     if "compute" in timers:
         return timers["compute"].least_s / passes_s if timers["compute"].least_s > 0 else None
     if "forward" not in timers:
         return None
 
-    # Kernels divide the passes into forward and backward; gaps and collectives are taken to do so alike.
+    # Kernels divide the passes into forward and backward; gaps and collectives are taken to do so
+    # alike.
     parts = expected.breakdown_s
     kernels_s = sum(parts.get(part, 0.0) for part in ("forward", "backward", "recompute"))
     forward_s = passes_s * parts.get("forward", 0.0) / kernels_s if kernels_s else 0.0
@@ -397,22 +418,27 @@ class _ExpectedSmallBatch(NamedTuple):
     step_s: float
 
 
-def _small_batch(series: StepSeries, problem: StepProblem, layout: Layout) -> _ExpectedSmallBatch | None:
-    """Predict the step with the smallest batch of the log; None where the batch is always the same."""
+def _small_batch(
+    series: StepSeries, problem: StepProblem, layout: Layout
+) -> _ExpectedSmallBatch | None:
+    """Predict the step with the smallest batch of the log; None where the batch is always the
+    same."""
     if series.small_batch is None:
         return None
     global_batch = series.small_batch.global_batch
     try:
         check_layout(problem.model, problem.cluster, with_batch(problem, global_batch).job, layout)
-        return _ExpectedSmallBatch(global_batch, step_s(with_batch(problem, global_batch), layout, Scenario()))
+        return _ExpectedSmallBatch(
+            global_batch, step_s(with_batch(problem, global_batch), layout, Scenario())
+        )
     except PerfModelError:
         # A batch that these replicas cannot share: the log's lines mean something else.
         return None
 
 
 def _timers(log: TrainingLog, global_batch: int, expected: Prediction) -> dict[str, PhaseTimer]:
-    """Timers of the log; those of DeepSpeed, which divides a step differently, are converted to the phases of other
-    frameworks."""
+    """Timers of the log; those of DeepSpeed, which divides a step differently, are converted to the
+    phases of other frameworks."""
     timers = dict(log.timers)
     if log.format != "deepspeed":
         return timers

@@ -14,10 +14,11 @@ class Measurement:
     name: str
     text: str
     outcomes: Mapping[str, str]
-    """Outcome of the measurement by name of the cause; causes that are left out show nothing unusual."""
+    """Outcome of the measurement by name of the cause; causes that are left out show nothing
+    unusual."""
     effort_bits: float = 0.0
-    """Additional information, in bits, that the measurement must give to be worth its effort, compared with the
-    simplest one."""
+    """Additional information, in bits, that the measurement must give to be worth its effort,
+    compared with the simplest one."""
 
 
 MEASUREMENTS: Final = (
@@ -98,11 +99,15 @@ _LOG_MORE: Final[Mapping[str, tuple[str, str]]] = {
     "megatron": ("--timing-log-level 1 --timing-log-option minmax", "--log-straggler"),
     "deepspeed": ('"wall_clock_breakdown": true', ""),
 }
-"""Settings by log format that make a log time the phases of a step, and report the clocks of devices."""
+"""Settings by log format that make a log time the phases of a step, and report the clocks of
+devices."""
 
 
-def undecided_sentence(log_format: str, *, has_timers: bool, has_clocks: bool, batch_grows: bool) -> str:
-    """A sentence for several causes that the log cannot tell apart: why it cannot, and what to log in the next run.
+def undecided_sentence(
+    log_format: str, *, has_timers: bool, has_clocks: bool, batch_grows: bool
+) -> str:
+    """A sentence for several causes that the log cannot tell apart: why it cannot, and what to log
+    in the next run.
 
     Args:
         log_format: one of `LOG_FORMATS`.
@@ -124,7 +129,8 @@ def undecided_sentence(log_format: str, *, has_timers: bool, has_clocks: bool, b
 
 
 def most_telling(weight: Mapping[str, float]) -> Measurement:
-    """The measurement expected to distinguish the causes best; for a single cause, the one that confirms it.
+    """The measurement expected to distinguish the causes best; for a single cause, the one that
+    confirms it.
 
     Args:
         weight: weight of every cause, by its name.
@@ -142,7 +148,8 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
 
 
 def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:
-    """Entropy of the outcome, which is the information about the cause, because each cause has one outcome."""
+    """Entropy of the outcome, which is the information about the cause, because each cause has one
+    outcome."""
     # Causes with equal outcomes cannot be told apart by this measurement: add their weights.
     by_outcome: dict[str, float] = defaultdict(float)
     total = sum(weight.values())

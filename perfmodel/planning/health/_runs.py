@@ -19,7 +19,8 @@ def runs_of_logs(
     *,
     devices: int | None = None,
 ) -> list[Run]:
-    """Make a measured run from each launch script and its log, with the typical step time without warm-up and stalls.
+    """Make a measured run from each launch script and its log, with the typical step time without
+    warm-up and stalls.
 
     Where a log and its script state different layouts, batches or options, the log counts.
 
@@ -46,7 +47,8 @@ def runs_of_logs(
         layout, _ = layout_of(job.problem, job.ran)
         global_batch, seq_len = job.problem.job.global_batch, job.problem.job.seq_len
 
-        # If the log does not report checkpoints, the script's save interval identifies the stalls that are checkpoints.
+        # If the log does not report checkpoints, the script's save interval identifies the stalls
+        # that are checkpoints.
         save_period = save_every(Path(launch.path).read_text(errors="replace"))
         series = step_series(log, global_batch * seq_len, layout.devices, global_batch, save_period)
         runs.append(

@@ -24,19 +24,20 @@ _WINDOW: Final = 15
 """Number of lines over which the median step is taken."""
 _STALL_DEVIATIONS: Final = 6.0
 _STALL_SHARE: Final = 0.08
-"""A line is a stall if it exceeds its neighbours by this many robust standard deviations and by this share of the
-step."""
+"""A line is a stall if it exceeds its neighbours by this many robust standard deviations and by
+this share of the step."""
 _MAD_TO_SD: Final = 1.4826
 _LEAST_PAUSE_S: Final = 3.0
 """Shortest pause between steps that is recorded; clocks in logs are often whole seconds."""
 _REGULAR: Final = 0.15
-"""Stalls are periodic where the middle half of their distances lies within this share of the median distance."""
+"""Stalls are periodic where the middle half of their distances lies within this share of the median
+distance."""
 _LEAST_DRIFT: Final = 0.02
 _LEAST_DRIFT_LINES: Final = 12
 _CERTAIN_Z: Final = 3.0
 _SMALL_BATCH: Final = 0.75
-"""Largest share of the final batch at which an earlier, smaller batch shows which part of a step does not depend on the
-batch."""
+"""Largest share of the final batch at which an earlier, smaller batch shows which part of a step
+does not depend on the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,8 @@ class StepSeries:
     restarts: int
     skipped_steps: int
     untimed_events: int = 0
-    """Checkpoints and evaluations whose duration the log neither states nor shows by the time of day."""
+    """Checkpoints and evaluations whose duration the log neither states nor shows by the time of
+    day."""
 
     @property
     def before_drift_s(self) -> float:
@@ -116,7 +118,8 @@ class StepSeries:
 
     @property
     def drift_s(self) -> float:
-        """Seconds by which the drift lengthens the mean step; 0 without drift, or where steps become faster."""
+        """Seconds by which the drift lengthens the mean step; 0 without drift, or where steps
+        become faster."""
         if self.drift is None or self.drift.change <= 0:
             return 0.0
         # A trend has reached half of its change in the mean; a jump counts for the steps after it.
@@ -138,7 +141,8 @@ def step_series(
 
     Args:
         log: log of the run.
-        tokens_per_step, devices, global_batch: figures of the job, for logs that give a throughput alone.
+        tokens_per_step, devices, global_batch: figures of the job, for logs that give a throughput
+            alone.
         save_every: steps between checkpoints, as the launch script has it.
 
     Raises:
@@ -152,7 +156,9 @@ def step_series(
 
     # Pauses between steps show by the clock, or the log states them.
     has_clock = log.format not in _MOVING_CLOCKS and not np.isnan(clock_s).all()
-    pauses_s = _pauses(clock_s, seconds, covered) if has_clock else _stated_pauses(log, steps, covered)
+    pauses_s = (
+        _pauses(clock_s, seconds, covered) if has_clock else _stated_pauses(log, steps, covered)
+    )
 
     # Split off the warm-up, but leave enough lines to say something.
     warm = min(_warm_up(seconds), len(seconds) - LEAST_STEPS)
@@ -198,7 +204,8 @@ def step_series(
 def _timed_steps(
     log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int
 ) -> list[tuple[LoggedStep, float]]:
-    """Steps of the job whose time the log gives, with their seconds (raises `PerfModelError` if they are too few)."""
+    """Steps of the job whose time the log gives, with their seconds (raises `PerfModelError` if
+    they are too few)."""
     # A batch that is ramped up makes steps longer: only those at the final batch are of the job.
     batches = [step.global_batch for step in log.steps if step.global_batch]
     final_batch = batches[-1] if batches else None
@@ -222,8 +229,11 @@ def _untimed_events(log: TrainingLog, stalls: Sequence[Stalls]) -> int:
     return sum(event.kind in untimed_kinds and event.seconds is None for event in log.events)
 
 
-def _small_batch(log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int) -> SmallBatch | None:
-    """The usual step with the smallest batch of a log whose batch grows; None where there are too few such steps."""
+def _small_batch(
+    log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int
+) -> SmallBatch | None:
+    """The usual step with the smallest batch of a log whose batch grows; None where there are too
+    few such steps."""
     batches = [step.global_batch for step in log.steps if step.global_batch]
     if not batches or min(batches) > _SMALL_BATCH * batches[-1]:
         return None
@@ -246,12 +256,14 @@ def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
     intervals = np.diff(steps)
     median_interval = float(np.median(intervals[intervals > 0])) if (intervals > 0).any() else 1.0
     # After a restart, or where the file begins, the line before is not there.
-    return np.concatenate([[median_interval], np.where(intervals > 0, intervals, median_interval)]).astype(float)
+    return np.concatenate(
+        [[median_interval], np.where(intervals > 0, intervals, median_interval)]
+    ).astype(float)
 
 
 def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
-    """Number of lines at the beginning that are slower than the rest; the first line always counts, because it includes
-    compilation."""
+    """Number of lines at the beginning that are slower than the rest; the first line always counts,
+    because it includes compilation."""
     # The second half of the log is warm.
     later_s = float(np.median(seconds[len(seconds) // 2 :]))
     slow = seconds > _WARM * later_s
@@ -263,7 +275,8 @@ def _pauses(
     seconds: Float[np.ndarray, " lines"],
     covered: Float[np.ndarray, " lines"],
 ) -> Float[np.ndarray, " lines"]:
-    """Seconds of pause before each line, by the clock of the log, beyond the time of its steps; 0 without a clock."""
+    """Seconds of pause before each line, by the clock of the log, beyond the time of its steps; 0
+    without a clock."""
     elapsed_s = np.diff(clock_s, prepend=clock_s[:1])
     pause_s = elapsed_s - seconds * covered
 
@@ -305,21 +318,27 @@ def _stalls(
     total_steps: float,
     save_every: int | None,
 ) -> tuple[Stalls, ...]:
-    """Stalls by the event that the log reports with them; those without an event are periodic or irregular."""
+    """Stalls by the event that the log reports with them; those without an event are periodic or
+    irregular."""
     stalled = lost_s > 0
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
         is_logged = _lines_beside(log, kind, steps, covered)
-        stalls_by_kind += _kind_of_stalls(kind, steps, covered, lost_s, stalled & is_logged, total_steps)
+        stalls_by_kind += _kind_of_stalls(
+            kind, steps, covered, lost_s, stalled & is_logged, total_steps
+        )
         stalled &= ~is_logged
 
-    # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
+    # A script that saves every N steps explains stalls at multiples of N in logs that do not report
+    # checkpoints.
     if save_every and stalled.any():
         saved_within = steps // save_every > (steps - covered) // save_every
         saved_just_before = (steps - 1) % save_every == 0
         after_save = saved_within | saved_just_before
         if after_save[stalled].mean() > 0.8:
-            stalls_by_kind += _kind_of_stalls("checkpoint", steps, covered, lost_s, stalled, total_steps)
+            stalls_by_kind += _kind_of_stalls(
+                "checkpoint", steps, covered, lost_s, stalled, total_steps
+            )
             stalled = np.zeros_like(stalled)
 
     kind = "periodic" if _period(steps[stalled], covered[stalled]) else "irregular"
@@ -371,14 +390,16 @@ def _period(steps: np.ndarray, covered: Float[np.ndarray, " stalls"]) -> int | N
 
     Args:
         steps: last step of each line with a stall.
-        covered: steps that each of these lines covers, within which the place of its stall is unknown.
+        covered: steps that each of these lines covers, within which the place of its stall is
+            unknown.
     """
     intervals = np.diff(steps)
     if len(intervals) < 2:
         return None
 
-    # The middle half of the distances is robust against a missed or an extra stall. Lines of several steps, as
-    # progress bars have them, hide where in a line its stall is, so that distances differ by up to twice as many.
+    # The middle half of the distances is robust against a missed or an extra stall. Lines of
+    # several steps, as progress bars have them, hide where in a line its stall is, so that
+    # distances differ by up to twice as many.
     low, middle, high = np.quantile(intervals, [0.25, 0.5, 0.75])
     blur = 2 * (float(np.median(covered)) - 1)
     if high - low > max(1.0, _REGULAR * middle, min(blur, middle / 3)):
@@ -412,7 +433,8 @@ def _drift(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> Drift | N
 
 
 def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
-    """A straight line and its squared residuals, where Mann and Kendall's test finds the trend certain."""
+    """A straight line and its squared residuals, where Mann and Kendall's test finds the trend
+    certain."""
     n = len(seconds)
 
     # Mann-Kendall: the sum of the signs of all pairwise differences has mean 0 and variance n (n
@@ -425,11 +447,14 @@ def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Dri
     slope, offset = np.polyfit(steps, seconds, 1)
     fitted = slope * steps + offset
     change = float(fitted[-1] / fitted[0] - 1)
-    return Drift(kind="trend", change=change, at_step=int(steps[0])), float(((seconds - fitted) ** 2).sum())
+    return Drift(kind="trend", change=change, at_step=int(steps[0])), float(
+        ((seconds - fitted) ** 2).sum()
+    )
 
 
 def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
-    """The best cut into two levels and its squared residuals, where the levels differ for certain."""
+    """The best cut into two levels and its squared residuals, where the levels differ for
+    certain."""
     n = len(seconds)
     margin = max(3, ceil(n / 20))
     best: tuple[Drift, float] | None = None
@@ -441,7 +466,8 @@ def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drif
         squares_after = ((after - after.mean()) ** 2).sum()
         squares = float(squares_before + squares_after)
         error = sqrt(squares / max(n - 2, 1) * (1 / len(before) + 1 / len(after)))
-        # The cut was chosen among many, and the best of many cuts needs stronger evidence than a single one.
+        # The cut was chosen among many, and the best of many cuts needs stronger evidence than a
+        # single one.
         if abs(after.mean() - before.mean()) < 2 * _CERTAIN_Z * error:
             continue
         if best is None or squares < best[1]:

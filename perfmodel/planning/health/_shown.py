@@ -1,4 +1,5 @@
-"""Causes that a log shows by itself: stalls, drift, skipped steps, slow loaders, options that differ."""
+"""Causes that a log shows by itself: stalls, drift, skipped steps, slow loaders, options that
+differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ def shown_causes(
     expected: Prediction,
     options: Sequence[Cause],
 ) -> list[Cause]:
-    """Return the causes that the log itself shows: stalls, options that differ, drift, skipped steps, slow loaders."""
+    """Return the causes that the log itself shows: stalls, options that differ, drift, skipped
+    steps, slow loaders."""
     causes = [_stall_cause(stalls) for stalls in series.stalls]
     causes += options
     drift = series.drift
@@ -169,7 +171,9 @@ def option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> l
 
     # Options interact, so that only what they cost together is known; it stands under the first.
     first = next(iter(job.options))
-    evidence = "; ".join(contradiction.sentence for contradiction in job.contradictions if contradiction.is_option)
+    evidence = "; ".join(
+        contradiction.sentence for contradiction in job.contradictions if contradiction.is_option
+    )
     return [
         Cause(
             name=_OPTION_CAUSES.get(first, first),

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def health_text(health: "RunHealth") -> str:
-    """The report as text: verdict, measured and predicted figures, causes, and what to measure next."""
+    """The report as text: verdict, measured and predicted figures, causes, and what to measure
+    next."""
     prediction, series = health.prediction, health.series
     lines = [
         health.verdict,
@@ -50,10 +51,17 @@ def _causes(health: "RunHealth") -> list[str]:
             lines.append(f"   {cause.evidence}")
         lines.append(f"   remedy: {cause.remedy}")
 
-    # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is wrong.
+    # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is
+    # wrong.
     if any(cause.probability < 1 for cause in causes):
-        no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
-        lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")
+        no_fault = (
+            f"{health.no_fault_probability:.0%}"
+            if health.no_fault_probability >= 0.005
+            else "below 1%"
+        )
+        lines.append(
+            f"probability that there is no fault and the site is just slower than most: {no_fault}"
+        )
         if health.undecided:
             lines.append(health.undecided)
     # What the log reports by itself needs no measurement.
@@ -80,20 +88,26 @@ def _measured(health: "RunHealth") -> list[str]:
         lines.append(f"throughput: {throughput}")
     if health.peak_bytes is not None and health.expected_peak_bytes is not None:
         measured, predicted = health.peak_bytes / GIB, health.expected_peak_bytes / GIB
-        lines.append(f"peak memory ({health.peak_counter}): measured {measured:.1f} GiB, predicted {predicted:.1f} GiB")
+        lines.append(
+            f"peak memory ({health.peak_counter}): measured {measured:.1f} GiB, predicted {predicted:.1f} GiB"
+        )
     return lines
 
 
 def _over_the_run(health: "RunHealth") -> list[str]:
     """Return lines on scatter, timers, stalls and drift over the run."""
     series = health.series
-    lines = [f"steps vary by {series.scatter:.1%} around their trend; {int(series.covered.sum()):,} steps counted"]
+    lines = [
+        f"steps vary by {series.scatter:.1%} around their trend; {int(series.covered.sum()):,} steps counted"
+    ]
     if health.timers:
         ranges = []
         for phase, timer in health.timers.items():
             # Some frameworks time one rank only, and phases that a job does not have.
             most = duration(timer.most_s)
-            of_ranks = most if timer.least_s == timer.most_s else f"{duration(timer.least_s)} to {most}"
+            of_ranks = (
+                most if timer.least_s == timer.most_s else f"{duration(timer.least_s)} to {most}"
+            )
             if timer.most_s > 0:
                 ranges.append(f"{phase.replace('_', ' ')} {of_ranks}")
         head = "timers"

@@ -1,4 +1,5 @@
-"""The answer to one question: prices every layout, evaluates those that could win, explains the best."""
+"""The answer to one question: prices every layout, evaluates those that could win, explains the
+best."""
 
 import time
 from collections import Counter
@@ -12,7 +13,12 @@ from perfmodel.display import Report
 from perfmodel.errors import LayoutError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._executor import Executor
-from perfmodel.planning.layouts._impossible import Impossible, nothing_divides, nothing_fits, nothing_satisfies
+from perfmodel.planning.layouts._impossible import (
+    Impossible,
+    nothing_divides,
+    nothing_fits,
+    nothing_satisfies,
+)
 from perfmodel.planning.layouts._improve import (
     Improved,
     Ranking,
@@ -48,7 +54,8 @@ POOL: Final = 64
 ROBUST_POOL: Final = 24
 """Number of the best layouts that a robust order ranks."""
 NUMBERING: Final = 2
-"""Version of the numbering of layouts; raised whenever the same question numbers its layouts differently."""
+"""Version of the numbering of layouts; raised whenever the same question numbers its layouts
+differently."""
 
 
 def answer(
@@ -71,9 +78,11 @@ def answer(
     """
     started = time.perf_counter()
 
-    # A resume file belongs to one question: to the values that its step times follow from, not to the
-    # names of the fields that hold them.
-    known = Evaluations.open(file, fingerprint(NUMBERING, tuple(question.context), question.space, question.devices))
+    # A resume file belongs to one question: to the values that its step times follow from, not to
+    # the names of the fields that hold them.
+    known = Evaluations.open(
+        file, fingerprint(NUMBERING, tuple(question.context), question.space, question.devices)
+    )
 
     # A robust order may prefer a layout that is far from first by its median.
     at_least = max(options.top, ROBUST_POOL if options.robust else 0)
@@ -111,12 +120,20 @@ def answer(
     # recommended layout is chosen in this order, before the list is shortened to `top`.
     ordered = _robustly_ordered(goal, options, ranked)
     recommended = recommend(
-        question, goal, options, candidates, ordered.ranked, known, executor, report, complete=complete
+        question,
+        goal,
+        options,
+        candidates,
+        ordered.ranked,
+        known,
+        executor,
+        report,
+        complete=complete,
     )
     shown = ordered.first(options.top)
 
-    # Neither an interrupted search nor one that another batch cut short has seen all layouts, and so cannot say what
-    # keeps them from running.
+    # Neither an interrupted search nor one that another batch cut short has seen all layouts, and
+    # so cannot say what keeps them from running.
     impossible = beyond = None
     if complete and cutoff == np.inf:
         if not ranked.predictions:
@@ -138,7 +155,9 @@ def answer(
         objective=goal.objective.name,
         values=tuple(map(display_value, shown.ranked.value.tolist())),
         recommendation=_recommendation(goal, recommended, options.min_fit),
-        quantities=tuple(goal.named_quantities(prediction) for prediction in shown.ranked.predictions),
+        quantities=tuple(
+            goal.named_quantities(prediction) for prediction in shown.ranked.predictions
+        ),
         lower_bound=display_value(certificate.lower_bound),
         constraints=tuple(map(str, goal.constraints)),
         framework=question.problem.framework.label,
@@ -168,8 +187,8 @@ def _candidates(
     rejected: Counter[Rejection],
     report: Report,
 ) -> Candidates:
-    """Every possible layout with its memory and bound, or, if only the step time ranks, those that may be among the
-    best."""
+    """Every possible layout with its memory and bound, or, if only the step time ranks, those that
+    may be among the best."""
     keeps_all = options.every or not goal.plain or question.space.fewer_devices
     try:
         return price(question, rejected, report, None if keeps_all else at_least)
@@ -185,7 +204,8 @@ def _explained(
     strict: bool,
     report: Report,
 ) -> Ranking:
-    """Full predictions of layouts with even stages, or with the stages that the framework chooses."""
+    """Full predictions of layouts with even stages, or with the stages that the framework
+    chooses."""
     # Grids hold even stages; frameworks that balance stages by cost are explained with their cut.
     report("explain", 0, len(numbers))
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
@@ -233,23 +253,29 @@ class _Certificate(NamedTuple):
     """Lower bound on the value of the goal."""
     lower_bound_s: float
     unresolved: int
-    """Number of layouts that an interrupt left unevaluated and that may be better than the best found."""
+    """Number of layouts that an interrupt left unevaluated and that may be better than the best
+    found."""
 
 
-def _certificate(question: Question, score: Score, evaluated: Evaluated, ranked: Ranking) -> _Certificate:
+def _certificate(
+    question: Question, score: Score, evaluated: Evaluated, ranked: Ranking
+) -> _Certificate:
     """Bound the value and the step time of every layout of the space from below.
 
-    A lower bound is the least of the evaluated values and of the bounds of all other layouts. Stages cut anew may be
-    faster than both.
+    A lower bound is the least of the evaluated values and of the bounds of all other layouts.
+    Stages cut anew may be faster than both.
     """
     # After a complete search, all unseen layouts have bounds above the last wanted layout, so
     # that they leave nothing open.
     unseen = np.ones(len(score.bound), bool)
     unseen[evaluated.number] = unseen[evaluated.dominated] = False
-    open_bounds = np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
+    open_bounds = (
+        np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
+    )
     bound, bound_s = open_bounds, score.candidates.bound_s[unseen]
     if question.step_problem.kinds:
-        # An evaluated layout may be faster with another order of the kinds of nodes, or another cut.
+        # An evaluated layout may be faster with another order of the kinds of nodes, or another
+        # cut.
         bound, bound_s = score.bound, score.candidates.bound_s
     best_value = ranked.value[0] if ranked.predictions else np.inf
     return _Certificate(
@@ -275,7 +301,8 @@ class _Ordered(NamedTuple):
 
 
 def _robustly_ordered(goal: Goal, options: SearchOptions, ranked: Ranking) -> _Ordered:
-    """Order layouts by the robust criterion of the options, or leave them in the order of the goal."""
+    """Order layouts by the robust criterion of the options, or leave them in the order of the
+    goal."""
     if not ranked.predictions:
         return _Ordered(ranked, None)
     sure = robustness(goal, ranked.predictions)
@@ -301,7 +328,9 @@ def _impossible(
     return nothing_fits(question, candidates)
 
 
-def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated) -> None:
+def _count_rejected(
+    rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated
+) -> None:
     """Count the possible layouts that are not ranked, evaluated or not."""
     # These were evaluated in full and turned out to violate a constraint.
     failed = len(evaluated.number) - evaluated.satisfying
@@ -313,14 +342,19 @@ def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, eval
         rejected[Rejection(Reason.VARIANT)] += len(evaluated.dominated)
 
     # All others have a bound above the last wanted layout, or an interrupt left them.
-    ruled_out_count = int(np.isfinite(score.bound).sum()) - len(evaluated.number) - len(evaluated.dominated)
+    ruled_out_count = (
+        int(np.isfinite(score.bound).sum()) - len(evaluated.number) - len(evaluated.dominated)
+    )
     ruled_out = Reason.SLOWER if goal.plain else Reason.WORSE
     if ruled_out_count:
-        rejected[Rejection(ruled_out if evaluated.complete else Reason.NOT_EVALUATED)] += ruled_out_count
+        rejected[Rejection(ruled_out if evaluated.complete else Reason.NOT_EVALUATED)] += (
+            ruled_out_count
+        )
 
 
 def _beyond(question: Question, goal: Goal, best_value: float, executor: Executor) -> Beyond | None:
-    """The best of all layouts, if the framework cannot run it and it is better than the best that it can."""
+    """The best of all layouts, if the framework cannot run it and it is better than the best that
+    it can."""
     best = fastest(question.beyond_framework, goal, executor)
     if best is None or not best.value < best_value:
         return None

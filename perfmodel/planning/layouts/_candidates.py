@@ -23,7 +23,8 @@ class Candidates:
 
     costs: tuple[GridCosts, ...]
     bound_s: Float[np.ndarray, " layouts"]
-    """Lower bound of each layout's step time; infinite if the layout does not fit or duplicates another one."""
+    """Lower bound of each layout's step time; infinite if the layout does not fit or duplicates
+    another one."""
     feasible: int
     """Layouts that fit into memory."""
     smallest: tuple[Layout, float]
@@ -45,18 +46,25 @@ class Candidates:
         for grid, place in self._places(numbers):
             cost = self.costs[grid]
             pipeline, shard, recompute, state = np.unravel_index(place, cost.grid.shape)
-            peaks.append(cost.peak_bytes[pipeline, cost.of_shard[shard], recompute, cost.of_state[state]])
+            peaks.append(
+                cost.peak_bytes[pipeline, cost.of_shard[shard], recompute, cost.of_state[state]]
+            )
         return np.array(peaks, float)
 
-    def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
+    def distinct(
+        self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]
+    ) -> Int[np.ndarray, " kept"]:
         """Positions of layouts, in order of preference, without those equivalent to an earlier one.
 
-        Layouts are equivalent if they differ only in recompute or offload, which cost time and save memory, or in
-        options without effect: same degrees, micro-batch and pipeline, and equal prices.
+        Layouts are equivalent if they differ only in recompute or offload, which cost time and save
+        memory, or in options without effect: same degrees, micro-batch and pipeline, and equal
+        prices.
         """
         seen_keys: set[Hashable] = set()
         places = []
-        for position, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
+        for position, ((grid, place), price) in enumerate(
+            zip(self._places(numbers), prices, strict=True)
+        ):
             choices = self.costs[grid].grid
             pipeline, shard, _, state = map(int, np.unravel_index(place, choices.shape))
 
@@ -89,10 +97,12 @@ class Candidates:
         return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
-        """Mark layouts that cannot be faster than a variant that fits and recomputes or offloads less.
+        """Mark layouts that cannot be faster than a variant that fits and recomputes or offloads
+        less.
 
-        In an otherwise equal program, more recomputation only lengthens backward passes, and offloading only adds
-        transfers. A program never ends earlier with longer durations or more waits.
+        In an otherwise equal program, more recomputation only lengthens backward passes, and
+        offloading only adds transfers. A program never ends earlier with longer durations or more
+        waits.
         """
         starts = self.starts
         grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
@@ -105,7 +115,8 @@ class Candidates:
             place = numbers[in_grid] - starts[grid_index]
             pipeline, shard, recompute, states = np.unravel_index(place, grid.shape)
 
-            # For each choice of states the one that keeps on the device what this one offloads, itself where none does.
+            # For each choice of states the one that keeps on the device what this one offloads,
+            # itself where none does.
             resident = np.arange(len(grid.states))
             for i, state in enumerate(grid.states):
                 if state.resident in grid.states:
@@ -123,11 +134,16 @@ class Candidates:
         """Grid of some layouts, and their place in it."""
         starts = self.starts
         grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
-        return list(zip(grid_of_layout.tolist(), (numbers - starts[grid_of_layout]).tolist(), strict=True))
+        return list(
+            zip(grid_of_layout.tolist(), (numbers - starts[grid_of_layout]).tolist(), strict=True)
+        )
 
     def column(self, name: str) -> Float[np.ndarray, " layouts"]:
-        """A numeric field of every layout: degrees, `devices`, `micro_batch`, `zero`, `vpp` or `memory_bytes`."""
-        parts = [np.broadcast_to(_column(cost, name), cost.grid.shape).reshape(-1) for cost in self.costs]
+        """A numeric field of every layout: degrees, `devices`, `micro_batch`, `zero`, `vpp` or
+        `memory_bytes`."""
+        parts = [
+            np.broadcast_to(_column(cost, name), cost.grid.shape).reshape(-1) for cost in self.costs
+        ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def frame(self) -> "pd.DataFrame":
@@ -145,13 +161,18 @@ class Candidates:
             for cost, part, start in zip(self.costs, parts, starts.tolist(), strict=True)
             if len(part)
         ]
-        return pd.concat(frames, ignore_index=True).assign(number=numbers) if frames else pd.DataFrame()
+        return (
+            pd.concat(frames, ignore_index=True).assign(number=numbers)
+            if frames
+            else pd.DataFrame()
+        )
 
 
 def _recomputes_no_more(
     choices: Sequence[RecomputeChoice],
 ) -> Bool[np.ndarray, "choices choices"]:
-    """Whether everything that the choice of the column recomputes is also recomputed by the choice of the row."""
+    """Whether everything that the choice of the column recomputes is also recomputed by the choice
+    of the row."""
     # Modes are ordered by how much they recompute. `full` covers any number of layers in full.
     mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
     full = np.full(len(choices), np.inf)
@@ -161,8 +182,11 @@ def _recomputes_no_more(
     return (mode[None, :] <= mode[:, None]) & (full[None, :] <= full[:, None])
 
 
-def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Rejection]) -> Candidates:
-    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by their largest part.
+def gather(
+    costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Rejection]
+) -> Candidates:
+    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by
+    their largest part.
 
     Grids of which no layout fits are left out.
     """
@@ -189,7 +213,9 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
         if n_fitting:
             feasible += n_fitting
             possible.append(cost)
-            bounds.append(np.where(_over_layouts(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
+            bounds.append(
+                np.where(_over_layouts(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1)
+            )
     if smallest is None:
         raise LayoutError("the search has no layout to evaluate")
     bound_s = np.concatenate(bounds) if bounds else np.zeros(0, np.float32)

@@ -20,7 +20,13 @@ from perfmodel.prediction.composition import (
     shard_blocks,
     stages_without_layer,
 )
-from perfmodel.prediction.grids import LayoutGrid, PipelineChoice, RecomputeChoice, ShardChoice, StateChoice
+from perfmodel.prediction.grids import (
+    LayoutGrid,
+    PipelineChoice,
+    RecomputeChoice,
+    ShardChoice,
+    StateChoice,
+)
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.units import divisors
@@ -31,15 +37,20 @@ Choice = TypeVar("Choice", PipelineChoice, ShardChoice, RecomputeChoice, StateCh
 _DEGREES: Final = ("tp", "pp", "cp", "ep")
 
 
-def enumerate_layouts(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[Layout]:
-    """Iterate over all valid layouts of `space`; `rejected` counts the reasons why other combinations are invalid."""
+def enumerate_layouts(
+    space: SearchSpace, problem: Problem, rejected: Counter[Rejection]
+) -> Iterator[Layout]:
+    """Iterate over all valid layouts of `space`; `rejected` counts the reasons why other
+    combinations are invalid."""
     for grid in enumerate_grids(space, problem, rejected):
         yield from grid.layouts()
 
 
-def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[LayoutGrid]:
-    """Group all valid layouts of `space` on the problem's devices (or fewer, if the space allows it) by degrees and
-    micro-batch.
+def enumerate_grids(
+    space: SearchSpace, problem: Problem, rejected: Counter[Rejection]
+) -> Iterator[LayoutGrid]:
+    """Group all valid layouts of `space` on the problem's devices (or fewer, if the space allows
+    it) by degrees and micro-batch.
 
     Args:
         space, problem: layouts to try, and the job that they lay out.
@@ -56,7 +67,9 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     # worked out once per call. The caches die with this generator.
     divided = cache(lambda shard: _divided(setting, shard))
     orders = cache(lambda degrees: _orders(space, degrees, cluster))
-    unschedulable = cache(lambda layout, layers, ends: _unschedulable(model, job, layout, layers, ends))
+    unschedulable = cache(
+        lambda layout, layers, ends: _unschedulable(model, job, layout, layers, ends)
+    )
     runnable = _Runnable(problem.framework, space, rejected)
     if getattr(model, "experts", None) is None:
         space = replace(space, etp=space.etp[:1])
@@ -68,26 +81,36 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not shards:
             continue
 
-        # Neither the number of layers nor the set of different recompute modes depends on sequence parallelism, so any
-        # valid shard determines them.
+        # Neither the number of layers nor the set of different recompute modes depends on sequence
+        # parallelism, so any valid shard determines them.
         cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
         if not isinstance(cut, Divided):  # `_shards` has counted why
             continue
-        pipelines = tuple(runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected)))
+        pipelines = tuple(
+            runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected))
+        )
         if not pipelines:
             continue
 
         recomputes = tuple(runnable.choices(degrees, _recomputes(space, cut)))
-        states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
+        states = tuple(
+            runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected))
+        )
 
         # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
         # own, or else most points of the common grid would be invalid.
         resident = tuple(state for state in states if not state.offload_layers)
         if recomputes and resident:
             valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
-            yield LayoutGrid(degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None])
+            yield LayoutGrid(
+                degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None]
+            )
         offloaded = tuple(state for state in states if state.offload_layers)
-        if offloaded and PLAIN_RECOMPUTE in recomputes and pipelines == (PipelineChoice("1f1b", 1),):
+        if (
+            offloaded
+            and PLAIN_RECOMPUTE in recomputes
+            and pipelines == (PipelineChoice("1f1b", 1),)
+        ):
             yield LayoutGrid(
                 degrees,
                 pipelines,
@@ -99,8 +122,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
 
 
 def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]:
-    """Recompute modes that differ for a model's blocks, combined with each number of layers that are recomputed in
-    full."""
+    """Recompute modes that differ for a model's blocks, combined with each number of layers that
+    are recomputed in full."""
     modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
     for mode in modes:
         # Full recompute leaves no layers over to recompute in full, so that it is combined with
@@ -111,10 +134,13 @@ def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]
 
 
 class _Runnable:
-    """Choices of layouts that a framework can run. Each axis is judged by its own fields (`Framework.refused`), because
-    refusals depend on other fields only by whether a degree is above one."""
+    """Choices of layouts that a framework can run. Each axis is judged by its own fields
+    (`Framework.refused`), because refusals depend on other fields only by whether a degree is above
+    one."""
 
-    def __init__(self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]) -> None:
+    def __init__(
+        self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]
+    ) -> None:
         self._framework = framework
         self._everything = space.any_framework
         self._rejected = rejected
@@ -136,7 +162,11 @@ class _Runnable:
         # so that one verdict serves all such degrees.
         degrees_above_one = _above_one(degrees)
         for choice in axis:
-            layout = degrees if (degrees_above_one, choice) in self._refused else degrees.replace(**choice._asdict())
+            layout = (
+                degrees
+                if (degrees_above_one, choice) in self._refused
+                else degrees.replace(**choice._asdict())
+            )
             if self._runs((degrees_above_one, choice), layout, choice._fields):
                 yield choice
 
@@ -156,7 +186,9 @@ def _above_one(degrees: Layout) -> tuple[bool, ...]:
     return tuple(getattr(degrees, name) > 1 for name in _DEGREES)
 
 
-def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Counter[Rejection]) -> Iterator[Layout]:
+def _degrees(
+    space: SearchSpace, problem: Problem, devices: int, rejected: Counter[Rejection]
+) -> Iterator[Layout]:
     """Degrees and micro-batches, with context and expert parallelism as the framework runs it."""
     job, framework = problem.job, problem.framework
     for tp, cp, pp in product(space.tp, space.cp, space.pp):
@@ -172,7 +204,9 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
         # `etp=None` stands for tp. Where two values come to the same degree, the first in the
         # space wins: later assignments overwrite, hence the reversed order.
         foldings = {tp if etp is None else etp: etp for etp in reversed(space.etp)}
-        for dp, ep, etp, micro_batch in product(replicas, space.ep, foldings.values(), space.micro_batch):
+        for dp, ep, etp, micro_batch in product(
+            replicas, space.ep, foldings.values(), space.micro_batch
+        ):
             # Experts divide the tp * cp * dp ranks of a stage anew (parallel folding,
             # arXiv:2504.14960).
             if (tp * cp * dp) % (ep * (tp if etp is None else etp)):
@@ -235,8 +269,11 @@ def _pipelines(
                 yield PipelineChoice(schedule, vpp)
 
 
-def _unschedulable(model: Model, job: Job, layout: Layout, layers: int, riders: int) -> Rejection | None:
-    """Why a layout's schedule cannot run, or None; schedules that fix their chunks need a layer in every stage."""
+def _unschedulable(
+    model: Model, job: Job, layout: Layout, layers: int, riders: int
+) -> Rejection | None:
+    """Why a layout's schedule cannot run, or None; schedules that fix their chunks need a layer in
+    every stage."""
     # Bidirectional and V-shaped schedules fix the number of chunks by themselves.
     scheduler = get_schedule(layout.schedule)
     if scheduler.chunks and layers:
@@ -256,7 +293,9 @@ def _orders(space: SearchSpace, degrees: Layout, cluster: Cluster) -> list[str]:
     # stands for all.
     first_of_placement: dict[Hashable, str] = {}
     for order in space.order:
-        first_of_placement.setdefault(placement_on_network(degrees.replace(order=order), cluster), order)
+        first_of_placement.setdefault(
+            placement_on_network(degrees.replace(order=order), cluster), order
+        )
     return list(first_of_placement.values())
 
 
@@ -277,7 +316,9 @@ def _shards(
         if isinstance(division, Rejection):
             reasons[division] = None
             continue
-        for tp_overlap, order in product(space.tp_overlap if split else space.tp_overlap[:1], orders):
+        for tp_overlap, order in product(
+            space.tp_overlap if split else space.tp_overlap[:1], orders
+        ):
             yield ShardChoice(sequence_parallel, tp_overlap, order)
     rejected.update(list(reasons))
 
@@ -287,10 +328,17 @@ def _sequence_parallel(
     degrees: Layout,
     divided: Callable[[Shard], "Divided | Rejection"],
 ) -> tuple[bool, ...]:
-    """Values of sequence parallelism that differ; a model without a sequence has the same blocks with either."""
-    either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]
-    divides_alike = all(isinstance(division, Divided) for division in either) and either[0] == either[1]
-    return (False,) if divides_alike and False in space.sequence_parallel else space.sequence_parallel
+    """Values of sequence parallelism that differ; a model without a sequence has the same blocks
+    with either."""
+    either = [
+        divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)
+    ]
+    divides_alike = (
+        all(isinstance(division, Divided) for division in either) and either[0] == either[1]
+    )
+    return (
+        (False,) if divides_alike and False in space.sequence_parallel else space.sequence_parallel
+    )
 
 
 def _states(
@@ -302,12 +350,13 @@ def _states(
 ) -> Iterator[StateChoice]:
     """Yield the choices of ZeRO, overlap and offload that some degrees can have.
 
-    Choices with offloaded layers occur without a pipeline only; the caller combines them with no recompute.
+    Choices with offloaded layers occur without a pipeline only; the caller combines them with no
+    recompute.
     """
     job = problem.job
     is_trained = job.mode == "train" and not job.fine_tuning.frozen
-    # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is reduced. Without
-    # replicas nothing is sharded.
+    # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is
+    # reduced. Without replicas nothing is sharded.
     zeros: dict[int, None] = {}
     for zero in space.zero:
         is_effective = degrees.replicated and (is_trained or zero == 3)
@@ -328,7 +377,9 @@ def _states(
         # Some frameworks cannot hide the collectives of a ZeRO stage; then they are exposed,
         # whatever the space says.
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
-        exposed = not (space.any_framework or problem.framework.communication.hides(zero, degrees.tp))
+        exposed = not (
+            space.any_framework or problem.framework.communication.hides(zero, degrees.tp)
+        )
         if exposed:
             hidden_reduces, hidden_gathers = (False,), (False,)
         else:
@@ -344,8 +395,8 @@ def _few_enough(
     pp: int,
     layers: int,
 ) -> Bool[np.ndarray, "pipelines recomputes"]:
-    """Whether a choice recomputes fewer layers than the fullest stage has (recomputing all of them is a separate
-    choice)."""
+    """Whether a choice recomputes fewer layers than the fullest stage has (recomputing all of them
+    is a separate choice)."""
     # Layers per stage are even, with the remainder on the first stages: ceil(layers / stages) in
     # the fullest.
     stages = []
@@ -367,8 +418,8 @@ class Divided:
     riders: int
     """Ends of the model that can be a stage without a layer."""
     recompute: dict[str, str]
-    """Each recompute mode -> the first mode that is equivalent for these blocks (without attention there is nothing to
-    select)."""
+    """Each recompute mode -> the first mode that is equivalent for these blocks (without attention
+    there is nothing to select)."""
 
 
 def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:

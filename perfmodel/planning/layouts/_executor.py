@@ -41,7 +41,8 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
         raise PerfModelError(f"workers must be at least 1, got {workers}")
     if dask:
         with _client(dask) as client:
-            # not pure: the same call must not be answered from an earlier one of another version of the package
+            # not pure: the same call must not be answered from an earlier one of another version of
+            # the package
             yield Executor(
                 lambda function, items: client.gather(client.map(function, items, pure=False)),
                 max(1, len(client.scheduler_info()["workers"])),
@@ -49,7 +50,8 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
     elif workers == 1:
         yield HERE
     else:
-        # JAX runs threads, which a fork would not survive; processes keep their caches between calls
+        # JAX runs threads, which a fork would not survive; processes keep their caches between
+        # calls
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
         try:
             yield Executor(partial(_map_in_processes, pool), workers)
@@ -57,7 +59,9 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
             pool.shutdown(cancel_futures=True)
 
 
-def _map_in_processes(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+def _map_in_processes(
+    pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]
+) -> list[Any]:
     with _deaf():  # processes start as they are needed
         calls = [pool.submit(function, item) for item in items]
     try:
@@ -70,13 +74,16 @@ def _map_in_processes(pool: ProcessPoolExecutor, function: Callable[[Any], Any],
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Make processes that start within this context ignore interrupts from the beginning; this process receives them
-    afterwards.
+    """Make processes that start within this context ignore interrupts from the beginning; this
+    process receives them afterwards.
 
-    Child processes inherit ignored signals (a mask alone is not enough, as `multiprocessing` unblocks signals for its
-    own helper). While they are blocked, interrupts of this process are kept.
+    Child processes inherit ignored signals (a mask alone is not enough, as `multiprocessing`
+    unblocks signals for its own helper). While they are blocked, interrupts of this process are
+    kept.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "pthread_sigmask"
+    ):
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,4 +1,5 @@
-"""Explains why a request cannot be met, and computes the nearest changes that would make it possible."""
+"""Explains why a request cannot be met, and computes the nearest changes that would make it
+possible."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,13 +62,17 @@ class Impossible:
         }
 
 
-def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
-    """Explain why no layout of the space is valid, and suggest what to leave free and the nearest devices and batch.
+def nothing_divides(
+    question: Question, error: LayoutError, rejected: Iterable[Rejection]
+) -> Impossible:
+    """Explain why no layout of the space is valid, and suggest what to leave free and the nearest
+    devices and batch.
 
     Args:
         question: the question that has no layout.
         error: the error that the search met.
-        rejected: why combinations were left out; only what their reasons name (`Reason.frees`) is changed.
+        rejected: why combinations were left out; only what their reasons name (`Reason.frees`) is
+            changed.
     """
     if error.rejection:
         rejected = [*rejected, error.rejection]
@@ -100,8 +105,8 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
 
 
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
-    """Explain why no layout fits into memory, and how much memory, how many devices or which options would be
-    enough."""
+    """Explain why no layout fits into memory, and how much memory, how many devices or which
+    options would be enough."""
     layout, need = candidates.smallest
     smallest = question.problem.notation(layout)
     _, (largest,) = peak_memory(question.step_problem, [layout])
@@ -112,8 +117,17 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
     # The smallest layout and the share of memory that the framework leaves free.
     enough = question.step_problem.framework.memory.memory_to_hold(need)
-    changes = [Change(f"{_rounded_up(enough / GIB)} GiB per device", {"memory_bytes": _rounded_up(enough / GIB) * GIB})]
-    changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
+    changes = [
+        Change(
+            f"{_rounded_up(enough / GIB)} GiB per device",
+            {"memory_bytes": _rounded_up(enough / GIB) * GIB},
+        )
+    ]
+    changes += [
+        _freed(question, name)
+        for name in _restricted(question)
+        if _fits(_with_default(question, name))
+    ]
 
     # Options that save memory help training alone; copies to the host need a link to it.
     options = []
@@ -122,7 +136,9 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
         if question.problem.cluster.device.host_bandwidth_bytes_per_s is not None:
             options.append("offload")
     for name in options:
-        if _fits(replace(question, space=with_options(question.space, name, question.problem.cluster))):
+        if _fits(
+            replace(question, space=with_options(question.space, name, question.problem.cluster))
+        ):
             changes.append(Change(f"--options {name}", {"options": name}))
     for k in MULTIPLES:
         n = k * question.devices
@@ -133,10 +149,11 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
 
 def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Impossible:
-    """Explain why no layout that fits satisfies the constraints, and which of them to loosen to what value.
+    """Explain why no layout that fits satisfies the constraints, and which of them to loosen to
+    what value.
 
-    A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
-    is a search of its own.
+    A constraint's nearest possible threshold is the least violation of it by layouts that satisfy
+    all others, which is a search of its own.
 
     Raises:
         LayoutError: there is no constraint, so that the objective itself has no value.
@@ -169,7 +186,8 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 
 def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
-    """Thresholds of single constraints that some layout meets together with all other constraints."""
+    """Thresholds of single constraints that some layout meets together with all other
+    constraints."""
     for number, constraint in enumerate(goal.constraints):
         remaining = goal.constraints[:number] + goal.constraints[number + 1 :]
         least_violation = replace(goal, objective=_violation(constraint), constraints=remaining)
@@ -180,19 +198,26 @@ def _loosened_constraints(question: Question, goal: Goal, executor: Executor) ->
             yield Change(f"{text} (for {constraint}), by {notation}", {"constraint": text})
 
 
-def _smallest_contradiction(question: Question, goal: Goal, executor: Executor) -> tuple[Constraint, ...]:
-    """The smallest set of several constraints without which a layout satisfies the rest; empty if there is none."""
+def _smallest_contradiction(
+    question: Question, goal: Goal, executor: Executor
+) -> tuple[Constraint, ...]:
+    """The smallest set of several constraints without which a layout satisfies the rest; empty if
+    there is none."""
     for count in range(2, len(goal.constraints) + 1):
         for dropped in combinations(goal.constraints, count):
-            remaining = tuple(constraint for constraint in goal.constraints if constraint not in dropped)
+            remaining = tuple(
+                constraint for constraint in goal.constraints if constraint not in dropped
+            )
             if fastest(question, replace(goal, constraints=remaining), executor):
                 return dropped
     return ()
 
 
 def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> list[Change]:
-    """The smallest multiple of the devices on which some layout satisfies all constraints, if there is one."""
-    # More devices shorten the step. Each multiple needs a separate search, so only small ones are tried.
+    """The smallest multiple of the devices on which some layout satisfies all constraints, if there
+    is one."""
+    # More devices shorten the step. Each multiple needs a separate search, so only small ones are
+    # tried.
     for k in MULTIPLES[:5]:
         n = k * question.devices
         if n > question.problem.cluster.capacity:
@@ -219,12 +244,20 @@ def _loosened(constraint: Constraint, violation: float) -> str:
     """The constraint with a threshold that the least violation satisfies."""
     lhs, sign, rhs = constraint.lhs, constraint.sign, constraint.rhs
     if sign == "==":
-        return f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_rounded_up(violation)!r}"
+        return (
+            f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_rounded_up(violation)!r}"
+        )
     if not rhs.names:
         threshold = float(rhs(_none).lo)
-        loosened = _rounded_up(threshold + violation) if sign[0] == "<" else _rounded_down(threshold - violation)
+        loosened = (
+            _rounded_up(threshold + violation)
+            if sign[0] == "<"
+            else _rounded_down(threshold - violation)
+        )
         return f"{lhs.text} {sign} {loosened:.12g}"
-    return f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_rounded_up(violation)!r}"
+    return (
+        f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_rounded_up(violation)!r}"
+    )
 
 
 def _none(name: str) -> Any:
@@ -264,7 +297,9 @@ def _default(question: Question) -> SearchSpace:
 
 
 def _with_default(question: Question, name: str) -> Question:
-    return replace(question, space=replace(question.space, **{name: getattr(_default(question), name)}))
+    return replace(
+        question, space=replace(question.space, **{name: getattr(_default(question), name)})
+    )
 
 
 def _freed(question: Question, name: str) -> Change:
@@ -276,9 +311,10 @@ def _freed(question: Question, name: str) -> Change:
 
 
 def _with_other_devices(question: Question, target: Question) -> Question:
-    """The question moved to `target`, with its default space except for the fields restricted here."""
-    # Default values depend on devices and batch, so that they are those of the target. Restrictions and freedoms that
-    # the user set stay.
+    """The question moved to `target`, with its default space except for the fields restricted
+    here."""
+    # Default values depend on devices and batch, so that they are those of the target. Restrictions
+    # and freedoms that the user set stay.
     restricted = {name: getattr(question.space, name) for name in _restricted(question)}
     extra = {
         field.name: getattr(question.space, field.name)

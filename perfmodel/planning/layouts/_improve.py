@@ -1,5 +1,5 @@
-"""Ranks explained layouts and improves the best of them with uneven stages and per-stage recomputation, by dynamic
-programming or by a relaxation that also changes the micro-batch."""
+"""Ranks explained layouts and improves the best of them with uneven stages and per-stage
+recomputation, by dynamic programming or by a relaxation that also changes the micro-batch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ from perfmodel.prediction import Prediction, StepProblem
 from perfmodel.spec import Framework, Layout
 
 MOST: Final = 4
-"""Most layouts whose stages are divided anew (a second or two each); those with the best bounds are taken."""
+"""Most layouts whose stages are divided anew (a second or two each); those with the best bounds are
+taken."""
 MOST_ON_KINDS: Final = 16
 """The same number on nodes of several kinds, where the division matters more."""
 WORTH: Final = 1e-3
@@ -106,8 +107,8 @@ class Improvement:
     how: str
     """Method that found the cuts, in words."""
     buckets: BucketResult | None = None
-    """Gradient buckets of one size that a launch can state for the new layout, if they were searched. Predictions and
-    the ranking assume the default buckets."""
+    """Gradient buckets of one size that a launch can state for the new layout, if they were
+    searched. Predictions and the ranking assume the default buckets."""
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
@@ -149,9 +150,9 @@ def improve(
 ) -> Improved:
     """Divide the layers unevenly in the layouts that can gain most by it.
 
-    Every layout's bound over all its partitions and recompute choices is worked out first (milliseconds); those
-    whose bound promises more than the best value found are cut, the most promising of every schedule first, `MOST` at
-    most.
+    Every layout's bound over all its partitions and recompute choices is worked out first
+    (milliseconds); those whose bound promises more than the best value found are cut, the most
+    promising of every schedule first, `MOST` at most.
 
     Args:
         goal: objective and constraints.
@@ -164,9 +165,7 @@ def improve(
     """
     enumerated = f"{evaluated:,} layouts were evaluated; lower bounds rule out all others"
     if goal.step_problem.kinds:
-        enumerated += (
-            ", with the best orders of kinds of nodes and divisions into stages that dynamic programming finds"
-        )
+        enumerated += ", with the best orders of kinds of nodes and divisions into stages that dynamic programming finds"
     else:
         enumerated += ": exact"
     if method == "enumerate":
@@ -191,14 +190,20 @@ def improve(
                 improvement = _relaxed(goal.step_problem, layout, choices)
             else:
                 executor_name = "dynamic programming" if layout.vpp == 1 else "moves of layers"
-                improvement = Improvement(layout, partition_stages(goal.step_problem, layout), executor_name)
+                improvement = Improvement(
+                    layout, partition_stages(goal.step_problem, layout), executor_name
+                )
         except LayoutError:
             continue  # nothing fits, or nothing to relax
         improvements.append(improvement)
-        best_value = min(best_value, float(goal.value(goal.quantities_of([improvement.result.prediction]))[0]))
+        best_value = min(
+            best_value, float(goal.value(goal.quantities_of([improvement.result.prediction]))[0])
+        )
     if not improvements:
         nothing = "none of the best layouts would gain from uneven pipeline stages"
-        return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows")
+        return Improved(
+            "enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows"
+        )
     executor_names = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
     reason = "asked for" if method == "relax" else choose_method(contiguous=True).why
     why = f"{enumerated}; then {len(improvements)} of {len(promising)} promising layouts got uneven stages: {reason}"
@@ -210,7 +215,8 @@ def _promising(
 ) -> list[tuple[float, Layout]]:
     """Layouts worth cutting, each with the best value that any of its cuts may have.
 
-    A cut takes a second or two, which is well spent only where the bound beats the best value by more than `WORTH`.
+    A cut takes a second or two, which is well spent only where the bound beats the best value by
+    more than `WORTH`.
 
     Args:
         best: the best layout so far, whose value is `best_value`.
@@ -225,7 +231,8 @@ def _promising(
 
 
 def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Improvement:
-    """A layout relaxed, or cut by dynamic programming where that leads to a faster one that can be launched.
+    """A layout relaxed, or cut by dynamic programming where that leads to a faster one that can be
+    launched.
 
     Raises:
         LayoutError: neither leads to one that fits into memory.
@@ -242,7 +249,8 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
         raise LayoutError(f"no division of {layout.label} into stages fits into memory")
 
     def compared_s(method: str) -> float:
-        # If two results differ only by rounding, the relaxation's is kept, because the user asked for it.
+        # If two results differ only by rounding, the relaxation's is kept, because the user asked
+        # for it.
         tolerance = 0.0 if method == "relaxation" else SAME
         return results[method].step_time_s * (1 + tolerance)
 
@@ -255,7 +263,8 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
 
 
 def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
-    """Return the values that a relaxation may choose: those in the space that a launch of the framework can state."""
+    """Return the values that a relaxation may choose: those in the space that a launch of the
+    framework can state."""
     partial = tuple(kind for kind in space.recompute if kind != "full")
     return LaunchChoices(
         micro_batches=space.micro_batch,
@@ -266,7 +275,8 @@ def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Rank the new divisions; only those that the framework can run, unless the space admits any."""
+    """Rank the new divisions; only those that the framework can run, unless the space admits
+    any."""
     within, framework = not question.space.any_framework, question.problem.framework
     results = [
         improvement.result
@@ -281,27 +291,31 @@ def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranki
 
 
 def _launchable(framework: Framework, layout: Layout) -> bool:
-    """Whether a framework can run a layout whose stages were divided anew; none in the catalog accepts a separate
-    number of recomputed layers per stage."""
+    """Whether a framework can run a layout whose stages were divided anew; none in the catalog
+    accepts a separate number of recomputed layers per stage."""
     by_stage = len(set(layout.recompute_full_layers or ())) > 1
     return not framework.refused(layout) and not (by_stage and framework.name != "generic")
 
 
 def _bases(layouts: Sequence[Layout]) -> list[Layout]:
-    """Pipelined layouts that differ in degrees, micro-batch or schedule, the best ranked of each."""
+    """Pipelined layouts that differ in degrees, micro-batch or schedule, the best ranked of
+    each."""
     bases: dict[tuple[object, ...], Layout] = {}
     for layout in layouts:
         if layout.pp > 1:
             degrees = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep
             hosts = tuple(sorted(layout.kinds or ()))
-            bases.setdefault((degrees, layout.vpp, layout.micro_batch, layout.schedule, hosts), layout)
+            bases.setdefault(
+                (degrees, layout.vpp, layout.micro_batch, layout.schedule, hosts), layout
+            )
     return list(bases.values())
 
 
 def _one_of_each_schedule(
     promising: Sequence[tuple[float, Layout]],
 ) -> list[tuple[float, Layout]]:
-    """Order layouts by bounds, alternating between schedules, because the bounds of some schedules are looser."""
+    """Order layouts by bounds, alternating between schedules, because the bounds of some schedules
+    are looser."""
     # Bounds of some schedules are looser than others', so that an order by bound alone would
     # spend all tries on one schedule.
     rank_in_schedule: Counter[str] = Counter()

@@ -76,12 +76,13 @@ STEP_TIME: Final = Objective.parse("step_time")
 class Goal:
     """An objective under constraints, for the layouts of one problem.
 
-    Every layout's quantities lie in known intervals before any is evaluated: its step time in [bound, infinity), its
-    memory and degrees exactly. Interval arithmetic gives a lower bound of the objective, and tells which constraints
-    can hold at all; layouts that are left out for this reason cannot be among the best. For an objective that grows
-    with the step time at fixed degrees f(T, degrees) (every one of `OBJECTIVES` with a time in it does, since prices,
-    powers, tokens and device counts are not negative) the bound is f(bound, degrees) itself: T >= bound implies f(T,
-    degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
+    Every layout's quantities lie in known intervals before any is evaluated: its step time in
+    [bound, infinity), its memory and degrees exactly. Interval arithmetic gives a lower bound of
+    the objective, and tells which constraints can hold at all; layouts that are left out for this
+    reason cannot be among the best. For an objective that grows with the step time at fixed degrees
+    f(T, degrees) (every one of `OBJECTIVES` with a time in it does, since prices, powers, tokens
+    and device counts are not negative) the bound is f(bound, degrees) itself: T >= bound implies
+    f(T, degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
     """
 
     step_problem: StepProblem
@@ -100,8 +101,8 @@ class Goal:
         """Read an objective and constraints as users write them.
 
         Raises:
-            PerfModelError, UnknownNameError: invalid formulas, or that need a price, a power or tokens that
-                neither `tariff` nor the catalog tells.
+            PerfModelError, UnknownNameError: invalid formulas, or that need a price, a power or
+                tokens that neither `tariff` nor the catalog tells.
         """
         goal = cls(
             problem,
@@ -113,7 +114,9 @@ class Goal:
         # Evaluate the formulas once on dummy values, so that a missing price or power raises here
         # and not in the middle of a search.
         ones = np.ones(1)
-        goal.value(goal._quantities(lambda _: ones, Interval.exactly(ones), lambda: Interval.exactly(0.0)))
+        goal.value(
+            goal._quantities(lambda _: ones, Interval.exactly(ones), lambda: Interval.exactly(0.0))
+        )
         return goal
 
     @property
@@ -150,8 +153,11 @@ class Goal:
             lambda: Interval.exactly(busy_s(self.step_problem, candidates.layouts(numbers))),
         )
 
-    def quantities_of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:
-        """Quantities of predicted layouts, optionally with other step times (busy time scales along)."""
+    def quantities_of(
+        self, predictions: Sequence[Prediction], step_s: Interval | None = None
+    ) -> Quantity:
+        """Quantities of predicted layouts, optionally with other step times (busy time scales
+        along)."""
 
         def column(name: str) -> np.ndarray:
             if name == "memory_bytes":
@@ -176,14 +182,17 @@ class Goal:
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named_quantities(self, prediction: Prediction) -> dict[str, float]:
-        """The quantities of a layout named by objective and constraints, and its cost and energy."""
-        names = set(self.objective.formula.names).union(*(constraint.names for constraint in self.constraints))
+        """The quantities of a layout named by objective and constraints, and its cost and
+        energy."""
+        names = set(self.objective.formula.names).union(
+            *(constraint.names for constraint in self.constraints)
+        )
         tariff = self.tariff
         priced = tariff.price_per_device_hour is not None
         listed = tariff.price_per_device_hour == self.step_problem.cluster.device.usd_per_hour
 
-        # A list price from the catalog is not very informative. The cost is shown only for the user's own prices or for
-        # a training run.
+        # A list price from the catalog is not very informative. The cost is shown only for the
+        # user's own prices or for a training run.
         if priced and (tariff.tokens or not listed):
             names.add("cost")
         if tariff.power_w is not None and tariff.idle_power_w is not None:
@@ -203,7 +212,8 @@ class Score:
 
     @cached_property
     def bound(self) -> Float[np.ndarray, " layouts"]:
-        """Lower bound of each layout's value; infinite if it does not fit or a constraint cannot hold."""
+        """Lower bound of each layout's value; infinite if it does not fit or a constraint cannot
+        hold."""
         if self.goal.plain:
             return self.candidates.bound_s
         value = np.broadcast_to(
@@ -213,8 +223,8 @@ class Score:
         return np.where(np.isfinite(self.candidates.bound_s), value, np.inf)
 
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
-        """Layouts whose value may be as low as `worst`; if the step time does not affect the value, only those whose
-        step is also as short."""
+        """Layouts whose value may be as low as `worst`; if the step time does not affect the value,
+        only those whose step is also as short."""
         if self.goal.objective.timed:
             # Formulas of bounds allow for rounding already (`Goal.before`); plain step times do
             # not.
@@ -228,7 +238,8 @@ class Score:
         return np.flatnonzero(np.isfinite(self.bound) & may_be_better)
 
     def count_impossible(self, rejected: Counter[Rejection]) -> None:
-        """Count the layouts that fit but cannot satisfy the constraints, by the first one that they violate."""
+        """Count the layouts that fit but cannot satisfy the constraints, by the first one that they
+        violate."""
         undecided = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
             possible = undecided & self.goal.can_hold(constraint, self.goal.before(self.candidates))
@@ -243,11 +254,14 @@ class Score:
         """Values of evaluated layouts; infinite if a constraint is violated."""
         if self.goal.plain:
             return step_s
-        return np.broadcast_to(self.goal.value(self.goal.after(self.candidates, numbers, step_s)), step_s.shape)
+        return np.broadcast_to(
+            self.goal.value(self.goal.after(self.candidates, numbers, step_s)), step_s.shape
+        )
 
 
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Busy seconds of a step, mean over pipeline ranks: the sum of durations on compute streams, as in `Prediction`."""
+    """Busy seconds of a step, mean over pipeline ranks: the sum of durations on compute streams, as
+    in `Prediction`."""
     busy = np.zeros(len(layouts))
     for batch in layout_batches(problem, layouts):
         for weighted, weight in weighted_programs(batch):
@@ -263,5 +277,8 @@ def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarr
     if problem.kinds:
         return np.zeros(len(candidates.bound_s))
     grids = [cost.grid for cost in candidates.costs]
-    parts = [np.broadcast_to(pass_work_s(problem, grid)[..., None], grid.shape).reshape(-1) for grid in grids]
+    parts = [
+        np.broadcast_to(pass_work_s(problem, grid)[..., None], grid.shape).reshape(-1)
+        for grid in grids
+    ]
     return np.concatenate(parts) if parts else np.zeros(0)

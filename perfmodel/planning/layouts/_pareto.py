@@ -38,8 +38,8 @@ class ParetoFront:
     """Layouts of the front, sorted by the first objective."""
     values: Float[np.ndarray, "layouts objectives"]
     evaluated: int
-    """Layouts evaluated by full evaluation of the schedule; all others are dominated by a layout of the front even at
-    the lower bounds of their objectives."""
+    """Layouts evaluated by full evaluation of the schedule; all others are dominated by a layout of
+    the front even at the lower bounds of their objectives."""
     feasible: int
     seconds: float
     rejected: dict[str, int]
@@ -90,13 +90,15 @@ def pareto(
 ) -> ParetoFront:
     """Compute the exact Pareto front of a question's layouts.
 
-    A layout x is left out unevaluated only if an evaluated y satisfies f_i(y) <= b_i(x) in every objective, b_i being
-    the lower bound of f_i(x) (see `Goal`): then f_i(y) <= b_i(x) <= f_i(x) for all i, so that y beats or equals x and x
-    adds nothing to the front. Of layouts that are equal in all objectives one is kept.
+    A layout x is left out unevaluated only if an evaluated y satisfies f_i(y) <= b_i(x) in every
+    objective, b_i being the lower bound of f_i(x) (see `Goal`): then f_i(y) <= b_i(x) <= f_i(x) for
+    all i, so that y beats or equals x and x adds nothing to the front. Of layouts that are equal in
+    all objectives one is kept.
 
     Args:
         question: job and layouts, see `ask`.
-        objectives: two or more of `OBJECTIVES` (`time` is `step_time`), or formulas to be minimised.
+        objectives: two or more of `OBJECTIVES` (`time` is `step_time`), or formulas to be
+            minimised.
         constraints, tariff, progress, workers, dask: as for `search`.
 
     Raises:
@@ -104,8 +106,13 @@ def pareto(
     """
     started = time.perf_counter()
     if len(objectives) < 2:
-        raise PerfModelError(f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}")
-    goals = [Goal.parse(question.step_problem, SHORT.get(name, name), constraints, tariff) for name in objectives]
+        raise PerfModelError(
+            f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}"
+        )
+    goals = [
+        Goal.parse(question.step_problem, SHORT.get(name, name), constraints, tariff)
+        for name in objectives
+    ]
     rejected: Counter[Rejection] = Counter()
     report = progress or (lambda *_: None)
     candidates = price(question, rejected, report)
@@ -119,7 +126,9 @@ def pareto(
     # Values are minimised inside, and shown as the user asked for them (throughputs rise).
     axis_values = np.empty((len(values), len(goals)))
     for column, goal in enumerate(goals):
-        axis_values[:, column] = [goal.objective.display_value(value) for value in values[:, column].tolist()]
+        axis_values[:, column] = [
+            goal.objective.display_value(value) for value in values[:, column].tolist()
+        ]
     return ParetoFront(
         objectives=tuple(goal.objective.name for goal in goals),
         layouts=tuple(layouts),
@@ -138,7 +147,8 @@ def _front(
     executor: Executor,
     report: Report,
 ) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
-    """Return numbers and values of the front, sorted by the first objective, and how many layouts were evaluated."""
+    """Return numbers and values of the front, sorted by the first objective, and how many layouts
+    were evaluated."""
     # All goals share constraints and tariff, so that one set of quantities serves them.
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape
@@ -150,7 +160,8 @@ def _front(
     while open_layouts.any():
         report("evaluate", evaluated, evaluated + int(open_layouts.sum()))
         evaluating = np.flatnonzero(open_layouts)
-        # Evaluate the front of the bounds: no layout of it can be ruled out by the bound of another.
+        # Evaluate the front of the bounds: no layout of it can be ruled out by the bound of
+        # another.
         evaluating = evaluating[non_dominated(bound[evaluating], ROUND)]
         open_layouts[evaluating] = False
         evaluate_some(candidates, evaluating, question.context, executor, known)
@@ -179,7 +190,8 @@ def non_dominated(
 ) -> Int[np.ndarray, " front"]:
     """Return the non-dominated rows, one of those that are equal, up to a maximum number.
 
-    Rows are taken in order of their sum: the row with the smallest remaining sum is on the front, and rows that it
+    Rows are taken in order of their sum: the row with the smallest remaining sum is on the front,
+    and rows that it
         dominates are dropped.
     """
     # If a row is at or below another in every column, so is its sum. In the order of sums, a row

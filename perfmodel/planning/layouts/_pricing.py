@@ -1,8 +1,8 @@
 """Computes memory and lower bounds of all layouts of a question.
 
-On nodes of several kinds no two stages cost the same, so there are no grids of layouts. For every layout of the space,
-dynamic programming finds the best orders of the kinds and cuts of the layers (`planning.optimise.balanced`), the most
-promising first by a bound over all of these.
+On nodes of several kinds no two stages cost the same, so there are no grids of layouts. For every
+layout of the space, dynamic programming finds the best orders of the kinds and cuts of the layers
+(`planning.optimise.balanced`), the most promising first by a bound over all of these.
 """
 
 from collections import Counter
@@ -43,7 +43,8 @@ def price(
         question: job and layouts.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
         report: called with the name of each stage and how far it is.
-        at_least: number of the fastest layouts that must be among the priced ones; None: all layouts are priced.
+        at_least: number of the fastest layouts that must be among the priced ones; None: all
+            layouts are priced.
 
     Raises:
         LayoutError: no layout is possible at all (the message counts the reasons).
@@ -72,8 +73,8 @@ def _price_on_kinds(
 ) -> Candidates:
     """`price` on a cluster with several kinds of nodes.
 
-    The same layout with other orders of kinds and other cuts of the layers is several candidates. Layouts that a bound
-    shows to be slower than the `at_least` best are rejected.
+    The same layout with other orders of kinds and other cuts of the layers is several candidates.
+    Layouts that a bound shows to be slower than the `at_least` best are rejected.
     """
     problem = question.step_problem
 
@@ -105,7 +106,8 @@ def _price_on_kinds(
             cuts += [(cut, least_s) for cut in cuts_of_base]
             if cuts_of_base:
                 continue
-            # Without a cut, a finite bound says that none beats the worst time wanted, an infinite one that none fits.
+            # Without a cut, a finite bound says that none beats the worst time wanted, an infinite
+            # one that none fits.
             if np.isfinite(least_s):
                 rejected[Rejection(Reason.SLOWER)] += 1
             else:
@@ -113,7 +115,9 @@ def _price_on_kinds(
                 rejected[Rejection(Reason.MEMORY, largest_categories[0])] += 1
         if cuts:
             priced += cuts
-            best_s = nsmallest(at_least or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])])
+            best_s = nsmallest(
+                at_least or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])]
+            )
     return _candidates(problem, priced, bases)
 
 
@@ -122,24 +126,31 @@ def _best_of_bases(problem: StepProblem, layouts: Sequence[Layout]) -> list[floa
     # Several orders and cuts of one base count once among the best, or else variants of one
     # layout would fill the list and end the search too early.
     best_s: dict[Layout, float] = {}
-    for layout, step_s in zip(layouts, evaluate(problem, layouts).step_time_s.tolist(), strict=True):
+    for layout, step_s in zip(
+        layouts, evaluate(problem, layouts).step_time_s.tolist(), strict=True
+    ):
         base = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
         best_s[base] = min(step_s, best_s.get(base, np.inf))
     return list(best_s.values())
 
 
-def _none_possible(question: Question, rejected: Counter[Rejection], on_kinds: str = "") -> LayoutError:
+def _none_possible(
+    question: Question, rejected: Counter[Rejection], on_kinds: str = ""
+) -> LayoutError:
     reasons = "; ".join(f"{reason} ({count:,} tried)" for reason, count in rejected.most_common())
     name = question.problem.model.name
-    return LayoutError(f"no layout of {name} is possible on {question.devices} devices{on_kinds}: {reasons}")
+    return LayoutError(
+        f"no layout of {name} is possible on {question.devices} devices{on_kinds}: {reasons}"
+    )
 
 
 def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]:
-    """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they can have."""
+    """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they
+    can have."""
     space, cluster = question.space, question.problem.cluster
     narrowed = _narrowed(space, rejected)
-    # Whether a schedule gives every rank one stage, in order, takes a schedule to find out, but depends on its name and
-    # the number of stages alone.
+    # Whether a schedule gives every rank one stage, in order, takes a schedule to find out, but
+    # depends on its name and the number of stages alone.
     in_order: dict[tuple[str, int], bool] = {}
     for grid in enumerate_grids(narrowed, question.problem, rejected):
         supplies = list(_supplies(cluster, grid.degrees))
@@ -159,12 +170,14 @@ def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]
 def _fills_ranks_in_order(schedule: str, ranks: int) -> bool:
     """Whether pipeline ranks hold one stage each, in order and without copies."""
     scheduler = get_schedule(schedule)
-    return scheduler.stage_map(ranks, scheduler.chunks_for(1)).tolist() == [[rank] for rank in range(ranks)]
+    return scheduler.stage_map(ranks, scheduler.chunks_for(1)).tolist() == [
+        [rank] for rank in range(ranks)
+    ]
 
 
 def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
-    """The space without the fields that dynamic programming decides: full recompute and the layers recomputed in full
-    of each stage."""
+    """The space without the fields that dynamic programming decides: full recompute and the layers
+    recomputed in full of each stage."""
     searched = {
         "vpp": tuple(n for n in space.vpp if n == 1),
         "order": tuple(order for order in space.order if order.endswith("pp")),
@@ -189,7 +202,8 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
 
 
 def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
-    """All ways to share a layout's pipeline ranks among the kinds of nodes, each kind in one piece."""
+    """All ways to share a layout's pipeline ranks among the kinds of nodes, each kind in one
+    piece."""
 
     def shared(ranks: int, room: list[tuple[str, int]]) -> Iterator[tuple[str, ...]]:
         if not room:
@@ -207,7 +221,9 @@ def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
     yield from shared(degrees.pp, list(cluster.stages_of(degrees).items()))
 
 
-def _candidates(problem: StepProblem, priced: list[tuple[Layout, float]], bases: list[Layout]) -> Candidates:
+def _candidates(
+    problem: StepProblem, priced: list[tuple[Layout, float]], bases: list[Layout]
+) -> Candidates:
     """Every layout as a grid of its own."""
     layouts = [layout for layout, _ in priced]
     peak = peak_memory(problem, layouts)[0] if layouts else np.zeros(0)

@@ -39,8 +39,8 @@ class Quantities:
     """Values of each layout that are known before evaluation: `DEGREES` and `memory_bytes`."""
     step_s: Interval
     busy_s: Callable[[], Interval]
-    """Seconds of a step in which the compute stream of a device is busy, mean over devices; a function, because it is
-    rarely needed."""
+    """Seconds of a step in which the compute stream of a device is busy, mean over devices; a
+    function, because it is rarely needed."""
 
     @cached_property
     def tokens_per_step(self) -> float:
@@ -49,7 +49,8 @@ class Quantities:
 
     @property
     def _share(self) -> float:
-        """Number of steps that cost and energy are stated for: training on `tokens`, or on a million tokens."""
+        """Number of steps that cost and energy are stated for: training on `tokens`, or on a
+        million tokens."""
         return (self.tariff.tokens or MILLION) / self.tokens_per_step
 
     def __call__(self, name: str) -> Interval:
@@ -69,10 +70,15 @@ class Quantities:
             case "step_time_s":
                 return self.step_s
             case "train_time_s":
-                tokens = self._needed("tokens", "an amount of tokens to train on", "--tokens (tokens=)")
+                tokens = self._needed(
+                    "tokens", "an amount of tokens to train on", "--tokens (tokens=)"
+                )
                 return self.step_s * exactly(tokens / self.tokens_per_step)
             case "micro_batches":
-                return exactly(self.step_problem.job.global_batch / (self.column("dp") * self.column("micro_batch")))
+                return exactly(
+                    self.step_problem.job.global_batch
+                    / (self.column("dp") * self.column("micro_batch"))
+                )
         devices = exactly(self.column("devices"))
         match name:
             case "tokens_per_s":
@@ -99,7 +105,8 @@ class Quantities:
         raise AssertionError(name)
 
     def _drawn_j(self) -> Interval:
-        """Energy of all devices in a step: devices * (idle power * step time + (power - idle power) * busy time)."""
+        """Energy of all devices in a step: devices * (idle power * step time + (power - idle power)
+        * busy time)."""
         power = self._needed("power_w", "the power of a busy device in watts", "--power (power_w=)")
         idle = self._needed(
             "idle_power_w",
@@ -120,5 +127,7 @@ class Quantities:
     def _needed(self, field: str, description: str, flag: str) -> float:
         value = getattr(self.tariff, field)
         if value is None:
-            raise PerfModelError(f"{self.step_problem.cluster.name} does not state {description}; give {flag}")
+            raise PerfModelError(
+                f"{self.step_problem.cluster.name} does not state {description}; give {flag}"
+            )
         return value

@@ -20,8 +20,8 @@ from perfmodel.prediction import Prediction, explain
 from perfmodel.prediction.memory import fit_probabilities
 
 FIRST_SOUGHT: Final = 16
-"""Number of layouts below the memory limit that are examined first. It is quadrupled until one of them is likely to
-fit."""
+"""Number of layouts below the memory limit that are examined first. It is quadrupled until one of
+them is likely to fit."""
 SMALLEST: Final = 512
 """Number of layouts with the least memory, among which the likeliest to fit is chosen."""
 
@@ -55,11 +55,15 @@ def recommend(
     """
     if ranked.predictions and ranked.predictions[0].fits_probability >= options.min_fit:
         return ranked.predictions[0]
-    sure = [prediction for prediction in ranked.predictions if prediction.fits_probability >= options.min_fit]
+    sure = [
+        prediction
+        for prediction in ranked.predictions
+        if prediction.fits_probability >= options.min_fit
+    ]
     safe = sure[:1]
 
-    # The ranking holds one of several layouts that differ in recompute alone: a slower one of them, which it leaves
-    # out, may be the best that fits surely.
+    # The ranking holds one of several layouts that differ in recompute alone: a slower one of them,
+    # which it leaves out, may be the best that fits surely.
     if complete and candidates.feasible:
         report("look for a layout that is sure to fit", 0, 0)
         safe += _best_safe(question, goal, options, candidates, known, executor)
@@ -77,13 +81,17 @@ def _best_safe(
     known: Evaluations,
     executor: Executor,
 ) -> list[Prediction]:
-    """The best layout of even stages that fits with a probability of at least `options.min_fit`, if there is one."""
+    """The best layout of even stages that fits with a probability of at least `options.min_fit`, if
+    there is one."""
     problem = question.step_problem
 
-    # A counter never shows less than what a layout needs, so that a layout which needs more than this is ruled out
-    # before it is evaluated. The remaining layouts are examined in the order of the objective.
+    # A counter never shows less than what a layout needs, so that a layout which needs more than
+    # this is ruled out before it is evaluated. The remaining layouts are examined in the order of
+    # the objective.
     share = problem.site.memory_spread().share_that_fits(options.min_fit)
-    largest_bytes = max(on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,))
+    largest_bytes = max(
+        on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,)
+    )
     limit = Constraint.parse(f"memory_bytes <= {min(share, 1.0) * largest_bytes!r}", NAMES)
     limited = replace(goal, constraints=(*goal.constraints, limit))
     score = Score(limited, candidates)
@@ -113,7 +121,9 @@ def _first_safe(
 ) -> Prediction | None:
     """The first of some layouts that fits with a probability of at least `options.min_fit`."""
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
-    for layout, probability in zip(layouts, fit_probabilities(question.step_problem, layouts), strict=True):
+    for layout, probability in zip(
+        layouts, fit_probabilities(question.step_problem, layouts), strict=True
+    ):
         if probability >= options.min_fit:
             return explain(question.step_problem, layout, strict=options.strict)
     return None
@@ -126,8 +136,11 @@ def _likeliest(
     candidates: Candidates | None,
     ranked: Ranking,
 ) -> Prediction | None:
-    """The layout that fits most likely, of those that were ranked and of the candidates that need least memory."""
-    likeliest = max(ranked.predictions, key=lambda prediction: prediction.fits_probability, default=None)
+    """The layout that fits most likely, of those that were ranked and of the candidates that need
+    least memory."""
+    likeliest = max(
+        ranked.predictions, key=lambda prediction: prediction.fits_probability, default=None
+    )
     if candidates is None or not candidates.feasible:
         return likeliest
     problem = question.step_problem
@@ -135,7 +148,9 @@ def _likeliest(
     # Layouts that need less memory are mostly, but not always, likelier to fit. Work out the
     # probabilities of the smallest ones, and take the likeliest that satisfies the constraints.
     possible = np.flatnonzero(np.isfinite(Score(goal, candidates).bound))
-    smallest = possible[np.argsort(candidates.column("memory_bytes")[possible], kind="stable")][:SMALLEST]
+    smallest = possible[np.argsort(candidates.column("memory_bytes")[possible], kind="stable")][
+        :SMALLEST
+    ]
     layouts = [question.as_run(layout) for layout in candidates.layouts(smallest)]
     probabilities = np.array(fit_probabilities(problem, layouts))
     for place in np.argsort(-probabilities, kind="stable").tolist():

@@ -36,7 +36,8 @@ class Beyond:
     """Value of the search's objective."""
     step_time_s: float
     gain: float
-    """Gain in the objective relative to the best layout that the framework can run; infinite if it can run none."""
+    """Gain in the objective relative to the best layout that the framework can run; infinite if it
+    can run none."""
     cannot_run: tuple[str, ...]
     """Sentences about the parts of the layout that the framework cannot run."""
 
@@ -60,7 +61,8 @@ class EvaluatedLayouts:
     number: Int[np.ndarray, " evaluated"]
     """Numbers of the evaluated layouts among the candidates, in the order of `step_time_s`."""
     step_time_s: Float[np.ndarray, " evaluated"]
-    """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
+    """Step times of all evaluated layouts, the best first (ascending, unless the objective is
+    another)."""
     alike: int = 0
     """Evaluated layouts that are equivalent to a better one (see `Candidates.distinct`)."""
 
@@ -70,8 +72,8 @@ class Recommendation:
     """The layout to try first."""
 
     prediction: Prediction | None = None
-    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all layouts shown;
-    if there is none, the layout most likely to fit; None without any layout."""
+    """The best layout that fits with a probability of at least `min_fit`, which may be slower than
+    all layouts shown; if there is none, the layout most likely to fit; None without any layout."""
     value: float = float("nan")
     """The objective of the layout."""
     min_fit: float = MIN_FIT
@@ -85,8 +87,8 @@ class Progress:
     complete: bool = True
     """False if the search was interrupted; it then has the best layouts so far."""
     unresolved: int = 0
-    """Number of layouts not evaluated because of an interrupt that may still be better than the best found, by their
-    bounds."""
+    """Number of layouts not evaluated because of an interrupt that may still be better than the
+    best found, by their bounds."""
     unsearched: tuple[int, ...] = ()
     """Global batches that were not searched because of an interrupt."""
 
@@ -98,7 +100,8 @@ class SearchResult:
     evaluated: int
     """Number of layouts that were fully evaluated."""
     feasible: int
-    """Number of layouts that fit into memory. The bounds of those that were not evaluated are above the best step."""
+    """Number of layouts that fit into memory. The bounds of those that were not evaluated are above
+    the best step."""
     seconds: float
     layouts: tuple[Prediction, ...]
     """Explained layouts, the best first."""
@@ -107,21 +110,23 @@ class SearchResult:
     values: tuple[float, ...] = ()
     """The objective of each layout."""
     quantities: tuple[dict[str, float], ...] = ()
-    """Other quantities of each layout: those that objective and constraints name, and money and energy if the tariff
-    has their prices."""
+    """Other quantities of each layout: those that objective and constraints name, and money and
+    energy if the tariff has their prices."""
     lower_bound: float = 0.0
     """Bound on the objective: no layout in the space has a better value."""
     constraints: tuple[str, ...] = ()
     framework: str = "generic"
     """Framework that all tried layouts run on, unless the space says `any_framework`."""
     beyond: Beyond | None = None
-    """The best layout that the framework cannot run, if it beats every layout that the framework can run."""
+    """The best layout that the framework cannot run, if it beats every layout that the framework
+    can run."""
     impossible: Impossible | None = None
     """Reason why no layout exists, with changes that would make one possible."""
     recommendation: Recommendation = field(default=Recommendation(), repr=False)
     """The layout to try first."""
     robust: str = ""
-    """Name of the robust order that ranks the layouts instead of the objective; empty if none does."""
+    """Name of the robust order that ranks the layouts instead of the objective; empty if none
+    does."""
     robustness: Robustness | None = None
     """How sure the ranking is, given the errors of predictions."""
     method: str = "enumerate"
@@ -129,7 +134,8 @@ class SearchResult:
     why: str = ""
     """Reason for the method."""
     improvements: tuple[Improvement, ...] = ()
-    """Layouts with uneven stages, each with its gain and the largest distance from the best division."""
+    """Layouts with uneven stages, each with its gain and the largest distance from the best
+    division."""
     bounds_s: tuple[float, ...]
     """A lower bound on the step time of each layout, from its passes and collectives alone."""
     rejections: dict[Rejection, int]
@@ -139,8 +145,8 @@ class SearchResult:
     lower_bound_s: float
     """No layout of the space that fits is faster than this."""
     batches: "tuple[SearchResult, ...]" = ()
-    """One search for each global batch, where several were tried; `evaluation` is that of the batch of the best
-    layout."""
+    """One search for each global batch, where several were tried; `evaluation` is that of the batch
+    of the best layout."""
     progress: Progress = Progress()
     """How far the search came."""
     space: SearchSpace
@@ -175,8 +181,8 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """Largest relative distance of the best layout found from the optimum of the space; infinite without a
-        bound."""
+        """Largest relative distance of the best layout found from the optimum of the space;
+        infinite without a bound."""
         # A batch that was not searched could hold anything, and so could a search without any
         # layout.
         if self.progress.unsearched or not (self.layouts or self.complete):
@@ -190,8 +196,8 @@ class SearchResult:
 
     @property
     def certificate(self) -> str:
-        """`exact` if the best layout is proved to be the optimum of the space under this model; otherwise the weaker
-        statement that is proved."""
+        """`exact` if the best layout is proved to be the optimum of the space under this model;
+        otherwise the weaker statement that is proved."""
         if not self.complete:
             return self._interrupted
         if self.layouts and self.layouts[0].kinds:
@@ -309,8 +315,8 @@ class SearchResult:
         return recommendation.prediction.to_dict() | {"objective_value": recommendation.value}
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per ranked layout, with its notation, its fields (`Layout.columns`), the figures of `Prediction` and
-        `peak_memory_bytes`."""
+        """One row per ranked layout, with its notation, its fields (`Layout.columns`), the figures
+        of `Prediction` and `peak_memory_bytes`."""
         import pandas as pd
 
         rows = []
@@ -338,7 +344,8 @@ class SearchResult:
         return list(zip(layouts, evaluation.step_time_s.tolist(), strict=True))
 
     def frame(self) -> "pd.DataFrame":
-        """One row per layout that fits, with its fields, `peak_bytes`, `bound_s`, and `step_time_s` if evaluated."""
+        """One row per layout that fits, with its fields, `peak_bytes`, `bound_s`, and `step_time_s`
+        if evaluated."""
         evaluation = self.evaluation
         frame = evaluation.candidates.frame()
         step_s = np.full(len(evaluation.candidates.bound_s), np.nan)
@@ -354,9 +361,11 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _recommended_of_batches(results: Sequence[SearchResult], objective: Objective) -> SearchResult | None:
-    """The batch with the best recommended layout among those that are likely to fit, or else with the layout most
-    likely to fit."""
+def _recommended_of_batches(
+    results: Sequence[SearchResult], objective: Objective
+) -> SearchResult | None:
+    """The batch with the best recommended layout among those that are likely to fit, or else with
+    the layout most likely to fit."""
 
     def order(result: SearchResult) -> tuple[bool, float, float]:
         # Batches with a layout that fits likely enough come first, by value; the others by how
@@ -420,7 +429,9 @@ def best_of_batches(
     if recommended:
         recommendation = recommended.recommendation
     else:
-        recommendation = replace(best_batch_result.recommendation, prediction=None, value=float("nan"))
+        recommendation = replace(
+            best_batch_result.recommendation, prediction=None, value=float("nan")
+        )
 
     # Without any layout the last batch that says why speaks for all.
     reasons = [result.impossible for result in results if result.impossible]
@@ -441,7 +452,9 @@ def best_of_batches(
             unresolved=sum(result.progress.unresolved for result in results),
             unsearched=tuple(batches[len(results) :]),
         ),
-        evaluation=replace(best_batch_result.evaluation, alike=sum(result.evaluation.alike for result in results)),
+        evaluation=replace(
+            best_batch_result.evaluation, alike=sum(result.evaluation.alike for result in results)
+        ),
         batches=tuple(results),
         robustness=None,
         recommendation=recommendation,

@@ -1,4 +1,5 @@
-"""Ranks layouts under prediction errors: probabilities and regrets, with errors shared between layouts."""
+"""Ranks layouts under prediction errors: probabilities and regrets, with errors shared between
+layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from perfmodel.prediction import Prediction, joint_errors
 
 DRAWS: Final = 2**13
 SOBOL_FILE: Final = "sobol.npy"
-"""Direction numbers of Sobol sequences, written by `training/sobol_directions.py`; importing `scipy.stats` for them
-would take half a second of every search."""
+"""Direction numbers of Sobol sequences, written by `training/sobol_directions.py`; importing
+`scipy.stats` for them would take half a second of every search."""
 MOST_STORED: Final = 40
 """Dimensions of the longest sequence in the file."""
 RESOLUTION: Final = 2.0**-30
@@ -31,9 +32,9 @@ TIE: Final = 0.05
 class Robustness:
     """Robustness of ranked layouts to prediction errors.
 
-    Log step times are a mixture of joint normals around the predictions (`joint_errors`). Errors of op families on
-    which two layouts spend the same time cancel in their difference, so that one can be faster for certain although the
-    intervals overlap.
+    Log step times are a mixture of joint normals around the predictions (`joint_errors`). Errors of
+    op families on which two layouts spend the same time cancel in their difference, so that one can
+    be faster for certain although the intervals overlap.
     """
 
     better: Float[np.ndarray, "layouts layouts"]
@@ -41,8 +42,8 @@ class Robustness:
     best: Float[np.ndarray, " layouts"]
     """Probability that each layout is the best of these."""
     regret: Float[np.ndarray, " layouts"]
-    """Expected loss against the best of these layouts, as a share of the slower one's step, so that no unlikely site
-    dominates."""
+    """Expected loss against the best of these layouts, as a share of the slower one's step, so that
+    no unlikely site dominates."""
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
 
@@ -53,8 +54,8 @@ class Robustness:
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks of the layouts from 1; layouts that are statistically tied with the first of a rank share it
-        (`TIE`)."""
+        """Ranks of the layouts from 1; layouts that are statistically tied with the first of a rank
+        share it (`TIE`)."""
         ranks: list[int] = []
         for place in range(len(self.best)):
             # Compare with the first of the rank, not with the neighbour: a chain of near ties
@@ -90,8 +91,9 @@ class Robustness:
 def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     """Compute probabilities and regrets of layouts under a goal.
 
-    Of step times, the probability that one beats another is exact but for the nodes of the mixture (`Joint.below`).
-    Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte Carlo, Owen 1998; error about 0.002).
+    Of step times, the probability that one beats another is exact but for the nodes of the mixture
+    (`Joint.below`). Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte
+    Carlo, Owen 1998; error about 0.002).
     """
     # Draw all layouts' errors together. Step times are log-normal about the predictions.
     step_s = np.array([p.step_time_s for p in predictions])
@@ -106,8 +108,13 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     if goal.objective == STEP_TIME:
         better = joint.below(np.log(step_s) - np.log(step_s)[:, None])
     else:
-        better = np.stack([(layout_draws[:, None] < drawn).mean(axis=0) for layout_draws in drawn.T])
-        better += np.stack([(layout_draws[:, None] == drawn).mean(axis=0) for layout_draws in drawn.T]) / 2
+        better = np.stack(
+            [(layout_draws[:, None] < drawn).mean(axis=0) for layout_draws in drawn.T]
+        )
+        better += (
+            np.stack([(layout_draws[:, None] == drawn).mean(axis=0) for layout_draws in drawn.T])
+            / 2
+        )
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
 
     # The loss as a share of the larger of both values is at most 1 for positive objectives, so
@@ -129,8 +136,8 @@ def square_root(
 def mixture_draws(
     root: Float[np.ndarray, "nodes rows columns"], weight: Float[np.ndarray, " nodes"]
 ) -> Float[np.ndarray, "draws rows"]:
-    """Draws of root w with w standard normal, identical at every call; an additional dimension chooses the node of the
-    mixture."""
+    """Draws of root w with w standard normal, identical at every call; an additional dimension
+    chooses the node of the mixture."""
     if len(weight) == 1:
         return standard_normal(root.shape[2]) @ root[0].T
 
@@ -154,7 +161,8 @@ def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
 
 
 def sobol_points(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
-    """The first `DRAWS` points of SciPy's scrambled Sobol sequence; a fixed seed makes searches repeatable."""
+    """The first `DRAWS` points of SciPy's scrambled Sobol sequence; a fixed seed makes searches
+    repeatable."""
     if dimensions > MOST_STORED:
         from scipy.stats import qmc
 
@@ -165,8 +173,8 @@ def sobol_points(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
     numbers = table[dimensions * (dimensions - 1) // 2 :][:dimensions]
     first_point, directions = numbers[:, :1], numbers[:, 1:]
 
-    # Antonov and Saleev (1979): a point is the one before, changed by the direction number of the lowest zero bit of
-    # that one's index.
+    # Antonov and Saleev (1979): a point is the one before, changed by the direction number of the
+    # lowest zero bit of that one's index.
     index = np.arange(DRAWS - 1)
     lowest_zero_bit = np.log2(~index & (index + 1)).astype(int)
     changes = np.concatenate([first_point, directions[:, lowest_zero_bit]], axis=1)
@@ -178,6 +186,7 @@ def _values(
     predictions: Sequence[Prediction],
     step_s: Float[np.ndarray, "draws layouts"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """The objective of layouts with other step times; whether constraints hold is judged by the predictions."""
+    """The objective of layouts with other step times; whether constraints hold is judged by the
+    predictions."""
     formula = goal.objective.formula(goal.quantities_of(predictions, Interval.exactly(step_s)))
     return np.broadcast_to(formula.lo, step_s.shape)

@@ -58,14 +58,16 @@ def search(
 
         search("gpt3-175b", "dgx-a100", devices=1024, global_batch=1536, top=5)
 
-    Memory and a lower bound of the step time are worked out for every layout of the space at once; those whose
-    bound does not rule them out are evaluated exactly. The bounds carry over to every objective and constraint
-    (`Goal` says why). An interrupt (Ctrl-C) during evaluation returns the best layouts so far and the bounds
-    that hold by then, with `complete=False`.
+    Memory and a lower bound of the step time are worked out for every layout of the space at once;
+    those whose bound does not rule them out are evaluated exactly. The bounds carry over to every
+    objective and constraint (`Goal` says why). An interrupt (Ctrl-C) during evaluation returns the
+    best layouts so far and the bounds that hold by then, with `complete=False`.
 
     Args:
-        model, cluster: a problem, or catalog names, files or objects, or a job file, as in `predict`.
-        space: layouts to try, or a function that returns the space of a problem; `default_space` if not given.
+        model, cluster: a problem, or catalog names, files or objects, or a job file, as in
+            `predict`.
+        space: layouts to try, or a function that returns the space of a problem; `default_space` if
+            not given.
         options: the objective, and how the search works.
         calibration: as in `predict`.
         settings: changes of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).
@@ -74,14 +76,16 @@ def search(
         global_batch: sequences per step over all replicas; several are ranked together.
         seq_len, dtype, job, framework: as in `predict`.
         devices: number of devices to lay the model out on.
-        fields: fields of the job, of the space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`), of
-            `SearchOptions` and of `Tariff` by name. The last two override those of `options`.
+        fields: fields of the job, of the space (`SpaceWords`: `fix`, `schedules`, `vary`,
+            `fewer_devices`), of `SearchOptions` and of `Tariff` by name. The last two override
+            those of `options`.
 
     Raises:
         LayoutError: if no layout is possible at all (the message counts the reasons).
         UnknownNameError: for an unknown model, cluster, word, method, objective or quantity.
-        PerfModelError: no devices, no layouts to rank or no batch; an invalid formula; a price that is not known;
-            a `resume` file of another search; no Dask, or no scheduler at the address.
+        PerfModelError: no devices, no layouts to rank or no batch; an invalid formula; a price that
+            is not known; a `resume` file of another search; no Dask, or no scheduler at the
+            address.
     """
     stated: dict[str, Any] = {
         "global_batch": global_batch,
@@ -93,7 +97,8 @@ def search(
     }
     stated = {name: value for name, value in stated.items() if value is not None} | {**fields}
 
-    # A job file's [search] table comes behind what the caller states; a space of the caller replaces its own.
+    # A job file's [search] table comes behind what the caller states; a space of the caller
+    # replaces its own.
     file = catalog.unfiled(model)
     if file is not None:
         for name, value in file_words(file).items():
@@ -107,7 +112,9 @@ def search(
     options, space, stated = apply_search_keywords(stated, options, space)
     for name in stated:
         if name not in job_files.PROBLEM_WORDS:
-            raise UnknownNameError("argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS})
+            raise UnknownNameError(
+                "argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS}
+            )
 
     # Several global batches are as many independent questions.
     model_or_file: Any = file or model
@@ -115,7 +122,9 @@ def search(
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = []
     for batch_problem in problems:
-        question = ask(batch_problem, space=space, calibration=calibration, settings=settings, kernels=kernels)
+        question = ask(
+            batch_problem, space=space, calibration=calibration, settings=settings, kernels=kernels
+        )
         questions.append(question)
     several = bool(options.batches)
     if several and options.robust:
@@ -128,7 +137,9 @@ def search(
     objective = options.objective or ("tokens_per_s" if several else "step_time")
     goals = []
     for question in questions:
-        goals.append(Goal.parse(question.step_problem, objective, options.constraints, options.tariff))
+        goals.append(
+            Goal.parse(question.step_problem, objective, options.constraints, options.tariff)
+        )
     results = _search_in_turn(questions, goals, options, progress or (lambda *_: None))
     if not several:
         return results[0]
@@ -151,8 +162,8 @@ def _search_in_turn(
             try:
                 results.append(answer(question, goal, options, cutoff, executor, file, report))
             except KeyboardInterrupt:
-                # An interrupt in the first question has nothing to return. A later interrupt returns the results of the
-                # questions before.
+                # An interrupt in the first question has nothing to return. A later interrupt
+                # returns the results of the questions before.
                 if not results:
                     raise
                 break

@@ -20,9 +20,11 @@ OPTIONS = {
     "order": ("order",),
     "folding": ("etp",),
 }
-"""Options by name, with the layout fields that a search varies for each; otherwise these keep their defaults
-(`with_options`)."""
-_ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
+"""Options by name, with the layout fields that a search varies for each; otherwise these keep their
+defaults (`with_options`)."""
+_ORDERS = tuple(
+    "-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp"))
+)
 _FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
 _OFFLOADED_LAYERS = (0, 4, 8, 12, 16, 24, 32, 48, 64)
 _VALUES = {
@@ -42,10 +44,11 @@ LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The values that each field of a layout may take; degrees that do not divide are counted as rejected.
+    """The values that each field of a layout may take; degrees that do not divide are counted as
+    rejected.
 
-    Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without replicas),
-    layouts have its first value.
+    Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without
+    replicas), layouts have its first value.
     """
 
     tp: tuple[int, ...]
@@ -80,11 +83,14 @@ class SearchSpace:
     tp_overlap: tuple[bool, ...] = (False,)
     """Whether tensor-parallel collectives overlap with matrix products."""
     offload: tuple[bool, ...] = (False,)
-    """Whether activations go to the host in pipelines; layouts without a pipeline use only the first."""
+    """Whether activations go to the host in pipelines; layouts without a pipeline use only the
+    first."""
     offload_layers: tuple[int, ...] = (0,)
-    """Numbers of layers whose activations go to the host; above 0 only without a pipeline and without recompute."""
+    """Numbers of layers whose activations go to the host; above 0 only without a pipeline and
+    without recompute."""
     order: tuple[str, ...] = (Layout().order,)
-    """Orders of the dimensions over ranks. Of orders that place all process groups alike, only the first is tried."""
+    """Orders of the dimensions over ranks. Of orders that place all process groups alike, only the
+    first is tried."""
     fewer_devices: bool = False
     """Whether layouts may leave devices unused."""
     any_framework: bool = False
@@ -97,11 +103,19 @@ class SearchSpace:
     def __str__(self) -> str:
         """List the fields and their values, without those that have only their default."""
         defaults = {field.name: field.default for field in fields(self)}
-        shown = {name: getattr(self, name) for name in defaults if not isinstance(defaults[name], bool)}
+        shown = {
+            name: getattr(self, name) for name in defaults if not isinstance(defaults[name], bool)
+        }
         varied = [
-            f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != defaults[name]
+            f"{name} {_values(values)}"
+            for name, values in shown.items()
+            if len(values) > 1 or values != defaults[name]
         ]
-        devices = "dp up to the remaining devices" if self.fewer_devices else "dp from the remaining devices"
+        devices = (
+            "dp up to the remaining devices"
+            if self.fewer_devices
+            else "dp from the remaining devices"
+        )
         return ", ".join([*varied, devices])
 
 
@@ -123,10 +137,11 @@ def _values(values: tuple[Any, ...]) -> str:
 def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpace:
     """All layouts that model, cluster and batch allow, with the framework's default options.
 
-    Micro-batches are all divisors of the batch. Tensor parallel goes up to two nodes (beyond, its collectives cross
-    the network several times a layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees
-    may also be powers of two and divisors of the layers. A framework's own schedules are tried besides the usual ones
-    (layouts that it cannot run are left out in the enumeration).
+    Micro-batches are all divisors of the batch. Tensor parallel goes up to two nodes (beyond, its
+    collectives cross the network several times a layer), context parallel is offered from 16k
+    tokens on. With `fewer_devices` degrees may also be powers of two and divisors of the layers. A
+    framework's own schedules are tried besides the usual ones (layouts that it cannot run are left
+    out in the enumeration).
     """
     model = problem.model
     cluster = problem.cluster
@@ -204,8 +219,8 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
 
 
 def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
-    """Set the pipeline schedules: names separated by commas, or `all` (without the asynchronous ones, which change the
-    training); `1f1b` includes its interleaved form.
+    """Set the pipeline schedules: names separated by commas, or `all` (without the asynchronous
+    ones, which change the training); `1f1b` includes its interleaved form.
 
     Raises:
         UnknownNameError: for a name that no schedule has.
@@ -215,13 +230,19 @@ def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
     if text == "all":
         # `forward` trains nothing, and `1f1b` with several chunks is the interleaved schedule.
         flushing = (n for n in schedule_names() if n not in ("forward", "interleaved"))
-        return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
+        return replace(
+            space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous)
+        )
     names = tuple(dict.fromkeys(schedule_name(name) for name in text.split(",") if name.strip()))
     if not names:
-        raise PerfModelError(f"search: {text!r} does not name a schedule; leave it out, or name one such as 1f1b")
+        raise PerfModelError(
+            f"search: {text!r} does not name a schedule; leave it out, or name one such as 1f1b"
+        )
     for name in names:
         get_schedule(name)
-    return replace(space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names))
+    return replace(
+        space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names)
+    )
 
 
 def restrict(space: SearchSpace, text: str) -> SearchSpace:
@@ -235,6 +256,7 @@ def restrict(space: SearchSpace, text: str) -> SearchSpace:
     values = Layout.values(text)
     if "dp" in values:
         raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
-    # The record checks the values. It gets replicas enough for its experts; the search finds out whether there are.
+    # The record checks the values. It gets replicas enough for its experts; the search finds out
+    # whether there are.
     Layout(**values, dp=values.get("ep", 1) * (values.get("etp") or 1))
     return replace(space, **{key: (value,) for key, value in values.items()})

@@ -1,4 +1,5 @@
-"""Prints a search: a table for a narrow terminal, the best layout to paste, and the next command."""
+"""Prints a search: a table for a narrow terminal, the best layout to paste, and the next
+command."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -30,7 +31,8 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "tokens_per_s_per_device": ("tokens/s/device", lambda v: f"{v:,.0f}"),
     "devices": ("devices", lambda v: f"{v:.0f}"),
 }
-"""Heading and number format of a column, by the name of the objective or quantity without its unit."""
+"""Heading and number format of a column, by the name of the objective or quantity without its
+unit."""
 
 
 def print_search(
@@ -41,8 +43,8 @@ def print_search(
     *,
     verbose: bool = False,
 ) -> None:
-    """Print the ranking, the best layout and the next command; with `verbose` also how the search went and why others
-    were rejected.
+    """Print the ranking, the best layout and the next command; with `verbose` also how the search
+    went and why others were rejected.
 
     Args:
         command: makes the winner's prediction again; empty where none does.
@@ -55,7 +57,9 @@ def print_search(
     beyond = result.beyond
     if beyond:
         gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
-        console.print(f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}")
+        console.print(
+            f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}"
+        )
         console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
     console.print(
         f"{result.feasible:,} layouts fit into memory; {result.evaluated:,} of them were fully evaluated, in "
@@ -73,7 +77,9 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
     """Print a row per layout, sorted by the first objective."""
     rows = []
     for values, p in zip(front.values.tolist(), front.layouts, strict=True):
-        cells = [_quantity(name)[1](value) for name, value in zip(front.objectives, values, strict=True)]
+        cells = [
+            _quantity(name)[1](value) for name, value in zip(front.objectives, values, strict=True)
+        ]
         rows.append((*cells, p.layout_notation))
     console.print("Pareto front: no other layout is better in every objective")
     layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
@@ -108,7 +114,9 @@ def _heading(console: "Console", result: "SearchResult") -> None:
 
 def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
     """Columns of the ranking by heading; each makes a cell from a place and its prediction."""
-    ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
+    ranks = (
+        result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
+    )
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
         "step": lambda _, p: duration(p.step_time_s),
@@ -143,18 +151,22 @@ def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> 
         rows.append((*cells, p.layout_notation))
     layout_last(console, list(columns), rows)
     if run and {"cost, $", "training"} & {*columns}:
-        console.print("cost, training: without failures and restarts, which the recommended layout's figures include")
+        console.print(
+            "cost, training: without failures and restarts, which the recommended layout's figures include"
+        )
     if result.robustness and len({*result.robustness.ranks}) < len(result.robustness.ranks):
         console.print("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
     # Layouts on nodes of several kinds have memories of several sizes.
     capacities = {p.memory_capacity_bytes for p in result.layouts}
     capacity_text = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
-    console.print(f"GiB: needed on the fullest device{capacity_text}; fits: probability that it fits")
+    console.print(
+        f"GiB: needed on the fullest device{capacity_text}; fits: probability that it fits"
+    )
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
-    """Return columns for facts beyond the notation in which layouts differ, and for quantities named by objective and
-    constraints."""
+    """Return columns for facts beyond the notation in which layouts differ, and for quantities
+    named by objective and constraints."""
     from perfmodel.planning.layouts import OBJECTIVES
 
     further_columns: dict[str, Column] = {}
@@ -177,14 +189,17 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
             "devices",
             "global_batch",
         ):
-            further_columns[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
+            further_columns[head] = lambda i, _, name=name, said=said: said(
+                result.quantities[i][name]
+            )
     if result.objective not in OBJECTIVES and result.objective not in further_columns:
         further_columns["objective"] = lambda i, _: figure(result.values[i])
     return further_columns
 
 
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:
-    """The recommended layout, the better one that may not fit, and the command that predicts the former."""
+    """The recommended layout, the better one that may not fit, and the command that predicts the
+    former."""
     best, riskier = result.first_to_try, result.riskier
     min_fit = result.recommendation.min_fit
     # A layout that may well not fit is never called recommended.
@@ -244,10 +259,14 @@ def _account(console: "Console", result: "SearchResult") -> None:
     console.print(f"method {result.method}: {result.why}")
     console.print(f"space: {result.space}")
     if result.beyond:
-        console.print(f"{result.framework} cannot run the faster layout: {'; '.join(result.beyond.cannot_run)}")
+        console.print(
+            f"{result.framework} cannot run the faster layout: {'; '.join(result.beyond.cannot_run)}"
+        )
     n_alike = result.evaluation.alike
     if n_alike:
-        console.print(f"{n_alike:,} layouts differ from better ones only in what they recompute or offload")
+        console.print(
+            f"{n_alike:,} layouts differ from better ones only in what they recompute or offload"
+        )
     if result.rejected:
         console.print(
             table(
@@ -276,8 +295,8 @@ def _changes(improvement: "Improvement") -> str:
 def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Right-align the figures and put the layout in the last column.
 
-    The layout has no spaces and is not broken, so that it can be copied; it has a line of its own if the terminal is
-    too narrow for both.
+    The layout has no spaces and is not broken, so that it can be copied; it has a line of its own
+    if the terminal is too narrow for both.
     """
     # The layout's line is never wrapped, or else it could not be copied.
     figure_rows = [row[:-1] for row in rows]

@@ -1,5 +1,5 @@
-"""Evaluates every layout that could still be among the best, most promising first; results are kept on disk, so that an
-interrupted search can be continued."""
+"""Evaluates every layout that could still be among the best, most promising first; results are kept
+on disk, so that an interrupted search can be continued."""
 
 import hashlib
 import io
@@ -56,7 +56,9 @@ class Evaluations:
                 same_search = str(file["search"]) == search
                 known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise PerfModelError(f"{path} is not the saved state of a search; name another file") from None
+            raise PerfModelError(
+                f"{path} is not the saved state of a search; name another file"
+            ) from None
         if not same_search:
             raise PerfModelError(
                 f"{path} is the saved state of another search (model, cluster, batch, space or version differ); "
@@ -105,8 +107,8 @@ class Evaluated:
 
     @property
     def satisfying(self) -> int:
-        """Number of layouts that satisfy the constraints: the first ones, since the values of all others are
-        infinite."""
+        """Number of layouts that satisfy the constraints: the first ones, since the values of all
+        others are infinite."""
         return int(np.isfinite(self.value).sum())
 
     @property
@@ -126,14 +128,14 @@ def evaluate(
     distinct: bool = False,
     prune: bool = False,
 ) -> Evaluated:
-    """Evaluate layouts in the order of their bounds until none of the rest can be among the best `top` (optionally
-    `distinct` ones), or below `cutoff`.
+    """Evaluate layouts in the order of their bounds until none of the rest can be among the best
+    `top` (optionally `distinct` ones), or below `cutoff`.
 
     An interrupt (Ctrl-C) ends it with what is known by then.
 
     Args:
-        prune: leave out layouts that a variant rules out (`Candidates.dominated`); only where the goal is the step
-            time alone.
+        prune: leave out layouts that a variant rules out (`Candidates.dominated`); only where the
+            goal is the step time alone.
     """
     prune = prune and score.goal.plain
     candidates, bound = score.candidates, score.bound
@@ -165,18 +167,24 @@ def evaluate(
             if len(ranked.distinct) >= top:
                 last_wanted = ranked.distinct[top - 1]
                 worst_kept = evaluated[int(ranked.number[last_wanted])]
-            # A bound is never above the value, so a layout whose bound is worse than the worst wanted layout cannot
-            # displace it.
+            # A bound is never above the value, so a layout whose bound is worse than the worst
+            # wanted layout cannot displace it.
             remaining = score.below(*min(worst_kept, (cutoff, np.inf)))
             remaining = remaining[
-                ~np.isin(remaining, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))
+                ~np.isin(
+                    remaining, np.concatenate([np.array(list(evaluated), np.int64), *dominated])
+                )
             ]
             complete = not len(remaining)
             report("evaluate", len(evaluated), len(evaluated) + len(remaining))
             # Among millions of layouts only the nearest are sorted.
             if len(remaining) > NEAR * BATCH:
-                remaining = remaining[np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]]
-            remaining = promising(remaining[np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))])
+                remaining = remaining[
+                    np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]
+                ]
+            remaining = promising(
+                remaining[np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))]
+            )
             numbers = remaining[:BATCH]
     except KeyboardInterrupt:
         # Workers may have returned some step times of the interrupted batch.
@@ -199,7 +207,8 @@ class BestLayout:
 
 
 def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLayout | None:
-    """Find only the best layout, without an explanation; None if none fits and satisfies the constraints.
+    """Find only the best layout, without an explanation; None if none fits and satisfies the
+    constraints.
 
     Raises:
         LayoutError: no layout is possible at all.
@@ -216,7 +225,9 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
     )
 
 
-def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
+def _ranked(
+    candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool
+) -> Evaluated:
     number = np.array(sorted(evaluated), np.int64)
     value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
 
@@ -225,11 +236,15 @@ def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], d
     number, step_s, value = number[order], step_s[order], value[order]
     distinct_places = np.arange(len(number))
     if distinct:
-        distinct_places = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
+        distinct_places = candidates.distinct(
+            number, list(zip(value.tolist(), step_s.tolist(), strict=True))
+        )
     return Evaluated(number, step_s, value, distinct_places, np.zeros(0, np.int64), complete=False)
 
 
-def _valued(score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations) -> dict[int, tuple[float, float]]:
+def _valued(
+    score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations
+) -> dict[int, tuple[float, float]]:
     """Value and step time of layouts that were evaluated."""
     step_s = np.array([known.step_s[number] for number in numbers.tolist()])
     value = score.value(numbers, step_s)
@@ -241,8 +256,9 @@ def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray,
     """Numbers of the layouts with the lowest bounds, in their order."""
     if not count:
         return np.zeros(0, np.int64)
-    # Sort only the layouts that can be among the `count` lowest. Each part's least bound belongs to one layout, so that
-    # the `count`-th lowest of the parts' minima is at or above the `count`-th lowest bound of all.
+    # Sort only the layouts that can be among the `count` lowest. Each part's least bound belongs to
+    # one layout, so that the `count`-th lowest of the parts' minima is at or above the `count`-th
+    # lowest bound of all.
     least_of_parts = bound
     if len(bound) > PART * count:
         least_of_parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART))
@@ -259,8 +275,8 @@ def evaluate_some(
     known: Evaluations,
 ) -> None:
     """Evaluate some layouts and store their step times."""
-    # A resumed search does not evaluate known layouts again. New results are saved at once, because an interrupt may
-    # follow.
+    # A resumed search does not evaluate known layouts again. New results are saved at once, because
+    # an interrupt may follow.
     numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
     if not len(numbers):
         return
@@ -274,8 +290,8 @@ def evaluate_some(
 
 
 def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
-    """Divide layouts among workers so that those of one program stay together; the result does not depend on the number
-    of workers."""
+    """Divide layouts among workers so that those of one program stay together; the result does not
+    depend on the number of workers."""
     if workers == 1:
         return [list(range(len(layouts)))]
 

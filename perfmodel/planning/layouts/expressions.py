@@ -17,8 +17,9 @@ from perfmodel.errors import PerfModelError, UnknownNameError, plain_text
 class Interval:
     """All values between two ends, which may be infinite; element by element.
 
-    The interval that an operation returns contains its result for all values inside the operands (Moore, Interval
-    Analysis, 1966, fundamental theorem). Bounds of any formula are therefore sound.
+    The interval that an operation returns contains its result for all values inside the operands
+    (Moore, Interval Analysis, 1966, fundamental theorem). Bounds of any formula are therefore
+    sound.
     """
 
     lo: Float[np.ndarray, "*shape"]
@@ -79,7 +80,8 @@ class Interval:
         return Interval(np.maximum(self.lo, right.lo), np.maximum(self.hi, right.hi))
 
     def can_be(self, sign: str, right: "Interval") -> Bool[np.ndarray, "*shape"]:
-        """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values in the intervals."""
+        """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values in the
+        intervals."""
         # a > b is b < a.
         if sign in (">", ">="):
             return right.can_be(sign.replace(">", "<"), self)
@@ -106,7 +108,8 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":
-        """Parse arithmetic over some names: numbers, `+ - * / **` (constant power), `min` and `max`.
+        """Parse arithmetic over some names: numbers, `+ - * / **` (constant power), `min` and
+        `max`.
 
         Raises:
             PerfModelError: anything else; the message says what.
@@ -118,7 +121,9 @@ class Expression:
     def names(self) -> frozenset[str]:
         """Quantities that the formula needs."""
         return frozenset(
-            node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and node.id not in ("min", "max")
+            node.id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Name) and node.id not in ("min", "max")
         )
 
     def __call__(self, quantity: Quantity) -> Interval:
@@ -145,7 +150,11 @@ class Constraint:
         # Python's own parser reads formulas and constraints. `_checked` then lets pass only the
         # nodes of our small language, so that nothing is ever evaluated by Python.
         tree, known = _parsed(text), tuple(names)
-        if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or type(tree.ops[0]) not in _SIGNS:
+        if (
+            not isinstance(tree, ast.Compare)
+            or len(tree.ops) != 1
+            or type(tree.ops[0]) not in _SIGNS
+        ):
             raise PerfModelError(
                 f"constraint {text!r} is not a single comparison; write 'step_time_s < 2' (signs: < <= > >= ==), "
                 "and give several constraints separately"
@@ -202,7 +211,9 @@ def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
             for argument in arguments:
                 _checked(argument, text, names)
             return node
-    raise PerfModelError(f"{ast.unparse(node)!r} in {text!r} is not allowed; a formula may have {_WANTED}")
+    raise PerfModelError(
+        f"{ast.unparse(node)!r} in {text!r} is not allowed; a formula may have {_WANTED}"
+    )
 
 
 def _constant(node: ast.expr) -> float | None:
@@ -215,8 +226,10 @@ def _constant(node: ast.expr) -> float | None:
 
 
 def _value(node: ast.expr, quantity: Quantity) -> Interval:
-    """Evaluate a checked formula by interval arithmetic, with the quantities' intervals for its names."""
-    # Interval arithmetic: bounds of quantities become bounds of the formula, by which a search may leave layouts out.
+    """Evaluate a checked formula by interval arithmetic, with the quantities' intervals for its
+    names."""
+    # Interval arithmetic: bounds of quantities become bounds of the formula, by which a search may
+    # leave layouts out.
     match node:
         case ast.Constant(value=int() | float() as value):
             return Interval.exactly(float(value))
@@ -252,7 +265,9 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where((a == 0) | (b == 0), 0.0, a * b)
 
 
-def _monotone(lo: np.ndarray, hi: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> Interval:
+def _monotone(
+    lo: np.ndarray, hi: np.ndarray, function: Callable[[np.ndarray], np.ndarray]
+) -> Interval:
     with np.errstate(divide="ignore", over="ignore"):
         ends = function(lo), function(hi)
     return Interval(np.minimum(*ends), np.maximum(*ends))

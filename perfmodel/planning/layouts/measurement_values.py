@@ -1,13 +1,16 @@
-"""Finds the runs, or the profile, that help most to choose the fastest layout, by their expected reduction of regret.
+"""Finds the runs, or the profile, that help most to choose the fastest layout, by their expected
+reduction of regret.
 
-Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
-node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
-with the noise between repeats, which no choice depends on. It also tells which nodes are likely: a run that lies far
-off more probably comes from a site that scatters much than from one whose layouts are all far off. Whoever has seen it
-takes the layout of the least posterior mean, whose expectation from before is the present one, so that no measurement
-is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik, INFORMS Journal on Computing 21, 2009,
-for correlated beliefs). One run tells of its layout and of its site at once, and not which of both: what tells two
-layouts apart is often a run of each, so that pairs are weighed too.
+Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly
+normal for every node of the scales by which a site's runs scatter, x = mean + loads w with w
+standard normal. A run shows one of them, with the noise between repeats, which no choice depends
+on. It also tells which nodes are likely: a run that lies far off more probably comes from a site
+that scatters much than from one whose layouts are all far off. Whoever has seen it takes the layout
+of the least posterior mean, whose expectation from before is the present one, so that no
+measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik,
+INFORMS Journal on Computing 21, 2009, for correlated beliefs). One run tells of its layout and of
+its site at once, and not which of both: what tells two layouts apart is often a run of each, so
+that pairs are weighed too.
 """
 
 from collections.abc import Sequence
@@ -25,24 +28,27 @@ from perfmodel.prediction.composition import shared_errors
 from perfmodel.prediction.sites import CLASSES, KERNEL_FACTORS, SitePrior, class_of
 
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
-"""Most classes of events whose seconds a profile shows separately; the rest follows from them and the step."""
+"""Most classes of events whose seconds a profile shows separately; the rest follows from them and
+the step."""
 KINDS: Final = ("run", "profile", "two runs")
-"""Kinds of measurements. Among measurements of equal value the first kind is ranked first: it needs a single run and no
-profiler."""
+"""Kinds of measurements. Among measurements of equal value the first kind is ranked first: it needs
+a single run and no profiler."""
 _ALIKE: Final = 0.01
 """Savings within this share of the present regret count as equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A possible measurement, modelled as slopes w + noise, with w the standard normal sources of error."""
+    """A possible measurement, modelled as slopes w + noise, with w the standard normal sources of
+    error."""
 
     kind: str
     """Kind of measurement, one of `KINDS`."""
     places: tuple[int, ...]
     """Places of the layouts that are run."""
     slopes: Float[np.ndarray, "nodes observations sources"]
-    """Change of every measured figure per unit of every source of error, at every node of the site's scales."""
+    """Change of every measured figure per unit of every source of error, at every node of the
+    site's scales."""
     noise: Float[np.ndarray, "nodes observations"]
     """Standard deviations of the part that the sources do not explain."""
 
@@ -56,8 +62,8 @@ class MeasurementValue:
     places: tuple[int, ...]
     """Places of the layouts that are run, among those that are chosen from."""
     regret: float
-    """Expected log of the chosen layout's step time relative to the shortest one, if the choice is made after the
-    measurement."""
+    """Expected log of the chosen layout's step time relative to the shortest one, if the choice is
+    made after the measurement."""
     moves: float
     """Probability that the measurement changes which layout is chosen."""
     instead: int | None
@@ -70,11 +76,13 @@ class MeasurementValues:
 
     layouts: tuple[Prediction, ...]
     regret: float
-    """Regret (`MeasurementValue.regret`) expected if the layout with the shortest predicted step is chosen now."""
+    """Regret (`MeasurementValue.regret`) expected if the layout with the shortest predicted step is
+    chosen now."""
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
     worth: tuple[MeasurementValue, ...]
-    """Measurements, the one with the largest saving per run first; ties are ordered by `KINDS`, then by layout."""
+    """Measurements, the one with the largest saving per run first; ties are ordered by `KINDS`,
+    then by layout."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""
@@ -111,11 +119,12 @@ class MeasurementValues:
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
-    """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the fastest layout.
+    """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the
+    fastest layout.
 
     Args:
-        problem: problem of the predictions. If parameters were already fitted to runs, only further runs are valued,
-            because `fit_profile` would start from the tables again.
+        problem: problem of the predictions. If parameters were already fitted to runs, only further
+            runs are valued, because `fit_profile` would start from the tables again.
         predictions: layouts to choose from, as a search ranks them.
     """
     # The signal is what layouts' errors have in common with each other and with later runs. Noise
@@ -128,11 +137,14 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
 
-    # A profile splits the step by class of event, so it separates sources of error that one run cannot.
+    # A profile splits the step by class of event, so it separates sources of error that one run
+    # cannot.
     observations = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
-        observations += [_profile(run, names, site_prior) for run in observations if run.kind == "run"]
+        observations += [
+            _profile(run, names, site_prior) for run in observations if run.kind == "run"
+        ]
     return weighed(mean, loads, observations, joint.weight, tuple(predictions))
 
 
@@ -145,8 +157,12 @@ def runs_and_pairs(
     layouts = range(loads.shape[1])
     singles = [(i,) for i in layouts]
     comparisons = [(first, i) for i in layouts if i != first]
-    observations = [Observation("run", single, loads[:, single], noise[:, single]) for single in singles]
-    observations += [Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in comparisons]
+    observations = [
+        Observation("run", single, loads[:, single], noise[:, single]) for single in singles
+    ]
+    observations += [
+        Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in comparisons
+    ]
     return observations
 
 
@@ -155,24 +171,31 @@ def _loads(
     predictions: Sequence[Prediction],
     signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
-    """Return a root of the layouts' covariance without noise, the sources of error that layouts share first."""
-    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not. The part of the
-    # covariance that shared sources do not explain belongs to single layouts and gets a separate square root.
+    """Return a root of the layouts' covariance without noise, the sources of error that layouts
+    share first."""
+    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
+    # The part of the covariance that shared sources do not explain belongs to single layouts and
+    # gets a separate square root.
     names, shared, _ = shared_errors(predictions)
     within = problem.site_prior.scales.within
     is_site_class = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     scaled = shared * np.sqrt(np.where(is_site_class, 1.0, within[:, None]))[:, None]
-    return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)
+    return np.concatenate(
+        [scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2
+    )
 
 
 def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
-    """Return the profile of a run's layout: the step, and the seconds of each class of its events."""
+    """Return the profile of a run's layout: the step, and the seconds of each class of its
+    events."""
     # How strongly each site class moves the step is its share of the step's time. The slopes are
     # these shares times the root of the site's covariance, so that solving gives the shares back.
     slopes = run.slopes[:, 0]
     place = {name: i for i, name in enumerate(names)}
     site = [place[f"site: {name}"] for name in CLASSES]
-    share = dict(zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True))
+    share = dict(
+        zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True)
+    )
     tier = max("intra_node", "inter_node", key=share.__getitem__)
     rows, noise = [slopes], [run.noise[:, 0]]
     for i, name in enumerate(CLASSES):
@@ -206,21 +229,27 @@ def weighed(
 
     Args:
         mean: predicted log step times.
-        loads: change of the log step times per unit of every source w, at every node of the site's scales.
+        loads: change of the log step times per unit of every source w, at every node of the site's
+            scales.
         observations: the measurements.
         weight: prior weights of the nodes.
         layouts: the predictions, for display.
     """
-    # Present regret: expected step of today's choice minus the expected shortest step if all were known.
-    truth_least, best = expected_least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
+    # Present regret: expected step of today's choice minus the expected shortest step if all were
+    # known.
+    truth_least, best = expected_least(
+        mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight)
+    )
     now = float(mean.min())
     first = int(mean.argmin())
     worths = []
     for measurement in observations:
-        # Draw possible results of the measurement and update the means by Bayes' rule. The choice is then the layout
-        # with the least posterior mean.
+        # Draw possible results of the measurement and update the means by Bayes' rule. The choice
+        # is then the layout with the least posterior mean.
         surprises = mixture_draws(np.linalg.cholesky(_shown_covariance(measurement)), weight)
-        expected, chosen = expected_least(mean, expected_given(loads, measurement, surprises, weight))
+        expected, chosen = expected_least(
+            mean, expected_given(loads, measurement, surprises, weight)
+        )
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
@@ -236,8 +265,8 @@ def weighed(
         )
     regret = max(now - truth_least, 0.0)
 
-    # Savings per run that differ by less than a hundredth of the present regret count as equal, so that cheaper kinds
-    # and better layouts come first.
+    # Savings per run that differ by less than a hundredth of the present regret count as equal, so
+    # that cheaper kinds and better layouts come first.
     resolution = max(_ALIKE * regret, TINY)
     worths.sort(
         key=lambda worth: (
@@ -255,7 +284,8 @@ def expected_given(
     surprises: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """Return the shifts of the posterior means of log step times, for draws of the measurement's surprise."""
+    """Return the shifts of the posterior means of log step times, for draws of the measurement's
+    surprise."""
     covariance = _shown_covariance(observation)
     inverse = np.linalg.inv(covariance)
 
@@ -271,7 +301,9 @@ def expected_given(
     return np.einsum("nd,nld->dl", likely, gain @ surprises.T, optimize=True)
 
 
-def _shown_covariance(observation: Observation) -> Float[np.ndarray, "nodes observations observations"]:
+def _shown_covariance(
+    observation: Observation,
+) -> Float[np.ndarray, "nodes observations observations"]:
     """Return the covariance of a measurement's outcomes, at every node."""
     slopes, noise = observation.slopes, observation.noise
     parameter_covariance = slopes @ slopes.transpose(0, 2, 1)
@@ -282,10 +314,11 @@ def _shown_covariance(observation: Observation) -> Float[np.ndarray, "nodes obse
 def expected_least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Return the expected minimum of mean plus draws, and each layout's probability to be the minimum.
+    """Return the expected minimum of mean plus draws, and each layout's probability to be the
+    minimum.
 
-    Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected minimum never exceeds the
-    minimum of `mean`.
+    Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected
+    minimum never exceeds the minimum of `mean`.
     """
     all_draws = mean + np.concatenate([drawn, -drawn])
     mean_least = float(all_draws.min(axis=1).mean())

@@ -79,7 +79,11 @@ class Question:
         # Enumeration knows even stages only. A framework such as nanotron cuts stages by cost;
         # its layouts are timed with that cut.
         framework = self.problem.framework
-        if not framework.launch.stages_by_cost or self.space.any_framework or layout.partition is not None:
+        if (
+            not framework.launch.stages_by_cost
+            or self.space.any_framework
+            or layout.partition is not None
+        ):
             return layout
         return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 
@@ -98,7 +102,9 @@ class Question:
         # other settings change prices, and stay with the scenario.
         device = self.problem.cluster.device
         n_bytes = scenario.device(device).memory_bytes
-        other_settings = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
+        other_settings = tuple(
+            setting for setting in scenario.settings if setting.name != "memory_bytes"
+        )
         question = self if n_bytes == device.memory_bytes else self.with_memory(n_bytes)
         return replace(question, scenario=Scenario(other_settings))
 
@@ -132,8 +138,8 @@ def ask(
 
     Args:
         model, cluster: a problem, or a model and a cluster.
-        global_batch, seq_len, dtype, devices, job, framework, of_job: as `catalog.problem` takes them; `devices` are
-            needed.
+        global_batch, seq_len, dtype, devices, job, framework, of_job: as `catalog.problem` takes
+            them; `devices` are needed.
         space, calibration, settings, kernels: as for `search`.
 
     Raises:
@@ -180,7 +186,9 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
     # Workers open the weights themselves. Other weights there than here would mix two models in
     # one ranking.
     if weights.digest != context.digest:
-        raise CalibrationError(f"{context.calibration}: its weights changed while the search ran; start it again")
+        raise CalibrationError(
+            f"{context.calibration}: its weights changed while the search ran; start it again"
+        )
     step_problem = step_problem_of(context.problem, weights)
     scenario = context.scenario
     kernels = context.kernels
@@ -188,7 +196,11 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
         return step_problem
 
     def changed() -> StepProblem:
-        priced = step_problem if kernels is None else step_problem.repriced(kernels, step_problem.collectives)
+        priced = (
+            step_problem
+            if kernels is None
+            else step_problem.repriced(kernels, step_problem.collectives)
+        )
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
     # The session remembers prices by step problem, so that equal questions share one.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class SearchKeywords(JobKeywords, total=False):
-    """Keywords of `search` in addition to those of the problem, for editors and type checkers: the fields of
-    `SpaceWords`, `SearchOptions` and `Tariff`."""
+    """Keywords of `search` in addition to those of the problem, for editors and type checkers: the
+    fields of `SpaceWords`, `SearchOptions` and `Tariff`."""
 
     fix: str
     schedules: str | Sequence[str]
@@ -50,12 +50,14 @@ class SearchKeywords(JobKeywords, total=False):
 METHODS: Final = ("enumerate", "relax", "auto")
 """Search methods."""
 ORDERS: Final = ("regret", "upper", "best")
-"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
+"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to
+be the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """Price and power of devices, and tokens to train on; the catalog's nominal figures are the defaults."""
+    """Price and power of devices, and tokens to train on; the catalog's nominal figures are the
+    defaults."""
 
     price_per_device_hour: float | None = None
     """Price per device and hour. The catalog has list prices with their source and date."""
@@ -82,7 +84,9 @@ class Tariff:
         if problem.cluster.kinds:
             return self
         return Tariff(
-            price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
+            price_per_device_hour=listed
+            if self.price_per_device_hour is None
+            else self.price_per_device_hour,
             power_w=device.power_w if self.power_w is None else self.power_w,
             idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
             tokens=self.tokens,
@@ -94,29 +98,31 @@ class SearchOptions:
     """Options of a search: objective, extent and amount of output."""
 
     method: str = "enumerate"
-    """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and recompute by stage for
-    layouts whose bound promises a gain), or `relax` (also by gradients, which move stages, recompute and
-    micro-batch together). The result says what was done and why."""
+    """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and
+    recompute by stage for layouts whose bound promises a gain), or `relax` (also by gradients,
+    which move stages, recompute and micro-batch together). The result says what was done and
+    why."""
     objective: str | None = None
-    """Objective by name (step_time, tokens_per_s, tokens_per_s_per_device, mfu, cost, energy, train_time, memory,
-    devices), or a formula over `QUANTITIES` to minimise; default: `step_time`, or `tokens_per_s` for several
-    batches."""
+    """Objective by name (step_time, tokens_per_s, tokens_per_s_per_device, mfu, cost, energy,
+    train_time, memory, devices), or a formula over `QUANTITIES` to minimise; default: `step_time`,
+    or `tokens_per_s` for several batches."""
     constraints: Sequence[str] = ()
     """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
     tariff: Tariff | None = None
     """Prices, powers and tokens to train on, instead of the catalog's."""
     robust: str = ""
-    """Order the best layouts so that prediction errors count: by expected `regret`, by the `upper` end of the 90 %
-    interval, or by the probability to be the `best`. See `Robustness`."""
+    """Order the best layouts so that prediction errors count: by expected `regret`, by the `upper`
+    end of the 90 % interval, or by the probability to be the `best`. See `Robustness`."""
     batches: Sequence[int] = ()
     """Global batches to try and rank together, instead of the problem's."""
     top: int = 10
     """Number of layouts to rank."""
     distinct: bool = True
-    """Rank only the best of layouts that differ only in recompute, offload or options without effect. See
-    `Candidates.distinct`."""
+    """Rank only the best of layouts that differ only in recompute, offload or options without
+    effect. See `Candidates.distinct`."""
     every: bool = False
-    """Evaluate every layout that fits, even if its bound rules it out. See `SearchResult.ranking`."""
+    """Evaluate every layout that fits, even if its bound rules it out. See
+    `SearchResult.ranking`."""
     min_fit: float = MIN_FIT
     """Least probability of fitting into memory for a recommended layout."""
     strict: bool = False
@@ -134,7 +140,9 @@ class SearchOptions:
         if self.robust and self.robust not in ORDERS:
             raise UnknownNameError("robust order", self.robust, ORDERS)
         if not 0 <= self.min_fit < 1:
-            raise PerfModelError(f"search: min_fit must be a probability from 0 to below 1, got {self.min_fit}")
+            raise PerfModelError(
+                f"search: min_fit must be a probability from 0 to below 1, got {self.min_fit}"
+            )
         if self.top < 1:
             raise PerfModelError(f"search: top must be at least 1 layout, got {self.top}")
 
@@ -158,7 +166,12 @@ class SpaceWords:
         Raises:
             LayoutError, UnknownNameError: as `restrict`, `with_schedules` and `with_options`.
         """
-        from perfmodel.planning.layouts._space import default_space, restrict, with_options, with_schedules
+        from perfmodel.planning.layouts._space import (
+            default_space,
+            restrict,
+            with_options,
+            with_schedules,
+        )
 
         default = default_space(problem, fewer_devices=self.fewer_devices)
         default = with_options(default, _comma_separated(self.vary), problem.cluster)
@@ -191,14 +204,17 @@ def file_words(file: job_files.JobFile) -> dict[str, Any]:
     """
     place, stated = f"{file.place} [search]", {}
     for word, value in file.search.items():
-        stated |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS)
+        stated |= catalog.checked_fields(
+            SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS
+        )
     return stated
 
 
 def apply_search_keywords(
     keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
 ) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
-    """Apply `keywords` to options and space, and return the remaining keywords, which belong to the problem.
+    """Apply `keywords` to options and space, and return the remaining keywords, which belong to the
+    problem.
 
     Raises:
         PerfModelError: a space beside keywords of one, or what the records refuse.

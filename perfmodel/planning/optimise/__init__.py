@@ -27,7 +27,11 @@ if TYPE_CHECKING:
         partition_bound_s,
         partition_stages,
     )
-    from perfmodel.planning.optimise._pipeline import Certificate, passes_and_transfers_s, spread_bound_s
+    from perfmodel.planning.optimise._pipeline import (
+        Certificate,
+        passes_and_transfers_s,
+        spread_bound_s,
+    )
     from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax
     from perfmodel.planning.optimise._sizes import (
         BucketResult,

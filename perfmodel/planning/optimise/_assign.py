@@ -1,4 +1,5 @@
-"""Assignments that need not be contiguous: experts, chunks or replicas on unequal devices, by integer programming."""
+"""Assignments that need not be contiguous: experts, chunks or replicas on unequal devices, by
+integer programming."""
 
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ def assign(
 ) -> Assignment:
     """Assign each item to a device to minimise the load of the busiest one, within memory.
 
-    min T subject to sum over items of seconds * x <= T and of bytes * x <= capacity on every device, x in {0, 1},
-    each item once (unrelated machines, Lenstra et al. 1990), by SciPy's HiGHS.
+    min T subject to sum over items of seconds * x <= T and of bytes * x <= capacity on every
+    device, x in {0, 1}, each item once (unrelated machines, Lenstra et al. 1990), by SciPy's HiGHS.
 
     Args:
         seconds: seconds of each item on each device; `inf` where it cannot go.

@@ -20,7 +20,8 @@ from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
 
 _FASTER: Final = 4.0
-"""Factor on bandwidths by which transfers are divided into latency and a part that shrinks with bandwidth."""
+"""Factor on bandwidths by which transfers are divided into latency and a part that shrinks with
+bandwidth."""
 _SAME_SHARE: Final = 1e-6
 _LEAST: Final = 0.05
 """Least share of every link."""
@@ -32,7 +33,8 @@ class BandwidthResult:
     """Bandwidth shares of the links, and the resulting step time."""
 
     links: dict[str, float]
-    """Bandwidth of each link as a multiple of its present value; the multiples sum to the number of links."""
+    """Bandwidth of each link as a multiple of its present value; the multiples sum to the number of
+    links."""
     step_time_s: float
     equal_s: float
     """Step time with all multiples 1."""
@@ -61,9 +63,10 @@ class BandwidthResult:
 def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
     """Find the best split of a fixed total bandwidth over the pipeline's links.
 
-    A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
-    take latency + volume / share, so the step is convex in the shares and the result comes with a close bound.
-    (`perfmodel.step_time_function` knows the network's levels, not single links.)
+    A link for every direction of every hop between stages, and for every stage's data-parallel
+    group. Transfers take latency + volume / share, so the step is convex in the shares and the
+    result comes with a close bound. (`perfmodel.step_time_function` knows the network's levels, not
+    single links.)
 
     Args:
         problem: model, job, cluster and cost models.
@@ -85,7 +88,9 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
         links=dict(zip(links, shares.tolist(), strict=True)),
         step_time_s=_step_s(relaxation, {"links": shares}),
         equal_s=_step_s(relaxation, {"links": equal_shares}),
-        certificate=Certificate(bounded.lower_bound, "", "cutting planes of critical paths (the step is convex)"),
+        certificate=Certificate(
+            bounded.lower_bound, "", "cutting planes of critical paths (the step is convex)"
+        ),
         seconds=time.perf_counter() - began,
     )
 
@@ -103,14 +108,23 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     # Price the layout a second time on links that are `_FASTER` times as fast. The difference is
     # the part of each transfer that scales with bandwidth: t - t' = volume (1 - 1 / faster); the
     # rest is latency.
-    scenario = Scenario.parse([f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")])
+    scenario = Scenario.parse(
+        [f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")]
+    )
     faster = model_in_scenario(problem, scenario)
     now_s = durations(problem, layout_batches(problem, [layout])[0])[0]
     then_s = durations(faster, layout_batches(faster, [layout])[0])[0]
-    names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
-    links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
+    names = [
+        _link(kind, stage)
+        for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)
+    ]
+    links = sorted(
+        {name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0}
+    )
     if len(links) < 2:
-        raise LayoutError(f"layout {layout.label} has fewer than two links, so bandwidth cannot be split")
+        raise LayoutError(
+            f"layout {layout.label} has fewer than two links, so bandwidth cannot be split"
+        )
     link_of_class = np.array([links.index(name) if name in links else 0 for name in names])
 
     # Faster links shorten only volume over bandwidth; the rest is latency.
@@ -123,13 +137,19 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    return values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["link_of_class"]]
+    return (
+        values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["link_of_class"]]
+    )
 
 
 def _step_s(relaxation: Relaxation, values: Values) -> float:
     """Return the makespan in double precision."""
     c = relaxation.constants
-    return float(makespan(relaxation.one_program, c["latency"] + c["volume"] / values["links"][c["link_of_class"]]))
+    return float(
+        makespan(
+            relaxation.one_program, c["latency"] + c["volume"] / values["links"][c["link_of_class"]]
+        )
+    )
 
 
 def _link(kind: int, stage: int) -> str:

@@ -16,7 +16,8 @@ from perfmodel.spec import Layout
 
 Method = Literal["enumerate", "dynamic programming", "relax", "relax and descend"]
 ENUMERABLE: Final = 1_000_000
-"""Combinations that are evaluated one by one in seconds (all layouts of a space share few structures)."""
+"""Combinations that are evaluated one by one in seconds (all layouts of a space share few
+structures)."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,14 @@ class Chosen:
         return f"{self.method}: {self.why}"
 
 
-def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous: int = 0) -> Chosen:
-    """Choose the method for a space of `combinations` discrete choices and `continuous` real unknowns.
+def choose_method(
+    *, combinations: int = 1, contiguous: bool = False, continuous: int = 0
+) -> Chosen:
+    """Choose the method for a space of `combinations` discrete choices and `continuous` real
+    unknowns.
 
-    The rules follow the measurements in `validate/optimise.md`: the relaxation is used only where it wins.
+    The rules follow the measurements in `validate/optimise.md`: the relaxation is used only where
+    it wins.
 
     Args:
         combinations: discrete members, not counting ways to cut layers into stages.
@@ -69,9 +74,9 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
 def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionResult]:
     """Find uneven stages and per-stage recomputation for the best of some layouts, fastest first.
 
-    First every layout's bound over all its partitions is computed, which takes milliseconds. Then layouts are
-    partitioned in the order of their bounds, until the next bound is no better than the best step found, so that no
-    other layout can beat it.
+    First every layout's bound over all its partitions is computed, which takes milliseconds. Then
+    layouts are partitioned in the order of their bounds, until the next bound is no better than the
+    best step found, so that no other layout can beat it.
 
     Args:
         problem: model, job, cluster and cost models.

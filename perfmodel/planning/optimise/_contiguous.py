@@ -1,7 +1,9 @@
-"""Contiguous partitions by dynamic programming: exact minima over all ways to cut a chain of layers.
+"""Contiguous partitions by dynamic programming: exact minima over all ways to cut a chain of
+layers.
 
-Tables give the cost of a stage that holds layers i to j - 1; they are indexed [kind, stage, i, j], with `inf` where a
-stage cannot hold those layers. Kinds are kinds of devices, of which a supply is given.
+Tables give the cost of a stage that holds layers i to j - 1; they are indexed [kind, stage, i, j],
+with `inf` where a stage cannot hold those layers. Kinds are kinds of devices, of which a supply is
+given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,8 @@ class NothingFitsError(PerfModelError):
 
 
 def relative_gap(value_s: float, lower_bound_s: float) -> float:
-    """Largest relative distance of a value from the optimum, by a lower bound on it; 0 if it is proved optimal."""
+    """Largest relative distance of a value from the optimum, by a lower bound on it; 0 if it is
+    proved optimal."""
     return max(0.0, value_s / lower_bound_s - 1) if lower_bound_s > 0 else float("inf")
 
 
@@ -74,19 +77,22 @@ class _Origin(NamedTuple):
     """Kind of device of the last stage."""
 
 
-def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | None = None) -> list[Cuts]:
+def least_sum_plus_max(
+    added: Table, largest: Table, supply: Sequence[int] | None = None
+) -> list[Cuts]:
     """Minimise sum over stages of `added` plus max over stages of `largest`.
 
-    The least sum under the constraint max <= T falls as T rises, so intervals of T are halved, the most
-    promising first, until every interval's bound (least sum of its upper end plus its lower end) is no better
-    than the best cut found.
+    The least sum under the constraint max <= T falls as T rises, so intervals of T are halved, the
+    most promising first, until every interval's bound (least sum of its upper end plus its lower
+    end) is no better than the best cut found.
 
     Args:
         added, largest: costs, see the module.
         supply: devices of each kind; together as many as stages. One kind may be left out.
 
     Returns:
-        The cuts met on the way, the best first: the front of sums against maxima around the optimum.
+        The cuts met on the way, the best first: the front of sums against maxima around the
+        optimum.
 
     Raises:
         NothingFitsError: no partition is possible.
@@ -133,11 +139,15 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
     return sorted(front.values(), key=lambda cuts: cuts.value)
 
 
-def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int] | None = None) -> float:
-    """Minimise over cuts the max over stages r of stage_costs[r] + sum over stages s < r of passed[s].
+def least_critical_path(
+    stage_costs: Table, passed: Table, supply: Sequence[int] | None = None
+) -> float:
+    """Minimise over cuts the max over stages r of stage_costs[r] + sum over stages s < r of
+    passed[s].
 
-    With stage_costs = m (F + B) and passed = F + B (and transfers), this is the least of the bounds that
-    `prediction.lower_bounds_s` gives for single partitions: no partition's step is shorter under any order of passes.
+    With stage_costs = m (F + B) and passed = F + B (and transfers), this is the least of the bounds
+    that `prediction.lower_bounds_s` gives for single partitions: no partition's step is shorter
+    under any order of passes.
     """
     supply = _checked(stage_costs, supply)
     empty = np.full(stage_costs.shape[-1], np.inf)
@@ -145,14 +155,16 @@ def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int]
     end[-1] = _NOTHING
 
     # From the last stage back to the first: `values[used][i]` is the value of the layers from i
-    # on, with the devices `used` for them. A stage adds its passed-on cost to every later stage, and may itself be the
-    # largest.
+    # on, with the devices `used` for them. A stage adds its passed-on cost to every later stage,
+    # and may itself be the largest.
     values: dict[Used, np.ndarray] = {(0,) * len(supply): end}
     for stage in reversed(range(stage_costs.shape[1])):
         longer: dict[Used, np.ndarray] = {}
         for used, by_remaining in values.items():
             for kind, state in _one_more(used, supply):
-                value = np.maximum(stage_costs[kind, stage], passed[kind, stage] + by_remaining).min(axis=-1)
+                value = np.maximum(
+                    stage_costs[kind, stage], passed[kind, stage] + by_remaining
+                ).min(axis=-1)
                 longer[state] = np.minimum(longer.get(state, empty), value)
         values = longer
     return float(values[supply][0])
@@ -164,8 +176,8 @@ def _least_sums(
     thresholds: Float[np.ndarray, " thresholds"],
     supply: tuple[int, ...],
 ) -> list[Cuts | None]:
-    """Return for each threshold the cuts with the least sum among those whose maximum does not exceed it; None if there
-    are none."""
+    """Return for each threshold the cuts with the least sum among those whose maximum does not
+    exceed it; None if there are none."""
     _, stages, cuts, _ = added.shape
     limits = thresholds[:, None, None]
     start = np.full((len(thresholds), cuts), np.inf)
@@ -204,7 +216,9 @@ def _least_sums(
     cuts = []
     for lane in range(len(thresholds)):
         is_possible = np.isfinite(sums[lane])
-        cuts.append(_traced(came_from, lane, supply, float(sums[lane]), largest) if is_possible else None)
+        cuts.append(
+            _traced(came_from, lane, supply, float(sums[lane]), largest) if is_possible else None
+        )
     return cuts
 
 
@@ -221,8 +235,9 @@ def _traced(
     sizes: list[int] = []
     kinds: list[int] = []
     maximum = -np.inf
-    # Each table says, for the nodes used so far and the layer at which the stage ends, where the stage began and on
-    # which kind of node it runs; the stage before ends there, with one node of that kind less.
+    # Each table says, for the nodes used so far and the layer at which the stage ends, where the
+    # stage began and on which kind of node it runs; the stage before ends there, with one node of
+    # that kind less.
     for stage in reversed(range(len(came_from))):
         origin = came_from[stage][used]
         start = int(origin.first[lane, end])

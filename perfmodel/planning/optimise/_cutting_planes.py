@@ -1,8 +1,9 @@
 """Lower bounds for convex problems, from critical paths of the timeline.
 
-A makespan is the largest sum of durations over paths. Where every duration is convex in the unknowns, each path
-gives a plane below the objective: its length at a point plus its gradient times the step away from it. The least
-of the largest plane over all allowed values, a linear program, is a lower bound (Kelley 1960).
+A makespan is the largest sum of durations over paths. Where every duration is convex in the
+unknowns, each path gives a plane below the objective: its length at a point plus its gradient times
+the step away from it. The least of the largest plane over all allowed values, a linear program, is
+a lower bound (Kelley 1960).
 """
 
 from collections.abc import Sequence
@@ -38,12 +39,15 @@ class Bounded:
 
 
 def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bounded:
-    """Bound the objective over all values of the variables, starting from paths that are nearly critical at `values`.
+    """Bound the objective over all values of the variables, starting from paths that are nearly
+    critical at `values`.
 
     Args:
-        problem: without limits or choices, and with durations that are convex in the values (the caller's word).
+        problem: without limits or choices, and with durations that are convex in the values (the
+            caller's word).
         values: good ones; the bound is tight where they are close to the best.
-        rounds: times that planes are added where the linear program's solution lies (half-way from the best).
+        rounds: times that planes are added where the linear program's solution lies (half-way from
+            the best).
 
     Raises:
         PerfModelError: limits or choices, for which planes prove nothing.
@@ -78,9 +82,11 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     return Bounded(bound * (1 - _SAFE), best)
 
 
-def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[np.ndarray, "planes 1+unknowns"]:
-    """Value at the origin and gradient of every distinct path that is critical when durations are slightly
-    perturbed."""
+def _planes(
+    problem: Relaxation, at: Values, rng: np.random.Generator
+) -> Float[np.ndarray, "planes 1+unknowns"]:
+    """Value at the origin and gradient of every distinct path that is critical when durations are
+    slightly perturbed."""
     values = {name: jnp.asarray(value, float) for name, value in at.items()}
 
     # A path that is critical under 1 % of noise is nearly critical without it. Its plane is valid
@@ -92,7 +98,9 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[
 
     # Pad to as many rows as lanes, so that JAX traces one shape only.
     padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))
-    slopes = np.asarray(_gradients(problem.static_args, values, problem.single, padded), float)[: len(paths)]
+    slopes = np.asarray(_gradients(problem.static_args, values, problem.single, padded), float)[
+        : len(paths)
+    ]
     point = np.concatenate([np.ravel(value) for value in at.values()])
     return np.column_stack([paths.astype(float) @ seconds - slopes @ point, slopes])
 
@@ -139,9 +147,13 @@ def _least_of_planes(
 
     # Unknowns are flattened one variable after the other. Each has its variable's bounds, and
     # shares have a fixed sum.
-    variable_of_unknown = np.repeat(np.arange(len(shapes)), [prod(shape) for shape in shapes.values()])
+    variable_of_unknown = np.repeat(
+        np.arange(len(shapes)), [prod(shape) for shape in shapes.values()]
+    )
     bounds = [(polytopes[i].low, polytopes[i].high) for i in variable_of_unknown.tolist()]
-    totals = {i: polytope.total for i, polytope in enumerate(polytopes) if polytope.total is not None}
+    totals = {
+        i: polytope.total for i, polytope in enumerate(polytopes) if polytope.total is not None
+    }
     sums = np.array([np.append(variable_of_unknown == i, 0.0) for i in totals])
     solved = linprog(
         np.append(np.zeros(n), 1.0),

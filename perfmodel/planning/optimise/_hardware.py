@@ -1,4 +1,5 @@
-"""Hardware co-design: the machine parameters to improve for a set of training runs under a budget."""
+"""Hardware co-design: the machine parameters to improve for a set of training runs under a
+budget."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,9 @@ class _Objective:
         settings = (Setting(name, "times", float(v)) for name, v in zip(self.names, x, strict=True))
         return model_in_scenario(run.step_problem, Scenario(tuple(settings)))
 
-    def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
+    def step_and_slope(
+        self, run: Run, x: Float[np.ndarray, " parameters"]
+    ) -> tuple[float, np.ndarray]:
         """Step time and its derivative with respect to the factors."""
         # Price the events with each parameter a little larger; the timeline's gradient then gives
         # the derivatives of the step without evaluating it again for each.
@@ -70,7 +73,9 @@ class _Objective:
         derivatives = derivatives_towards(self.on(run, x), [run.layout], shifted, _STEP)
         return float(derivatives.step_s[0]), derivatives.by_parameter[0] / x
 
-    def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
+    def __call__(
+        self, x: Float[np.ndarray, " parameters"]
+    ) -> tuple[float, Float[np.ndarray, " parameters"]]:
         """Weighted mean of log step-time ratios, and its slope."""
         # The logarithm makes a tenth saved on a short run worth as much as a tenth on a long one.
         value = 0.0
@@ -97,20 +102,23 @@ def design_hardware(
 ) -> Design:
     """Find the factors on the machine's parameters that make the runs fastest within the budget.
 
-    Minimises the weighted geometric mean of step times subject to sum of price * multiple <= budget, by sequential
-    quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced again on every machine,
-    as `perfmodel whatif` does, because the extrapolation of `perfmodel.step_time_function` from today's slopes is too
-    coarse between a quarter and eight times today's rates.
+    Minimises the weighted geometric mean of step times subject to sum of price * multiple <=
+    budget, by sequential quadratic programming (SLSQP) with the timeline's gradient; the events of
+    a run are priced again on every machine, as `perfmodel whatif` does, because the extrapolation
+    of `perfmodel.step_time_function` from today's slopes is too coarse between a quarter and eight
+    times today's rates.
 
     Args:
         runs: training runs, on any clusters.
-        prices: price of each parameter as `perfmodel whatif` names it (`compute_rate`, `memory_bandwidth`,
-            `inter_node_bandwidth`, ...), per multiple of what they are: money, watts or area.
+        prices: price of each parameter as `perfmodel whatif` names it (`compute_rate`,
+            `memory_bandwidth`, `inter_node_bandwidth`, ...), per multiple of what they are: money,
+            watts or area.
         budget: budget in the same unit; the machine as it is costs the sum of all prices.
         low, high: multiples allowed.
 
     Raises:
-        PerfModelError: nothing to design, prices that are not positive, or a budget that buys not even `low`.
+        PerfModelError: nothing to design, prices that are not positive, or a budget that buys not
+            even `low`.
     """
     from scipy.optimize import LinearConstraint, minimize
 

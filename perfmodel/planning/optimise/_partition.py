@@ -1,5 +1,5 @@
-"""Finds the best uneven stages of a layout, the layers that each must recompute to fit, and, on several kinds of nodes,
-the kind of each stage."""
+"""Finds the best uneven stages of a layout, the layers that each must recompute to fit, and, on
+several kinds of nodes, the kind of each stage."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,12 @@ from perfmodel.prediction import (
     step_problem_of,
     step_times_s,
 )
-from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, program_live, stage_costs
+from perfmodel.prediction.composition import (
+    StageCosts,
+    one_stage_per_rank,
+    program_live,
+    stage_costs,
+)
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.prediction.memory import fitting
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -43,7 +48,8 @@ from perfmodel.spec.keywords import JobKeywords
 from perfmodel.spec.notation import PerRank
 
 MOST_CUTS: Final = 200
-"""Most combinations of cuts and orders of kinds that are all tried where dynamic programming does not apply."""
+"""Most combinations of cuts and orders of kinds that are all tried where dynamic programming does
+not apply."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,21 @@ class PartitionResult:
     """Uneven stages, with their step time and bound."""
 
     prediction: Prediction
-    """The best layout found; its `layout.partition` and `layout.recompute_full_layers` are the answer."""
+    """The best layout found; its `layout.partition` and `layout.recompute_full_layers` are the
+    answer."""
     given_s: float | None
     """Step time of the layout as it was given; None where it does not fit into memory."""
     certificate: Certificate
     """Lower bound over all partitions and recompute choices of the space."""
     evaluated: int
-    """Layouts that were evaluated in full, or ruled out by the timeline of their passes and transfers alone."""
+    """Layouts that were evaluated in full, or ruled out by the timeline of their passes and
+    transfers alone."""
     seconds: float
 
     @property
     def gain(self) -> float:
-        """Share of the given layout's step time that is saved; 1 if the given layout does not fit."""
+        """Share of the given layout's step time that is saved; 1 if the given layout does not
+        fit."""
         return 1.0 if self.given_s is None else 1 - self.step_time_s / self.given_s
 
     @property
@@ -132,18 +141,19 @@ def partition_stages(
 ) -> PartitionResult:
     """Find the fastest contiguous partition of the layers into stages that fits into memory.
 
-    One stage per rank: dynamic programming gives the exact front of sums against slowest stages, whose best are
-    evaluated by the schedule's timeline and improved by moving single layers or recomputing otherwise. Several stages
-    per rank: from the even partition by moving layers alone.
+    One stage per rank: dynamic programming gives the exact front of sums against slowest stages,
+    whose best are evaluated by the schedule's timeline and improved by moving single layers or
+    recomputing otherwise. Several stages per rank: from the even partition by moving layers alone.
 
-    On nodes of several kinds the order of the kinds is looked for too: as many stages stay on each as the layout has
-    there (or as the cluster's order gives it).
+    On nodes of several kinds the order of the kinds is looked for too: as many stages stay on each
+    as the layout has there (or as the cluster's order gives it).
 
     Args:
         problem: model, job, cluster and cost models.
         layout: the layout, whose other fields are kept.
-        recompute: also choose between `none` and `selective`, and let stages that do not fit recompute as few of
-            their layers in full as make them fit; otherwise the layout's recompute is kept.
+        recompute: also choose between `none` and `selective`, and let stages that do not fit
+            recompute as few of their layers in full as make them fit; otherwise the layout's
+            recompute is kept.
 
     Raises:
         LayoutError: nothing to cut, or no partition fits into memory.
@@ -166,7 +176,9 @@ def partition_stages(
     def moves(layout: Layout) -> Iterable[Layout]:
         neighbouring = _neighbouring_cuts(layout)
         if layout.recompute not in costs:
-            yield from (layout.replace(partition=sizes, kinds=kinds) for sizes, kinds in neighbouring)
+            yield from (
+                layout.replace(partition=sizes, kinds=kinds) for sizes, kinds in neighbouring
+            )
             return
 
         # Costs tell which moves fit and what each stage has to recompute. The other mode of
@@ -174,7 +186,9 @@ def partition_stages(
         yield from costs[layout.recompute].layouts(layout, neighbouring)
         for base in bases:
             if base.recompute != layout.recompute:
-                yield from costs[base.recompute].layouts(base, [(layout.partition or (), layout.kinds)])
+                yield from costs[base.recompute].layouts(
+                    base, [(layout.partition or (), layout.kinds)]
+                )
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
@@ -182,7 +196,8 @@ def partition_stages(
             list(dict.fromkeys(start)),
             moves,
             lambda layouts: exact_steps_s(problem, layouts),
-            # Most moves of a layer lengthen the timeline of passes and transfers alone beyond the best step.
+            # Most moves of a layer lengthen the timeline of passes and transfers alone beyond the
+            # best step.
             bound=lambda layouts: passes_and_transfers_s(problem, layouts),
         )
     except NothingFitsError:
@@ -201,8 +216,8 @@ def partition_stages(
 
 
 def _neighbouring_cuts(layout: Layout) -> list[tuple[tuple[int, ...], PerRank]]:
-    """Cuts that one move leads to, as layers and kind of nodes of each stage: a layer is shifted between stages, or two
-    stages exchange their kinds of nodes, with or without their layers."""
+    """Cuts that one move leads to, as layers and kind of nodes of each stage: a layer is shifted
+    between stages, or two stages exchange their kinds of nodes, with or without their layers."""
     sizes, kinds = layout.partition or (), layout.kinds
     cuts: list[tuple[tuple[int, ...], PerRank]] = [(moved, kinds) for moved in neighbours(sizes)]
     if not kinds or len(kinds) != len(sizes):
@@ -215,15 +230,16 @@ def _neighbouring_cuts(layout: Layout) -> list[tuple[tuple[int, ...], PerRank]]:
 
 
 def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
-    """Lower bound of the step time over all partitions and any recomputation, in milliseconds of work; infinite if none
-    fits."""
+    """Lower bound of the step time over all partitions and any recomputation, in milliseconds of
+    work; infinite if none fits."""
     if layout.pp == 1:
         return float(lower_bounds_s(problem, [layout])[0])
     return partition_certificate(problem, layout).lower_bound_s
 
 
 def partition_certificate(problem: StepProblem, layout: Layout) -> Certificate:
-    """The lower bound over all partitions of a layout with several stages, with any recomputation."""
+    """The lower bound over all partitions of a layout with several stages, with any
+    recomputation."""
     _, bases, costs = _space(problem, layout, recompute=True)
     return _certificate(problem, bases, costs)
 
@@ -240,19 +256,25 @@ def _exchanged(items: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
 def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> KindCosts:
     if base.kinds is None:
         return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
-    ends = {on_kind.cluster.name: (on_kind, link) for on_kind, link in zip(problem.kinds, problem.links, strict=True)}
+    ends = {
+        on_kind.cluster.name: (on_kind, link)
+        for on_kind, link in zip(problem.kinds, problem.links, strict=True)
+    }
 
     # Transfers cross the link between kinds only if stages lie on more than one of them.
     used = dict.fromkeys(base.kinds)
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
     costs_by_kind: dict[str | None, StageCosts]
-    costs_by_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
+    costs_by_kind = {
+        kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used
+    }
     return KindCosts(costs_by_kind, tuple(base.kinds.count(kind) for kind in used))
 
 
 def _few_cuts(base: Layout) -> list[Layout]:
-    """All cuts of a layout's layers, with each kind of nodes in one piece, if they are few. They are needed where the
-    transfers differ between cuts, because single moves of layers then stop too early."""
+    """All cuts of a layout's layers, with each kind of nodes in one piece, if they are few. They
+    are needed where the transfers differ between cuts, because single moves of layers then stop too
+    early."""
     sizes = base.partition or ()
     orders = list(dict.fromkeys(in_pieces(base.kinds)))
     if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
@@ -271,8 +293,9 @@ def balanced(
     uneven: bool = True,
     worst_s: float = np.inf,
 ) -> tuple[list[Layout], float]:
-    """Find the best orders of kinds of nodes and partitions of a layout by dynamic programming, with a lower bound of
-    the step time; no layouts if the bound exceeds `worst_s`, an infinite bound if nothing fits.
+    """Find the best orders of kinds of nodes and partitions of a layout by dynamic programming,
+    with a lower bound of the step time; no layouts if the bound exceeds `worst_s`, an infinite
+    bound if nothing fits.
 
     Args:
         layout: layout with one stage per pipeline rank and its kinds of nodes written out.
@@ -306,9 +329,11 @@ def balanced(
     return costs.layouts(base, costs.exact(base, batch.spec.micro_batches, limit=1)), least_s
 
 
-def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
-    """The layout with its explicit partition, the base layouts of all other partitions, and the costs of stages on each
-    base by recompute; no costs where dynamic programming does not apply."""
+def _space(
+    problem: StepProblem, layout: Layout, recompute: bool
+) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
+    """The layout with its explicit partition, the base layouts of all other partitions, and the
+    costs of stages on each base by recompute; no costs where dynamic programming does not apply."""
     (batch,) = layout_batches(problem, [layout])
     if batch.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
@@ -330,7 +355,9 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
     )
 
 
-def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]) -> Certificate:
+def _certificate(
+    problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]
+) -> Certificate:
     # Without stage costs only the total work bounds the step.
     if not costs:
         work_s = min(spread_bound_s(problem, base) for base in bases)
@@ -360,7 +387,9 @@ def exact_steps_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.n
     fits = fitting(problem, [layouts[i] for i in possible])
     fitting_layouts = [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]
     if fitting_layouts:
-        step_s[fitting_layouts] = evaluate(problem, [layouts[i] for i in fitting_layouts]).step_time_s
+        step_s[fitting_layouts] = evaluate(
+            problem, [layouts[i] for i in fitting_layouts]
+        ).step_time_s
     return step_s
 
 

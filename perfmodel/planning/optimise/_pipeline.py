@@ -1,8 +1,9 @@
 """Uneven pipeline stages: exact front, bounds, and local search by exact evaluation.
 
-A flushing pipeline with one stage per rank takes about sum over stages of (F + B + sends) plus (m - 1) times the
-slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly). Its least partitions come from
-dynamic programming; reductions, gathers and the optimizer are left to exact evaluation.
+A flushing pipeline with one stage per rank takes about sum over stages of (F + B + sends) plus (m -
+1) times the slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly).
+Its least partitions come from dynamic programming; reductions, gathers and the optimizer are left
+to exact evaluation.
 """
 
 from collections import Counter
@@ -23,7 +24,13 @@ from perfmodel.planning.optimise._contiguous import (
     relative_gap,
 )
 from perfmodel.prediction import StepProblem, layout_batches
-from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live, step_programs
+from perfmodel.prediction.composition import (
+    StageCosts,
+    one_stage_per_rank,
+    pass_s,
+    program_live,
+    step_programs,
+)
 from perfmodel.prediction.phases import in_classes
 from perfmodel.program import Kind, ProgramSpec, stage_blocks
 from perfmodel.schedule.memory import LiveState
@@ -53,7 +60,8 @@ class KindCosts:
     """Number of stages on each kind of nodes."""
 
     def layouts(self, base: Layout, cuts: Iterable[CutOnKinds]) -> list[Layout]:
-        """Return the layout with each partition that fits, recomputing as many layers as necessary."""
+        """Return the layout with each partition that fits, recomputing as many layers as
+        necessary."""
         layouts = []
         for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
@@ -63,14 +71,16 @@ class KindCosts:
             if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in stage_spans):
                 full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in stage_spans)
                 full = full if any(full) else None
-                layouts.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
+                layouts.append(
+                    base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full)
+                )
         return layouts
 
     def exact(self, base: Layout, micro_batches: int, limit: int = FRONT) -> list[CutOnKinds]:
         """Return the partitions near the least sum plus slowest stage.
 
-        With several kinds of nodes, at most `limit` over all orders of kinds, and as many for each order in which every
-        kind is contiguous.
+        With several kinds of nodes, at most `limit` over all orders of kinds, and as many for each
+        order in which every kind is contiguous.
         """
         names = [*self.of_kind]
         costs = [*self.of_kind.values()]
@@ -88,17 +98,19 @@ class KindCosts:
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
-        """Lower bound of the step time over all partitions under the schedule's order; infinite if none fits.
+        """Lower bound of the step time over all partitions under the schedule's order; infinite if
+        none fits.
 
-        It is the larger of two minima over all partitions. The first is that of `prediction.lower_bounds_s`. The second
-        looks at the first backward on rank r. Before it, its micro-batch has passed all stages and come back to r, and
-        the rank has done at most w forwards. All other passes of the rank come later, and the last backward passes the
-        ranks before r. So a step takes at least
+        It is the larger of two minima over all partitions. The first is that of
+        `prediction.lower_bounds_s`. The second looks at the first backward on rank r. Before it,
+        its micro-batch has passed all stages and come back to r, and the rank has done at most w
+        forwards. All other passes of the rank come later, and the last backward passes the ranks
+        before r. So a step takes at least
 
             sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r
 
-        Where the last rank does all forwards first (GPipe), the first backward waits for all m on every rank: w = 1.
-        Without a flush only the work of a rank counts.
+        Where the last rank does all forwards first (GPipe), the first backward waits for all m on
+        every rank: w = 1. Without a flush only the work of a rank counts.
         """
         m = spec.micro_batches
         costs = [*self.of_kind.values()]
@@ -106,8 +118,8 @@ class KindCosts:
         backward = np.stack([on_kind.backward_s for on_kind in costs])
         both = forward + backward
 
-        # Passes of stage r alone take m (F + B). Without a flush steps overlap, so that nothing else
-        # is certain.
+        # Passes of stage r alone take m (F + B). Without a flush steps overlap, so that nothing
+        # else is certain.
         rank_work_s = m * both
         if spec.steps > 1:
             return least_critical_path(rank_work_s, np.zeros_like(rank_work_s), self.supply)
@@ -133,11 +145,15 @@ def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
     """Join the costs of stages on different kinds: stage s has the costs `costs[s]` of its kind."""
     columns = []
     for field in fields(StageCosts):
-        columns.append(np.stack([getattr(on_kind, field.name)[stage] for stage, on_kind in enumerate(costs)]))
+        columns.append(
+            np.stack([getattr(on_kind, field.name)[stage] for stage, on_kind in enumerate(costs)])
+        )
     return StageCosts(*columns)
 
 
-def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
+def _front(
+    costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None
+) -> list[Cuts]:
     """Return the cuts around the least sum + (m - 1) max, the best first, none if none is possible.
 
     Args:
@@ -159,17 +175,19 @@ def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cuts"]:
-    """Return the transfers after a stage. Between two kinds they take at least as long as within one of them."""
+    """Return the transfers after a stage. Between two kinds they take at least as long as within
+    one of them."""
     return np.stack([c.sends_s for c in costs])[:, :, None, :]
 
 
 def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     """A cheap, loose lower bound of the step time over all partitions and orders of kinds of nodes.
 
-    Suppose n_k ranks are of kind k, which takes at least rho_k times as long for any block as the fastest kind for that
-    block. Then the slowest rank is busy for at least W / sum(n_k / rho_k), where W is the time of all passes on the
-    fastest kinds. In a pipeline with a flush, one micro-batch also passes through all stages while the slowest rank has
-    nothing to compute, except for the w micro-batches whose forward it runs before its first backward
+    Suppose n_k ranks are of kind k, which takes at least rho_k times as long for any block as the
+    fastest kind for that block. Then the slowest rank is busy for at least W / sum(n_k / rho_k),
+    where W is the time of all passes on the fastest kinds. In a pipeline with a flush, one
+    micro-batch also passes through all stages while the slowest rank has nothing to compute, except
+    for the w micro-batches whose forward it runs before its first backward
     (`KindCosts.lower_bound_s`). The bound is 0 if passes may overlap.
     """
     (layout_batch,) = layout_batches(problem, [base])
@@ -204,15 +222,20 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)
 
 
-def passes_and_transfers_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Lower bounds of the step times of layouts that differ in their stages and recomputation alone: their timelines
-    with nothing but passes, without layers that are recomputed in full, and the transfers between stages.
+def passes_and_transfers_s(
+    problem: StepProblem, layouts: Sequence[Layout]
+) -> Float[np.ndarray, " layouts"]:
+    """Lower bounds of the step times of layouts that differ in their stages and recomputation
+    alone: their timelines with nothing but passes, without layers that are recomputed in full, and
+    the transfers between stages.
 
-    A makespan never falls when a duration rises, so that everything left out (reductions, gathers, updates, and what
-    they slow) can only add to it. Transfers carry the activations of a micro-batch, wherever the stages are cut.
+    A makespan never falls when a duration rises, so that everything left out (reductions, gathers,
+    updates, and what they slow) can only add to it. Transfers carry the activations of a
+    micro-batch, wherever the stages are cut.
 
-    A bound is 0 where passes may overlap or join micro-batches, where several ranks hold a stage, where steps run into
-    each other, and on nodes of several kinds. It is infinite where the stages cannot hold the layers so.
+    A bound is 0 where passes may overlap or join micro-batches, where several ranks hold a stage,
+    where steps run into each other, and on nodes of several kinds. It is infinite where the stages
+    cannot hold the layers so.
     """
     least_s = np.zeros(len(layouts))
     if problem.kinds:
@@ -239,7 +262,9 @@ def passes_and_transfers_s(problem: StepProblem, layouts: Sequence[Layout]) -> F
         possible = []
         for i in of_mode:
             try:
-                counts = stage_blocks(terms.events.kinds, spec.n_stages, spec.segments, layouts[i].partition)
+                counts = stage_blocks(
+                    terms.events.kinds, spec.n_stages, spec.segments, layouts[i].partition
+                )
             except LayoutError:
                 least_s[i] = np.inf
                 continue
@@ -252,8 +277,8 @@ def passes_and_transfers_s(problem: StepProblem, layouts: Sequence[Layout]) -> F
 
 
 def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
-    """Orders of the kinds of pipeline ranks in which each kind is contiguous (with many kinds, only the given
-    order)."""
+    """Orders of the kinds of pipeline ranks in which each kind is contiguous (with many kinds, only
+    the given order)."""
     names = list(dict.fromkeys(kinds or ()))
     for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
         pieces = [(name,) * (kinds or ()).count(name) for name in order]
@@ -267,8 +292,8 @@ def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable[tuple[int, ...]]:
-    """Partitions with one layer moved between stages at most `reach` apart (default: any distance up to 8 stages, else
-    2)."""
+    """Partitions with one layer moved between stages at most `reach` apart (default: any distance
+    up to 8 stages, else 2)."""
     stages = len(partition)
     reach = reach or (stages if stages <= 8 else 2)
     for a in range(stages):
@@ -294,14 +319,15 @@ def descend(
     evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
     bound: Callable[[Sequence[T]], Float[np.ndarray, " n"]] | None = None,
 ) -> Descent[T]:
-    """Steepest descent from the best of `start`; all neighbours are evaluated together until none is better.
+    """Steepest descent from the best of `start`; all neighbours are evaluated together until none
+    is better.
 
     Args:
         start: members to begin from.
         moves: the neighbours of a member.
         evaluate: values of members, which are minimised.
-        bound: lower bounds of these values, much cheaper than the values; members whose bound is above the best value
-            are not evaluated.
+        bound: lower bounds of these values, much cheaper than the values; members whose bound is
+            above the best value are not evaluated.
 
     Raises:
         NothingFitsError: none of `start` is possible.
@@ -318,10 +344,12 @@ def descend(
         if not new:
             break
         if bound is not None:
-            # No value falls below its bound, and the best value only falls, so an interval that is ruled out once stays
-            # out.
+            # No value falls below its bound, and the best value only falls, so an interval that is
+            # ruled out once stays out.
             ruled_out = bound(new) > values[best] * (1 + _ROUNDING)
-            values.update((x, np.inf) for x, is_out in zip(new, ruled_out.tolist(), strict=True) if is_out)
+            values.update(
+                (x, np.inf) for x, is_out in zip(new, ruled_out.tolist(), strict=True) if is_out
+            )
             new = [x for x in new if x not in values]
         if new:
             values.update(zip(new, evaluate(new).tolist(), strict=True))

@@ -1,8 +1,10 @@
-"""Gradient relaxation: gradient descent on the timeline from many starts, then rounding to valid values.
+"""Gradient relaxation: gradient descent on the timeline from many starts, then rounding to valid
+values.
 
-The objective is the exact makespan; what makes it smooth is noise on the durations that fades out (a jittered
-gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits are kept by an augmented
-Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop.
+The objective is the exact makespan; what makes it smooth is noise on the durations that fades out
+(a jittered gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits
+are kept by an augmented Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one
+compiled loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,10 +56,11 @@ class Relaxation:
     durations: Callable[[Values], Float[Array, " classes"]]
     """Seconds of the program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
-    """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if their functions are
-    equal."""
+    """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if
+    their functions are equal."""
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
-    """Limits that JAX can trace: every entry must end at or below 0. Best scaled so that 1 is far outside."""
+    """Limits that JAX can trace: every entry must end at or below 0. Best scaled so that 1 is far
+    outside."""
 
     @property
     def one_program(self) -> CompiledStructure:
@@ -99,7 +102,9 @@ class StaticArgs:
             return self.program.structure.n_classes
         return self.program.n_classes
 
-    def objective(self, values: Values, noise: Float[Array, " classes"] | float = 1.0) -> Float[Array, ""]:
+    def objective(
+        self, values: Values, noise: Float[Array, " classes"] | float = 1.0
+    ) -> Float[Array, ""]:
         """The makespan with noisy durations."""
         durations = self.durations(values) * noise
         if isinstance(self.program, CompiledStructure):
@@ -133,8 +138,8 @@ def relax(
     spread: float = 0.5,
     per_start: Values | None = None,
 ) -> Relaxed:
-    """Run Adam from `n_starts` starts with decaying noise, temperature and step size, and return the best after
-    rounding.
+    """Run Adam from `n_starts` starts with decaying noise, temperature and step size, and return
+    the best after rounding.
 
     Args:
         problem: objective and constraints to minimise.
@@ -142,14 +147,17 @@ def relax(
         steps: number of steps of Adam, for all starts together.
         seed: random seed of starts and noise.
         spread: standard deviation of the random starts in free coordinates.
-        per_start: further values that the durations and limits depend on, held fixed, with a row for every start.
+        per_start: further values that the durations and limits depend on, held fixed, with a row
+            for every start.
     """
     # Descend from all starts at once, then round every end to something that can be built, and
     # evaluate it exactly.
     keys = jax.random.split(jax.random.key(seed))
     constants = {name: jnp.asarray(rows, float) for name, rows in (per_start or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
-    free = _descend(problem.static_args, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
+    free = _descend(
+        problem.static_args, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE
+    )
     rounded = {}
     for name, variable in problem.variables.items():
         rounded[name] = [variable.rounded(row) for row in np.asarray(free[name])]
@@ -224,7 +232,8 @@ def _descend(
     ) -> tuple[Array, Array]:
         values = values_at(free, constants_of_start, temperature)
         span = form.objective(values, noise)
-        # The augmented Lagrangian of inequalities: a limit that holds with room to spare presses no more.
+        # The augmented Lagrangian of inequalities: a limit that holds with room to spare presses no
+        # more.
         pressed = multipliers + _PENALTY * form.excess(values)
         pressed = jnp.where(pressed > 0, pressed, 0.0)
         return span / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
@@ -241,15 +250,20 @@ def _descend(
         temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
         rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
         key, drawn = jax.random.split(key)
-        # Equally long paths get a share of the gradient each, as either is now and then the longest.
+        # Equally long paths get a share of the gradient each, as either is now and then the
+        # longest.
         noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.n_classes)))
-        gradient, pressed = gradients(free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature))
+        gradient, pressed = gradients(
+            free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature)
+        )
         update, moments = optimizer.update(gradient, moments)
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
 
         # Multipliers change every few steps only, after the free numbers had time to follow the
         # last ones.
-        multipliers = jnp.where(i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers)
+        multipliers = jnp.where(
+            i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers
+        )
         return free, moments, multipliers, key
 
     state = dict(free), optimizer.init(dict(free)), none, key
@@ -257,8 +271,8 @@ def _descend(
 
 
 def _over_starts(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
-    """Return `function` over all starts. A single start is not batched, because the evaluator is much faster without a
-    batch."""
+    """Return `function` over all starts. A single start is not batched, because the evaluator is
+    much faster without a batch."""
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
 

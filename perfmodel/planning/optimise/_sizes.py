@@ -1,7 +1,8 @@
-"""Optimises integer sizes within a step: micro-batches of several sizes, and gradient buckets (groups of a stage's
-layers whose reductions overlap with the backward pass).
+"""Optimises integer sizes within a step: micro-batches of several sizes, and gradient buckets
+(groups of a stage's layers whose reductions overlap with the backward pass).
 
-Micro-batches are relaxed first. Few whole layers per bucket leave little to relax: they are evaluated exactly at once.
+Micro-batches are relaxed first. Few whole layers per bucket leave little to relax: they are
+evaluated exactly at once.
 """
 
 import time
@@ -17,7 +18,14 @@ from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
-from perfmodel.prediction import LayoutBatch, StepProblem, durations, evaluate, layout_batches, prepared
+from perfmodel.prediction import (
+    LayoutBatch,
+    StepProblem,
+    durations,
+    evaluate,
+    layout_batches,
+    prepared,
+)
 from perfmodel.prediction.composition import in_program_of
 from perfmodel.prediction.memory import fitting
 from perfmodel.program import Kind, Structure, by_layer, segment_sizes
@@ -70,10 +78,11 @@ class MicroBatchResult:
 
 
 def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
-    """Find the best sizes for the layout's number of micro-batches, by relaxation, rounding and single moves.
+    """Find the best sizes for the layout's number of micro-batches, by relaxation, rounding and
+    single moves.
 
-    Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
-    fits into memory when all micro-batches have it (and `_LARGEST`).
+    Times of sizes between those that the batch divides into are interpolated; no size exceeds the
+    largest that fits into memory when all micro-batches have it (and `_LARGEST`).
 
     Args:
         problem: model, job, cluster and cost models, for training.
@@ -96,15 +105,17 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
             f"layout {layout.label} does not fit into memory; give a layout that fits to optimise its micro-batch sizes"
         )
 
-    # In the usual structure all micro-batches share their durations. Here each micro-batch gets separate classes, whose
-    # seconds follow its size.
+    # In the usual structure all micro-batches share their durations. Here each micro-batch gets
+    # separate classes, whose seconds follow its size.
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
 
     # Price the sizes that fit, and 1, exactly; others are interpolated.
     sizes = np.array(sorted({1, *uniform}))
     durations_of_size = []
     for size in sizes.tolist():
-        sized = in_program_of(problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size))
+        sized = in_program_of(
+            problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size)
+        )
         durations_of_size.append(durations(problem, sized)[0][of_class])
     constants = {
         "sizes": sizes,
@@ -128,9 +139,13 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 
     # Descend by single moves from equal sizes and from those that relaxation leads to.
     equal = (layout.micro_batch,) * spec.micro_batches
-    relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
+    relaxed = [
+        tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts
+    ]
     end = descend(list(dict.fromkeys([equal, *relaxed])), _single_moves, step_s)
-    best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal])))
+    best_s, equal_s = (
+        float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal]))
+    )
     best_uniform = min(uniform, key=uniform.__getitem__)
     return MicroBatchResult(
         sizes=end.best,
@@ -149,7 +164,8 @@ def by_micro_batch(
     """The structure with separate classes for the passes and transfers of each micro-batch.
 
     Returns:
-        It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend on it).
+        It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend
+        on it).
     """
     # A new class is an old class and a micro-batch; -1 for classes that do not depend on it.
     is_of_size = np.isin(structure.class_kind, _OF_SIZE)
@@ -161,7 +177,9 @@ def by_micro_batch(
     n_lags = structure.lag.shape[1]
     op_pairs = pairs(structure.duration, structure.micro_batch)
     lag_pairs = pairs(structure.lag.ravel(), np.repeat(structure.micro_batch, n_lags))
-    distinct, number = np.unique(np.concatenate([[[0, -1]], op_pairs, lag_pairs]), axis=0, return_inverse=True)
+    distinct, number = np.unique(
+        np.concatenate([[[0, -1]], op_pairs, lag_pairs]), axis=0, return_inverse=True
+    )
     duration, lag = np.split(number.ravel()[1:], [len(op_pairs)])
     old_class, micro_batch = distinct.T
     columns_of_class = ("class_kind", "class_stage", "class_segment", "class_variant")
@@ -186,15 +204,17 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
     return values["batch"] / values["largest"] - 1
 
 
-def _of_sizes(constants: Values, sizes: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
+def _of_sizes(
+    constants: Values, sizes: Int[np.ndarray, "n micro_batches"]
+) -> Float[np.ndarray, "n classes"]:
     """Durations for many sets of whole sizes at once, in double precision."""
     size_of_class = sizes[:, constants["micro_batch_of_class"]]
     return _interpolated(np, constants, np.minimum(size_of_class, constants["sizes"][-1]))
 
 
 def _interpolated(xp: Any, constants: Values, size: Any) -> Any:
-    """Interpolate the seconds of classes for micro-batch sizes [..., classes] between the known sizes, with `jax.numpy`
-    or `numpy`."""
+    """Interpolate the seconds of classes for micro-batch sizes [..., classes] between the known
+    sizes, with `jax.numpy` or `numpy`."""
     sizes, by_size = constants["sizes"], constants["by_size"]
 
     # Linear interpolation between the two nearest sizes that are priced.
@@ -212,7 +232,11 @@ def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     fits = fitting(problem, layouts)
     steps_s = evaluate(problem, layouts).step_time_s.tolist()
-    return {size: step_s for size, step_s, fits_memory in zip(sizes, steps_s, fits, strict=True) if fits_memory}
+    return {
+        size: step_s
+        for size, step_s, fits_memory in zip(sizes, steps_s, fits, strict=True)
+        if fits_memory
+    }
 
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -230,7 +254,8 @@ class BucketResult:
     buckets: Sizes
     step_time_s: float
     given_s: float
-    """Step time with the buckets that a prediction assumes: equal ones, one per layer up to a number."""
+    """Step time with the buckets that a prediction assumes: equal ones, one per layer up to a
+    number."""
     evaluated: int
     seconds: float
 
@@ -248,8 +273,9 @@ class BucketResult:
     def not_launchable(self) -> str:
         """Why no framework in the catalog can run these buckets; empty if one can.
 
-        Frameworks fill buckets up to one size, from the last layer on (torch's `bucket_cap_mb`, Megatron's
-        `--ddp-bucket-size`): all are equal but the one that is filled last, of the first layers, which may be smaller.
+        Frameworks fill buckets up to one size, from the last layer on (torch's `bucket_cap_mb`,
+        Megatron's `--ddp-bucket-size`): all are equal but the one that is filled last, of the first
+        layers, which may be smaller.
         """
         # Buckets are in model order and filled from the last layer on, so that the first may be
         # the one that is not full. A stage of few layers has empty ones at its end.
@@ -260,9 +286,7 @@ class BucketResult:
         size = max(full, default=max(filled_last))
         if full <= {size} and max(filled_last) <= size:
             return ""
-        return (
-            "no framework in the catalog accepts buckets of several sizes; all buckets but the last have the same size"
-        )
+        return "no framework in the catalog accepts buckets of several sizes; all buckets but the last have the same size"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -282,12 +306,15 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
     layout_batch = _reducing(problem, layout)
     per_stage = [sum(sizes) for sizes in Grouping(problem, layout_batch, 1).equal]
 
-    # Sizes that give every stage the same buckets are one; of these the smallest, which fills them most evenly.
+    # Sizes that give every stage the same buckets are one; of these the smallest, which fills them
+    # most evenly.
     sizes_of_number: dict[int, Sizes] = {}
     for size in range(1, max(per_stage) + 1):
         number = -(-max(per_stage) // size)
         if number <= MOST_BUCKETS:
-            sizes_of_number.setdefault(number, tuple(_filled(layers, size, number) for layers in per_stage))
+            sizes_of_number.setdefault(
+                number, tuple(_filled(layers, size, number) for layers in per_stage)
+            )
 
     step_s: dict[Sizes, float] = {}
     for number, sizes in sizes_of_number.items():
@@ -303,7 +330,8 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
 
 
 def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
-    """Buckets with this many layers, filled from the last layer on; the remaining buckets are empty."""
+    """Buckets with this many layers, filled from the last layer on; the remaining buckets are
+    empty."""
     # A stage with nothing but the embedding or the head has no layer to put into a bucket.
     filled = max(1, -(-layers // size))
     first = layers - size * (filled - 1)
@@ -311,7 +339,8 @@ def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
 
 
 def _reducing(problem: StepProblem, layout: Layout) -> LayoutBatch:
-    """Return the layout as a batch, after checking that it overlaps gradient reductions with backward passes.
+    """Return the layout as a batch, after checking that it overlaps gradient reductions with
+    backward passes.
 
     Raises:
         LayoutError: it does not.
@@ -330,11 +359,16 @@ def _reducing(problem: StepProblem, layout: Layout) -> LayoutBatch:
 
 def _assumed_s(problem: StepProblem, layout_batch: LayoutBatch) -> float:
     """Step time with the buckets that a prediction assumes."""
-    return float(makespan(prepared(layout_batch.spec).compiled, durations(problem, layout_batch)[0]))
+    return float(
+        makespan(prepared(layout_batch.spec).compiled, durations(problem, layout_batch)[0])
+    )
 
 
-def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
-    """Find the best grouping of each stage's layers into gradient buckets, by descent from equal buckets.
+def size_buckets(
+    problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS
+) -> BucketResult:
+    """Find the best grouping of each stage's layers into gradient buckets, by descent from equal
+    buckets.
 
     Args:
         problem: model, job, cluster and cost models, for training.
@@ -347,9 +381,12 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     began = time.perf_counter()
     layout_batch = _reducing(problem, layout)
 
-    # Each number of buckets is a separate structure, within which layers move. The best number wins; the buckets that a
-    # prediction assumes are among the starts, so that the result is never slower than these.
-    groupings = [Grouping(problem, layout_batch, n) for n in sorted({*numbers, layout_batch.spec.segments})]
+    # Each number of buckets is a separate structure, within which layers move. The best number
+    # wins; the buckets that a prediction assumes are among the starts, so that the result is never
+    # slower than these.
+    groupings = [
+        Grouping(problem, layout_batch, n) for n in sorted({*numbers, layout_batch.spec.segments})
+    ]
     ends = [descend([grouping.equal], grouping.moves, grouping.step_s) for grouping in groupings]
     fastest = min(range(len(ends)), key=lambda which: ends[which].value)
     grouping = groupings[fastest]
@@ -392,11 +429,15 @@ class Grouping:
 
     def step_s(self, groupings: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
         return np.asarray(
-            makespan_lanes(self.prepared.compiled, np.stack([self.durations(sizes) for sizes in groupings])),
+            makespan_lanes(
+                self.prepared.compiled, np.stack([self.durations(sizes) for sizes in groupings])
+            ),
             float,
         )
 
     def durations(self, sizes: Sizes) -> Float[np.ndarray, " classes"]:
         """Durations of the structure's classes for these buckets."""
-        divided = replace(self._layout_batch, program=self._layout_batch.program.with_segments(sizes))
+        divided = replace(
+            self._layout_batch, program=self._layout_batch.program.with_segments(sizes)
+        )
         return durations(self._problem, divided)[0]

@@ -45,7 +45,8 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Box:
-    """Maps real numbers to values between bounds by a logistic function, on a log scale if `log` is set."""
+    """Maps real numbers to values between bounds by a logistic function, on a log scale if `log` is
+    set."""
 
     shape: tuple[int, ...]
     low: float
@@ -54,7 +55,9 @@ class Box:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise PerfModelError(f"box: low must be below high (and above 0 with log), got {self.low} and {self.high}")
+            raise PerfModelError(
+                f"box: low must be below high (and above 0 with log), got {self.low} and {self.high}"
+            )
 
     @property
     def polytope(self) -> Polytope | None:
@@ -91,7 +94,9 @@ class _Parts:
     def free_shape(self) -> tuple[int, ...]:
         return (self.n,)
 
-    def relaxed(self, free: Float[Array, " n"], temperature: Float[Array, ""]) -> Float[Array, " n"]:
+    def relaxed(
+        self, free: Float[Array, " n"], temperature: Float[Array, ""]
+    ) -> Float[Array, " n"]:
         del temperature
         return self.least + (self.total - self.least * self.n) * jax.nn.softmax(free)
 
@@ -105,7 +110,9 @@ class Shares(_Parts):
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.least < 0 or self.least * self.n >= self.total:
-            raise PerfModelError(f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+            raise PerfModelError(
+                f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}"
+            )
 
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         return _as_python(self, free)
@@ -113,9 +120,11 @@ class Shares(_Parts):
 
 @dataclass(frozen=True)
 class WholeShares(_Parts):
-    """A whole total divided into `n` whole parts of at least `least`, such as stages or micro-batch sizes.
+    """A whole total divided into `n` whole parts of at least `least`, such as stages or micro-batch
+    sizes.
 
-    Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their total.
+    Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their
+    total.
     """
 
     total: int
@@ -123,7 +132,9 @@ class WholeShares(_Parts):
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.least < 0 or self.least * self.n > self.total:
-            raise PerfModelError(f"whole shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+            raise PerfModelError(
+                f"whole shares: {self.n} parts of at least {self.least} do not fit into {self.total}"
+            )
 
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         # Round the running sums and take their differences: each sum is off by half a unit at
@@ -136,7 +147,8 @@ class WholeShares(_Parts):
 
 @dataclass(frozen=True)
 class Choices:
-    """One of `options` for each of `n` places, by a softmax that hardens as the temperature falls."""
+    """One of `options` for each of `n` places, by a softmax that hardens as the temperature
+    falls."""
 
     n: int
     options: int
@@ -149,7 +161,9 @@ class Choices:
     def free_shape(self) -> tuple[int, ...]:
         return (self.n, self.options)
 
-    def relaxed(self, free: Float[Array, "n options"], temperature: Float[Array, ""]) -> Float[Array, "n options"]:
+    def relaxed(
+        self, free: Float[Array, "n options"], temperature: Float[Array, ""]
+    ) -> Float[Array, "n options"]:
         return jax.nn.softmax(free / temperature, axis=-1)
 
     def rounded(self, free: Float[np.ndarray, "n options"]) -> Float[np.ndarray, "n options"]:

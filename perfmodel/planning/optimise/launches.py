@@ -1,8 +1,10 @@
-"""Gradient relaxation of a layout's launch settings: layers per stage, recomputed layers and micro-batch size together.
+"""Gradient relaxation of a layout's launch settings: layers per stage, recomputed layers and
+micro-batch size together.
 
-The step and the memory of `perfmodel.step_time_function` are relaxed down the timeline's gradient; its ends are rounded
-to layouts, and single changes of these are evaluated exactly until none is better. Dynamic programming knows the step
-by a formula of plain pipelines and one micro-batch size; the gradient knows it for every schedule that flushes.
+The step and the memory of `perfmodel.step_time_function` are relaxed down the timeline's gradient;
+its ends are rounded to layouts, and single changes of these are evaluated exactly until none is
+better. Dynamic programming knows the step by a formula of plain pipelines and one micro-batch size;
+the gradient knows it for every schedule that flushes.
 """
 
 import time
@@ -49,13 +51,13 @@ class LaunchChoices:
     micro_batches: tuple[int, ...]
     """Sequences of a micro-batch."""
     recomputes: tuple[str, ...] = ("none", "selective")
-    """Recomputation of layers that do not recompute in full: `none`, `selective`, or both. Empty where all layers must
-    recompute in full."""
+    """Recomputation of layers that do not recompute in full: `none`, `selective`, or both. Empty
+    where all layers must recompute in full."""
     full_layers: bool = True
     """Whether some layers of a stage may recompute in full."""
     by_stage: bool = True
-    """Whether this number may differ between stages. Otherwise one number holds for all stages, and the other layers
-    recompute nothing (Megatron-LM's recompute method `block`)."""
+    """Whether this number may differ between stages. Otherwise one number holds for all stages, and
+    the other layers recompute nothing (Megatron-LM's recompute method `block`)."""
 
 
 def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> PartitionResult:
@@ -103,10 +105,11 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
         problem, layout, choices: as for `relax_layout`.
 
     Raises:
-        LayoutError: no stages to cut, a schedule without a flush, or copies of single layers to the host, which are
-            planned for the layers as they are.
+        LayoutError: no stages to cut, a schedule without a flush, or copies of single layers to the
+            host, which are planned for the layers as they are.
     """
-    # Full recompute is a share of layers here; the other layers use a recompute mode that a launch may state beside it.
+    # Full recompute is a share of layers here; the other layers use a recompute mode that a launch
+    # may state beside it.
     kinds = choices.recomputes or (layout.recompute,)
     recompute_kind = layout.recompute if layout.recompute in kinds else kinds[-1]
     if choices.full_layers and not choices.by_stage:
@@ -119,7 +122,9 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     layers = int(nominal.layers.sum())
     flushes = len(programs.steps) == len(sizes)
     if stages == 1 or not flushes or layers < stages or programs.offloads_layers:
-        raise LayoutError(f"layout {layout.label} has no pipeline stages to divide unevenly; use pp > 1")
+        raise LayoutError(
+            f"layout {layout.label} has no pipeline stages to divide unevenly; use pp > 1"
+        )
 
     variables: dict[str, Variable] = {"layers": WholeShares(stages, layers, least=1)}
     if len(sizes) > 1:
@@ -134,11 +139,13 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
         "log_sizes": function.log_sizes,
         "usable_bytes": np.float64(function.usable_bytes),
     }
-    relaxation = Relaxation(variables, _Step(programs), _Durations(programs), constants, _MemoryLimit(function.memory))
+    relaxation = Relaxation(
+        variables, _Step(programs), _Durations(programs), constants, _MemoryLimit(function.memory)
+    )
     ends = relax(relaxation, n_starts=_STARTS, steps=_STEPS).starts
 
-    # Ends that break the memory's limit come last: rounding may mend them. A relaxed share never becomes 0, so that
-    # each is tried without full recompute too.
+    # Ends that break the memory's limit come last: rounding may mend them. A relaxed share never
+    # becomes 0, so that each is tried without full recompute too.
     layouts: list[Layout] = []
     for values, _, _ in sorted(ends, key=lambda end: (max(end[2], 0.0), end[1])):
         layout_at_end = rounded_layout(base, values, sizes, choices)
@@ -146,7 +153,9 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     return list(dict.fromkeys(layouts))
 
 
-def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: LaunchChoices) -> Layout:
+def rounded_layout(
+    base: Layout, values: Values, sizes: Sequence[int], choices: LaunchChoices
+) -> Layout:
     """Round relaxed values to the nearest layout that a launch can state."""
     partition = tuple(map(int, values["layers"]))
     micro_batch = base.micro_batch
@@ -161,11 +170,14 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
         layers = partition if choices.by_stage else max(partition)
         stage_layers = np.ceil(shares * layers - 1e-3).astype(int)
         full_layers = tuple(stage_layers.tolist()) if stage_layers.any() else None
-    return base.replace(partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers)
+    return base.replace(
+        partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers
+    )
 
 
 def changed_once(layout: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
-    """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch size."""
+    """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch
+    size."""
     yield from _layer_moved(layout)
     yield from _other_micro_batch(layout, choices)
     if trains:
@@ -179,7 +191,9 @@ def _layer_moved(layout: Layout) -> Iterable[Layout]:
         # A stage cannot recompute more layers than it has.
         fewer = full_layers
         if full_layers is not None and len(full_layers) == len(partition):
-            fewer = tuple(min(full, layers) for full, layers in zip(full_layers, partition, strict=True))
+            fewer = tuple(
+                min(full, layers) for full, layers in zip(full_layers, partition, strict=True)
+            )
         yield layout.replace(partition=partition, recompute_full_layers=fewer)
 
 
@@ -193,7 +207,8 @@ def _other_micro_batch(layout: Layout, choices: LaunchChoices) -> Iterable[Layou
 
 
 def _other_recompute(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
-    # Beside layers that recompute in full, frameworks without a number per stage have no other mode for the rest.
+    # Beside layers that recompute in full, frameworks without a number per stage have no other mode
+    # for the rest.
     may_differ = choices.by_stage or layout.recompute_full_layers is None
     for kind in choices.recomputes:
         if kind != layout.recompute and (kind == "none" or may_differ):
@@ -201,7 +216,8 @@ def _other_recompute(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]
 
 
 def _layer_recomputed(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
-    """One layer more, or one less, that recomputes in full: of a stage, or of all where they share a number."""
+    """One layer more, or one less, that recomputes in full: of a stage, or of all where they share
+    a number."""
     may_recompute = layout.recompute == "none" or (choices.by_stage and layout.recompute != "full")
     if not choices.full_layers or not may_recompute:
         return
@@ -216,8 +232,11 @@ def _layer_recomputed(layout: Layout, choices: LaunchChoices) -> Iterable[Layout
                 yield layout.replace(recompute_full_layers=changed if any(changed) else None)
 
 
-def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -> Float[Array, " stages"]:
-    """Shares of the stages' layers that recompute in full, where one number of layers holds for all stages.
+def shares_of_stages(
+    share: Float[Array, ""], layers: Float[Array, " stages"]
+) -> Float[Array, " stages"]:
+    """Shares of the stages' layers that recompute in full, where one number of layers holds for all
+    stages.
 
     Args:
         share: number of recomputed layers, as a share of the longest stage's layers.
@@ -227,7 +246,8 @@ def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -
 
 
 def _numbers(full_layers: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    """Layers that recompute in full, one number for each of `n` stages, also if one number or None holds for all."""
+    """Layers that recompute in full, one number for each of `n` stages, also if one number or None
+    holds for all."""
     if full_layers is None:
         return (0,) * n
     return full_layers if len(full_layers) == n else full_layers[:1] * n

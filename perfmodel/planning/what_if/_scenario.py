@@ -1,5 +1,5 @@
-"""Scenarios: settings that change cluster, device, collectives, framework or a rank, and event times derived from the
-unchanged machine's."""
+"""Scenarios: settings that change cluster, device, collectives, framework or a rank, and event
+times derived from the unchanged machine's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,8 @@ NETWORK: Final = (
 )
 """Parameters of the links."""
 HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
-"""Parameters of the machine whose sensitivities are reported, as multiples of their present values."""
+"""Parameters of the machine whose sensitivities are reported, as multiples of their present
+values."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
     *HARDWARE,
@@ -75,7 +76,11 @@ class Setting:
         if self.how == "times":
             return f"{self.name}={self.value:g}x"
         kind = _kind_of(self.name)
-        return f"{self.name}={self.value:g}" if kind is None else f"{self.name}={quantity_text(self.value, kind)}"
+        return (
+            f"{self.name}={self.value:g}"
+            if kind is None
+            else f"{self.name}={quantity_text(self.value, kind)}"
+        )
 
 
 def parse_setting(text: str) -> Setting:
@@ -89,7 +94,9 @@ def parse_setting(text: str) -> Setting:
     if name not in NAMES:
         raise UnknownNameError("what-if parameter", name, NAMES)
     if not sign:
-        raise PerfModelError(f"what-if: {text!r} has no value; write {name}=2x, {name}=+10% or {name}=0.002")
+        raise PerfModelError(
+            f"what-if: {text!r} has no value; write {name}=2x, {name}=+10% or {name}=0.002"
+        )
     relative = raw.endswith(("x", "%"))
     try:
         value = float(raw.rstrip("x%"))
@@ -122,7 +129,9 @@ def _with_unit(name: str, raw: str) -> float:
     try:
         return parse_quantity(raw, kind)
     except PerfModelError as error:
-        raise PerfModelError(f"what-if: {name} must be like 2x or +10%, or a value: {error}") from None
+        raise PerfModelError(
+            f"what-if: {name} must be like 2x or +10%, or a value: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,9 @@ class Scenario:
         return replace(
             device,
             peak=replace(device.peak, **peak),
-            memory_bandwidth_bytes_per_s=self._of("memory_bandwidth", device.memory_bandwidth_bytes_per_s),
+            memory_bandwidth_bytes_per_s=self._of(
+                "memory_bandwidth", device.memory_bandwidth_bytes_per_s
+            ),
             memory_bytes=self._of("memory_bytes", device.memory_bytes),
             power_w=self._power_w(device),
             host_bandwidth_bytes_per_s=None if host is None else self._of("host_bandwidth", host),
@@ -185,7 +196,9 @@ class Scenario:
     def _factor(self, name: str) -> float:
         setting = next((s for s in self.settings if s.name == name), None)
         if setting and setting.how == "to":
-            raise PerfModelError(f"what-if: {name} is set as a multiple; write {name}={setting.value:g}x")
+            raise PerfModelError(
+                f"what-if: {name} is set as a multiple; write {name}={setting.value:g}x"
+            )
         return setting.value if setting else 1.0
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -200,7 +213,9 @@ class Scenario:
             levels.append(
                 replace(
                     level,
-                    bandwidth_bytes_per_s=self._of(f"{tier}_bandwidth", level.bandwidth_bytes_per_s),
+                    bandwidth_bytes_per_s=self._of(
+                        f"{tier}_bandwidth", level.bandwidth_bytes_per_s
+                    ),
                     latency_s=self._of(f"{tier}_latency", level.latency_s),
                 )
             )
@@ -209,7 +224,9 @@ class Scenario:
 
     def framework(self, framework: Framework) -> Framework:
         """The framework with the host costs of this scenario."""
-        return framework.replace(**{name: self._of(name, framework.value(name)) for name in _FRAMEWORK})
+        return framework.replace(
+            **{name: self._of(name, framework.value(name)) for name in _FRAMEWORK}
+        )
 
     @property
     def delays_s(self) -> dict[str, float]:
@@ -228,7 +245,9 @@ class Scenario:
             return None
         rank = self._of("slow_rank", 0.0)
         if rank != int(rank) or not 0 <= rank < ranks:
-            raise LayoutError(f"what-if: slow_rank must be one of the pipeline ranks 0 to {ranks - 1}, got {rank:g}")
+            raise LayoutError(
+                f"what-if: slow_rank must be one of the pipeline ranks 0 to {ranks - 1}, got {rank:g}"
+            )
         return int(rank), factor
 
 
@@ -236,8 +255,8 @@ class Scenario:
 class ScaledKernels:
     """Kernel times scaled from a device to a variant of it.
 
-    A measurement does not tell how long the kernel takes on a faster device; the roofline does. Times scale by the
-    ratio of the analytical bounds after and before the change.
+    A measurement does not tell how long the kernel takes on a faster device; the roofline does.
+    Times scale by the ratio of the analytical bounds after and before the change.
     """
 
     kernels: PricesKernels
@@ -265,7 +284,9 @@ class DelayedCollectives:
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Times of `ops` and their delays."""
         # A collective of one rank sends nothing, so that nothing delays it.
-        delay_s = np.array([self.delays_s.get(op.collective, 0.0) if op.num_ranks > 1 else 0.0 for op in ops])
+        delay_s = np.array(
+            [self.delays_s.get(op.collective, 0.0) if op.num_ranks > 1 else 0.0 for op in ops]
+        )
         return _times(self.collectives.times(cluster, ops), 1.0, delay_s)
 
 

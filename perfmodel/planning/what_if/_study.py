@@ -20,7 +20,13 @@ from perfmodel.planning.what_if._scenario import (
     Setting,
     parse_setting,
 )
-from perfmodel.prediction import StepProblem, check_layout, layout_batches, layout_of, step_problem_of
+from perfmodel.prediction import (
+    StepProblem,
+    check_layout,
+    layout_batches,
+    layout_of,
+    step_problem_of,
+)
 from perfmodel.prediction.composition import step_programs, step_time_s
 from perfmodel.prediction.memory import fit_probabilities, peak_memory
 from perfmodel.program import N_STREAMS, Stream
@@ -61,7 +67,8 @@ class WhatIf:
     fits_probability_after: float
     """The same probability in the scenario."""
     sensitivity: dict[str, float]
-    """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
+    """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step
+    0.3 % shorter."""
     notes: tuple[str, ...] = ()
     """Why a setting gains less than one might expect, in words."""
 
@@ -117,7 +124,8 @@ class Curve:
     step_s: tuple[float, ...]
     """Step time at each value of the parameter."""
     hidden_up_to: float | None
-    """Largest value of a delay that the step does not feel (within 0.1 %); None for other parameters."""
+    """Largest value of a delay that the step does not feel (within 0.1 %); None for other
+    parameters."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -149,11 +157,12 @@ def whatif(
     calibration: Path | str | None = None,
     **fields: Unpack[StepKeywords],
 ) -> WhatIf:
-    """Compare the step time before and after a change of the machine; arguments as in `perfmodel.predict`.
+    """Compare the step time before and after a change of the machine; arguments as in
+    `perfmodel.predict`.
 
     Args:
-        model, cluster, layout, global_batch, seq_len, dtype, devices, job, framework, calibration, fields: as in
-            `perfmodel.predict`.
+        model, cluster, layout, global_batch, seq_len, dtype, devices, job, framework, calibration,
+            fields: as in `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
     stated = {
@@ -171,9 +180,10 @@ def whatif(
 def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Compute the step time before and after, and the sensitivity to each parameter of the machine.
 
-    Sensitivities are central differences of this step, not gradients of `perfmodel.step_time_function`. Here kernels
-    follow the roofline when the machine changes (`ScaledKernels`); there they follow the cost models, in which a
-    measured kernel keeps its time. That function also has no parameters for delays and slow ranks.
+    Sensitivities are central differences of this step, not gradients of
+    `perfmodel.step_time_function`. Here kernels follow the roofline when the machine changes
+    (`ScaledKernels`); there they follow the cost models, in which a measured kernel keeps its time.
+    That function also has no parameters for delays and slow ranks.
 
     Args:
         problem: model, job, cluster and cost models as they are.
@@ -205,13 +215,18 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
     )
 
 
-def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float) -> tuple[str, ...]:
+def _held_back(
+    problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float
+) -> tuple[str, ...]:
     """A sentence on the power limit, where it holds a faster device back; else none."""
-    # Evaluate the step once more without the power limit. The limit holds it back only if that is noticeably faster.
+    # Evaluate the step once more without the power limit. The limit holds it back only if that is
+    # noticeably faster.
     device = scenario.cluster(problem.cluster).device
     if not has_power_law(device) or device.power_w is None or not problem.site.power_limited:
         return ()
-    free_s = step_s(replace(problem, site=replace(problem.site, power_limited=False)), layout, scenario)
+    free_s = step_s(
+        replace(problem, site=replace(problem.site, power_limited=False)), layout, scenario
+    )
     if free_s > after_s * (1 - _HELD_BACK):
         return ()
     freed = f"{duration(free_s)} ({free_s / after_s - 1:+.1%})"
@@ -221,7 +236,9 @@ def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s
     )
 
 
-def sweep(problem: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
+def sweep(
+    problem: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]
+) -> Curve:
     """Compute step times over values of one parameter, with the scenario's other settings."""
     check_layout(problem.model, problem.cluster, problem.job, layout)
     name = settings[0].name
@@ -231,7 +248,8 @@ def sweep(problem: StepProblem, layout: Layout, scenario: Scenario, settings: Se
 
 
 def parse_sweep(text: str) -> list[Setting]:
-    """Parse `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or `inter_node_bandwidth=0.5x:4x:8`.
+    """Parse `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or
+    `inter_node_bandwidth=0.5x:4x:8`.
 
     Raises:
         UnknownNameError, PerfModelError: as `parse_setting`; or an invalid range.
@@ -239,13 +257,17 @@ def parse_sweep(text: str) -> list[Setting]:
     name, _, raw = text.partition("=")
     parts = raw.split(":")
     if len(parts) != 3 or not parts[2].strip().isdecimal() or int(parts[2]) < 2:
-        raise PerfModelError(f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}")
+        raise PerfModelError(
+            f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}"
+        )
     # Every point is a prediction: a slip in the number would keep its user waiting for hours.
     if int(parts[2]) > MOST_POINTS:
         raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
     first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
     if first.how != last.how:
-        raise PerfModelError(f"what-if: give both ends of the sweep {text!r} as values, or both as multiples")
+        raise PerfModelError(
+            f"what-if: give both ends of the sweep {text!r} as values, or both as multiples"
+        )
     points = np.linspace(first.value, last.value, int(parts[2]))
     return [Setting(first.name, first.how, float(point)) for point in points]
 
@@ -259,7 +281,9 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     (programs,), slowed = step_programs(model, [layout]), scenario.slowed(layout.pp)
     if slowed is not None:
         if batch.spec.replicas > 1:
-            raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
+            raise LayoutError(
+                f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}"
+            )
         slowed_programs = []
         for program in programs:
             factors = _slower(program.prepared.structure, *slowed)
@@ -282,9 +306,14 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     """The step model of the scenario's machine (without a slow rank)."""
     device = scenario.device(problem.cluster.device)
     cluster = scenario.cluster(problem.cluster)
-    kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
+    kernels = (
+        problem.kernels
+        if device == problem.cluster.device
+        else ScaledKernels(problem.kernels, device)
+    )
 
-    # Slowdowns measured under one power limit do not hold under another. There, the energies of the die are used.
+    # Slowdowns measured under one power limit do not hold under another. There, the energies of the
+    # die are used.
     same_power = device.power_w == problem.cluster.device.power_w
     site = problem.site if same_power else replace(problem.site, loads=())
     delays_s = scenario.delays_s
@@ -293,7 +322,9 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
         job=problem.job,
         cluster=cluster,
         kernels=kernels,
-        collectives=DelayedCollectives(problem.collectives, delays_s) if delays_s else problem.collectives,
+        collectives=DelayedCollectives(problem.collectives, delays_s)
+        if delays_s
+        else problem.collectives,
         framework=scenario.framework(problem.framework),
         site=site,
         adjustment=problem.adjustment,
@@ -322,7 +353,9 @@ def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name
     none = step_s(problem, layout, scenario.and_also(Setting(name, "to", 0.0)))
 
     def felt(delay_s: float) -> bool:
-        return step_s(problem, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (1 + _HIDDEN)
+        return step_s(problem, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (
+            1 + _HIDDEN
+        )
 
     # A delay as long as the whole step is an upper end. 20 halvings locate the knee to a
     # millionth of the step.

@@ -1,7 +1,8 @@
 """Prepares programs and tables of a step-time function, once, in NumPy.
 
-The public prediction composes one program per micro-batch size. Here those of all sizes are joined end to end, so that
-JAX traces one set of arrays: passes have a lane per size and variant, events between blocks an entry per class.
+The public prediction composes one program per micro-batch size. Here those of all sizes are joined
+end to end, so that JAX traces one set of arrays: passes have a lane per size and variant, events
+between blocks an entry per class.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +33,8 @@ from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
 MOST_KNOTS: Final = 12
-"""Most numbers of layers at which a stage's reductions, gathers and updates are priced. Between these they are
-interpolated, because they are nearly linear in their size."""
+"""Most numbers of layers at which a stage's reductions, gathers and updates are priced. Between
+these they are interpolated, because they are nearly linear in their size."""
 _PER_OP: Final = (
     "counts",
     "kernel",
@@ -85,8 +86,8 @@ def composed(
 
     Args:
         problems: the problem under each of its element types.
-        steps: batches by micro-batch size and element type, with the one layout as its only lane, which recomputes
-            nothing in full.
+        steps: batches by micro-batch size and element type, with the one layout as its only lane,
+            which recomputes nothing in full.
         layers: layers of every stage.
         scales: factor of the step of each size.
         elastic: whether prices follow the machine's rates.
@@ -114,9 +115,15 @@ def composed(
             requests.append(PriceRequest(type_problem, table.ops, pricer))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
     programs = _programs(problem, layout_batch, parts, lanes, events)
-    starts, cuts, knots = programs.starts, Cuts.of(layout_batch.composed[0].events, spec.segments), _knots(layers)
+    starts, cuts, knots = (
+        programs.starts,
+        Cuts.of(layout_batch.composed[0].events, spec.segments),
+        _knots(layers),
+    )
 
-    entries, entry_ops, between_requests = _between_blocks(problems, parts, starts, cuts, knots, layers)
+    entries, entry_ops, between_requests = _between_blocks(
+        problems, parts, starts, cuts, knots, layers
+    )
     requests += between_requests
 
     # All events are priced at once. Prices of one request follow those of the one before it.
@@ -125,7 +132,9 @@ def composed(
     priced = joined_prices(prices(requests, family_names, elastic=elastic))
     first_between = first_price[len(shards) : -1]
     entry_at = np.concatenate(entries)
-    entry_price = np.concatenate([begin + ops for begin, ops in zip(first_between, entry_ops, strict=True)])
+    entry_price = np.concatenate(
+        [begin + ops for begin, ops in zip(first_between, entry_ops, strict=True)]
+    )
 
     # Times on the unchanged machine, for functions in which neither rates nor host costs vary.
     phase_s = []
@@ -163,8 +172,8 @@ def _between_blocks(
     """Events between blocks under each type of device.
 
     Returns:
-        By type and part: the places in a table of (type, knot, class) to which events add, the event of the request
-        that each of these adds, and the request for the events' prices.
+        By type and part: the places in a table of (type, knot, class) to which events add, the
+        event of the request that each of these adds, and the request for the events' prices.
     """
     entries: list[np.ndarray] = []
     entry_ops: list[np.ndarray] = []
@@ -172,9 +181,15 @@ def _between_blocks(
     for i, type_problem in enumerate(problems):
         for part, begin in zip(parts, starts[:-1], strict=True):
             events_between = _events_at_knots(type_problem, part.batches[i], cuts, knots, layers)
-            entries.append((i * len(knots) + events_between.knot) * starts[-1] + begin + events_between.class_index)
+            entries.append(
+                (i * len(knots) + events_between.knot) * starts[-1]
+                + begin
+                + events_between.class_index
+            )
             entry_ops.append(events_between.op_index)
-            requests.append(PriceRequest(type_problem, events_between.ops, _event_pricer(events_between.ops)))
+            requests.append(
+                PriceRequest(type_problem, events_between.ops, _event_pricer(events_between.ops))
+            )
     return entries, entry_ops, requests
 
 
@@ -188,7 +203,8 @@ def _parts(steps: Sequence[Sequence[LayoutBatch]]) -> list[_Part]:
 
 
 def _lanes(parts: Sequence[_Part]) -> list[tuple[int, Variant]]:
-    """Every micro-batch size with every variant of its passes: blocks take the same time in all programs of a lane."""
+    """Every micro-batch size with every variant of its passes: blocks take the same time in all
+    programs of a lane."""
     lanes: list[tuple[int, Variant]] = []
     for part in parts:
         variants = part.batches[0].program.passes.runs
@@ -213,7 +229,9 @@ def _programs(
         mode=int(modes_of([layout.recompute])[0]),
         loss=overlap_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,
-        absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
+        absent=tuple(
+            name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()
+        ),
         slices=spec.scheduler.slices,
         offloads=spec.offload,
         offloads_layers=offloads_layers(problem, layout),
@@ -244,27 +262,37 @@ def _kernel_families(requests: Sequence[PriceRequest]) -> list[str]:
 
 
 def _host_tables(
-    problems: Sequence[StepProblem], batches_of_types: Sequence[Sequence[LayoutBatch]], programs: Programs
+    problems: Sequence[StepProblem],
+    batches_of_types: Sequence[Sequence[LayoutBatch]],
+    programs: Programs,
 ) -> dict[str, Any]:
-    """The fields of `Tables` of the host: costs per unit of their parameters, copies of activations, states in its
-    memory."""
+    """The fields of `Tables` of the host: costs per unit of their parameters, copies of
+    activations, states in its memory."""
     problem, layout_batch = problems[0], batches_of_types[0][0]
     layout, blocks = layout_batch.layouts[0], layout_batch.composed[0].events
-    unit = replace(problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)).adjusted_framework
+    unit = replace(
+        problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)
+    ).adjusted_framework
 
     # Activations of a stage, or of single layers, are copied at the link's rate.
     copies_to_host = programs.offloads or programs.offloads_layers
     copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
     per_segment = (layout_batch.program.counts[0] @ blocks.layers).astype(int).tolist()
-    copy_classes = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
+    copy_classes = [
+        CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared
+    ]
     saved_bytes, host_state_s = [], []
     for type_problem, batches in zip(problems, batches_of_types, strict=True):
         saved_bytes.append([_saved_bytes(batch) for batch in batches])
         state_blocks = batches[0].composed[0].events
-        host_state_s.append(host_block_s(type_problem.setting, layout, state_blocks, layout_batch.spec))
+        host_state_s.append(
+            host_block_s(type_problem.setting, layout, state_blocks, layout_batch.spec)
+        )
     return {
         "saved_bytes": np.array(saved_bytes),
-        "host_bytes_per_s": np.float64(host_bandwidth(problem.cluster.device) if copies_to_host else 1.0),
+        "host_bytes_per_s": np.float64(
+            host_bandwidth(problem.cluster.device) if copies_to_host else 1.0
+        ),
         "copies": copies,
         "copy_classes": CopyClasses(
             forward=np.concatenate([classes.forward for classes in copy_classes]),
@@ -276,7 +304,9 @@ def _host_tables(
     }
 
 
-def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
+def _block_pricer(
+    layout: Layout, variant: Variant, slices: int
+) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
     """Prices the events of a layout's blocks."""
     return lambda problem: block_times(problem, layout, variant, slices).times.time_s
 
@@ -295,7 +325,8 @@ def _stacked(
         shape: element types and lanes of the shards.
 
     Returns:
-        Events, padded with unused ones to the length of the longest shard; and the place of each event in its shard.
+        Events, padded with unused ones to the length of the longest shard; and the place of each
+        event in its shard.
     """
     n = max(shard.counts.shape[-1] for shard in events)
     missing = [n - shard.counts.shape[-1] for shard in events]
@@ -313,7 +344,8 @@ def _stacked(
 
 
 def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
-    """Bytes of activations that blocks save, and the reduction of these bytes if they are recomputed in full."""
+    """Bytes of activations that blocks save, and the reduction of these bytes if they are
+    recomputed in full."""
     blocks = layout_batch.bytes
     return np.stack([blocks.kept_bytes[0], (blocks.kept_bytes - blocks.kept_full_bytes)[0]])
 
@@ -331,16 +363,21 @@ def _joined(overlaps: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
         share.append(overlap.share)
         slowed.append(overlap.slowed + start)
         n_slowed += len(overlap.slowed)
-    return Overlap(np.concatenate(comm), np.concatenate(place), np.concatenate(share), np.concatenate(slowed))
+    return Overlap(
+        np.concatenate(comm), np.concatenate(place), np.concatenate(share), np.concatenate(slowed)
+    )
 
 
 def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
     """Numbers of layers of a stage at which events between blocks are priced."""
-    # All of them if there are few; else as many as are spread over the range, and those next to the stages' own.
+    # All of them if there are few; else as many as are spread over the range, and those next to the
+    # stages' own.
     low, high = layers.min() // 2, min(2 * layers.max(), layers.sum())
     neighbours = np.unique([layers - 1, layers, layers + 1])
     spread = np.unique(np.linspace(low, high, MOST_KNOTS).astype(int))
-    knots = np.unique([*neighbours, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
+    knots = (
+        np.unique([*neighbours, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
+    )
     return knots[(knots >= 0) & (knots <= layers.sum())]
 
 
@@ -351,7 +388,8 @@ def _events_at_knots(
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
 ) -> _Between:
-    """Events between blocks at all knots, where every stage has the number of layers of the knot."""
+    """Events between blocks at all knots, where every stage has the number of layers of the
+    knot."""
     placed, structure = layout_batch.composed[0].placed, layout_batch.program.structure
     spans = structure.spans
     index: dict[Op, int] = {}
@@ -361,7 +399,14 @@ def _events_at_knots(
     for knot, n in enumerate(knots.tolist()):
         counts = cuts.equal_stages(n, starts)
         events = communication_events(
-            placed.ranks, placed.states, placed.blocks, layout_batch.spec, spans, counts, problem.job, problem.cluster
+            placed.ranks,
+            placed.states,
+            placed.blocks,
+            layout_batch.spec,
+            spans,
+            counts,
+            problem.job,
+            problem.cluster,
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)

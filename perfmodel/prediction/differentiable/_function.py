@@ -25,7 +25,12 @@ from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
 from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
-from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, machine_rates, relative_rates
+from perfmodel.prediction.differentiable._prices import (
+    Bounds,
+    StepParameters,
+    machine_rates,
+    relative_rates,
+)
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
 from perfmodel.prediction.sites import Site
 from perfmodel.schedule.memory import LiveState
@@ -38,8 +43,9 @@ FACTOR: Final = 4.0
 _BELOW_LAYERS: Final = 1e-3
 """Distance below a whole number of layers at which the slope from below is taken."""
 QUICK_COMPILE: Final = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiler options of `StepTimeFunction.value_and_grad`: XLA then takes a quarter of the time to compile for the CPU
-and a call five times as long, so that both together take less up to about a thousand calls (`benchmarks`)."""
+"""Compiler options of `StepTimeFunction.value_and_grad`: XLA then takes a quarter of the time to
+compile for the CPU and a call five times as long, so that both together take less up to about a
+thousand calls (`benchmarks`)."""
 _OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
 """Element type that products may have instead."""
 
@@ -52,12 +58,14 @@ class _MemoryTerms:
     blocks: BlockBytes
     sharding: Sharding
     live: tuple[LiveState, ...]
-    """Live memory with all saved activations on the device; where the layout offloads them, also with only those that
-    cannot wait on the host."""
+    """Live memory with all saved activations on the device; where the layout offloads them, also
+    with only those that cannot wait on the host."""
 
     def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
         """Peak bytes of each rank at given parameters."""
-        counts, full = (blocks.sum(axis=1) for blocks in cuts.counts_and_recomputed(x.layers, x.recompute))
+        counts, full = (
+            blocks.sum(axis=1) for blocks in cuts.counts_and_recomputed(x.layers, x.recompute)
+        )
         totals = []
         for live in self.live:
             ranks = RankBlocks.of(counts, full, live)
@@ -68,7 +76,8 @@ class _MemoryTerms:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Peak bytes of every pipeline rank, interpolated between whole micro-batches and element types."""
+    """Peak bytes of every pipeline rank, interpolated between whole micro-batches and element
+    types."""
 
     cuts: Cuts
     """The model, cut between layers."""
@@ -79,7 +88,11 @@ class Memory:
 
     @classmethod
     def of(
-        cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[LayoutBatch]], cuts: Cuts, sizes: Sequence[int]
+        cls,
+        problems: Sequence[StepProblem],
+        steps: Sequence[Sequence[LayoutBatch]],
+        cuts: Cuts,
+        sizes: Sequence[int],
     ) -> "Memory":
         """Collect the terms of a layout; `problems` and `steps` are the fields of `composed`."""
         of_types = []
@@ -105,13 +118,18 @@ class Memory:
 
 def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
     offloads = (False, True) if layout_batch.spec.offload else (False,)
-    return tuple(program_live(setting, replace(layout_batch.spec, offload=offload)) for offload in offloads)
+    return tuple(
+        program_live(setting, replace(layout_batch.spec, offload=offload)) for offload in offloads
+    )
 
 
 def between_sizes(
-    of_sizes: Float[Array, " sizes"], micro_batch: Float[Array, ""], log_sizes: Float[Array, " sizes"]
+    of_sizes: Float[Array, " sizes"],
+    micro_batch: Float[Array, ""],
+    log_sizes: Float[Array, " sizes"],
 ) -> Float[Array, ""]:
-    """Interpolate between whole micro-batches, by the polynomial in the logarithm of their size (Lagrange's form).
+    """Interpolate between whole micro-batches, by the polynomial in the logarithm of their size
+    (Lagrange's form).
 
     Args:
         of_sizes: values at the sizes.
@@ -139,7 +157,9 @@ def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, 
 _compiled_step_s = jax.jit(_step_s, static_argnums=0)
 _step_and_grad = jax.value_and_grad(_step_s, argnums=2)
 _compiled_step_and_grad = jax.jit(_step_and_grad, static_argnums=0)
-_quickly_compiled_step_and_grad = jax.jit(_step_and_grad, static_argnums=0, compiler_options=QUICK_COMPILE)
+_quickly_compiled_step_and_grad = jax.jit(
+    _step_and_grad, static_argnums=0, compiler_options=QUICK_COMPILE
+)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -148,29 +168,34 @@ def _memory_bytes(memory: Memory, x: StepParameters) -> Float[Array, " ranks"]:
 
 
 class LayerSlopes(NamedTuple):
-    """Derivatives of the step time with respect to the layers of each stage, in seconds per layer."""
+    """Derivatives of the step time with respect to the layers of each stage, in seconds per
+    layer."""
 
     below: Float[Array, " stages"]
     """Slope towards fewer layers: the time of the stage's last layer."""
     above: Float[Array, " stages"]
-    """Slope towards more layers: the time that another layer would add. `jax.grad` returns these slopes."""
+    """Slope towards more layers: the time that another layer would add. `jax.grad` returns these
+    slopes."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFunction:
-    """Step time of a layout as a pure function of `StepParameters`, differentiable by JAX to any order.
+    """Step time of a layout as a pure function of `StepParameters`, differentiable by JAX to any
+    order.
 
-    At `nominal` it is `predict(...).step_time_s`: to 1e-12 of it in double precision (`jax.enable_x64`), to 1e-5 in
-    JAX's usual single one. So it is at whole layers that add up to the model's, at shares of recompute that are whole
-    layers, at whole micro-batches between the bounds, and with `fp8` 0 or 1; in between these are interpolated.
-    Derivatives by rates, latencies and host times are those of `predict`; far from `nominal` kernels and collectives
+    At `nominal` it is `predict(...).step_time_s`: to 1e-12 of it in double precision
+    (`jax.enable_x64`), to 1e-5 in JAX's usual single one. So it is at whole layers that add up to
+    the model's, at shares of recompute that are whole layers, at whole micro-batches between the
+    bounds, and with `fp8` 0 or 1; in between these are interpolated. Derivatives by rates,
+    latencies and host times are those of `predict`; far from `nominal` kernels and collectives
     follow the laws of `perfmodel.prediction.differentiable._prices`.
 
-    Derivatives by `layers` at whole numbers, and of memory by `micro_batch` at a whole size, are one-sided: those from
-    above, towards the next layer or size. Where the layers of a network differ, those from below are others
-    (`layer_slopes` gives both).
+    Derivatives by `layers` at whole numbers, and of memory by `micro_batch` at a whole size, are
+    one-sided: those from above, towards the next layer or size. Where the layers of a network
+    differ, those from below are others (`layer_slopes` gives both).
 
-    Layouts whose programs are alike share one compilation. `memory_bytes` is a function of the same parameters.
+    Layouts whose programs are alike share one compilation. `memory_bytes` is a function of the same
+    parameters.
     """
 
     nominal: StepParameters
@@ -204,15 +229,17 @@ class StepTimeFunction:
     def value_and_grad(self, parameters: StepParameters) -> tuple[Float[Array, ""], StepParameters]:
         """Seconds of the step, and their derivatives by all parameters, after little compilation.
 
-        The result is that of `jax.value_and_grad` of this function, which takes several times as long to compile and
-        is then faster: compile that with `jax.jit` for more than about a thousand calls. Inside a function that JAX
-        traces, both are the same.
+        The result is that of `jax.value_and_grad` of this function, which takes several times as
+        long to compile and is then faster: compile that with `jax.jit` for more than about a
+        thousand calls. Inside a function that JAX traces, both are the same.
         """
         # JAX takes no compiler options for a function that is traced inside another.
         if being_traced(parameters):
             return jax.value_and_grad(self)(parameters)
         try:
-            computed_s, gradient = _quickly_compiled_step_and_grad(self.programs, self._data, parameters)
+            computed_s, gradient = _quickly_compiled_step_and_grad(
+                self.programs, self._data, parameters
+            )
         except jax.errors.JaxRuntimeError:
             # A version of JAX whose compiler no longer has these options.
             computed_s, gradient = _compiled_step_and_grad(self.programs, self._data, parameters)
@@ -232,9 +259,10 @@ class StepTimeFunction:
     def memory_bytes(self, parameters: StepParameters) -> Float[Array, " ranks"]:
         """Bytes that every pipeline rank needs at its peak.
 
-        The greatest is `predict(...).memory_needed_bytes`, wherever the step time is `predict`'s; layers, micro-batch,
-        recompute, offload and `fp8` move it. It jumps where a stage gets its first layer, or its first one that
-        recomputes all: the largest block while it runs counts whole.
+        The greatest is `predict(...).memory_needed_bytes`, wherever the step time is `predict`'s;
+        layers, micro-batch, recompute, offload and `fp8` move it. It jumps where a stage gets its
+        first layer, or its first one that recomputes all: the largest block while it runs counts
+        whole.
         """
         return _memory_bytes(self.memory, parameters)
 
@@ -256,14 +284,14 @@ def step_time_function(
 ) -> StepTimeFunction:
     """Make the step time of a layout a function that JAX can differentiate, vectorise and compile.
 
-        step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
-        seconds, gradient = step_time.value_and_grad(step_time.nominal)
-        gradient.link_bytes_per_s  # seconds per byte/s, by network level
-        gradient = jax.jit(jax.grad(step_time))  # for thousands of calls
+        step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8",
+        global_batch=1536) seconds, gradient = step_time.value_and_grad(step_time.nominal)
+        gradient.link_bytes_per_s  # seconds per byte/s, by network level gradient =
+        jax.jit(jax.grad(step_time))  # for thousands of calls
 
-    JAX takes some seconds to compile the last line, and one second for `value_and_grad`, whose calls take longer. What
-    took longer than a second is kept on disk for the next process, in the package's cache folder or wherever
-    `jax_compilation_cache_dir` says.
+    JAX takes some seconds to compile the last line, and one second for `value_and_grad`, whose
+    calls take longer. What took longer than a second is kept on disk for the next process, in the
+    package's cache folder or wherever `jax_compilation_cache_dir` says.
 
     Args:
         model, cluster, layout, calibration, site: as in `perfmodel.predict`.
@@ -297,16 +325,19 @@ def step_time_function_of(
     """`step_time_function` for a `StepProblem` and a `Layout`.
 
     Args:
-        vary: with `layout` the machine and the element type must stay `nominal`, which leaves less to price and to
-            compile.
-        micro_batches: sizes of micro-batches between which the function interpolates, the layout's own among them;
-            None: that and the next smaller and larger ones that are possible.
+        vary: with `layout` the machine and the element type must stay `nominal`, which leaves less
+            to price and to compile.
+        micro_batches: sizes of micro-batches between which the function interpolates, the layout's
+            own among them; None: that and the next smaller and larger ones that are possible.
     """
     problems = [problem] if vary == "layout" else _by_element_type(problem)
 
-    # Full recompute is a share of each stage's layers, a parameter: the programs themselves recompute none in full.
+    # Full recompute is a share of each stage's layers, a parameter: the programs themselves
+    # recompute none in full.
     full = layout.recompute == "full"
-    base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
+    base = layout.replace(
+        recompute_full_layers=None, recompute="selective" if full else layout.recompute
+    )
     layout_batch = layout_batches(problem, [layout])[0]
     layers, recomputed = (
         _layers(layout_batch, layout_batch.program.counts),
@@ -314,13 +345,17 @@ def step_time_function_of(
     )
 
     # The layout with every micro-batch size, under every element type.
-    sizes = possible_micro_batches(problem, layout) if micro_batches is None else list(micro_batches)
+    sizes = (
+        possible_micro_batches(problem, layout) if micro_batches is None else list(micro_batches)
+    )
     steps, scales = [], []
     for size in sizes:
         sized = base.replace(micro_batch=size)
         steps.append([layout_batches(type_problem, [sized])[0] for type_problem in problems])
         scales.append(prod(step_factors(problem, layout.replace(micro_batch=size))))
-    programs, tables, times, families = composed(problems, steps, layers, scales, elastic=vary == "all")
+    programs, tables, times, families = composed(
+        problems, steps, layers, scales, elastic=vary == "all"
+    )
     share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
     nominal = StepParameters(
         **nominal_machine(problem),
@@ -353,10 +388,13 @@ def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     other_dtype = _OTHER_TYPE.get(job.dtype)
     if other_dtype not in problem.cluster.device.dtypes:
         return [problem]
-    # Fields that the job has as its framework's default change with the type; those that it states do not.
+    # Fields that the job has as its framework's default change with the type; those that it states
+    # do not.
     defaults = framework.job_defaults(job.dtype)
     other_defaults = framework.job_defaults(other_dtype)
-    changed = {name: value for name, value in other_defaults.items() if job.value(name) == defaults[name]}
+    changed = {
+        name: value for name, value in other_defaults.items() if job.value(name) == defaults[name]
+    }
     in_other_type = replace(problem, job=replace(job, dtype=other_dtype, **changed))
     return [in_other_type, problem] if job.dtype == "fp8" else [problem, in_other_type]
 
@@ -368,7 +406,9 @@ def _layers(
     return (counts * layout_batch.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
 
 
-def possible_micro_batches(problem: StepProblem, layout: Layout, allowed: Container[int] | None = None) -> list[int]:
+def possible_micro_batches(
+    problem: StepProblem, layout: Layout, allowed: Container[int] | None = None
+) -> list[int]:
     """The layout's micro-batch size, and the next smaller and larger possible sizes.
 
     Args:
@@ -396,7 +436,12 @@ def _possible(problem: StepProblem, layout: Layout, size: int) -> bool:
 
 
 def _bounds(
-    nominal: StepParameters, problem: StepProblem, sizes: Sequence[int], in_8_bits: bool, *, copies: bool
+    nominal: StepParameters,
+    problem: StepProblem,
+    sizes: Sequence[int],
+    in_8_bits: bool,
+    *,
+    copies: bool,
 ) -> Bounds:
     """Bounds of the parameters: rates, times and corrections within `FACTOR`, shares from 0 to 1.
 
@@ -405,8 +450,12 @@ def _bounds(
         in_8_bits: whether products may be in 8 bits.
         copies: whether single layers are copied to the host.
     """
-    # Copies of single layers are planned for a fixed number of layers without recompute, so these layers must not move.
-    low, high = jax.tree.map(lambda x: x / FACTOR, nominal), jax.tree.map(lambda x: x * FACTOR, nominal)
+    # Copies of single layers are planned for a fixed number of layers without recompute, so these
+    # layers must not move.
+    low, high = (
+        jax.tree.map(lambda x: x / FACTOR, nominal),
+        jax.tree.map(lambda x: x * FACTOR, nominal),
+    )
     no_layers = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0
     low = low._replace(
@@ -430,7 +479,9 @@ def nominal_machine(problem: StepProblem) -> dict[str, Any]:
     """The machine and host fields of `StepParameters` at their nominal values."""
     device, levels, framework = problem.cluster.device, problem.cluster.levels, problem.framework
     return {
-        "compute_flops_per_s": {name: np.float64(rate) for name, rate in machine_rates(device).items()},
+        "compute_flops_per_s": {
+            name: np.float64(rate) for name, rate in machine_rates(device).items()
+        },
         "memory_bytes_per_s": np.float64(device.memory_bandwidth_bytes_per_s),
         "link_bytes_per_s": np.array([level.bandwidth_bytes_per_s for level in levels]),
         "link_latency_s": np.array([level.latency_s for level in levels]),

@@ -1,16 +1,17 @@
 """Parameters of a step time, and times of events as functions of the machine.
 
-The regressors and measured curves behind a price are NumPy and tables, which JAX cannot trace. A step-time function
-takes two things from them, once: how long an event takes on the machine as it is, and its elasticities
-e_i = - d log t / d log rate_i, which are central differences of the price itself. Away from there holds the law of the
-event's kind,
+The regressors and measured curves behind a price are NumPy and tables, which JAX cannot trace. A
+step-time function takes two things from them, once: how long an event takes on the machine as it
+is, and its elasticities e_i = - d log t / d log rate_i, which are central differences of the price
+itself. Away from there holds the law of the event's kind,
 
-    t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p)),    g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i / nominal
+    t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p)),    g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i /
+    nominal
 
-a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of `perfmodel.cost.roofline_seconds`),
-collectives p = 1 (latency + volume / bandwidth, Hockney 1994; of a latency x is the inverse). Both derivatives and
-value are exact at x = 1. Events that do not fit the law (an elasticity below 0, or more than 1 in all) follow a power
-of x.
+a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of
+`perfmodel.cost.roofline_seconds`), collectives p = 1 (latency + volume / bandwidth, Hockney 1994;
+of a latency x is the inverse). Both derivatives and value are exact at x = 1. Events that do not
+fit the law (an elasticity below 0, or more than 1 in all) follow a power of x.
 """
 
 from collections import defaultdict
@@ -61,8 +62,8 @@ class StepParameters(NamedTuple):
     micro_batch: Float[Any, ""]
     """Sequences per micro-batch; the global batch stays."""
     recompute: Float[Any, " stages"]
-    """Share of every stage's layers that recompute all of their forward, counted from the first; the others follow the
-    layout (`selective` if it says `full`)."""
+    """Share of every stage's layers that recompute all of their forward, counted from the first;
+    the others follow the layout (`selective` if it says `full`)."""
     offload: Float[Any, ""]
     """Share of saved activations that wait in host memory, where the layout offloads them."""
     fp8: Float[Any, ""]
@@ -95,9 +96,12 @@ class Prices(NamedTuple):
     power: Float[Any, " n"]
     """Power of the norm (p)."""
     family: Int[Any, " n"]
-    """Index of the event's op family among the corrected ones; the index after the last for collectives."""
+    """Index of the event's op family among the corrected ones; the index after the last for
+    collectives."""
 
-    def seconds(self, log_rates: Float[Any, " r"], factors: Float[Any, " families"]) -> Float[Any, " n"]:
+    def seconds(
+        self, log_rates: Float[Any, " r"], factors: Float[Any, " families"]
+    ) -> Float[Any, " n"]:
         """Times at other rates.
 
         Args:
@@ -105,7 +109,9 @@ class Prices(NamedTuple):
             factors: factors of every op family, and 1.
         """
         xp = log_rates.__array_namespace__()
-        norm = (self.share * xp.exp(-self.power[:, None] * log_rates)).sum(axis=1) ** (1 / self.power)
+        norm = (self.share * xp.exp(-self.power[:, None] * log_rates)).sum(axis=1) ** (
+            1 / self.power
+        )
         law = (1 - self.joined + self.joined * norm) * xp.exp(-self.beyond @ log_rates)
         return self.time_s * law * factors[self.family]
 
@@ -119,7 +125,9 @@ def relative_rates(parameters: StepParameters, nominal: StepParameters) -> Float
 
 def _rates(parameters: StepParameters) -> Float[Array, " rates"]:
     """Peak rates by element type, memory bandwidth, and bandwidths of the network's levels."""
-    by_type = [parameters.compute_flops_per_s[name] for name in sorted(parameters.compute_flops_per_s)]
+    by_type = [
+        parameters.compute_flops_per_s[name] for name in sorted(parameters.compute_flops_per_s)
+    ]
     return jnp.hstack([*by_type, parameters.memory_bytes_per_s, parameters.link_bytes_per_s])
 
 
@@ -135,7 +143,9 @@ def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
         multiplier = factor if change == "bandwidth_bytes_per_s" else 1 / factor
         for i, level in enumerate(cluster.levels):
             changed_level = replace(level, **{change: getattr(level, change) * multiplier})
-            yield replace(cluster, levels=(*cluster.levels[:i], changed_level, *cluster.levels[i + 1 :]))
+            yield replace(
+                cluster, levels=(*cluster.levels[:i], changed_level, *cluster.levels[i + 1 :])
+            )
 
 
 @dataclass(frozen=True)
@@ -161,8 +171,11 @@ class _Collectives:
 
 
 def _on_cluster(problem: StepProblem, cluster: Cluster) -> StepProblem:
-    """The problem with the prices of another cluster; its events stay the same, because they do not depend on rates."""
-    return problem.repriced(_Kernels(problem.kernels, cluster.device), _Collectives(problem.collectives, cluster))
+    """The problem with the prices of another cluster; its events stay the same, because they do not
+    depend on rates."""
+    return problem.repriced(
+        _Kernels(problem.kernels, cluster.device), _Collectives(problem.collectives, cluster)
+    )
 
 
 class PriceRequest(NamedTuple):
@@ -176,12 +189,15 @@ class PriceRequest(NamedTuple):
     """Seconds of the events in a problem."""
 
 
-def prices(requests: Sequence[PriceRequest], families: Sequence[str], *, elastic: bool = True) -> list[Prices]:
+def prices(
+    requests: Sequence[PriceRequest], families: Sequence[str], *, elastic: bool = True
+) -> list[Prices]:
     """Compute prices of several lists of events on one machine.
 
     Args:
         families: names of the op families that have a factor.
-        elastic: whether prices follow the machine's rates; else they hold on the machine as it is alone.
+        elastic: whether prices follow the machine's rates; else they hold on the machine as it is
+            alone.
     """
     index = {name: i for i, name in enumerate(families)}
     rates = len(list(machines(requests[0].problem.cluster, 1.0)))
@@ -204,7 +220,8 @@ def joined_prices(parts: Sequence[Prices]) -> Prices:
 
 
 def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np.ndarray, "n r"]]:
-    """Logarithm of the events' times with the logarithm of each rate in turn increased by this amount."""
+    """Logarithm of the events' times with the logarithm of each rate in turn increased by this
+    amount."""
     columns: list[list[np.ndarray]] = [[] for _ in requests]
     # A separate session, because no later call can use these prices.
     with Session():
@@ -226,14 +243,18 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
 
 
 def _lawful(
-    ops: Sequence[Op], time_s: Float[np.ndarray, " n"], elasticity: Float[np.ndarray, "n r"], index: dict[str, int]
+    ops: Sequence[Op],
+    time_s: Float[np.ndarray, " n"],
+    elasticity: Float[np.ndarray, "n r"],
+    index: dict[str, int],
 ) -> Prices:
     """Fit the law to the times and elasticities of events.
 
     Args:
         index: place of the op families that have a factor.
     """
-    # Elasticities of a power norm are shares: not negative, and no more than 1 in all. The rest is a power of the rate.
+    # Elasticities of a power norm are shares: not negative, and no more than 1 in all. The rest is
+    # a power of the rate.
     fitting = np.maximum(elasticity, 0.0)
     fitting /= np.maximum(fitting.sum(axis=1, keepdims=True), 1.0)
     combined = fitting.sum(axis=1)
@@ -241,4 +262,6 @@ def _lawful(
     share = np.where(combined[:, None] > 0, fitting / np.maximum(combined, 1e-300)[:, None], even)
     kernel = np.array([not isinstance(op, Collective) for op in ops], bool)
     family = np.array([index.get(factors_of(op)[1], len(index)) for op in ops], int)
-    return Prices(time_s, combined, share, elasticity - fitting, np.where(kernel, _ROOFLINE, 1.0), family)
+    return Prices(
+        time_s, combined, share, elasticity - fitting, np.where(kernel, _ROOFLINE, 1.0), family
+    )

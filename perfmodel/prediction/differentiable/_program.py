@@ -1,7 +1,8 @@
 """The programs of a step: durations of their classes and makespans as functions of the parameters.
 
-The programs of all micro-batch sizes are composed at once, their classes end to end: what JAX traces and compiles grows
-neither with their number nor with the variants of their passes and the element types.
+The programs of all micro-batch sizes are composed at once, their classes end to end: what JAX
+traces and compiles grows neither with their number nor with the variants of their passes and the
+element types.
 """
 
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ from perfmodel.timeline import makespan
 
 
 class Cuts(NamedTuple):
-    """A model divided between layers: blocks of each stage and segment, as a function that JAX can trace.
+    """A model divided between layers: blocks of each stage and segment, as a function that JAX can
+    trace.
 
-    Whole numbers of layers give what `stage_blocks` assigns; between them blocks are interpolated along the model, so
-    that a cut inside a layer gives both stages their part of it.
+    Whole numbers of layers give what `stage_blocks` assigns; between them blocks are interpolated
+    along the model, so that a cut inside a layer gives both stages their part of it.
     """
 
     cumulative: Float[Any, "layers+1 blocks"]
@@ -40,7 +42,8 @@ class Cuts(NamedTuple):
     ends: Float[Any, "2 blocks"]
     """Blocks before the first layer, and after the last."""
     bounds: Float[Any, "layers+1 segments+1"]
-    """First layer of each segment, for stages of each number of layers, and the end of the last segment."""
+    """First layer of each segment, for stages of each number of layers, and the end of the last
+    segment."""
     layers: Float[Any, " blocks"]
     """1 for blocks that are layers."""
 
@@ -48,13 +51,19 @@ class Cuts(NamedTuple):
     def of(cls, blocks: ShardBlocks, segments: int) -> "Cuts":
         """Divide a shard's blocks into stages with this many segments."""
         before, cumulative, after = by_layer(blocks.pairs)
-        bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(cumulative))], axis=1)
-        return cls(cumulative, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
+        bounds = np.cumsum(
+            [np.append(0, segment_sizes(n, segments)) for n in range(len(cumulative))], axis=1
+        )
+        return cls(
+            cumulative, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float)
+        )
 
     def counts(self, layers: Float[Array, " stages"]) -> Float[Array, "stages segments blocks"]:
         """Blocks of each segment of each stage, from the layers per stage."""
         starts = jnp.cumsum(layers) - layers
-        counts = jnp.diff(along(self.cumulative, starts[:, None] + along(self.bounds, layers)), axis=1)
+        counts = jnp.diff(
+            along(self.cumulative, starts[:, None] + along(self.bounds, layers)), axis=1
+        )
         # The head goes with the segment that ends with the last layer.
         last = self.bounds.shape[1] - 2
         filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)
@@ -71,8 +80,8 @@ class Cuts(NamedTuple):
     def equal_stages(
         self, layers: int, starts: Int[np.ndarray, " stages"]
     ) -> Float[np.ndarray, "stages segments blocks"]:
-        """Blocks of stages that all have this many layers and start where the actual ones do, even beyond the model's
-        end."""
+        """Blocks of stages that all have this many layers and start where the actual ones do, even
+        beyond the model's end."""
         begin = np.clip(starts, 0, len(self.cumulative) - 1 - layers)[:, None]
         counts = np.diff(self.cumulative[begin + self.bounds[layers].astype(int)], axis=1)
         counts[0, 0] += self.ends[0]
@@ -83,17 +92,23 @@ class Cuts(NamedTuple):
 
 
 def along(
-    table: Float[Array, "rows columns"], places: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
+    table: Float[Array, "rows columns"],
+    places: Float[Array, "*places"],
+    knots: Float[Any, " rows"] | None = None,
 ) -> Float[Array, "*places columns"]:
-    """Interpolate rows of a table linearly between knots (default 0, 1, 2 ...), and extrapolate beyond them.
+    """Interpolate rows of a table linearly between knots (default 0, 1, 2 ...), and extrapolate
+    beyond them.
 
-    At inner knots the slope is that from above, towards the next row. The mean of both sides would be the derivative of
-    neither: where layers differ, a stage that gets one more gets the next layer, not half of it and half of its last.
+    At inner knots the slope is that from above, towards the next row. The mean of both sides would
+    be the derivative of neither: where layers differ, a stage that gets one more gets the next
+    layer, not half of it and half of its last.
     """
     rows = len(table)
     if rows == 1:
         return jnp.broadcast_to(table[0], (*places.shape, table.shape[1]))
-    positions = jnp.arange(rows, dtype=places.dtype) if knots is None else jnp.asarray(knots, places.dtype)
+    positions = (
+        jnp.arange(rows, dtype=places.dtype) if knots is None else jnp.asarray(knots, places.dtype)
+    )
 
     # Start from the first row and add the share of every step to the next row that has been passed.
     low, high = np.zeros(rows - 1), np.ones(rows - 1)
@@ -107,9 +122,9 @@ def along(
 def greatest(values: Float[Array, " n"]) -> Float[Array, ""]:
     """Return the greatest value; its derivative is that of the first value that equals it.
 
-    `jnp.max` shares its derivative among the values that equal the greatest, and divides by their number. A compiler
-    may compute `values` twice, once for the comparison, and round them differently: then none is equal, and the
-    derivative is 0 / 0.
+    `jnp.max` shares its derivative among the values that equal the greatest, and divides by their
+    number. A compiler may compute `values` twice, once for the comparison, and round them
+    differently: then none is equal, and the derivative is 0 / 0.
     """
     return values[jnp.argmax(values)]
 
@@ -120,7 +135,8 @@ class Tables(NamedTuple):
     prices: Prices
     """Prices of all events."""
     events: BlockEvents
-    """Events of the blocks in every lane (`Programs.lanes`), with leading axes of element types and lanes."""
+    """Events of the blocks in every lane (`Programs.lanes`), with leading axes of element types and
+    lanes."""
     event_price: Int[Any, "types lanes ops"]
     """Position of each event's price in `prices`."""
     entry_at: Int[Any, " entries"]
@@ -132,8 +148,8 @@ class Tables(NamedTuple):
     """Whether a class of a variant runs each direction of its blocks, as in `PassClasses.runs`."""
     cuts: Cuts
     saved_bytes: Float[Any, "types steps 2 blocks"]
-    """Bytes of activations that a micro-batch saves, and the reduction of these bytes for a layer recomputed in
-    full."""
+    """Bytes of activations that a micro-batch saves, and the reduction of these bytes for a layer
+    recomputed in full."""
     host_bytes_per_s: Float[Any, ""]
     copies: LayerCopies
     """Copies of single layers' activations; none where no layers are offloaded."""
@@ -155,7 +171,8 @@ class Times(NamedTuple):
     phase_s: Float[Any, "lanes types blocks phases"]
     """Seconds of the blocks' phases."""
     at_knots: Float[Any, "types knots classes"]
-    """Seconds of the events between blocks in every class, for stages with the number of layers of each knot."""
+    """Seconds of the events between blocks in every class, for stages with the number of layers of
+    each knot."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +185,8 @@ class Programs:
     weights: tuple[float, ...]
     """Weight of each makespan in the step time."""
     lanes: tuple[tuple[int, bool], ...]
-    """Passes whose blocks are timed, by micro-batch size and by whether they overlap with another pass."""
+    """Passes whose blocks are timed, by micro-batch size and by whether they overlap with another
+    pass."""
     mode: int
     """Recompute of the layers that do not recompute all (`RECOMPUTE_MODES`)."""
     loss: float
@@ -195,27 +213,40 @@ class Programs:
         return np.concatenate([getattr(program.structure, name) for program in self.prepared])
 
     def times(
-        self, tables: Tables, x: StepParameters, log_rates: Float[Array, " r"], factors: Float[Array, " families"]
+        self,
+        tables: Tables,
+        x: StepParameters,
+        log_rates: Float[Array, " r"],
+        factors: Float[Array, " families"],
     ) -> Times:
         """Times at some rates, latencies, host times and corrections."""
         seconds = tables.prices.seconds(log_rates, factors)
         issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
 
-        # Blocks: all lanes and element types at once. What is known before tracing, such as kinds of collectives that
-        # do not occur, makes the compiled function smaller.
+        # Blocks: all lanes and element types at once. What is known before tracing, such as kinds
+        # of collectives that do not occur, makes the compiled function smaller.
         all_false = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
 
         def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
-            phases = time_phases(events._replace(ring_steps=self.ring_steps, **all_false), time_s, issue_s, gap_s)
+            phases = time_phases(
+                events._replace(ring_steps=self.ring_steps, **all_false), time_s, issue_s, gap_s
+            )
             return phases.phase_s, phases.paired.phase_s
 
         plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
-        phase_s = jnp.stack([(paired_s if is_paired else plain_s)[:, i] for i, (_, is_paired) in enumerate(self.lanes)])
+        phase_s = jnp.stack(
+            [
+                (paired_s if is_paired else plain_s)[:, i]
+                for i, (_, is_paired) in enumerate(self.lanes)
+            ]
+        )
         shape = tables.event_price.shape[0], len(tables.knots), self.starts[-1]
         at_knots = summed(tables.entry_at, seconds[tables.entry_price], prod(shape))
         return Times(phase_s, at_knots.reshape(shape))
 
-    def durations(self, tables: Tables, x: StepParameters, times: Times) -> Float[Array, " classes"]:
+    def durations(
+        self, tables: Tables, x: StepParameters, times: Times
+    ) -> Float[Array, " classes"]:
         """Seconds of each class."""
         kind, stage = self.of_classes("class_kind"), self.of_classes("class_stage")
         segment = self.of_classes("class_segment")
@@ -227,44 +258,65 @@ class Programs:
         blocks, recomputed = in_classes(stage, segment, counts), in_classes(stage, segment, full)
         runs = dict(enumerate(tables.runs))
         weights = {lane: block_passes(runs_of_lane, blocks) for lane, runs_of_lane in runs.items()}
-        durations_s = passes_s(dict(enumerate(times.phase_s)), weights, runs, recomputed, np.array([[self.mode]]))
+        durations_s = passes_s(
+            dict(enumerate(times.phase_s)), weights, runs, recomputed, np.array([[self.mode]])
+        )
 
-        # Events between blocks, interpolated between knots of the number of layers. A rank updates all of its chunks at
-        # once, so the optimizer's step goes by the mean of their layers.
+        # Events between blocks, interpolated between knots of the number of layers. A rank updates
+        # all of its chunks at once, so the optimizer's step goes by the mean of their layers.
         of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))
-        knot_weights = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
-        durations_s = durations_s + jnp.einsum("ck,tkc->tc", knot_weights[optimizer.astype(int), stage], times.at_knots)
+        knot_weights = along(
+            jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots
+        )
+        durations_s = durations_s + jnp.einsum(
+            "ck,tkc->tc", knot_weights[optimizer.astype(int), stage], times.at_knots
+        )
 
         # The host: states in its memory, copies of activations, waits for those of single layers.
         if self.host_states:
-            state_s = [host_state_s(block_s, kind, stage, segment, ranks, counts) for block_s in tables.host_state_s]
+            state_s = [
+                host_state_s(block_s, kind, stage, segment, ranks, counts)
+                for block_s in tables.host_state_s
+            ]
             durations_s = durations_s + jnp.stack(state_s)
         if self.offloads:
             saved = jnp.einsum("sb,tib->tis", counts.sum(axis=1), tables.saved_bytes[:, :, 0])
             spared = jnp.einsum("sb,tib->tis", full.sum(axis=1), tables.saved_bytes[:, :, 1])
-            copies = np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * self.of_classes("class_span") / self.slices
+            copies = (
+                np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD))
+                * self.of_classes("class_span")
+                / self.slices
+            )
             copied_bytes = (saved - spared)[:, step_of_class, stage]
             durations_s = durations_s + copies * copied_bytes / tables.host_bytes_per_s * x.offload
         if self.offloads_layers:
             for lane, (step, _) in enumerate(self.lanes):
-                durations_s = durations_s + self._copy_waits_s(tables, times.phase_s[lane], step) * (
-                    step_of_class == step
-                )
+                durations_s = durations_s + self._copy_waits_s(
+                    tables, times.phase_s[lane], step
+                ) * (step_of_class == step)
 
-        # In between element types durations are mixed; then come the costs of the step beyond its events.
+        # In between element types durations are mixed; then come the costs of the step beyond its
+        # events.
         if len(durations_s) > 1:
             durations_s = (1 - x.fp8) * durations_s[:1] + x.fp8 * durations_s[1:]
         updates = np.flatnonzero(optimizer)
-        return with_step_costs(durations_s, tables.overhead_s, self.loss, tables.scale[None], updates, tables.beside)[0]
+        return with_step_costs(
+            durations_s, tables.overhead_s, self.loss, tables.scale[None], updates, tables.beside
+        )[0]
 
     def _copy_waits_s(
         self, tables: Tables, phase_s: Float[Array, "types blocks phases"], step: int
     ) -> Float[Array, "types classes"]:
-        """Seconds that passes wait for copies of layers' activations, if all had one micro-batch size."""
+        """Seconds that passes wait for copies of layers' activations, if all had one micro-batch
+        size."""
         passed = passed_s(phase_s, np.array([[self.mode]]))
         waits = [
             tables.copy_classes.seconds(
-                tables.copies, tables.saved_bytes[of_type, step, 0], tables.host_bytes_per_s, forward, backward + weight
+                tables.copies,
+                tables.saved_bytes[of_type, step, 0],
+                tables.host_bytes_per_s,
+                forward,
+                backward + weight,
             )
             for of_type, (forward, backward, weight) in enumerate(passed)
         ]
@@ -280,7 +332,8 @@ class Programs:
             busy[self.steps[part]].append(weight * (seconds @ program.rank_count.T))
         of_sizes = []
         for step_spans, step_busy in zip(spans, busy, strict=True):
-            # The difference of two streams may not be shorter than the busiest rank (`rank_busy_s`).
+            # The difference of two streams may not be shorter than the busiest rank
+            # (`rank_busy_s`).
             least_s = greatest(jnp.asarray(sum(step_busy))) if len(step_busy) > 1 else -jnp.inf
             of_sizes.append(jnp.maximum(sum(step_spans), least_s))
         return jnp.stack(of_sizes)

@@ -53,11 +53,12 @@ class StateChoice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayoutGrid:
-    """All layouts with the same degrees and micro-batch: the product of pipeline, shard, recomputation and state
-    choices."""
+    """All layouts with the same degrees and micro-batch: the product of pipeline, shard,
+    recomputation and state choices."""
 
     degrees: Layout
-    """Layout with the degrees, the micro-batch, and all fields that no axis sets; fields of the axes are ignored."""
+    """Layout with the degrees, the micro-batch, and all fields that no axis sets; fields of the
+    axes are ignored."""
     pipelines: tuple[PipelineChoice, ...]
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]
@@ -66,8 +67,11 @@ class LayoutGrid:
     """Combinations that are distinct layouts, for any shards and states."""
 
     def __post_init__(self) -> None:
-        # Layouts are derived from this one axis by axis, and an axis must not contradict the fields that are set here.
-        neutral = self.degrees.replace(recompute="none", recompute_full_layers=None, offload=False, offload_layers=0)
+        # Layouts are derived from this one axis by axis, and an axis must not contradict the fields
+        # that are set here.
+        neutral = self.degrees.replace(
+            recompute="none", recompute_full_layers=None, offload=False, offload_layers=0
+        )
         object.__setattr__(self, "degrees", neutral)
 
     @classmethod
@@ -121,7 +125,9 @@ class LayoutGrid:
     @cached_property
     def schedules(self) -> tuple[str, ...]:
         """The registered name of the schedule that really runs, for each pipeline choice."""
-        return tuple(self.degrees.replace(**choice._asdict()).effective_schedule for choice in self.pipelines)
+        return tuple(
+            self.degrees.replace(**choice._asdict()).effective_schedule for choice in self.pipelines
+        )
 
     @cached_property
     def _fields(self) -> tuple[tuple[dict[str, object], ...], ...]:
@@ -135,7 +141,9 @@ class LayoutGrid:
         """Return the layout at a flat index of the product."""
         pipelines, shards, recomputes, states = self._fields
         pipeline, shard, recompute, state = np.unravel_index(index, self.shape)
-        return self.degrees.replace(**pipelines[pipeline], **shards[shard], **recomputes[recompute], **states[state])
+        return self.degrees.replace(
+            **pipelines[pipeline], **shards[shard], **recomputes[recompute], **states[state]
+        )
 
     def places(self) -> Int[np.ndarray, " valid"]:
         """Flat indices of the valid layouts."""

@@ -1,7 +1,7 @@
 """Memory and lower bounds of the step time for grids of layouts, without building programs.
 
-Arrays have an axis for each kind of choice: pipelines, shards, recomputes, states. A grid of a million layouts is a few
-hundred numbers per axis, broadcast against each other.
+Arrays have an axis for each kind of choice: pipelines, shards, recomputes, states. A grid of a
+million layouts is a few hundred numbers per axis, broadcast against each other.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -21,17 +21,26 @@ from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.grids._grid import LayoutGrid
 from perfmodel.prediction.grids._grid_model import GridModel, distinct, model_of_grids
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, longest_path_s
-from perfmodel.prediction.phases import PASSED, Phase, Variant, full_recompute_s, modes_of, recompute_s
+from perfmodel.prediction.phases import (
+    PASSED,
+    Phase,
+    Variant,
+    full_recompute_s,
+    modes_of,
+    recompute_s,
+)
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
 
-def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+def grid_bound_s(
+    model: GridModel, grid: LayoutGrid
+) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     """Lower bound of the step time: the longest of some paths that every program contains.
 
-    One goes through the passes, with all work that must come before and after them; the other along a communication
-    stream.
+    One goes through the passes, with all work that must come before and after them; the other along
+    a communication stream.
     """
     # Passes and transfers depend on pipeline, shard and recompute.
     pipelines = model.pipelines_of(grid)
@@ -42,7 +51,8 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
 
     passes_s = _passes_s(model, grid, send_s)
 
-    # The cost of states depends on the order of a shard's dimensions and on the shape of the pipeline.
+    # The cost of states depends on the order of a shard's dimensions and on the shape of the
+    # pipeline.
     by_order = model.state_seconds(grid)
     order_of_shard = model.orders(grid)[1]
 
@@ -50,14 +60,21 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
         of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
         return of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
 
-    # Before, after and between the passes; work between them counts once for every micro-batch of a stage.
-    micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[:, None, None]
+    # Before, after and between the passes; work between them counts once for every micro-batch of a
+    # stage.
+    micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[
+        :, None, None
+    ]
     reductions = np.array([p.reductions for p in pipelines])[:, None, None]
     step_ends_s = state_s("start_s") + state_s("end_s")
-    step_ends_s = step_ends_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
+    step_ends_s = (
+        step_ends_s
+        + micro_batches * state_s("gather_each_s")
+        + reductions * state_s("reduce_each_s")
+    )
 
-    # Along a communication stream, without regard to the passes. Where steps run into each other some of it is hidden
-    # by filling and draining the pipeline.
+    # Along a communication stream, without regard to the passes. Where steps run into each other
+    # some of it is hidden by filling and draining the pipeline.
     stream_each_s = state_s("stream_each_s")
     stream_s = state_s("stream_s") + micro_batches * stream_each_s
     for place, pipeline in enumerate(pipelines):
@@ -65,9 +82,12 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
             slack_s = _slack_s(pipeline, block_times_of_shards, send_s[place])
             stream_s[place] -= slack_s[:, None] + stream_each_s[place]
 
-    # In single precision before the axes are joined: the product of all choices is the only large array.
+    # In single precision before the axes are joined: the product of all choices is the only large
+    # array.
     scale = np.prod(step_factors(model.problem, grid.degrees))
-    passes_s, step_ends_s, stream_s = ((part * scale).astype(np.float32) for part in (passes_s, step_ends_s, stream_s))
+    passes_s, step_ends_s, stream_s = (
+        (part * scale).astype(np.float32) for part in (passes_s, step_ends_s, stream_s)
+    )
     bound_s = passes_s[..., None] + step_ends_s[:, :, None]
     return np.maximum(bound_s, stream_s[:, :, None], out=bound_s)
 
@@ -75,7 +95,8 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
 def _passes_s(
     model: GridModel, grid: LayoutGrid, send_s: Sequence[Float[np.ndarray, "2 stages shards"]]
 ) -> Float[np.ndarray, "pipelines shards recomputes"]:
-    """Seconds of the longest path through the passes of every pipeline, from those of its transfers."""
+    """Seconds of the longest path through the passes of every pipeline, from those of its
+    transfers."""
     full = model.full_places(grid)
     # Pipelines with the same variants of passes have the same seconds by block.
     of_variants: dict[Hashable, PassSeconds] = {}
@@ -106,25 +127,35 @@ def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) 
     for row in pipeline.variants.tolist():
         variant = Variant(*row)
         times, paired = model.times(grid, variant, slices), variant.beside == PAIRED
-        of_variants.append(np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1))
+        of_variants.append(
+            np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1)
+        )
     phase_s = np.stack(of_variants)  # variants, blocks, phases, shards
 
     # Recomputation is a function of the phases, which it takes as the last axis.
     by_phase_s = np.moveaxis(phase_s, 2, -1)[None]
     modes = modes_of([choice.recompute for choice in grid.recomputes])[:, None, None, None]
-    recomputes_layers = np.array([choice.recompute_full_layers is not None for choice in grid.recomputes])
-    full_s = np.where(recomputes_layers[:, None, None, None], full_recompute_s(by_phase_s, modes), 0.0)
+    recomputes_layers = np.array(
+        [choice.recompute_full_layers is not None for choice in grid.recomputes]
+    )
+    full_s = np.where(
+        recomputes_layers[:, None, None, None], full_recompute_s(by_phase_s, modes), 0.0
+    )
     return PassSeconds(phase_s[:, :, PASSED], recompute_s(by_phase_s, modes), full_s)
 
 
 def _slack_s(
-    pipeline: PipelineBlocks, times: Sequence[BlockTimes], send_s: Float[np.ndarray, "2 stages shards"]
+    pipeline: PipelineBlocks,
+    times: Sequence[BlockTimes],
+    send_s: Float[np.ndarray, "2 stages shards"],
 ) -> Float[np.ndarray, " shards"]:
     """Seconds by which a step may be shorter than its busiest stream, where steps overlap."""
-    # The makespan of a stream of steps grows by that of the busiest stream, less what filling and draining the pipeline
-    # may hide: one micro-batch through all stages, over the steps of the shorter of the two streams whose difference is
-    # taken.
-    micro_batch_s = np.stack([pipeline.blocks @ of_shard.phase_s.sum(axis=1) for of_shard in times], axis=-1)
+    # The makespan of a stream of steps grows by that of the busiest stream, less what filling and
+    # draining the pipeline may hide: one micro-batch through all stages, over the steps of the
+    # shorter of the two streams whose difference is taken.
+    micro_batch_s = np.stack(
+        [pipeline.blocks @ of_shard.phase_s.sum(axis=1) for of_shard in times], axis=-1
+    )
     return (micro_batch_s + send_s.sum(axis=(0, 1))) / (pipeline.spec.steps // 2)
 
 
@@ -151,7 +182,9 @@ class GridCosts:
         """Repeat values that depend on memory choices alone for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
-    def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:
+    def fits(
+        self, usable_bytes: float
+    ) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:
         """Return which of the choices that differ in memory fit."""
         return self.grid.valid & (self.peak_bytes <= usable_bytes)
 
@@ -177,12 +210,16 @@ class GridCosts:
         fits = self.fits(usable_bytes)
         if not fits.any() or fits.all():
             return self
-        # A choice stays where any layout with it fits. Costs are kept once for shards and for states that do not differ
-        # in them, so that the places of these are looked up.
-        pipelines, shards, recomputes, states = (_fits_along(fits, axis) for axis in range(fits.ndim))
+        # A choice stays where any layout with it fits. Costs are kept once for shards and for
+        # states that do not differ in them, so that the places of these are looked up.
+        pipelines, shards, recomputes, states = (
+            _fits_along(fits, axis) for axis in range(fits.ndim)
+        )
         chosen_shards = np.flatnonzero(shards[self.of_shard])
         chosen_states = np.flatnonzero(states[self.of_state])
-        grid = self.grid.only([np.flatnonzero(pipelines), chosen_shards, np.flatnonzero(recomputes), chosen_states])
+        grid = self.grid.only(
+            [np.flatnonzero(pipelines), chosen_shards, np.flatnonzero(recomputes), chosen_states]
+        )
         remaining = replace(
             self,
             grid=grid,
@@ -192,7 +229,9 @@ class GridCosts:
             of_state=self.of_state[chosen_states],
             bound_s=_no_bound(grid),
         )
-        return replace(remaining, left_out=self.too_large(usable_bytes) - remaining.too_large(usable_bytes))
+        return replace(
+            remaining, left_out=self.too_large(usable_bytes) - remaining.too_large(usable_bytes)
+        )
 
 
 def _fits_along(fits: Bool[np.ndarray, "..."], axis: int) -> Bool[np.ndarray, " choices"]:
@@ -201,19 +240,26 @@ def _fits_along(fits: Bool[np.ndarray, "..."], axis: int) -> Bool[np.ndarray, " 
     return np.asarray(fits.any(axis=remaining_axes))
 
 
-def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+def lower_bounds_s(
+    problem: StepProblem, layouts: Sequence[Layout]
+) -> Float[np.ndarray, " layouts"]:
     """Lower bound of each layout's step time for any order of events.
 
     Raises:
         LayoutError: layouts of uneven stages.
     """
-    return np.array([cost.bound_s.item() for cost in price_grids(problem, [*map(LayoutGrid.of, layouts)])])
+    return np.array(
+        [cost.bound_s.item() for cost in price_grids(problem, [*map(LayoutGrid.of, layouts)])]
+    )
 
 
-def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes: float = np.inf) -> Iterator[GridCosts]:
+def price_grids(
+    problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes: float = np.inf
+) -> Iterator[GridCosts]:
     """Costs of every grid, in order; the events of all of them are priced in one batch.
 
-    Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their grids untimed.
+    Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their
+    grids untimed.
     """
     model = model_of_grids(problem, grids)
     try:
@@ -221,7 +267,9 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
         some_fit = [bool((costs.peak_bytes <= usable_bytes).any()) for costs in costs_before_bounds]
 
         # Regressors are much faster on one long batch of events than on hundreds of short ones.
-        model.price_events_of([costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits])
+        model.price_events_of(
+            [costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits]
+        )
         for costs, fits in zip(costs_before_bounds, some_fit, strict=True):
             if fits:
                 yield replace(costs, bound_s=grid_bound_s(model, costs.grid))
@@ -233,8 +281,8 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 
 def _memory_costs(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """The costs of a grid without its bounds, which need times."""
-    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory, except for weights
-    # that ZeRO 3 gathers ahead.
+    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory,
+    # except for weights that ZeRO 3 gathers ahead.
     shards, of_shard = distinct([choice.sequence_parallel for choice in grid.shards])
     memory_of_states = []
     for choice in grid.states:
@@ -254,20 +302,25 @@ def _no_bound(grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recompute
 def grid_memory(
     model: GridModel, grid: LayoutGrid, shard_places: Sequence[int], state_places: Sequence[int]
 ) -> tuple[
-    Float[np.ndarray, "pipelines shards recomputes states"], Int[np.ndarray, "pipelines shards recomputes states"]
+    Float[np.ndarray, "pipelines shards recomputes states"],
+    Int[np.ndarray, "pipelines shards recomputes states"],
 ]:
-    """Peak bytes and the largest category (index in `CATEGORIES`), for some shard and state choices."""
+    """Peak bytes and the largest category (index in `CATEGORIES`), for some shard and state
+    choices."""
     setting = model.problem.setting
     block_bytes = model.block_bytes(grid, shard_places)
     states = [grid.states[place] for place in state_places]
     layouts = []
     for state in states:
         layout = grid.degrees.replace(
-            zero=state.zero, offload_layers=state.offload_layers, overlap_param_gather=state.overlap_param_gather
+            zero=state.zero,
+            offload_layers=state.offload_layers,
+            overlap_param_gather=state.overlap_param_gather,
         )
         layouts.append(layout)
 
-    # Schedules keep other activations alive where some are offloaded, so these have ranks of their own.
+    # Schedules keep other activations alive where some are offloaded, so these have ranks of their
+    # own.
     offloads = np.array([state.offload for state in states])
     shape = (len(grid.pipelines), len(shard_places), len(grid.recomputes), len(state_places))
     peak_bytes, largest = np.empty(shape), np.empty(shape, np.int8)
@@ -280,13 +333,16 @@ def grid_memory(
     return peak_bytes, largest
 
 
-def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes"]:
-    """Least seconds that the passes of a step keep a rank's compute stream busy, mean over pipeline ranks.
+def pass_work_s(
+    problem: StepProblem, grid: LayoutGrid
+) -> Float[np.ndarray, "pipelines shards recomputes"]:
+    """Least seconds that the passes of a step keep a rank's compute stream busy, mean over pipeline
+    ranks.
 
     0 for schedules whose passes may overlap, or join or slice micro-batches.
     """
-    # All blocks' phases times the micro-batches, over the ranks: what layers recompute beside the mode, the optimizer
-    # and completed transfers come on top.
+    # All blocks' phases times the micro-batches, over the ranks: what layers recompute beside the
+    # mode, the optimizer and completed transfers come on top.
     layouts = [grid.degrees.replace(**shard._asdict()) for shard in grid.shards]
     training = problem.job.mode == "train"
     phases = PASSED if training else [Phase.FORWARD]
@@ -299,7 +355,11 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     by_phase_s = np.array(phase_s_of_shards)
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:
-        work_s += recompute_s(by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes]))
+        work_s += recompute_s(
+            by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes])
+        )
     is_plain = np.array([get_schedule(schedule).plain for schedule in grid.schedules], float)
     per_rank = problem.job.num_microbatches(grid.degrees) / grid.degrees.pp
-    return is_plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))
+    return (
+        is_plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))
+    )

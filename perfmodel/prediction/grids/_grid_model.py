@@ -1,8 +1,9 @@
-"""Parts that grids of layouts share: block times, pipelines, transfers and state events, each computed once.
+"""Parts that grids of layouts share: block times, pipelines, transfers and state events, each
+computed once.
 
-A search asks for a few hundred grids of one problem. Grids that differ in their degrees often have the same
-pipelines, and all shards of a grid have the same state events but for the order of their dimensions. Every quantity is
-therefore cached in a field of its own, keyed by exactly its inputs.
+A search asks for a few hundred grids of one problem. Grids that differ in their degrees often have
+the same pipelines, and all shards of a grid have the same state events but for the order of their
+dimensions. Every quantity is therefore cached in a field of its own, keyed by exactly its inputs.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,7 +23,12 @@ from perfmodel.prediction._price import event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
-from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, RecomputeChoice, StateChoice
+from perfmodel.prediction.grids._grid import (
+    LayoutGrid,
+    PipelineChoice,
+    RecomputeChoice,
+    StateChoice,
+)
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds
 from perfmodel.prediction.phases import PLAIN, Variant, modes_of
@@ -39,7 +45,8 @@ V = TypeVar("V")
 
 
 class PipelineKey(NamedTuple):
-    """The part of a grid's degrees that its pipelines, counted in blocks of the model, depend on."""
+    """The part of a grid's degrees that its pipelines, counted in blocks of the model, depend
+    on."""
 
     pp: int
     """Number of pipeline ranks."""
@@ -126,22 +133,30 @@ class GridModel:
     _blocks: dict[LayoutGrid, list[ShardBlocks]] = field(default_factory=dict)
     _slices: dict[tuple[ShardBlocks, int], list[ShardBlocks]] = field(default_factory=dict)
     _block_bytes: dict[BlockBytesKey, BlockBytes] = field(default_factory=dict)
-    _pipeline: dict[tuple[PipelineKey, PipelineChoice, bool], PipelineBlocks] = field(default_factory=dict)
-    _ranks: dict[tuple[PipelineKey, tuple[PipelineChoice, ...], bool, bytes], RankBlocks] = field(default_factory=dict)
+    _pipeline: dict[tuple[PipelineKey, PipelineChoice, bool], PipelineBlocks] = field(
+        default_factory=dict
+    )
+    _ranks: dict[tuple[PipelineKey, tuple[PipelineChoice, ...], bool, bytes], RankBlocks] = field(
+        default_factory=dict
+    )
     _counts: dict[tuple[int, tuple[int, ...]], StageBlockCounts] = field(default_factory=dict)
-    _stage_shapes: dict[tuple[StageMapKey, tuple[int, ...]], StageShape] = field(default_factory=dict)
+    _stage_shapes: dict[tuple[StageMapKey, tuple[int, ...]], StageShape] = field(
+        default_factory=dict
+    )
     _transfers: dict[tuple[ShardBlocks, float], Transfers] = field(default_factory=dict)
     _transfer_s: dict[Transfers, Float[np.ndarray, "..."]] = field(default_factory=dict)
     _hops: dict[tuple[StageShape, int], Hops] = field(default_factory=dict)
     _states: dict[StateKey, StateEvents] = field(default_factory=dict)
-    _state_s: dict[tuple[StateEvents, tuple[StateChoice, ...]], StateSeconds] = field(default_factory=dict)
+    _state_s: dict[tuple[StateEvents, tuple[StateChoice, ...]], StateSeconds] = field(
+        default_factory=dict
+    )
     _times: dict[BlockTimesKey, BlockTimes] = field(default_factory=dict)
 
     def price_events_of(self, grids: Sequence[LayoutGrid]) -> None:
         """Price the events of all grids in one batch, in the problem's table of prices.
 
-        Any event is priced when it is first asked for; regressors are much faster on one long batch than on
-        hundreds of short ones.
+        Any event is priced when it is first asked for; regressors are much faster on one long batch
+        than on hundreds of short ones.
         """
         events: dict[Op, None] = {}
         for grid in grids:
@@ -153,7 +168,10 @@ class GridModel:
         """Everything of a grid that has events to price."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
         parts: list[ShardBlocks | Transfers | StateEvents] = [*blocks]
-        parts += [self.transfers(layout, of_shard, 1.0) for layout, of_shard in zip(layouts, blocks, strict=True)]
+        parts += [
+            self.transfers(layout, of_shard, 1.0)
+            for layout, of_shard in zip(layouts, blocks, strict=True)
+        ]
         parts += self.state_events(grid)
         slice_counts = {get_schedule(schedule).slices for schedule in grid.schedules} - {1}
         for slices in slice_counts:
@@ -179,10 +197,13 @@ class GridModel:
         return get_or_compute(self._blocks, grid, compute)
 
     def slices(self, layout: Layout, blocks: ShardBlocks, slices: int) -> list[ShardBlocks]:
-        """Blocks of each slice of the sequence, where a layout's passes compute one slice after another."""
+        """Blocks of each slice of the sequence, where a layout's passes compute one slice after
+        another."""
 
         def compute() -> list[ShardBlocks]:
-            return [shard_events(self.problem.setting, layout, slices, index) for index in range(slices)]
+            return [
+                shard_events(self.problem.setting, layout, slices, index) for index in range(slices)
+            ]
 
         return get_or_compute(self._slices, (blocks, slices), compute)
 
@@ -192,7 +213,9 @@ class GridModel:
         Axes are those of grids without pipelines: shards, recomputes, and one for states.
         """
         of_shards = self.blocks(grid)
-        key = BlockBytesKey(tuple(of_shards[place] for place in shard_places), grid.recomputes, grid.degrees.pp > 1)
+        key = BlockBytesKey(
+            tuple(of_shards[place] for place in shard_places), grid.recomputes, grid.degrees.pp > 1
+        )
 
         def compute() -> BlockBytes:
             modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
@@ -219,9 +242,16 @@ class GridModel:
     def _pipeline_key(self, grid: LayoutGrid) -> PipelineKey:
         layout = grid.degrees
         micro_batches = self.problem.job.num_microbatches(layout)
-        return PipelineKey(layout.pp, micro_batches, layout.ep_overlap and layout.ep > 1, self.blocks(grid)[0].repeats)
+        return PipelineKey(
+            layout.pp,
+            micro_batches,
+            layout.ep_overlap and layout.ep > 1,
+            self.blocks(grid)[0].repeats,
+        )
 
-    def _pipeline_of(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
+    def _pipeline_of(
+        self, grid: LayoutGrid, choice: PipelineChoice, offload: bool
+    ) -> PipelineBlocks:
         blocks = self.blocks(grid)[0]
         layout = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
         spec = program_spec(self.problem.setting, layout, layer_count(blocks.pairs))
@@ -233,7 +263,9 @@ class GridModel:
     def _stage_block_counts(self, blocks: ShardBlocks, n_stages: int) -> StageBlockCounts:
         def compute() -> StageBlockCounts:
             counts = stage_blocks(blocks.kinds, n_stages, 1).sum(axis=1)
-            recomputed = [fully_recomputed(counts, blocks.layers, layers) for layers in self.full_layers]
+            recomputed = [
+                fully_recomputed(counts, blocks.layers, layers) for layers in self.full_layers
+            ]
             return StageBlockCounts(counts, np.stack(recomputed))
 
         return get_or_compute(self._counts, (n_stages, blocks.repeats), compute)
@@ -243,20 +275,27 @@ class GridModel:
         full = self.full_places(grid)
 
         def compute() -> RankBlocks:
-            return stacked_ranks([pipeline.ranks for pipeline in self.pipelines_of(grid, offload)], full)
+            return stacked_ranks(
+                [pipeline.ranks for pipeline in self.pipelines_of(grid, offload)], full
+            )
 
         key = (self._pipeline_key(grid), grid.pipelines, offload, full.tobytes())
         return get_or_compute(self._ranks, key, compute)
 
     def full_places(self, grid: LayoutGrid) -> Int[np.ndarray, " recomputes"]:
         """Place in `full_layers` of each recompute choice."""
-        return np.array([self.full_layers.index(choice.recompute_full_layers) for choice in grid.recomputes])
+        return np.array(
+            [self.full_layers.index(choice.recompute_full_layers) for choice in grid.recomputes]
+        )
 
     def shapes(self, grid: LayoutGrid) -> tuple[list[StageShape], Int[np.ndarray, " pipelines"]]:
-        """Shapes of the grid's pipelines (the stages that their ranks hold), and the index of each pipeline's shape."""
+        """Shapes of the grid's pipelines (the stages that their ranks hold), and the index of each
+        pipeline's shape."""
         specs = [pipeline.spec for pipeline in self.pipelines_of(grid)]
         keys = [
-            StageMapKey(spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain)
+            StageMapKey(
+                spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain
+            )
             for spec in specs
         ]
         blocks = self.blocks(grid)[0]
@@ -275,7 +314,9 @@ class GridModel:
 
     def transfers(self, layout: Layout, blocks: ShardBlocks, share: float) -> Transfers:
         """Transfers of a shard that carry `share` of a micro-batch."""
-        compute = partial(transfers, layout, blocks.blocks, share, self.problem.job, self.problem.cluster)
+        compute = partial(
+            transfers, layout, blocks.blocks, share, self.problem.job, self.problem.cluster
+        )
         return get_or_compute(self._transfers, (blocks, share), compute)
 
     def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
@@ -285,9 +326,12 @@ class GridModel:
             return np.zeros((2, 1, len(grid.shards)))
         layouts, blocks = self.shards(grid), self.blocks(grid)
 
-        # A transfer depends on the bytes that a shard's blocks send and on the number of ranks between two stages.
+        # A transfer depends on the bytes that a shard's blocks send and on the number of ranks
+        # between two stages.
         strides = [rank_strides(layout)["pp"] for layout in layouts]
-        first, sender_of_shard = distinct([SentBlocks(*sender) for sender in zip(blocks, strides, strict=True)])
+        first, sender_of_shard = distinct(
+            [SentBlocks(*sender) for sender in zip(blocks, strides, strict=True)]
+        )
         columns = []
         for shard in first:
             sent = self.transfers(layouts[shard], blocks[shard], 1 / spec.scheduler.slices)
@@ -306,11 +350,14 @@ class GridModel:
         return priced_events(self.problem, events.ops).time_s
 
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
-        """Events of weights, gradients and optimizer states for all shapes of the grid, by order of dimensions."""
+        """Events of weights, gradients and optimizer states for all shapes of the grid, by order of
+        dimensions."""
         shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
         events = []
         for layout in self.orders(grid)[0]:
-            key = StateKey(layout.degrees, layout.order, layout.replicate, layout.offload_states, tuple(shapes))
+            key = StateKey(
+                layout.degrees, layout.order, layout.replicate, layout.offload_states, tuple(shapes)
+            )
             compute = partial(StateEvents, layout, shapes, blocks, self.problem.setting)
             events.append(get_or_compute(self._states, key, compute))
         return events
@@ -323,16 +370,23 @@ class GridModel:
 
         seconds = []
         for events in self.state_events(grid):
-            seconds.append(get_or_compute(self._state_s, (events, grid.states), partial(compute, events)))
+            seconds.append(
+                get_or_compute(self._state_s, (events, grid.states), partial(compute, events))
+            )
         return seconds
 
-    def times(self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1) -> list[BlockTimes]:
+    def times(
+        self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1
+    ) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
         checks_numbers = self.problem.framework.communication.checks(grid.degrees.pp)
         # Degrees and micro-batch of a grid are alike, so its block times differ by these two alone.
         first, times_of_shard = distinct(
-            [(of_shard, layout.tp_overlap) for of_shard, layout in zip(blocks, layouts, strict=True)]
+            [
+                (of_shard, layout.tp_overlap)
+                for of_shard, layout in zip(blocks, layouts, strict=True)
+            ]
         )
         times = []
         for shard in first:
@@ -344,7 +398,8 @@ class GridModel:
 
 
 def model_of_grids(problem: StepProblem, grids: Sequence[LayoutGrid]) -> GridModel:
-    """The model of a problem's grids; searches of one problem share it, as most of their grids have equal parts."""
+    """The model of a problem's grids; searches of one problem share it, as most of their grids have
+    equal parts."""
     full_layers: dict[PerStage, None] = {}
     schedules: set[str] = set()
     for grid in grids:
@@ -367,8 +422,8 @@ def get_or_compute(values: dict[K, V], key: K, compute: Callable[[], V]) -> V:
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], Int[np.ndarray, " keys"]]:
-    """Return the index of the first occurrence of each distinct key, and for every key the number of its distinct
-    key."""
+    """Return the index of the first occurrence of each distinct key, and for every key the number
+    of its distinct key."""
     number: dict[Hashable, int] = {}
     first: list[int] = []
     number_of_key = []

@@ -1,4 +1,5 @@
-"""Pipelines of a grid, counted in blocks: paths and fullest ranks, padded to one shape for many pipelines."""
+"""Pipelines of a grid, counted in blocks: paths and fullest ranks, padded to one shape for many
+pipelines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from perfmodel.program import ProgramSpec
 
 @dataclass(frozen=True, eq=False)
 class PipelineBlocks:
-    """One pipeline counted in blocks of a model instead of stages; quantities are computed on first use."""
+    """One pipeline counted in blocks of a model instead of stages; quantities are computed on first
+    use."""
 
     spec: ProgramSpec
     """Pipeline program that the blocks run in."""
@@ -52,7 +54,9 @@ class PipelineBlocks:
         """Blocks on the way to each path and back (`Paths.transit`)."""
         return self._in_blocks(self.pipeline.paths.transit)
 
-    def _in_blocks(self, passes: Float[np.ndarray, "paths variants stages 3"]) -> Float[np.ndarray, "paths values"]:
+    def _in_blocks(
+        self, passes: Float[np.ndarray, "paths variants stages 3"]
+    ) -> Float[np.ndarray, "paths values"]:
         return np.einsum("kvsp,sb->kvpb", passes, self.counts).reshape(len(passes), -1)
 
     @cached_property
@@ -65,7 +69,9 @@ class PipelineBlocks:
     def again_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
         """Blocks whose input gradient each path passes, if they are recomputed in full."""
         passes = self.pipeline.paths.passes
-        return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(len(self.full), len(passes), -1)
+        return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(
+            len(self.full), len(passes), -1
+        )
 
     @cached_property
     def reductions(self) -> float:
@@ -88,13 +94,16 @@ class PipelineBlocks:
         return RankBlocks.of(self.counts, self.full, live)
 
 
-def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]) -> RankBlocks:
+def stacked_ranks(
+    pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]
+) -> RankBlocks:
     """The fullest ranks of many pipelines; axes pipelines, shards, recomputes, states, ranks.
 
     Pipelines with fewer ranks are padded by ranks that hold nothing, which are never the fullest.
 
     Args:
-        full: index of each recompute choice among the pipelines' choices of blocks recomputed in full.
+        full: index of each recompute choice among the pipelines' choices of blocks recomputed in
+            full.
     """
 
     def padded(name: str, axis: int) -> np.ndarray:
@@ -141,16 +150,18 @@ def longest_path_s(
     shards = phase_s.shape[-1]
     work = phase_s.transpose(0, 2, 1, 3).reshape(-1, shards)
     path_recompute_s = pipeline.again @ recompute_s.reshape(len(recompute_s), -1, shards)
-    path_recompute_s = path_recompute_s + pipeline.again_full[full] @ full_s.reshape(len(full_s), -1, shards)
+    path_recompute_s = path_recompute_s + pipeline.again_full[full] @ full_s.reshape(
+        len(full_s), -1, shards
+    )
     sends_s = pipeline.sends @ send_s.reshape(-1, shards)
     if pipeline.spec.steps == 1:
         return (pipeline.work @ work + sends_s + path_recompute_s).max(axis=1).T
 
-    # Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan of n steps. A path
-    # that stays on a rank of work w and passes c on its way there and back takes c + n w; c is at most `whole_s`, one
-    # micro-batch through all stages. Let a be where the longest path of s steps stays: y(2 s) - y(s) is at least s w_a,
-    # and at least c_b + 2 s w_b - (c_a + s w_a) for every other b. The smallest that both allow is
-    # s w_b - (c_a - c_b) / 2.
+    # Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan
+    # of n steps. A path that stays on a rank of work w and passes c on its way there and back takes
+    # c + n w; c is at most `whole_s`, one micro-batch through all stages. Let a be where the
+    # longest path of s steps stays: y(2 s) - y(s) is at least s w_a, and at least c_b + 2 s w_b -
+    # (c_a + s w_a) for every other b. The smallest that both allow is s w_b - (c_a - c_b) / 2.
     steady = pipeline.cycle == 0
     steady_s = (pipeline.work @ work + path_recompute_s)[:, steady]
     transit_s = (pipeline.transit @ work + sends_s)[steady]
@@ -161,8 +172,9 @@ def longest_path_s(
     if steady.all():
         return least_s.T
 
-    # A device's next step begins when its last has ended, so a path through one step from its first pass to its last
-    # repeats: from whichever device the shorter stream ends on, the longer one still has s - 1 such cycles before it.
+    # A device's next step begins when its last has ended, so a path through one step from its first
+    # pass to its last repeats: from whichever device the shorter stream ends on, the longer one
+    # still has s - 1 such cycles before it.
     share = 1 - 1 / pipeline.cycle[~steady]
     cycle_s = (pipeline.work @ work + sends_s + path_recompute_s)[:, ~steady] * share[:, None]
     return np.maximum(least_s, cycle_s.max(axis=1)).T

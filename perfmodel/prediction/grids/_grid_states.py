@@ -1,7 +1,8 @@
 """Lower bounds on the time that model states add to a step, for many pipelines at once.
 
-Their exchanges overlap with passes as a program orders them. A bound counts only time that no order can hide: before
-the first pass, after the last one, between passes that wait for it, and along the communication stream.
+Their exchanges overlap with passes as a program orders them. A bound counts only time that no order
+can hide: before the first pass, after the last one, between passes that wait for it, and along the
+communication stream.
 """
 
 from collections import defaultdict
@@ -45,7 +46,8 @@ NO_EVENT: Final = -1
 
 
 class StateBound(NamedTuple):
-    """Seconds that model states add to a step of one pipeline shape, under one state choice; see `StateSeconds`."""
+    """Seconds that model states add to a step of one pipeline shape, under one state choice; see
+    `StateSeconds`."""
 
     start_s: float
     end_s: float
@@ -57,17 +59,19 @@ class StateBound(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StateSeconds:
-    """Seconds per pipeline shape and state choice; those named `each` count per micro-batch of a stage."""
+    """Seconds per pipeline shape and state choice; those named `each` count per micro-batch of a
+    stage."""
 
     start_s: Float[np.ndarray, "shapes states"]
-    """Seconds before the first pass can start; below 0 where the `each` seconds count one micro-batch too many."""
+    """Seconds before the first pass can start; below 0 where the `each` seconds count one
+    micro-batch too many."""
     end_s: Float[np.ndarray, "shapes states"]
     """Seconds after the last pass."""
     gather_each_s: Float[np.ndarray, "shapes states"]
     """Seconds between the passes, on every rank, for weights that are not gathered ahead."""
     reduce_each_s: Float[np.ndarray, "shapes states"]
-    """Seconds between the passes for gradients that are reduced after each backward (once per weight gradient on the
-    stream)."""
+    """Seconds between the passes for gradients that are reduced after each backward (once per
+    weight gradient on the stream)."""
     stream_s: Float[np.ndarray, "shapes states"]
     """Seconds on a rank's communication stream, independent of the passes."""
     stream_each_s: Float[np.ndarray, "shapes states"]
@@ -85,40 +89,57 @@ class StageShape:
 
 
 class StateEvents:
-    """Events of one placement, for all pipeline shapes; they are timed later, together with those of other placements.
+    """Events of one placement, for all pipeline shapes; they are timed later, together with those
+    of other placements.
 
-    Shapes share most events: amounts of parameters that are alike make one event, whatever stage they lie on.
+    Shapes share most events: amounts of parameters that are alike make one event, whatever stage
+    they lie on.
     """
 
-    def __init__(self, layout: Layout, shapes: Sequence[StageShape], blocks: ShardBlocks, setting: Setting) -> None:
+    def __init__(
+        self, layout: Layout, shapes: Sequence[StageShape], blocks: ShardBlocks, setting: Setting
+    ) -> None:
         self._job = setting.job
         self._events = DistinctEvents()
-        self._shapes = [_ShapeEvents.of(layout, shape, blocks, setting, self._events) for shape in shapes]
+        self._shapes = [
+            _ShapeEvents.of(layout, shape, blocks, setting, self._events) for shape in shapes
+        ]
 
     @property
     def ops(self) -> list[Op]:
         """The distinct events of all shapes."""
         return self._events.ops
 
-    def seconds(self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]) -> StateSeconds:
+    def seconds(
+        self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]
+    ) -> StateSeconds:
         """Bounds for every shape and state choice, from the seconds of `ops`."""
         time_s = np.append(time_s, 0.0)  # NO_EVENT is the last place, and takes no time
-        # Where activations lie does not matter here, so choices that differ in it alone have the same bounds.
+        # Where activations lie does not matter here, so choices that differ in it alone have the
+        # same bounds.
         resident = list(dict.fromkeys(state.resident for state in states))
-        bounds_of_shapes = [self._bounds_of_shape(shape, time_s, resident) for shape in self._shapes]
+        bounds_of_shapes = [
+            self._bounds_of_shape(shape, time_s, resident) for shape in self._shapes
+        ]
         of_state = [resident.index(state.resident) for state in states]
         by_name = np.array(bounds_of_shapes, float).transpose(2, 0, 1)
         return StateSeconds(*by_name[..., of_state])
 
     def _bounds_of_shape(
-        self, shape: "_ShapeEvents", time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]
+        self,
+        shape: "_ShapeEvents",
+        time_s: Float[np.ndarray, " ops"],
+        states: Sequence[StateChoice],
     ) -> list[StateBound]:
         """Bounds of every choice of states for the programs of one shape."""
         spec = shape.spec
-        # Without a barrier of all devices each rank starts its next step when it is done itself: the fastest counts.
+        # Without a barrier of all devices each rank starts its next step when it is done itself:
+        # the fastest counts.
         over_ranks = np.min if spec.steps > 1 else np.max
         updates_s = shape.updates_s(time_s)
-        every_micro_batch = reduces_every_micro_batch(np.arange(4), spec.stages > 1, spec.replicas, self._job)
+        every_micro_batch = reduces_every_micro_batch(
+            np.arange(4), spec.stages > 1, spec.replicas, self._job
+        )
 
         # Many choices of states have the same exchanges.
         exchanged: dict[tuple[bool, tuple[Exchange, ...]], Collectives] = {}
@@ -133,15 +154,20 @@ class StateEvents:
         for state in states:
             by_layer = state.zero == 3
             gathers = "all_gather" in exchanges(state.zero, self._job)
-            # Weights that an update changed are gathered as one piece, even if they are used in several.
+            # Weights that an update changed are gathered as one piece, even if they are used in
+            # several.
             gather_after_update = collectives(False, GATHER)
             bound = _bound(
                 spec,
                 state,
                 reduces_every_micro_batch=bool(every_micro_batch[state.zero]),
-                reduce=collectives(by_layer, reductions(state.zero, self._job)) if trained else NONE,
+                reduce=collectives(by_layer, reductions(state.zero, self._job))
+                if trained
+                else NONE,
                 gather=collectives(by_layer, GATHER) if gathers else NONE,
-                gather_backward=collectives(True, GATHER_BACKWARD) if by_layer and runs_backward else NONE,
+                gather_backward=collectives(True, GATHER_BACKWARD)
+                if by_layer and runs_backward
+                else NONE,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,
@@ -172,26 +198,33 @@ def _bound(
         update_and_gather_s: seconds of a sharded update and of the gather that follows it.
     """
     sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
-    # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the stream anyway.
+    # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the
+    # stream anyway.
     gather_each = reduce_each = stream_each = stream = 0.0
     if sharded_weights and not gathers_ahead:
         gather_each = gather.least + gather_backward.least
     if reduces_every_micro_batch:
         reduce_each = 0.0 if state.overlap_grad_reduce else reduce.least
-        gathers = float(np.max(gather.of_rank + gather_backward.of_rank)) if sharded_weights else 0.0
+        gathers = (
+            float(np.max(gather.of_rank + gather_backward.of_rank)) if sharded_weights else 0.0
+        )
         stream_each = max(gathers + reduce.least, reduce.most)
         stream = gather.least if state.zero == 2 and gathers_ahead else 0.0
-    # A pass may be of several micro-batches, or of a slice of one: nothing comes once per micro-batch.
+    # A pass may be of several micro-batches, or of a slice of one: nothing comes once per
+    # micro-batch.
     if not spec.scheduler.plain:
         gather_each = reduce_each = stream_each = 0.0
 
     if spec.steps > 1:
         # The next step of a device waits for its update, in all steps but one.
-        end = (update_s + reduce.smallest) * (1 - 2 / spec.steps) if spec.scheduler.staggered else 0.0
+        end = (
+            (update_s + reduce.smallest) * (1 - 2 / spec.steps) if spec.scheduler.staggered else 0.0
+        )
         return StateBound(0.0, end, gather_each, reduce_each, 0.0, stream_each)
 
-    # The first pass waits for its weights. Gathers between passes are counted for each of them, also for a rank's
-    # first, which it gathers for while ranks before it compute: the largest may be counted once too often.
+    # The first pass waits for its weights. Gathers between passes are counted for each of them,
+    # also for a rank's first, which it gathers for while ranks before it compute: the largest may
+    # be counted once too often.
     start = 0.0
     after_s = update_s
     if gathers_ahead:
@@ -201,7 +234,8 @@ def _bound(
     elif trained and state.zero in (1, 2):
         after_s = update_and_gather_s
 
-    # After the last pass at least the last gradients are reduced, or all where they are not overlapped.
+    # After the last pass at least the last gradients are reduced, or all where they are not
+    # overlapped.
     end = 0.0
     if state.overlap_grad_reduce:
         end = reduce.smallest
@@ -218,7 +252,10 @@ class DistinctEvents:
         self._numbers: dict[tuple[Hashable, float], int] = {}
 
     def numbers(
-        self, kind: Hashable, amounts: Float[np.ndarray, "*shape"], make: Callable[[float], Op | None]
+        self,
+        kind: Hashable,
+        amounts: Float[np.ndarray, "*shape"],
+        make: Callable[[float], Op | None],
     ) -> Int[np.ndarray, "*shape"]:
         """Number of the event of each amount, `NO_EVENT` where there is none.
 
@@ -243,7 +280,8 @@ class DistinctEvents:
 
 
 class _HostShare(NamedTuple):
-    """Inputs of updates on the host: its seconds per parameter, and the parameters of a rank's own shard."""
+    """Inputs of updates on the host: its seconds per parameter, and the parameters of a rank's own
+    shard."""
 
     seconds: HostSeconds
     """Seconds per parameter."""
@@ -259,8 +297,8 @@ class _ShapeEvents:
 
     spec: ProgramSpec
     exchanges: Mapping[tuple[bool, Exchange], Int[np.ndarray, "parts stages segments"]]
-    """Numbers of the collectives that exchange a unit of each segment, by whether layers are exchanged one by one.
-    One part per group of ranks."""
+    """Numbers of the collectives that exchange a unit of each segment, by whether layers are
+    exchanged one by one. One part per group of ranks."""
     units: Mapping[bool, Float[np.ndarray, "stages segments"]]
     """Collectives that each exchange of a segment is made of."""
     updates: Int[np.ndarray, "groups 2 ranks"]
@@ -270,7 +308,12 @@ class _ShapeEvents:
 
     @classmethod
     def of(
-        cls, layout: Layout, shape: StageShape, blocks: ShardBlocks, setting: Setting, events: DistinctEvents
+        cls,
+        layout: Layout,
+        shape: StageShape,
+        blocks: ShardBlocks,
+        setting: Setting,
+        events: DistinctEvents,
     ) -> "_ShapeEvents":
         """Events of one shape, numbered within the events of all shapes."""
         spec, counts = shape.spec, shape.by_segments
@@ -280,23 +323,36 @@ class _ShapeEvents:
         groups: list[Group] = [group for group, params in stored.items() if params.any()]
         some_frozen = any((stored[group] != trained[group]).any() for group in groups)
 
-        units = {by_layer: exchanged_units(3 if by_layer else 0, blocks.layers, counts) for by_layer in (False, True)}
-        parts: dict[tuple[bool, Exchange], list[Int[np.ndarray, "stages segments"]]] = defaultdict(list)
+        units = {
+            by_layer: exchanged_units(3 if by_layer else 0, blocks.layers, counts)
+            for by_layer in (False, True)
+        }
+        parts: dict[tuple[bool, Exchange], list[Int[np.ndarray, "stages segments"]]] = defaultdict(
+            list
+        )
         updates = []
         for group in groups:
             place = StatePlace.of(group, layout, layout.replicate, spec.replicas)
             for by_layer, units_of_segment in units.items():
                 for kind in EXCHANGES:
                     # Weights that are kept sharded are gathered whether they are trained or not.
-                    gathers_frozen = by_layer and some_frozen and (kind,) in (GATHER, GATHER_BACKWARD)
+                    gathers_frozen = (
+                        by_layer and some_frozen and (kind,) in (GATHER, GATHER_BACKWARD)
+                    )
                     params = stored[group] if gathers_frozen else trained[group]
-                    numbers = _exchange_numbers(kind, counts @ params / units_of_segment, place, setting, events)
+                    numbers = _exchange_numbers(
+                        kind, counts @ params / units_of_segment, place, setting, events
+                    )
                     parts[by_layer, kind].append(numbers)
-            updates.append(_update_numbers(counts @ trained[group], spec, place, layout, setting, events))
+            updates.append(
+                _update_numbers(counts @ trained[group], spec, place, layout, setting, events)
+            )
 
         host = None
         if layout.offload_states != "none":
-            of_rank = [counts @ shard_params(layout, params, spec.replicas) for params in (stored, trained)]
+            of_rank = [
+                counts @ shard_params(layout, params, spec.replicas) for params in (stored, trained)
+            ]
             host = _HostShare(host_seconds(setting, layout, spec.grad_reduce != "none"), *of_rank)
         exchanged = {key: np.stack(numbers) for key, numbers in parts.items()}
         return cls(spec, exchanged, units, np.stack(updates), host)
@@ -304,8 +360,10 @@ class _ShapeEvents:
     def collectives(
         self, by_layer: bool, kinds: Sequence[Exchange], time_s: Float[np.ndarray, " ops"]
     ) -> "Collectives":
-        """Seconds of the exchanges of several kinds, one after another, taken from the times of all events."""
-        # For each group of ranks (dense and expert parameters) the kinds of exchange follow one another.
+        """Seconds of the exchanges of several kinds, one after another, taken from the times of all
+        events."""
+        # For each group of ranks (dense and expert parameters) the kinds of exchange follow one
+        # another.
         seconds = np.zeros(self.units[by_layer].shape)
         numbers_of_kinds = [self.exchanges[by_layer, kind] for kind in kinds]
         for numbers_of_group in zip(*numbers_of_kinds, strict=True):
@@ -314,7 +372,11 @@ class _ShapeEvents:
         if self.host is not None:
             of_host = self.host.seconds
             is_gather = kinds in (GATHER, GATHER_BACKWARD)
-            copies_s = self.host.stored * of_host.gather if is_gather else self.host.updated * of_host.reduce
+            copies_s = (
+                self.host.stored * of_host.gather
+                if is_gather
+                else self.host.updated * of_host.reduce
+            )
             seconds = seconds + copies_s
         if not seconds.any():
             return NONE
@@ -332,7 +394,10 @@ class _ShapeEvents:
         """Seconds of every rank's update of all parameters, and of its shard."""
         seconds = time_s[self.updates].sum(axis=0)
         if self.host is not None:
-            seconds = seconds + _by_rank(self.host.updated.sum(axis=1), self.spec) * self.host.seconds.update
+            seconds = (
+                seconds
+                + _by_rank(self.host.updated.sum(axis=1), self.spec) * self.host.seconds.update
+            )
         return seconds
 
 
@@ -373,7 +438,9 @@ def _update_numbers(
     return np.stack(numbers)
 
 
-def _by_rank(of_stages: Float[np.ndarray, " stages"], spec: ProgramSpec) -> Float[np.ndarray, " ranks"]:
+def _by_rank(
+    of_stages: Float[np.ndarray, " stages"], spec: ProgramSpec
+) -> Float[np.ndarray, " ranks"]:
     """Sum over the stages that each rank holds."""
     return of_stages[spec.stage_map].sum(axis=1)
 

@@ -1,7 +1,7 @@
 """Sites: corrections of the cost models by measured runs, and how much runs of a site vary.
 
-Beside this door are `known_runs` (what measured runs say of others), `constants` (figures fitted to published runs) and
-`teams` (whose runs belong together).
+Beside this door are `known_runs` (what measured runs say of others), `constants` (figures fitted to
+published runs) and `teams` (whose runs belong together).
 """
 
 from perfmodel.display import shorten_reprs

@@ -1,4 +1,5 @@
-"""Adjustments of the cost models to measured runs: named physical parameters and their effect on times."""
+"""Adjustments of the cost models to measured runs: named physical parameters and their effect on
+times."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +28,24 @@ END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
 KERNEL_FACTORS: Final = (*FAMILIES, "bmm")
-"""Log factors of kernels' time by op family; `bmm` are batched products of small matrices, as in unfused attention;
-`gemm` are all other products."""
-_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+"""Log factors of kernels' time by op family; `bmm` are batched products of small matrices, as in
+unfused attention; `gemm` are all other products."""
+_KINDS: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
 _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
 """Log factors of fields of `Framework`."""
 LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
 """Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
 SKEW: Final = "collective_skew_s"
-"""Field of `Framework` that a profile corrects by the measured waits of ranks; whole runs cannot determine it."""
+"""Field of `Framework` that a profile corrects by the measured waits of ranks; whole runs cannot
+determine it."""
 
 
 def _link_factors() -> Iterator[str]:
@@ -47,8 +56,8 @@ def _link_factors() -> Iterator[str]:
 
 
 LINK_FACTORS: Final = tuple(_link_factors())
-"""Log factors of collectives by network tier: `alpha` of their latency, `beta` of the rest of a collective's time
-(inverse bandwidth)."""
+"""Log factors of collectives by network tier: `alpha` of their latency, `beta` of the rest of a
+collective's time (inverse bandwidth)."""
 PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES, SKEW)
 """Everything that runs can move."""
 
@@ -73,7 +82,8 @@ class Adjustment:
     informed: frozenset[str] = frozenset()
     """Parameters that the runs narrowed: times that rest on them are `end-to-end`."""
     half_width: tuple[tuple[str, float], ...] = ()
-    """Log half-width, by parameter, of the 90 % intervals of the events that the parameter moved in the runs."""
+    """Log half-width, by parameter, of the 90 % intervals of the events that the parameter moved in
+    the runs."""
     runs: FittedRuns | None = None
     """Runs that the parameters were fitted to; None before any run."""
 
@@ -89,7 +99,9 @@ class Adjustment:
 
     def moved(self, name: str, step: float) -> "Adjustment":
         """The adjustment with one parameter changed."""
-        return replace(self, values=tuple((self.value_of | {name: self.value_of[name] + step}).items()))
+        return replace(
+            self, values=tuple((self.value_of | {name: self.value_of[name] + step}).items())
+        )
 
     def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
         """The adjustment with other values."""
@@ -113,14 +125,17 @@ class Adjustment:
         latency_s: Float64[np.ndarray, "n"],
         certain_s: Float64[np.ndarray, "n"],
     ) -> EventTimes:
-        """Times of events after the factors: certain + latency e^alpha + (time - latency - certain) e^beta.
+        """Times of events after the factors: certain + latency e^alpha + (time - latency - certain)
+        e^beta.
 
         Args:
             latency_s: seconds of each event if it carried nothing; 0 for kernels.
             certain_s: seconds that no factor scales; 0 for collectives.
         """
         # Hockney's model (1994): latency and the rest of an event's time are scaled separately.
-        factor = {name: float(np.exp(self.value_of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
+        factor = {
+            name: float(np.exp(self.value_of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)
+        }
         parameters = [factors_of(op) for op in ops]
         latency_factor = np.array([factor[latency] for latency, _ in parameters])
         throughput_factor = np.array([factor[throughput] for _, throughput in parameters])
@@ -128,7 +143,11 @@ class Adjustment:
         # An empty message takes no time at all, hence the floor.
         latency_share = np.minimum(latency_s / np.maximum(times.time_s, TINY_S), 1.0)
         certain_share = np.minimum(certain_s / np.maximum(times.time_s, TINY_S), 1.0)
-        scale = latency_factor * latency_share + throughput_factor * (1 - latency_share - certain_share) + certain_share
+        scale = (
+            latency_factor * latency_share
+            + throughput_factor * (1 - latency_share - certain_share)
+            + certain_share
+        )
 
         # Times that rest on a parameter which runs narrowed are theirs.
         provenance = list(times.provenance)
@@ -139,7 +158,10 @@ class Adjustment:
 
     def framework(self, framework: Framework) -> Framework:
         """The framework with host costs and losses adjusted."""
-        scaled = {name: framework.value(name) * float(np.exp(self.value_of[name])) for name in HOST_FACTORS}
+        scaled = {
+            name: framework.value(name) * float(np.exp(self.value_of[name]))
+            for name in HOST_FACTORS
+        }
         added = {name: framework.value(name) + self.value_of[name] for name in (*LOSSES, SKEW)}
         return framework.replace(**scaled, **added)
 
@@ -185,7 +207,8 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
     if END_TO_END_FILE not in weights.names:
         return {}
     path = weights.folder / END_TO_END_FILE
-    # Another version's file is refused by its schema before its checksum, since the remedy is another.
+    # Another version's file is refused by its schema before its checksum, since the remedy is
+    # another.
     try:
         written = weights.read(END_TO_END_FILE)
         content = parse_json(written)
@@ -194,7 +217,10 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
                 f"{path}: the file has schema {content['schema']!r}, but this version reads {SCHEMA!r}; fit again"
             )
         require_intact(written, path)
-        return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}
+        return {
+            device: Adjustment.from_dict(device, value)
+            for device, value in content["devices"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CalibrationError):
             raise

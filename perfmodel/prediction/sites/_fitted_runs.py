@@ -1,8 +1,9 @@
 """Runs of a site with the parameters fitted to them, and the posterior for its other layouts.
 
-Runs and predictions are related in two ways: by their slopes, the derivatives of log time by the parameters, whose
-prior covariance comes from factors and tables; and by their coordinates, because similar layouts have similar errors.
-The update is that of all runs of a site (`known_runs`); the parameters are its mean, so that nothing is counted twice.
+Runs and predictions are related in two ways: by their slopes, the derivatives of log time by the
+parameters, whose prior covariance comes from factors and tables; and by their coordinates, because
+similar layouts have similar errors. The update is that of all runs of a site (`known_runs`); the
+parameters are its mean, so that nothing is counted twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ Rows = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRuns:
-    """Runs of one site, and their traces, as normal errors around the centre of the parameters' prior."""
+    """Runs of one site, and their traces, as normal errors around the centre of the parameters'
+    prior."""
 
     at: tuple[Coordinates, ...]
     """Coordinates of the runs."""
@@ -37,7 +39,8 @@ class FittedRuns:
     error: tuple[float, ...]
     """Log of measured over predicted time of every observation."""
     weight: tuple[float, ...]
-    """Weight of every observation: the variance of its noise is that of one run divided by the weight."""
+    """Weight of every observation: the variance of its noise is that of one run divided by the
+    weight."""
     covariance: Rows
     """Covariance of the parameters, before the runs."""
     layout_kernel: LayoutKernel
@@ -75,7 +78,9 @@ class FittedRuns:
         """Covariance of the parameters, given the runs."""
         no_terms, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
         with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
-        of_nodes = self.known.covariance(CovarianceTerms(self._prior, no_terms, no_terms), with_runs)
+        of_nodes = self.known.covariance(
+            CovarianceTerms(self._prior, no_terms, no_terms), with_runs
+        )
         return np.tensordot(self.known.scales.weight, of_nodes, 1)
 
     @cached_property
@@ -89,7 +94,9 @@ class FittedRuns:
         """Variance of the noise of one run of this site, at every node."""
         return self.known.scales.single * self.noise**2
 
-    def mean(self, points: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
+    def mean(
+        self, points: Float[np.ndarray, "layouts coordinates"]
+    ) -> Float[np.ndarray, " layouts"]:
         """Expected log offsets of layouts beyond the parameters.
 
         Args:
@@ -111,11 +118,14 @@ class FittedRuns:
         Args:
             slopes: derivatives of the log step times by the parameters.
             points: coordinates of the layouts.
-            beyond: standard deviations from events that are less certain than those of the runs, by source.
+            beyond: standard deviations from events that are less certain than those of the runs, by
+                source.
         """
         prior = self._covariance_terms(slopes, points, slopes, points)
         prior = replace(prior, within=prior.within + beyond @ beyond.T)
-        return self.known.covariance(prior, self._covariance_terms(self._slopes, self._points, slopes, points))
+        return self.known.covariance(
+            prior, self._covariance_terms(self._slopes, self._points, slopes, points)
+        )
 
     def _covariance_terms(
         self,
@@ -125,8 +135,8 @@ class FittedRuns:
         other_points: Float[np.ndarray, "layouts coordinates"],
     ) -> CovarianceTerms:
         """Covariances of observations with others."""
-        # Observations from traces have slopes but no coordinates: only the parameters and the overall factor relate
-        # them to layouts.
+        # Observations from traces have slopes but no coordinates: only the parameters and the
+        # overall factor relate them to layouts.
         shared, alone = np.zeros((2, len(slopes), len(other_slopes)))
         shared[: len(points), : len(other_points)] = self.layout_kernel.shared(points, other_points)
         alone[: len(points), : len(other_points)] = self.layout_kernel.alone(points, other_points)
@@ -146,7 +156,8 @@ class FittedRuns:
 
     @cached_property
     def _pulls(self) -> tuple[Float[np.ndarray, " runs"], Float[np.ndarray, " runs"]]:
-        """Factors of both terms of the layout kernel with every run, from which shifts are computed."""
+        """Factors of both terms of the layout kernel with every run, from which shifts are
+        computed."""
         nodes = self.known.scales
         pull = nodes.weight[:, None] * self.known.pull[:, : len(self.at)]
         return nodes.within @ pull, nodes.single @ pull
@@ -166,7 +177,9 @@ class FittedRuns:
             error=tuple(map(float, value["error"])),
             weight=tuple(map(float, value["weight"])),
             covariance=_rows(value["covariance"]),
-            layout_kernel=LayoutKernel(**{name: float(number) for name, number in value["layout_kernel"].items()}),
+            layout_kernel=LayoutKernel(
+                **{name: float(number) for name, number in value["layout_kernel"].items()}
+            ),
             noise=float(value["noise"]),
             scatter=(first, second),
             noise_inflation=float(value["noise_inflation"]),

@@ -1,10 +1,12 @@
-"""Prior of a site before any of its runs, from published runs: a hierarchical model of measured over predicted time.
+"""Prior of a site before any of its runs, from published runs: a hierarchical model of measured
+over predicted time.
 
-A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
-of such a factor is a sum of four terms: one common to all sites, one of the framework, one of the device, and one of
-the site itself. Each is normal around 0 with a variance of its own (Gelman and Hill 2007, chapter 12). A run's
-log(measured / predicted) is the sum of the factors, weighted by the shares of its step, and of terms of its layout, its
-settings and the run itself. `perfmodel.validation` fits the variances to the record; here are the factors of a site
+A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the
+physics says. The log of such a factor is a sum of four terms: one common to all sites, one of the
+framework, one of the device, and one of the site itself. Each is normal around 0 with a variance of
+its own (Gelman and Hill 2007, chapter 12). A run's log(measured / predicted) is the sum of the
+factors, weighted by the shares of its step, and of terms of its layout, its settings and the run
+itself. `perfmodel.validation` fits the variances to the record; here are the factors of a site
 given the record: a posterior for each framework and architecture.
 """
 
@@ -21,24 +23,33 @@ from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction.sites._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
+from perfmodel.prediction.sites._adjustment import (
+    HOST_FACTORS,
+    KERNEL_FACTORS,
+    LINK_FACTORS,
+    Adjustment,
+)
 from perfmodel.prediction.sites.constants import teams_of
 from perfmodel.prediction.sites.known_runs import LayoutKernel, Scales, half_width, scales
 from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model
 
-# --- how little is known of a run ----------------------------------------------------------------------
+# --- how little is known of a run
+# ----------------------------------------------------------------------
 #
 # Widens the interval of a run according to how little is known about it.
 #
-# `SitePopulation` says how far runs lie from their predictions where frameworks, devices and settings are like those of
-# the published record. The less is known of a run, the larger its error. The reasons are independent, so their squares
-# add. From the half-width that the population gives, in log time, the interval's is the root of
+# `SitePopulation` says how far runs lie from their predictions where frameworks, devices and
+# settings are like those of the published record. The less is known of a run, the larger its error.
+# The reasons are independent, so their squares add. From the half-width that the population gives,
+# in log time, the interval's is the root of
 #
-#     (exp(base) * half-width ** power) ** 2 + sum over drivers of added ** 2 * saturated(how much the run has of it),
+#     (exp(base) * half-width ** power) ** 2 + sum over drivers of added ** 2 * saturated(how much
+# the run has of it),
 #
-# fitted to runs whose whole framework, device generation, year or kind of model was left out of everything
-# (`perfmodel.validation`), and scaled so that intervals hold nine tenths of the runs of teams left out (split conformal
-# prediction, Lei et al., JASA 113, 2018, with a scale that depends on the run: their section 5.2).
+# fitted to runs whose whole framework, device generation, year or kind of model was left out of
+# everything (`perfmodel.validation`), and scaled so that intervals hold nine tenths of the runs of
+# teams left out (split conformal prediction, Lei et al., JASA 113, 2018, with a scale that depends
+# on the run: their section 5.2).
 
 
 UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
@@ -56,8 +67,9 @@ UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
 """Drivers of an interval's width, with a description of each."""
 NOTHING_UNKNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 HALF_SATURATED: Final = 0.25
-"""Share of a driver at which it has about half of its full effect. Chosen with published runs in view: their errors
-grow with the first fifth of the critical path that nobody measured, and hardly beyond; 0.1 to 0.5 do as well."""
+"""Share of a driver at which it has about half of its full effect. Chosen with published runs in
+view: their errors grow with the first fifth of the critical path that nobody measured, and hardly
+beyond; 0.1 to 0.5 do as well."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +79,11 @@ class Coverage:
     base: float = 0.0
     """Log of the factor on half-widths for a run with all facts known."""
     power: float = 1.0
-    """Exponent of the half-width of the model of sites; below 1 if these half-widths vary more between runs than errors
-    do."""
+    """Exponent of the half-width of the model of sites; below 1 if these half-widths vary more
+    between runs than errors do."""
     added: Mapping[str, float] = field(default_factory=dict)
-    """Half-width that each driver in `UNKNOWNS` adds in quadrature at its full value, so that less knowledge never
-    narrows an interval."""
+    """Half-width that each driver in `UNKNOWNS` adds in quadrature at its full value, so that less
+    knowledge never narrows an interval."""
 
     def half_width(self, of_model: float, unknown: Mapping[str, float] = NOTHING_UNKNOWN) -> float:
         """Half-width of the interval of a log step time.
@@ -81,7 +93,9 @@ class Coverage:
             unknown: amount of each driver in the run; drivers that are left out count 0.
         """
         known = exp(self.base) * of_model**self.power
-        squares = [self.added.get(name, 0.0) ** 2 * saturated(value) for name, value in unknown.items()]
+        squares = [
+            self.added.get(name, 0.0) ** 2 * saturated(value) for name, value in unknown.items()
+        ]
         beyond = sum(squares)
         # Without any driver it is the first part to the last digit.
         return sqrt(known**2 + beyond) if beyond else known
@@ -97,8 +111,8 @@ class Coverage:
 
 
 def saturated(share: Any) -> Any:
-    """Effect of a driver's share on the square of a half-width, relative to its full effect: 0 for 0, 1 for 1, and
-    concave in between.
+    """Effect of a driver's share on the square of a half-width, relative to its full effect: 0 for
+    0, 1 for 1, and concave in between.
 
     Args:
         share: a number or an array.
@@ -171,20 +185,33 @@ def model_kind(model: Model) -> str:
     return "decoder" if model.attention.causal else "encoder"
 
 
-# --- the population of sites ---------------------------------------------------------------------------
+# --- the population of sites
+# ---------------------------------------------------------------------------
 
 
-CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")
-"""Classes of a step's seconds, each with one factor of the site: matrix products; attention; kernels bound by memory;
-collectives inside a node and between nodes, as far as they are exposed; the host, where the device waits for it; the
-seconds that no event takes (waits for the slowest rank, kernels slowed by communication, copies, stragglers)."""
+CLASSES: Final[tuple[str, ...]] = (
+    "products",
+    "attention",
+    "memory",
+    "intra_node",
+    "inter_node",
+    "host",
+    "other",
+)
+"""Classes of a step's seconds, each with one factor of the site: matrix products; attention;
+kernels bound by memory; collectives inside a node and between nodes, as far as they are exposed;
+the host, where the device waits for it; the seconds that no event takes (waits for the slowest
+rank, kernels slowed by communication, copies, stragglers)."""
 DEGREES: Final[tuple[str, ...]] = ("unstated", "extrapolated", "bubble")
-"""Drivers that make a step less certain but are not classes of its seconds: share of a run's settings that had to be
-assumed; share of the critical path that is extrapolated; share of the step that pipelines idle."""
+"""Drivers that make a step less certain but are not classes of its seconds: share of a run's
+settings that had to be assumed; share of the critical path that is extrapolated; share of the step
+that pipelines idle."""
 GAUSS_90: Final = 1.6448536269514722
-"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
+"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard
+deviations."""
 NOISE: Final = "own"
-"""Name of run-to-run noise, the source of error that no two layouts share (the name is stored in results)."""
+"""Name of run-to-run noise, the source of error that no two layouts share (the name is stored in
+results)."""
 FILE_NAME: Final = "population.json"
 """File of the fitted numbers."""
 CARD_NAME: Final = "population.md"
@@ -249,11 +276,11 @@ class SitePrior:
     unknown: Mapping[str, float]
     """Value of each driver of `coverage` before the settings of a run are known."""
     noise_inflation: float
-    """Noise inflation: multiplies the noise variance of known runs when others are predicted from them, so that a few
-    runs seldom make a site's predictions worse."""
+    """Noise inflation: multiplies the noise variance of known runs when others are predicted from
+    them, so that a few runs seldom make a site's predictions worse."""
     coverage_factor: float
-    """Coverage factor: multiplies half-widths once some runs of the site are known, so that 90 % of the others lie
-    inside."""
+    """Coverage factor: multiplies half-widths once some runs of the site are known, so that 90 % of
+    the others lie inside."""
 
     @cached_property
     def scales(self) -> Scales:
@@ -266,7 +293,10 @@ class SitePrior:
         return np.linalg.cholesky(self.covariance + 1e-12 * np.eye(len(self.covariance)))
 
     def half_width(
-        self, shares: Mapping[str, float], more: float = 0.0, unknown: Mapping[str, float] = NOTHING_UNKNOWN
+        self,
+        shares: Mapping[str, float],
+        more: float = 0.0,
+        unknown: Mapping[str, float] = NOTHING_UNKNOWN,
     ) -> float:
         """Half-width of the 90 % interval of a run's log step time.
 
@@ -275,10 +305,14 @@ class SitePrior:
             more: variance from its events' own errors and the site's settings.
             unknown: amount of each driver of `coverage` in the run, besides the site's.
         """
-        # Factors move the step as far as it spends on their classes. A site's scatter is unknown: the interval is that
-        # of a mixture over the nodes of its scales, then scaled to its nominal coverage.
+        # Factors move the step as far as it spends on their classes. A site's scatter is unknown:
+        # the interval is that of a mixture over the nodes of its scales, then scaled to its nominal
+        # coverage.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        shared, single = self.layout_kernel.amplitude**2 + more, self.layout_kernel.nugget**2 + self.noise**2
+        shared, single = (
+            self.layout_kernel.amplitude**2 + more,
+            self.layout_kernel.nugget**2 + self.noise**2,
+        )
         scales = self.scales
         variance = loads @ loads + shared * scales.within + single * scales.single
         of_model = float(half_width(variance, scales.weight))
@@ -293,20 +327,24 @@ class SitePrior:
     ) -> LogInterval:
         """The 90 % interval of a time that is composed of events, and its sources.
 
-        All times that are composed of events get their interval here: steps, requests to a server, imported programs.
+        All times that are composed of events get their interval here: steps, requests to a server,
+        imported programs.
 
         Args:
             shares: shares of the time by class.
-            event_half_widths: half-width of the 90 % interval of the time that errors of events contribute, relative to
-                it, by what has errors in common.
+            event_half_widths: half-width of the 90 % interval of the time that errors of events
+                contribute, relative to it, by what has errors in common.
             degrees: amount of each of `DEGREES` in the time; those that are left out count 0.
             unknown: see `half_width`.
         """
         # Events' own intervals, which are those of kernels, widened as far as steps show.
-        of_events = {name: self.events * half_width / GAUSS_90 for name, half_width in event_half_widths.items()}
+        of_events = {
+            name: self.events * half_width / GAUSS_90
+            for name, half_width in event_half_widths.items()
+        }
 
-        # Factors of the site, as far as the time is spent on each class. Independent combinations are the columns of a
-        # root of their covariance.
+        # Factors of the site, as far as the time is spent on each class. Independent combinations
+        # are the columns of a root of their covariance.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
         of_classes = dict(zip(CLASSES, loads.tolist(), strict=True))
 
@@ -326,7 +364,10 @@ class SitePrior:
         """The parameters of runs at the mean of the factors."""
         mean_of_class: dict[str, float] = dict(zip(CLASSES, self.mean.tolist(), strict=True))
         names = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS)
-        return Adjustment(device=device.name, values=tuple((name, mean_of_class[class_of(name)]) for name in names))
+        return Adjustment(
+            device=device.name,
+            values=tuple((name, mean_of_class[class_of(name)]) for name in names),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +381,9 @@ class SitePopulation:
     seen: Seen = field(default_factory=Seen)
     """Frameworks, devices, years and models of the runs that it was fitted to."""
 
-    def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
+    def site_prior(
+        self, framework: Framework, device: Device, model: Model | None = None
+    ) -> SitePrior:
         """Prior of a site with this framework and device.
 
         Args:
@@ -350,7 +393,8 @@ class SitePopulation:
         kind = "" if model is None else model_kind(model)
         unknown = self.seen.unknown(name, architecture, framework.since, kind, generic=GENERIC)
 
-        # No framework is physics alone, which is the median. The record's offset from it makes physics less certain.
+        # No framework is physics alone, which is the median. The record's offset from it makes
+        # physics less certain.
         if name == GENERIC:
             prior = self._prior([key("", architecture)], unknown)
             shift = np.outer(prior.mean, prior.mean)
@@ -360,7 +404,8 @@ class SitePopulation:
         return self._prior([key(name, architecture), key(name, ""), key("", architecture)], unknown)
 
     def _prior(self, names: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:
-        """The first of some posteriors (by `key`) that exists, else that of the whole record, as a site's prior."""
+        """The first of some posteriors (by `key`) that exists, else that of the whole record, as a
+        site's prior."""
         posterior = next((name for name in names if name in self.posteriors), key("", ""))
         fitted, size = self.posteriors[posterior], len(CLASSES)
         # Covariances are stored by their lower triangle.
@@ -404,26 +449,34 @@ NEUTRAL: Final = SitePopulation(
         }
     },
 )
-"""Physics alone, with uncertain events only; published runs are compared with it to fit the model."""
+"""Physics alone, with uncertain events only; published runs are compared with it to fit the
+model."""
 
 
 def key(framework: str, architecture: str) -> str:
-    """Name of the posterior of a framework and an architecture; either is empty if the record has no runs of it."""
+    """Name of the posterior of a framework and an architecture; either is empty if the record has
+    no runs of it."""
     return f"{framework}|{architecture}"
 
 
 @lru_cache
 def _fitted() -> Mapping[str, Any]:
-    """Fitted numbers by the teams that were left out ("" for none); made by `perfmodel fit --sites`."""
-    return MappingProxyType(parse_json(read_checked(files("perfmodel.prediction.sites"), FILE_NAME)))
+    """Fitted numbers by the teams that were left out ("" for none); made by
+    `perfmodel fit --sites`."""
+    return MappingProxyType(
+        parse_json(read_checked(files("perfmodel.prediction.sites"), FILE_NAME))
+    )
 
 
 @lru_cache
 def population(without: str = "") -> SitePopulation:
-    """The population fitted to all published sources except those that share a team with `without`."""
+    """The population fitted to all published sources except those that share a team with
+    `without`."""
     fits = _fitted()
     numbers = fits[fit_without(without, fits) if without else ""]
-    return SitePopulation(common=numbers["common"], posteriors=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
+    return SitePopulation(
+        common=numbers["common"], posteriors=numbers["of"], seen=Seen.from_dict(numbers["seen"])
+    )
 
 
 def fit_without(source: str, fits: Collection[str]) -> str:
@@ -438,12 +491,14 @@ def fit_without(source: str, fits: Collection[str]) -> str:
     """
     if not source:
         return ""
-    # Every team of the record is left out of some fit: teams of the source that are in none have no runs in it.
+    # Every team of the record is left out of some fit: teams of the source that are in none have no
+    # runs in it.
     teams_left_out = {name: frozenset(name.split("+")) for name in fits if name}
     fitted_teams = frozenset[str]().union(*teams_left_out.values()) & teams_of(source)
     if not fitted_teams:
         return ""
-    # Among the fits that leave out all of these teams, take the one that leaves out the fewest others.
+    # Among the fits that leave out all of these teams, take the one that leaves out the fewest
+    # others.
     covering = [name for name, teams in teams_left_out.items() if fitted_teams <= teams]
     if not covering:
         raise PerfModelError(

@@ -1,8 +1,9 @@
-"""Constants of an unknown site, from all published runs: clocks under load, and the spread of peak memory.
+"""Constants of an unknown site, from all published runs: clocks under load, and the spread of peak
+memory.
 
-What the sources show differs between sites and frameworks. So a constant is the median over teams, including the
-tables' own 0 (for memory, where it is no correction, the spread counts too). One source cannot move it far, and a
-source can be left out of the constant that predicts its own rows.
+What the sources show differs between sites and frameworks. So a constant is the median over teams,
+including the tables' own 0 (for memory, where it is no correction, the spread counts too). One
+source cannot move it far, and a source can be left out of the constant that predicts its own rows.
 """
 
 import tomllib
@@ -20,7 +21,8 @@ from typing import Any, Final
 from perfmodel.display import shorten_reprs
 from perfmodel.files import parse_json, read_checked
 
-# --- teams ---------------------------------------------------------------------------------------------
+# --- teams
+# ---------------------------------------------------------------------------------------------
 #
 # The teams behind published sources; runs that share a team are left out of a fit together.
 
@@ -33,12 +35,15 @@ TEAMS_FILE = "teams.toml"
 def team_patterns() -> Mapping[str, Teams]:
     """Teams by pattern of a source's name, in lower case; the first pattern that matches counts."""
     content = tomllib.loads((files("perfmodel.prediction.sites") / TEAMS_FILE).read_text())
-    return MappingProxyType({pattern.lower(): frozenset(teams) for pattern, teams in content["teams"].items()})
+    return MappingProxyType(
+        {pattern.lower(): frozenset(teams) for pattern, teams in content["teams"].items()}
+    )
 
 
 @lru_cache
 def kind_patterns() -> Mapping[str, tuple[str, ...]]:
-    """Lower-case name patterns of sources by their kind: `reports_of_problems` and `competitions`."""
+    """Lower-case name patterns of sources by their kind: `reports_of_problems` and
+    `competitions`."""
     content = tomllib.loads((files("perfmodel.prediction.sites") / TEAMS_FILE).read_text())
     patterns = {}
     for kind in ("reports_of_problems", "competitions"):
@@ -88,8 +93,8 @@ def share_a_team(source: str, other_source: str) -> bool:
 def source_of_submitter(source: str, submitter: str) -> str:
     """Name of the part of a source that a submitter measured.
 
-    The rounds of a benchmark hold the runs of many submitters. Submitters that also have sources of their own are
-    separate parts: `MLPerf Training v5.0 (NVIDIA)`. All others are one source.
+    The rounds of a benchmark hold the runs of many submitters. Submitters that also have sources of
+    their own are separate parts: `MLPerf Training v5.0 (NVIDIA)`. All others are one source.
     """
     if not submitter:
         return source
@@ -97,7 +102,8 @@ def source_of_submitter(source: str, submitter: str) -> str:
     return name if teams_of(name) not in (teams_of(source), {name.lower()}) else source
 
 
-# --- constants -----------------------------------------------------------------------------------------
+# --- constants
+# -----------------------------------------------------------------------------------------
 
 
 Sustained = tuple[tuple[str, float], ...]
@@ -119,30 +125,34 @@ def _fitted(name: str) -> Mapping[str, Any]:
     return parse_json(read_checked(files("perfmodel.prediction.sites"), name))
 
 
-# --- clocks under load --------------------------------------------------------------------------------
+# --- clocks under load
+# --------------------------------------------------------------------------------
 
 
 @lru_cache
 def source_medians() -> Mapping[str, Mapping[str, float]]:
-    """Median, by architecture and source, of log(measured / predicted) over the share of products in the step."""
+    """Median, by architecture and source, of log(measured / predicted) over the share of products
+    in the step."""
     return MappingProxyType(_fitted(SUSTAINED_FILE))
 
 
 @lru_cache
 def sustained(without: str = "") -> Sustained:
-    """Slowdown of matrix products in training relative to isolated kernels, by architecture, for devices without a
-    power law.
+    """Slowdown of matrix products in training relative to isolated kernels, by architecture, for
+    devices without a power law.
 
-    Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
-    after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
-    energy of a die were measured. For other devices the slowdown comes from published runs, except those of the teams
-    of the source `without`.
+    Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training
+    step runs products one after another, and the power limit lowers the clock under them:
+    `perfmodel.cost.sustained_seconds` where power and energy of a die were measured. For other
+    devices the slowdown comes from published runs, except those of the teams of the source
+    `without`.
     """
     return sustained_from(source_medians(), without)
 
 
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
-    """Compute `sustained` from medians by architecture and source, without the teams of a source."""
+    """Compute `sustained` from medians by architecture and source, without the teams of a
+    source."""
     by_architecture = []
     for architecture, by_source in sorted(medians.items()):
         # The median over teams, with 0 among them, never below 0.
@@ -155,7 +165,8 @@ def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = ""
     return tuple(by_architecture)
 
 
-# --- peaks of memory ----------------------------------------------------------------------------------
+# --- peaks of memory
+# ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,14 +179,17 @@ class MemorySpread:
     """Standard deviation of the logarithm."""
 
     def probability(self, needed: float, capacity: float) -> float:
-        """Probability that a layout with a predicted need fits into a capacity (both in bytes, or both as shares)."""
+        """Probability that a layout with a predicted need fits into a capacity (both in bytes, or
+        both as shares)."""
         z = (log(capacity / needed) - self.bias) / self.deviation
         return 0.5 * (1 + erf(z / sqrt(2)))
 
     def share_that_fits(self, probability: float) -> float:
-        """The largest predicted share of device memory at which a layout fits with this probability.
+        """The largest predicted share of device memory at which a layout fits with this
+        probability.
 
-        The inverse of `probability` for a capacity of 1: infinite for probability 0, and 0 for probability 1.
+        The inverse of `probability` for a capacity of 1: infinite for probability 0, and 0 for
+        probability 1.
         """
         if probability <= 0:
             return inf
@@ -195,12 +209,14 @@ def source_figures() -> Figures:
 
 @lru_cache
 def memory_spread(without: str = "") -> MemorySpread:
-    """Spread of measured over predicted peak memory for a new source, fitted without the teams of `without`."""
+    """Spread of measured over predicted peak memory for a new source, fitted without the teams of
+    `without`."""
     return spread_from(source_figures(), without)
 
 
 def spread_from(figures: Figures, without: str = "") -> MemorySpread:
-    """Median bias of the sources, their spread, and the mean spread within a source; every source counts the same.
+    """Median bias of the sources, their spread, and the mean spread within a source; every source
+    counts the same.
 
     Args:
         figures: median and median absolute deviation of every source.
@@ -212,8 +228,8 @@ def spread_from(figures: Figures, without: str = "") -> MemorySpread:
     medians = [center for center, _ in remaining]
     bias = median(medians)
 
-    # The spread between sources is the median absolute deviation, as it is inside them: a few sources count something
-    # else than they state, and would make all others look uncertain.
+    # The spread between sources is the median absolute deviation, as it is inside them: a few
+    # sources count something else than they state, and would make all others look uncertain.
     between_medians = max(abs(center) for center in medians)
     if len(remaining) >= _FEWEST:
         between_medians = _NORMAL_MAD * median(abs(center - bias) for center in medians)

@@ -1,10 +1,11 @@
 """Posterior of a site given some of its runs.
 
-Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`). Their covariance is
-that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), each multiplied by its scale: one
-that nearby layouts share, and one of each layout alone. Repeats of one run share everything except the noise, so that
-ten repeats do not count as ten runs. If the runs of a site scatter, large scales are likely, and each run says little
-about the others.
+Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`).
+Their covariance is that of the site's factors (`_population`) plus two terms by layout
+(`LayoutKernel`), each multiplied by its scale: one that nearby layouts share, and one of each
+layout alone. Repeats of one run share everything except the noise, so that ten repeats do not count
+as ten runs. If the runs of a site scatter, large scales are likely, and each run says little about
+the others.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,26 +20,31 @@ from perfmodel.normal import normal_cdf, normal_quantile
 from perfmodel.spec import Layout
 
 OUTLIERS: Final = 4.0
-"""Degrees of freedom of the noise of one run: runs far from the others of their site lose weight. Assumed."""
+"""Degrees of freedom of the noise of one run: runs far from the others of their site lose weight.
+Assumed."""
 _MOST_ROUNDS: Final = 50
 """Most rounds of reweighting."""
 _ENOUGH: Final = 1e-3
 """Change of the weights that ends the reweighting."""
 _SETTLED: Final = 5
-"""After this many rounds, nodes less likely than exp(-`_UNLIKELY`) times the likeliest are left out."""
+"""After this many rounds, nodes less likely than exp(-`_UNLIKELY`) times the likeliest are left
+out."""
 _UNLIKELY: Final = 20.0
 
-# --- what layouts have in common ---------------------------------------------------------------------
+# --- what layouts have in common
+# ---------------------------------------------------------------------
 #
-# What like layouts of one site have in common that no factor explains is a Gaussian process over layouts. Without it
-# the factors would have to explain errors of other origin, and runs that resemble one another would count as
-# independent evidence (Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001).
+# What like layouts of one site have in common that no factor explains is a Gaussian process over
+# layouts. Without it the factors would have to explain errors of other origin, and runs that
+# resemble one another would count as independent evidence (Kennedy and O'Hagan, J. R. Stat. Soc. B
+# 63, 2001).
 
 Coordinates = tuple[float, ...]
 
 
 def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
-    """Coordinates of a run among layouts: log2 of tp, pp, dp, cp, ep, micro-batch, sequence and parameters."""
+    """Coordinates of a run among layouts: log2 of tp, pp, dp, cp, ep, micro-batch, sequence and
+    parameters."""
     degrees = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep, layout.micro_batch)
     return tuple(np.log2([*degrees, seq_len, parameters]).tolist())
 
@@ -58,7 +64,8 @@ class LayoutKernel:
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
         """Covariance shared by layouts."""
-        # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
+        # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts
+        # are.
         return self.amplitude**2 * np.exp(-_distances(a, b) / self.length_scale)
 
     def alone(
@@ -75,26 +82,31 @@ def _distances(
     return np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
 
 
-# --- how much the runs of a site scatter -------------------------------------------------------------
+# --- how much the runs of a site scatter
+# -------------------------------------------------------------
 #
-# How much more or less one site's runs scatter than those of the typical site is unknown, so integrated over. A site
-# scatters in two ways: in what similar layouts share (its settings and events), and in what is particular to each
-# layout and run. Each has a scale, log-normal over sites (standard deviations `scatter`), the same for all runs of a
-# site: a mixture of normals with heavy tails, which a site's own runs narrow. Integrals over the scales are sums over
-# the nodes of Gauss and Hermite.
+# How much more or less one site's runs scatter than those of the typical site is unknown, so
+# integrated over. A site scatters in two ways: in what similar layouts share (its settings and
+# events), and in what is particular to each layout and run. Each has a scale, log-normal over sites
+# (standard deviations `scatter`), the same for all runs of a site: a mixture of normals with heavy
+# tails, which a site's own runs narrow. Integrals over the scales are sums over the nodes of Gauss
+# and Hermite.
 
 NODES: Final = (3, 5)
-"""Quadrature nodes of the two scales. The second scale has more nodes, because further runs keep narrowing it."""
+"""Quadrature nodes of the two scales. The second scale has more nodes, because further runs keep
+narrowing it."""
 _MOST_STEPS: Final = 100
-"""Most steps of Newton's method; about ten are usual, more if some nodes are far narrower than others."""
+"""Most steps of Newton's method; about ten are usual, more if some nodes are far narrower than
+others."""
 
 
-# Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
-# a step time that includes work which the record leaves out. Where its runs agree with one another but not with the
-# record, one factor on all of them explains it, which the spread of ordinary sites must not hold back. This class has a
-# small probability and a large variance. The prior is thus again a mixture of normals: runs close to the record leave
-# this class hardly any weight, runs that agree on being far off give it all (contaminated normal priors; Berger and
-# Berliner, Ann. Stat. 14, 1986).
+# Besides, a whole site may differ from the record by more than any of its factors allows: a cap on
+# power, other clocks, a step time that includes work which the record leaves out. Where its runs
+# agree with one another but not with the record, one factor on all of them explains it, which the
+# spread of ordinary sites must not hold back. This class has a small probability and a large
+# variance. The prior is thus again a mixture of normals: runs close to the record leave this class
+# hardly any weight, runs that agree on being far off give it all (contaminated normal priors;
+# Berger and Berliner, Ann. Stat. 14, 1986).
 
 
 class OverallFactor(NamedTuple):
@@ -107,12 +119,12 @@ class OverallFactor(NamedTuple):
 
 
 OVERALL_FACTORS: Final = (OverallFactor(0.95, 0.0), OverallFactor(0.05, 0.5))
-"""Two classes of sites: those like the record's, and unusual ones, which take 0.44 to 2.3 times as long in nine of ten
-cases. The
-chances are assumed: with them, 2 to 8 runs of a published source predict its other runs as well as without this class
-(means over sources differ by at most 0.0002), and three runs that agree on being 1.5 times off leave a probability of 2
-% for a usual site. A single run does not count, because it would make predictions of the other runs of published
-sources worse."""
+"""Two classes of sites: those like the record's, and unusual ones, which take 0.44 to 2.3 times as
+long in nine of ten cases. The chances are assumed: with them, 2 to 8 runs of a published source
+predict its other runs as well as without this class (means over sources differ by at most 0.0002),
+and three runs that agree on being 1.5 times off leave a probability of 2 % for a usual site. A
+single run does not count, because it would make predictions of the other runs of published sources
+worse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +159,11 @@ class Scales:
 
 
 @lru_cache
-def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
-    """Quadrature nodes over both log scales, in standard deviations, and the weight of each pair."""
+def standard_nodes() -> tuple[
+    Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]
+]:
+    """Quadrature nodes over both log scales, in standard deviations, and the weight of each
+    pair."""
     within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
     single, single_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
     weight = np.outer(within_weight, single_weight).ravel()
@@ -169,7 +184,9 @@ def scales(scatter: tuple[float, float]) -> Scales:
 
 
 def half_width(
-    variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], coverage: float = 0.9
+    variance: Float[np.ndarray, "nodes *shape"],
+    weight: Float[np.ndarray, " nodes"],
+    coverage: float = 0.9,
 ) -> Float[np.ndarray, "*shape"]:
     """Half-width of the central interval that holds a share of a mixture of normals around 0.
 
@@ -182,8 +199,9 @@ def half_width(
     per_sd = 1 / np.maximum(np.sqrt(variances), 1e-300)
     share = (1 + coverage) / 2
 
-    # Newton's method never passes the answer from below, because the share that an interval holds is concave in its
-    # half-width. From above its first step ends below. The normal of the same variance is close by.
+    # Newton's method never passes the answer from below, because the share that an interval holds
+    # is concave in its half-width. From above its first step ends below. The normal of the same
+    # variance is close by.
     start = float(normal_quantile(share)) * np.sqrt(weight @ variances)
     half = np.maximum(start + _newton_step(start, share, per_sd, weight), 0.0)
     for _ in range(_MOST_STEPS):
@@ -201,14 +219,16 @@ def _newton_step(
     per_sd: Float[np.ndarray, "nodes n"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, " n"]:
-    """Newton's step from a half-width towards that below which a mixture of normals around 0 has this share."""
+    """Newton's step from a half-width towards that below which a mixture of normals around 0 has
+    this share."""
     # At 40 standard deviations everything is inside; larger deviates would overflow.
     deviates = np.minimum(half * per_sd, 40.0)
     density = weight @ (per_sd * np.exp(-0.5 * deviates**2)) / np.sqrt(2 * np.pi)
     return (share - weight @ normal_cdf(deviates)) / np.maximum(density, 1e-300)
 
 
-# --- the update -------------------------------------------------------------------------------------
+# --- the update
+# -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +247,9 @@ class CovarianceTerms:
     def take(self, rows: np.ndarray, columns: np.ndarray) -> "CovarianceTerms":
         """Covariances of some of the runs."""
         chosen = np.ix_(rows, columns)
-        return CovarianceTerms(self.fixed[chosen], self.within[chosen], self.repeats[chosen], overall=self.overall)
+        return CovarianceTerms(
+            self.fixed[chosen], self.within[chosen], self.repeats[chosen], overall=self.overall
+        )
 
     def under(self, scales: Scales) -> Float[np.ndarray, "nodes rows columns"]:
         """Covariance of the runs at every node."""
@@ -238,7 +260,8 @@ class CovarianceTerms:
 
 @dataclass(frozen=True, eq=False)
 class KnownRuns:
-    """Posterior of a site given some of its runs: a mixture of normals over the nodes of its scales."""
+    """Posterior of a site given some of its runs: a mixture of normals over the nodes of its
+    scales."""
 
     scales: Scales
     """The nodes that are likely given the runs, and how likely."""
@@ -255,14 +278,17 @@ class KnownRuns:
         """
         return np.einsum("nko,nk->no", across.under(self.scales), self.pull)
 
-    def covariance(self, prior: CovarianceTerms, across: CovarianceTerms) -> Float[np.ndarray, "nodes others others"]:
+    def covariance(
+        self, prior: CovarianceTerms, across: CovarianceTerms
+    ) -> Float[np.ndarray, "nodes others others"]:
         """Covariance of other runs, without the noise of one run.
 
         Args:
             prior: covariance of the others before any run.
             across: covariance of the known runs with them.
         """
-        # Nodes expect little different shifts, beside their spreads: the differences count as variance.
+        # Nodes expect little different shifts, beside their spreads: the differences count as
+        # variance.
         shift, with_runs = self.shift(across), across.under(self.scales)
         deviation = shift - self.scales.weight @ shift
         between_nodes = np.einsum("n,ni,nj->ij", self.scales.weight, deviation, deviation)
@@ -291,24 +317,29 @@ def known_runs(
         error: logs of measured over expected time.
         scales: nodes of the scales before the runs.
     """
-    # The noise is Student's t: normal with a variance over a weight that is gamma distributed. Starting from normal
-    # noise, a run that lies far off gets a smaller weight in every round (Lange, Little and Taylor, JASA 84, 1989).
+    # The noise is Student's t: normal with a variance over a weight that is gamma distributed.
+    # Starting from normal noise, a run that lies far off gets a smaller weight in every round
+    # (Lange, Little and Taylor, JASA 84, 1989).
     weight = np.ones((len(scales.weight), len(error)))
     for done in range(_MOST_ROUNDS):
         noise_of_node = scales.single[:, None] * noise
-        inverse = np.linalg.inv(prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error)))
+        inverse = np.linalg.inv(
+            prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error))
+        )
         pull = inverse @ error
 
         # A node is as likely as the runs are under it, times the prior of the weights.
-        log_likelihood = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
+        log_likelihood = (
+            -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
+        )
         log_likelihood += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
         next_weight = (OUTLIERS + 1) / (OUTLIERS + pull**2 * noise_of_node / weight**2)
         if np.abs(next_weight - weight).max(initial=0.0) < _ENOUGH:
             break
         weight = next_weight
 
-        # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of all nodes that it
-        # began with.
+        # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of
+        # all nodes that it began with.
         may_drop = _SETTLED <= done < _MOST_ROUNDS - 1
         is_likely = log_likelihood > log_likelihood.max() - _UNLIKELY
         if may_drop and not is_likely.all():

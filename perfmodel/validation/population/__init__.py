@@ -1,4 +1,5 @@
-"""Fit of the hierarchical model of sites: how likely held-out runs are, and how wide intervals must be."""
+"""Fit of the hierarchical model of sites: how likely held-out runs are, and how wide intervals must
+be."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
         fit_coverage,
     )
     from perfmodel.validation.population._few_runs import Covariances, others_given_known
-    from perfmodel.validation.population._fit import PopulationFit, fit_population, parameters_text, posterior
+    from perfmodel.validation.population._fit import (
+        PopulationFit,
+        fit_population,
+        parameters_text,
+        posterior,
+    )
     from perfmodel.validation.population._folds import folds_of, team_folds, whole_group_folds
     from perfmodel.validation.population._score import (
         DEGREES_OF_FREEDOM,

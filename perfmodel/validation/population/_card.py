@@ -62,7 +62,10 @@ def _spreads(fit: PopulationFit) -> list[str]:
     """Lines on the standard deviations of sites, layouts and runs."""
     hyper, common = fit.hyperparameters, fit.parameters[""]["common"]
     scatter_of_shared, scatter_of_single = np.exp(hyper["scatter"])
-    by_degree = [f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)]
+    by_degree = [
+        f"{_percent(sd)} per unit of {name}"
+        for name, sd in zip(DEGREES, hyper["degrees"], strict=True)
+    ]
     facts = [
         f"similar layouts share {_percent(hyper['near'][0])} (correlation 1/e after "
         f"{hyper['length'][0]:.1f} doublings)",
@@ -92,7 +95,10 @@ def _lessons(fit: PopulationFit) -> list[str]:
         "teams. `level` and `scatter`: variance of what the source's runs have in common, and of their differences, "
         "relative to the typical source. `far off`: outliers, which count less than half. `moves`: change of the "
         "median site of the whole record by the source and the other sources of its teams.",
-        _table(("source", "runs", "off", "left out", "level", "scatter", "far off", "moves"), _sources(fit)),
+        _table(
+            ("source", "runs", "off", "left out", "level", "scatter", "far off", "moves"),
+            _sources(fit),
+        ),
     ]
 
 
@@ -111,7 +117,8 @@ def _worth_of_runs(fit: PopulationFit) -> list[str]:
 
 
 def _coverage(fit: PopulationFit) -> list[str]:
-    """Lines on the width of intervals by what is unknown, and on their coverage with whole groups left out."""
+    """Lines on the width of intervals by what is unknown, and on their coverage with whole groups
+    left out."""
     coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
     runs = fit.coverage
     half = covered_half_widths(coverage, runs)
@@ -130,7 +137,8 @@ def _coverage(fit: PopulationFit) -> list[str]:
             )
         )
 
-    # Errors of whole groups left out show whether intervals hold for kinds of runs that were never seen.
+    # Errors of whole groups left out show whether intervals hold for kinds of runs that were never
+    # seen.
     driver_texts = [f"{_percent(half)} ({UNKNOWNS[name]})" for name, half in coverage.added.items()]
     drivers = "; ".join(driver_texts) or "nothing, because missing facts do not widen the interval"
     return [
@@ -144,7 +152,8 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
 
 def _not_both(names: Iterable[str]) -> list[str]:
-    """Sort posteriors: that of all runs, then those of a framework alone, then those of an architecture alone."""
+    """Sort posteriors: that of all runs, then those of a framework alone, then those of an
+    architecture alone."""
     alone = (name for name in names if name.startswith("|") or name.endswith("|"))
     return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
 
@@ -170,7 +179,8 @@ def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
-    """Yield a row per source: its errors, scatter and far-off runs, and how it moves the median site."""
+    """Yield a row per source: its errors, scatter and far-off runs, and how it moves the median
+    site."""
     runs = fit.score.runs
 
     # `moves` is the mean factor of the median site with the source less that without its teams.
@@ -200,7 +210,9 @@ def _rows_of_few_runs(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     residuals = {name: fit.left_out[source == name] for name in fit.few}
     error_of_one_factor = {}
     for name, log_errors in residuals.items():
-        error_of_one_factor[name] = float(np.abs(np.expm1(np.median(log_errors) - log_errors)).mean())
+        error_of_one_factor[name] = float(
+            np.abs(np.expm1(np.median(log_errors) - log_errors)).mean()
+        )
     columns = (*FEW, OTHERS)
 
     def cell(worth: FewRuns | None) -> str:
@@ -214,7 +226,9 @@ def _rows_of_few_runs(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
         means.append(cell(_mean_worth(worths)))
 
     # A source with one run has no other runs whose errors could be averaged.
-    several = [error_of_one_factor[name] for name, by_count in fit.few.items() if OTHERS in by_count]
+    several = [
+        error_of_one_factor[name] for name, by_count in fit.few.items() if OTHERS in by_count
+    ]
     yield (
         "mean over sources",
         f"{100 * np.mean([*physics.values()]):.1f} %",

@@ -1,10 +1,12 @@
-"""Fits `perfmodel.prediction.sites.Coverage`: the width of intervals for runs about which little is known.
+"""Fits `perfmodel.prediction.sites.Coverage`: the width of intervals for runs about which little is
+known.
 
-Every run is predicted with its team left out, and again with its whole framework, device generation, year and kind of
-model left out. Its error over the half-width that the model of sites gives then says how much wider the interval has
-to be, and what that depends on. The fit minimises the interval score itself, which is least where intervals are wide
-for runs with large errors and narrow for the others. Intervals are then scaled so that they hold nine tenths of the
-runs of teams left out.
+Every run is predicted with its team left out, and again with its whole framework, device
+generation, year and kind of model left out. Its error over the half-width that the model of sites
+gives then says how much wider the interval has to be, and what that depends on. The fit minimises
+the interval score itself, which is least where intervals are wide for runs with large errors and
+narrow for the others. Intervals are then scaled so that they hold nine tenths of the runs of teams
+left out.
 """
 
 from collections.abc import Sequence
@@ -25,9 +27,10 @@ _SMOOTHED: Final = 0.02
 """Width, in log error, over which the interval score is smoothed, so that it has a gradient."""
 _POWER: Final = 0.5
 _POWER_SD: Final = 0.1
-"""Mean and standard deviation of the power, which count as one source: half-widths between those that the model of
-sites gives and one for all runs of which as much is known. Published runs alone say that one would do; but what a user
-measures makes the model's own half-width narrower, which has to count."""
+"""Mean and standard deviation of the power, which count as one source: half-widths between those
+that the model of sites gives and one for all runs of which as much is known. Published runs alone
+say that one would do; but what a user measures makes the model's own half-width narrower, which has
+to count."""
 _ADDED_SD: Final = 0.5
 """Standard deviation of the half-width of each driver around 0, as `_POWER_SD`."""
 _START_ADDED: Final = 0.1
@@ -40,9 +43,11 @@ _MOST_LOG: Final = 3.0
 """Largest log of the factor on the model's half-width."""
 _BISECTIONS: Final = 40
 _WHOLE_GROUP_WEIGHT: Final = 0.25
-"""Weight of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
+"""Weight of the errors with a whole group left out, of four kinds, relative to those with a team
+left out."""
 _LOOKED_AT_WEIGHT: Final = 0.5
-"""Weight of sources whose errors were in view when facts were looked up: not all of these facts can be undone."""
+"""Weight of sources whose errors were in view when facts were looked up: not all of these facts can
+be undone."""
 TEAM: Final = "team"
 """Label of runs for which only their team was left out."""
 
@@ -61,13 +66,16 @@ class LeftOutRuns:
     unknown: Float[np.ndarray, "runs drivers"]
     """Amount of each of `UNKNOWNS` that the run has, after what was left out."""
     open_deviation: Float[np.ndarray, " runs"]
-    """Standard deviation of the log step time over the possible completions of the run, which predictions include."""
+    """Standard deviation of the log step time over the possible completions of the run, which
+    predictions include."""
     looked_at: Bool[np.ndarray, " runs"]
     """Whether facts were ever looked up with the errors of the run's source in view."""
 
     def take(self, chosen: Bool[np.ndarray, " runs"]) -> "LeftOutRuns":
         """The runs at some positions."""
-        return LeftOutRuns(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return LeftOutRuns(
+            **{field.name: getattr(self, field.name)[chosen] for field in fields(self)}
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["LeftOutRuns"]) -> "LeftOutRuns":
@@ -79,8 +87,8 @@ class LeftOutRuns:
 
     @property
     def weight(self) -> Float[np.ndarray, " runs"]:
-        """Weights of runs: equal per source with its team left out; lower with whole groups left out, and for sources
-        seen during development."""
+        """Weights of runs: equal per source with its team left out; lower with whole groups left
+        out, and for sources seen during development."""
         names = np.char.add(np.char.add(self.left_out.astype(str), " "), self.source.astype(str))
         _, place, count = np.unique(names, return_inverse=True, return_counts=True)
 
@@ -90,7 +98,8 @@ class LeftOutRuns:
 
 
 def fit_coverage(runs: LeftOutRuns) -> Coverage:
-    """Fit widths so that intervals cover 90 % of the runs of left-out teams, and are wide where errors are large."""
+    """Fit widths so that intervals cover 90 % of the runs of left-out teams, and are wide where
+    errors are large."""
     if not len(runs.error):
         return Coverage()
     names = tuple(UNKNOWNS)
@@ -103,12 +112,13 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     def objective(
         x: Float[np.ndarray, " coefficients"],
     ) -> tuple[float, Float[np.ndarray, " coefficients"]]:
-        """Interval score with its prior, and the gradient; `x` is base, power and added half-widths."""
+        """Interval score with its prior, and the gradient; `x` is base, power and added
+        half-widths."""
         known = np.exp(2 * (x[0] + x[1] * log_half))
         half = np.sqrt(known + drivers @ x[2:] ** 2 + (GAUSS_90 * runs.open_deviation) ** 2)
 
-        # Width, and what the error lies outside times two over the share that may (Gneiting and Raftery, JASA 102,
-        # 2007, equation 43), with its kink rounded off.
+        # Width, and what the error lies outside times two over the share that may (Gneiting and
+        # Raftery, JASA 102, 2007, equation 43), with its kink rounded off.
         outside = (error - half) / _SMOOTHED
         per_miss = 2 / (1 - INSIDE)
         score = 2 * half + per_miss * _SMOOTHED * np.logaddexp(0.0, outside)
@@ -127,18 +137,22 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     start = np.array([np.log(_START_ADDED), _POWER, *np.full(len(names), _START_ADDED)])
     bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_ADDED)] * len(names)]
     x = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds).x
-    added = {name: float(value) for name, value in zip(names, x[2:], strict=True) if value >= _LEAST_ADDED}
+    added = {
+        name: float(value)
+        for name, value in zip(names, x[2:], strict=True)
+        if value >= _LEAST_ADDED
+    }
     shape = Coverage(base=float(x[0]), power=round(float(x[1]), 3), added=added)
-    # Sources that nobody had looked at show the errors that a stranger meets; the others count only where there are
-    # none.
+    # Sources that nobody had looked at show the errors that a stranger meets; the others count only
+    # where there are none.
     strangers = (runs.left_out == TEAM) & ~runs.looked_at
     held_against = strangers if strangers.any() else runs.left_out == TEAM
     return _rounded_up(shape.scaled(_conformal_factor(shape, runs.take(held_against))))
 
 
 def _conformal_factor(shape: Coverage, runs: LeftOutRuns) -> float:
-    """Log of the factor on half-widths at which intervals hold the weighted share `INSIDE` of runs, by bisection; the
-    lowest factor if the open settings alone already cover that share."""
+    """Log of the factor on half-widths at which intervals hold the weighted share `INSIDE` of runs,
+    by bisection; the lowest factor if the open settings alone already cover that share."""
     narrow, wide = -_MOST_LOG, _MOST_LOG
     for _ in range(_BISECTIONS):
         middle = (narrow + wide) / 2
@@ -166,8 +180,8 @@ def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarr
 
 
 def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"]) -> float:
-    """Factor by which half-widths are multiplied to hold the weighted share `INSIDE` of the runs (split conformal
-    prediction, Lei et al., JASA 113, 2018, section 2.2, with weights).
+    """Factor by which half-widths are multiplied to hold the weighted share `INSIDE` of the runs
+    (split conformal prediction, Lei et al., JASA 113, 2018, section 2.2, with weights).
 
     Args:
         over: distance of every run from its prediction, in half-widths.

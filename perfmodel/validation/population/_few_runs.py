@@ -6,12 +6,19 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction.sites.known_runs import CovarianceTerms, Scales, half_width, known_runs, widened
+from perfmodel.prediction.sites.known_runs import (
+    CovarianceTerms,
+    Scales,
+    half_width,
+    known_runs,
+    widened,
+)
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Numbers of runs of a source for which the card reports the gain."""
 OTHERS: Final = -1
-"""Stands for all runs of a source except the predicted one, which bounds the gain from fewer known runs."""
+"""Stands for all runs of a source except the predicted one, which bounds the gain from fewer known
+runs."""
 _DRAWS: Final = 20
 
 
@@ -47,9 +54,11 @@ def others_given_known(
     """Condition unknown runs on the known ones of their source (`known_runs`).
 
     Returns:
-        Residuals of the unknown runs less what the known ones explain, and half-widths of their 90 % intervals.
+        Residuals of the unknown runs less what the known ones explain, and half-widths of their 90
+        % intervals.
     """
-    # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site worse.
+    # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site
+    # worse.
     conditioned = known_runs(
         covariances.take(known, known),
         np.full(len(known), covariances.noise_inflation * covariances.noise),
@@ -60,7 +69,9 @@ def others_given_known(
     # The known runs shift the mean of the others and narrow their covariance, separately for each
     # node of the scale mixture. `weight` says how likely each node is after them.
     across, weight = covariances.take(known, unknown), conditioned.scales.weight
-    variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
+    variance = np.diagonal(
+        conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2
+    )
     half = half_width(
         np.maximum(variance, 0.0) + conditioned.scales.single[:, None] * covariances.noise,
         weight,
@@ -100,12 +111,16 @@ def draws(
     turns = [np.roll(np.arange(size), -shift) for shift in range(size)]
 
     def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
-        left_over, half = others_given_known(covariances, scales, residual, index[order[:k]], index[order[k:]])
+        left_over, half = others_given_known(
+            covariances, scales, residual, index[order[:k]], index[order[k:]]
+        )
         return Draw(left_over, half, order[k:])
 
     for k in FEW:
         if size > k:
-            drawn = {0: turns[:1], 1: turns}.get(k) or [rng.permutation(size) for _ in range(_DRAWS)]
+            drawn = {0: turns[:1], 1: turns}.get(k) or [
+                rng.permutation(size) for _ in range(_DRAWS)
+            ]
             draws_by_known[k] = [draw(order, k) for order in drawn]
     if size > 1:
         draws_by_known[OTHERS] = [draw(order, size - 1) for order in turns]
@@ -117,9 +132,11 @@ def mean_error(draws: list[Draw]) -> float:
     return float(np.mean([np.abs(np.expm1(-draw.residual)).mean() for draw in draws]))
 
 
-def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], coverage_factor: float) -> dict[int, FewRuns]:
-    """Prediction errors for a source's other runs, by the number of known runs. Half-widths are as in predictions
-    (`widened`).
+def few_runs(
+    drawn: Draws, before: Float[np.ndarray, " own"], coverage_factor: float
+) -> dict[int, FewRuns]:
+    """Prediction errors for a source's other runs, by the number of known runs. Half-widths are as
+    in predictions (`widened`).
 
     Args:
         drawn: draws of the known runs.

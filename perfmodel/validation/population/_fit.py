@@ -1,4 +1,5 @@
-"""Fits the hierarchical model of sites to published runs; `perfmodel.prediction` applies it to a site."""
+"""Fits the hierarchical model of sites to published runs; `perfmodel.prediction` applies it to a
+site."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,11 @@ from perfmodel.validation.population._score import (
 )
 
 _ROUNDS: Final = 2
-"""Rounds of the fit. After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
+"""Rounds of the fit. After each, scales of sources and weights of runs follow: a third one hardly
+moves the score."""
 _ITERATIONS: Final = 10
-"""Iterations of each round, after which variances change by less than a tenth of their spread over left-out teams."""
+"""Iterations of each round, after which variances change by less than a tenth of their spread over
+left-out teams."""
 _UNSEEN: Final = 1e-9
 """Weight of runs without information."""
 NOISE_INFLATIONS: Final = (1.0, 2.0, 4.0, 8.0)
@@ -60,8 +63,8 @@ class PopulationFit:
     parameters: dict[str, dict[str, Any]]
     """Values of `perfmodel.prediction.sites.SitePopulation` by the teams left out ("" for none).
 
-    If teams are left out, variances, frameworks and architectures are estimated from the other teams alone, and only
-    entries that the runs of the left-out teams need are stored."""
+    If teams are left out, variances, frameworks and architectures are estimated from the other
+    teams alone, and only entries that the runs of the left-out teams need are stored."""
     score: Score
     state: State
     left_out: Float[np.ndarray, " runs"]
@@ -89,7 +92,9 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         if progress:
             progress("variances", 0, 1)
         # Reports of problems tell how far off a run can be, not how typical runs are.
-        typical = np.array([not reports_a_problem(source) for source in runs.labels["source"].tolist()])
+        typical = np.array(
+            [not reports_a_problem(source) for source in runs.labels["source"].tolist()]
+        )
         typical |= not typical.any()
 
         # The model of all typical runs, and coverage with whole groups left out under it.
@@ -99,12 +104,17 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         for kind, folds in folds_of(runs.labels).items():
             left_out_runs.append(left_out_of(runs, score, state, kind, folds))
         everywhere: dict[str, float] = {}
-        drawn: dict[float, dict[str, Draws]] = {noise_inflation: {} for noise_inflation in NOISE_INFLATIONS}
-        for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
+        drawn: dict[float, dict[str, Draws]] = {
+            noise_inflation: {} for noise_inflation in NOISE_INFLATIONS
+        }
+        for done, (team, left_out) in enumerate(
+            zip(score.teams.names, score.teams.left_out, strict=True)
+        ):
             if progress:
                 progress("teams left out", done, len(score.teams.names))
 
-            # Once more from nothing without each team. Starting from the common fit would leak the team's own runs.
+            # Once more from nothing without each team. Starting from the common fit would leak the
+            # team's own runs.
             chosen = ~left_out & typical
             site_pairs = _pairs_of_team(runs.labels, team)
             without = _fitted(compiled, score, chosen)
@@ -119,7 +129,8 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
 
 
 def _pairs_of_team(labels: Mapping[str, np.ndarray], team: str) -> set[tuple[str, str]]:
-    """Pairs of framework and architecture that a team's runs have, with those that leave the framework open."""
+    """Pairs of framework and architecture that a team's runs have, with those that leave the
+    framework open."""
     is_team = labels["group"] == team
     frameworks = labels["framework"][is_team].tolist()
     architectures = labels["architecture"][is_team].tolist()
@@ -135,7 +146,8 @@ def _with_teams_left_out(
 ) -> dict[str, dict[int, FewRuns]]:
     """Errors of every source's other runs once some are known.
 
-    The scale that makes intervals cover 90 % is fitted to the runs of other teams and stored in every fit's parameters.
+    The scale that makes intervals cover 90 % is fitted to the runs of other teams and stored in
+    every fit's parameters.
     """
     team_of = dict(
         zip(
@@ -160,7 +172,9 @@ def _with_teams_left_out(
         }
         for source in (name for name in team_of if team_of[name] == team):
             runs = coverage.take((coverage.source == source) & (coverage.left_out == TEAM))
-            few[source] = few_runs(drawn[noise_inflation][source], covered_half_widths(fitted, runs), coverage_factor)
+            few[source] = few_runs(
+                drawn[noise_inflation][source], covered_half_widths(fitted, runs), coverage_factor
+            )
     return few
 
 
@@ -174,13 +188,15 @@ def left_out_of(
 ) -> LeftOutRuns:
     """Predict each run of some folds without its fold.
 
-    A run counts without the framework's facts that were looked up with its error in view (`SiteRuns.log_undone`),
-    because with them it would be easier than runs of a framework that was never compared.
+    A run counts without the framework's facts that were looked up with its error in view
+    (`SiteRuns.log_undone`), because with them it would be easier than runs of a framework that was
+    never compared.
     """
     residual, shared, parts, noise = score.left_out(state, folds)
     first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()
     nodes = scales((first, second))
-    # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
+    # Predictions add what a run leaves open after the width is fitted
+    # (`perfmodel.validation.predict_run`).
     fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(parts.fixed)) - runs.open_deviation**2
     scattered = nodes.within[:, None] * np.diag(np.asarray(parts.within))
     single = nodes.single[:, None] * (np.diag(np.asarray(parts.repeats)) + float(noise))
@@ -213,12 +229,13 @@ def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"])
 
 
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
-    """Value of each of `UNKNOWNS` for each run, with its fold left out; 0 for runs without a fold."""
+    """Value of each of `UNKNOWNS` for each run, with its fold left out; 0 for runs without a
+    fold."""
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
-        # Which facts count as unknown depends on the remaining runs: a framework whose only runs are in the fold is
-        # unseen.
+        # Which facts count as unknown depends on the remaining runs: a framework whose only runs
+        # are in the fold is unseen.
         seen = seen_in(labels, ~left_out)
         for run in np.flatnonzero(predicted):
             of_site = seen.unknown(
@@ -242,28 +259,40 @@ def parameters_text(fit: PopulationFit) -> str:
     """The parameters as JSON, one posterior per line."""
     fits = []
     for teams, numbers in fit.parameters.items():
-        sites = [f"  {json.dumps(name)}: {json.dumps(posterior)}" for name, posterior in numbers["of"].items()]
+        sites = [
+            f"  {json.dumps(name)}: {json.dumps(posterior)}"
+            for name, posterior in numbers["of"].items()
+        ]
         rows = ",\n".join(sites)
         common = json.dumps(numbers["common"])
         seen = json.dumps(numbers["seen"])
-        fits.append(f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}')
+        fits.append(
+            f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}'
+        )
     return "{\n" + ",\n".join(fits) + "\n}\n"
 
 
-def _inflation_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
-    """Return the noise inflation of `NOISE_INFLATIONS` with the least error, and the coverage factor with it.
+def _inflation_and_width(
+    drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]
+) -> tuple[float, float]:
+    """Return the noise inflation of `NOISE_INFLATIONS` with the least error, and the coverage
+    factor with it.
 
-    The error is the mean relative error of a source's other runs once some are known, plus what it is worse by than
-    without known runs. Every source counts the same (`conformal_scale`).
+    The error is the mean relative error of a source's other runs once some are known, plus what it
+    is worse by than without known runs. Every source counts the same (`conformal_scale`).
     """
 
     def error(noise_inflation: float) -> float:
         of_source = []
         for source in sources:
             draws_by_known = drawn[noise_inflation][source]
-            errors = np.array([mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0])
+            errors = np.array(
+                [mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0]
+            )
             if len(errors):
-                of_source.append((errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean())
+                of_source.append(
+                    (errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean()
+                )
         return float(np.mean(of_source)) if of_source else 0.0
 
     # Errors over half-widths of all sources' draws, each source with weight 1.
@@ -282,7 +311,8 @@ def _inflation_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Se
 
 
 def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
-    """Add to `drawn` the draws of known runs of every source of a team that the state has not seen."""
+    """Add to `drawn` the draws of known runs of every source of a team that the state has not
+    seen."""
     left_out = score.left_out(without)
     residuals = np.asarray(left_out.residual)
     fixed = np.asarray(left_out.shared) + np.asarray(left_out.own_parts.fixed)
@@ -290,11 +320,15 @@ def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, 
     repeats = np.asarray(left_out.own_parts.repeats)
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
     nodes = scales((first, second))
-    for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
+    for source, index, there in zip(
+        score.sources.tolist(), score.members, score.there, strict=True
+    ):
         if score.runs.labels["group"][index[0]] != team:
             continue
         for noise_inflation in NOISE_INFLATIONS:
-            covariances = Covariances(fixed, within, repeats, float(left_out.noise), noise_inflation)
+            covariances = Covariances(
+                fixed, within, repeats, float(left_out.noise), noise_inflation
+            )
             drawn[noise_inflation][source] = draws(covariances, nodes, residuals, index[there])
 
 
@@ -317,7 +351,9 @@ def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> S
             counted=counted,
         )
 
-        def evaluate(vector: Float[np.ndarray, " hyperparameters"], value: Any = value) -> tuple[float, np.ndarray]:
+        def evaluate(
+            vector: Float[np.ndarray, " hyperparameters"], value: Any = value
+        ) -> tuple[float, np.ndarray]:
             negative_score, gradient = value(vector)
             return float(negative_score), np.asarray(gradient, float)
 
@@ -352,7 +388,9 @@ def posterior(
     scale = state.scale[score.of_source][chosen]
     arrays = known.arrays()
     noise = hyper["noise"][0] ** 2 / state.weight[chosen]
-    total = factors(hyper, arrays, SHARED) + own_parts(hyper, arrays).scaled(level_scale, scale, noise)
+    total = factors(hyper, arrays, SHARED) + own_parts(hyper, arrays).scaled(
+        level_scale, scale, noise
+    )
     solved = np.linalg.inv(total)
     names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
     all_frameworks = (*names_by_level["framework"], "")
@@ -367,7 +405,8 @@ def posterior(
     posteriors = {}
     for pair in sorted(pairs):
         framework, architecture = pair
-        # A run shares the factors of a level with the pair if it has the same label there; all share the first.
+        # A run shares the factors of a level with the pair if it has the same label there; all
+        # share the first.
         shares_level = (
             np.ones(len(scale), bool),
             known.labels["framework"] == framework,
@@ -385,7 +424,9 @@ def posterior(
             "mean": np.round(with_runs @ solved @ known.log, 4).tolist(),
             "covariance": np.round(covariance[np.tril_indices(len(CLASSES))], 6).tolist(),
         }
-    common: dict[str, Any] = {name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")}
+    common: dict[str, Any] = {
+        name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")
+    }
     common |= {
         "noise": round(float(hyper["noise"][0]), 4),
         "degrees": np.round(hyper["degrees"], 4).tolist(),

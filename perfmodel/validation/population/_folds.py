@@ -1,4 +1,5 @@
-"""Folds of runs that are left out together: teams, frameworks, device generations, years, kinds of model."""
+"""Folds of runs that are left out together: teams, frameworks, device generations, years, kinds of
+model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,14 +31,15 @@ class Folds:
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 
     def by_size(self) -> "list[PaddedFolds]":
-        """Return the folds in batches of similar size, each padded to its largest; a fold's size is the number of runs
-        that it leaves out.
+        """Return the folds in batches of similar size, each padded to its largest; a fold's size is
+        the number of runs that it leaves out.
 
-        JAX needs arrays of one shape. The work of a fold grows with the cube of its size, so that one batch as wide as
-        the largest fold would spend most of its time on padding.
+        JAX needs arrays of one shape. The work of a fold grows with the cube of its size, so that
+        one batch as wide as the largest fold would spend most of its time on padding.
         """
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
-        # Folds of one batch differ by up to a factor of four in size: more batches take longer to compile.
+        # Folds of one batch differ by up to a factor of four in size: more batches take longer to
+        # compile.
         quadruplings = np.ceil(np.log([len(place) for place in places]) / np.log(4))
         batches = []
         for quadrupling in np.unique(quadruplings):
@@ -104,5 +106,7 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
 def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
     """Folds by kind of group, from the labels of `SiteRuns.labels`."""
     sources = labels["source"].tolist()
-    folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), sources) for kind in WHOLE_GROUPS}
+    folds_by_kind = {
+        kind: whole_group_folds(labels[kind].tolist(), sources) for kind in WHOLE_GROUPS
+    }
     return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

@@ -1,4 +1,5 @@
-"""How likely the errors of left-out runs are, when each source scatters by unknown scales of its own."""
+"""How likely the errors of left-out runs are, when each source scatters by unknown scales of its
+own."""
 
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ from perfmodel.prediction.sites.known_runs import standard_nodes
 class OwnParts(NamedTuple):
     """Covariances [runs, runs] specific to a source, without noise.
 
-    They are apart because a source scatters by two scales (`Scales` of `perfmodel.prediction.sites.known_runs`), of
-    which each multiplies one part.
+    They are apart because a source scatters by two scales (`Scales` of
+    `perfmodel.prediction.sites.known_runs`), of which each multiplies one part.
     """
 
     level: Any
@@ -19,7 +20,8 @@ class OwnParts(NamedTuple):
     left_open: Any
     """Part from what each run leaves open, which no scale of a site multiplies."""
     within: Any
-    """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
+    """Part from settings, events and layouts near one another: multiplied by the scale within the
+    source."""
     repeats: Any
     """Part from repeats of one layout: multiplied by the scale of a run's own."""
 
@@ -41,7 +43,11 @@ class OwnParts(NamedTuple):
             noise: variance of each run's noise, of which `scale` takes part [runs].
         """
         xp = self.level.__array_namespace__()
-        return self.level * level_scale[:, None] + self.scatter * scale[:, None] + xp.diag(noise * scale)
+        return (
+            self.level * level_scale[:, None]
+            + self.scatter * scale[:, None]
+            + xp.diag(noise * scale)
+        )
 
 
 class LeftOut(NamedTuple):
@@ -50,7 +56,8 @@ class LeftOut(NamedTuple):
     residual: Any
     """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
     shared: Any
-    """Posterior covariance [runs, runs] of the part that runs share with other sources; 0 between folds."""
+    """Posterior covariance [runs, runs] of the part that runs share with other sources; 0 between
+    folds."""
     own_parts: OwnParts
     """Covariances of the part that is specific to each source."""
     noise: Any
@@ -58,7 +65,8 @@ class LeftOut(NamedTuple):
 
 
 class ScatteredErrors(NamedTuple):
-    """Errors of left-out runs, and their covariance for every pair of scales that a source may scatter by."""
+    """Errors of left-out runs, and their covariance for every pair of scales that a source may
+    scatter by."""
 
     residual: Any
     """log(measured / predicted) [runs] beyond what other sources say of it."""
@@ -88,7 +96,11 @@ class ScatteredErrors(NamedTuple):
         fixed = jnp.diag(self.fixed)[index]
         within = jnp.diag(self.within)[index]
         repeats = jnp.diag(self.repeats)[index]
-        variance = fixed + self.scales[0][:, None] * within + self.scales[1][:, None] * (repeats + self.noise)
+        variance = (
+            fixed
+            + self.scales[0][:, None] * within
+            + self.scales[1][:, None] * (repeats + self.noise)
+        )
 
         # The density of a mixture: that of every node, weighted by how likely the node is.
         log = logsumexp(_log_normal(self.residual[index], variance) + self.log_weight, axis=0)
@@ -117,7 +129,9 @@ class ScatteredErrors(NamedTuple):
         def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
             """Log likelihoods of the known runs in sequence, and of the others given them."""
             covariance = fixed + scale * within + own_scale * (repeats + noise)
-            covariance, remainder, log = _conditioned(covariance, self.residual[index], drawn, enough)
+            covariance, remainder, log = _conditioned(
+                covariance, self.residual[index], drawn, enough
+            )
             # Known runs have no remaining error and are not predicted.
             variance = jnp.where(is_unknown, jnp.diag(covariance), 1.0)
             return log, _log_normal(remainder, variance)
@@ -155,7 +169,8 @@ def scattered_errors(left_out: LeftOut, deviations: Any) -> ScatteredErrors:
 
 
 def _conditioned(covariance: Any, errors: Any, known: Any, enough: Any) -> tuple[Any, Any, Any]:
-    """Covariance and errors of a source's runs given the known ones, and the log likelihood of these.
+    """Covariance and errors of a source's runs given the known ones, and the log likelihood of
+    these.
 
     One known run after another is conditioned on: steps of Gaussian elimination.
     """

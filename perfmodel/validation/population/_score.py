@@ -1,15 +1,18 @@
-"""The likelihood of each source's published runs under the hierarchical model of sites fitted without its teams.
+"""The likelihood of each source's published runs under the hierarchical model of sites fitted
+without its teams.
 
-log(measured / predicted) of runs is a Gaussian process, a sum of these terms: a factor of each class of events,
-weighted by its share of the step, on four levels (all sites, the framework, the device, the site); an amount of the
-site per unit of `DEGREES` and per half-width of its events; a term that similar layouts share; a term of the layout;
-and noise of the run. Beyond its factors a site scatters by scales of its own (`Scales` of
-`perfmodel.prediction.sites.known_runs`), which are integrated over: one that scatters much says little of itself by one
-run, and its intervals stay wide.
+log(measured / predicted) of runs is a Gaussian process, a sum of these terms: a factor of each
+class of events, weighted by its share of the step, on four levels (all sites, the framework, the
+device, the site); an amount of the site per unit of `DEGREES` and per half-width of its events; a
+term that similar layouts share; a term of the layout; and noise of the run. Beyond its factors a
+site scatters by scales of its own (`Scales` of `perfmodel.prediction.sites.known_runs`), which are
+integrated over: one that scatters much says little of itself by one run, and its intervals stay
+wide.
 
-The variances are those under which the runs of every source are likeliest when its teams are left out: from the other
-sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score measures predictions that
-users ask for, and unlike the marginal likelihood it is not misled where the model is wrong about one source.
+The variances are those under which the runs of every source are likeliest when its teams are left
+out: from the other sources alone, and given 1, 3 and 8 of its own runs. Every source counts the
+same. The score measures predictions that users ask for, and unlike the marginal likelihood it is
+not misled where the model is wrong about one source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +36,8 @@ LEVELS: Final[tuple[str, ...]] = (
     "site",
 )
 SHARED: Final = LEVELS[:3]
-"""Levels that are learned from other sources; the others are specific to a source, and to its frameworks and
-devices."""
+"""Levels that are learned from other sources; the others are specific to a source, and to its
+frameworks and devices."""
 MOST: Final = 10
 """Most runs of a source that are fitted; every source has the same weight however many it has."""
 GIVEN: Final = (1, 3, 8)
@@ -42,12 +45,12 @@ DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Weight of a score given runs, relative to that of a source left out whole."""
 DEGREES_OF_FREEDOM: Final = 5.0
-"""Degrees of freedom of the distribution of the scale of the scatter within a source. Assumed, because the record has
-too few sources to fit it."""
+"""Degrees of freedom of the distribution of the scale of the scatter within a source. Assumed,
+because the record has too few sources to fit it."""
 LEVEL_DEGREES_OF_FREEDOM: Final = 1.0
-"""Degrees of freedom of the distribution of the scale of what all runs of a source have in common. Few sources lie far
-off as a whole, but these lie very far off. Among 1, 3 and a single scale for both parts, 1 predicts left-out sources
-best."""
+"""Degrees of freedom of the distribution of the scale of what all runs of a source have in common.
+Few sources lie far off as a whole, but these lie very far off. Among 1, 3 and a single scale for
+both parts, 1 predicts left-out sources best."""
 LEVEL_SCALES: Final = np.exp(np.linspace(np.log(0.25), np.log(64.0), 25))
 """Scales of a site's level that the fit tries."""
 START: Final = {
@@ -62,11 +65,11 @@ START: Final = {
     "noise": [0.03],
     "scatter": [0.3, 0.5],
 }
-"""Start values of standard deviations: of the factor that all classes share at a level and of the factor of each class,
-relative to each other; then as in `SitePrior`."""
+"""Start values of standard deviations: of the factor that all classes share at a level and of the
+factor of each class, relative to each other; then as in `SitePrior`."""
 _LOOSE: Final = {"relative": 0.25, "events": 0.5, "length": 0.5}
-"""Standard deviations of the priors of these logs around the start; 1 for the others. The priors count as a third of a
-source."""
+"""Standard deviations of the priors of these logs around the start; 1 for the others. The priors
+count as a third of a source."""
 _PRIOR_WEIGHT: Final = 0.3
 _SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]
 
@@ -78,7 +81,8 @@ class SiteRuns:
     log: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""
     log_undone: Float[np.ndarray, " runs"]
-    """log(measured / predicted) without the facts of frameworks that were looked up with the run's error in view."""
+    """log(measured / predicted) without the facts of frameworks that were looked up with the run's
+    error in view."""
     looked_at: Bool[np.ndarray, " runs"]
     """Whether facts were ever looked up with the errors of the run's source in view."""
     shares: Float[np.ndarray, "runs classes"]
@@ -89,11 +93,13 @@ class SiteRuns:
     layout: Int[np.ndarray, " runs"]
     """Number of the layout; repeats of one run have the same."""
     open_deviation: Float[np.ndarray, " runs"]
-    """Standard deviation of the log step time over the possible completions of the run (`RunPrediction`)."""
+    """Standard deviation of the log step time over the possible completions of the run
+    (`RunPrediction`)."""
     contradictions: Float[np.ndarray, " runs"]
     """Degree of contradiction in each run's description (0 to 1)."""
     labels: Mapping[str, np.ndarray]
-    """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
+    """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and
+    `model_kind` of every run.
     """
 
     @cached_property
@@ -108,7 +114,9 @@ class SiteRuns:
             "source": source,
             "site": site,
         }
-        numbers = {name: np.unique(values, return_inverse=True)[1] for name, values in names.items()}
+        numbers = {
+            name: np.unique(values, return_inverse=True)[1] for name, values in names.items()
+        }
         return {"everywhere": np.zeros(len(self.log), int)} | numbers
 
     def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
@@ -138,7 +146,9 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     for name in names:
         level, number_of_run = LEVELS.index(name), runs["levels"][name]
         scale = (hyper["spread"][level] * hyper["relative"]) ** 2
-        level_covariance = hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        level_covariance = (
+            hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        )
         total = total + (number_of_run[:, None] == number_of_run) * level_covariance
     return total
 
@@ -146,7 +156,8 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
     """Return the covariances that are specific to a source.
 
-    Arrays are JAX's or NumPy's as `hyper` is; with NumPy's nothing is compiled for one number of runs.
+    Arrays are JAX's or NumPy's as `hyper` is; with NumPy's nothing is compiled for one number of
+    runs.
     """
     xp = hyper["near"].__array_namespace__()
     source = runs["levels"]["source"]
@@ -222,7 +233,8 @@ class Score:
     def left_out(self, state: State, folds: Folds | None = None) -> LeftOut:
         """Predict each run without its fold (by default that of its teams).
 
-        All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
+        All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for
+        blocks).
         """
         batches = (folds or self.teams).by_size()
         return self._left_out(state.vector, state.level_scale, state.scale, state.weight, batches)
@@ -268,8 +280,9 @@ class Score:
         together = jnp.zeros((len(flat), len(flat)))
         for batch in batches:
             members, there, predicted = (jnp.asarray(part) for part in batch)
-            # One batch after another. XLA would run the LAPACK calls of several at once, each of which keeps a thread
-            # and waits for others to take its matrices: a deadlock. XLA drops an optimisation barrier, but not a sum.
+            # One batch after another. XLA would run the LAPACK calls of several at once, each of
+            # which keeps a thread and waits for others to take its matrices: a deadlock. XLA drops
+            # an optimisation barrier, but not a sum.
             after_the_last = 0.0 * flat[0]
             residuals, shared = jax.vmap(of_fold, (None, 0, 0))(after_the_last, members, there)
             flat = flat.at[members].add(residuals * predicted)
@@ -279,18 +292,23 @@ class Score:
         return LeftOut(residual=flat, shared=together, own_parts=parts, noise=noise)
 
     def __call__(self, vector: Any, level_scale: Any, scale: Any, weight: Any, counted: Any) -> Any:
-        """Negative log score of the weighted sources, plus the weak prior of the hyperparameters."""
+        """Negative log score of the weighted sources, plus the weak prior of the
+        hyperparameters."""
         import jax
         import jax.numpy as jnp
 
-        errors = scattered_errors(self.left_out(State(vector, level_scale, scale, weight)), unpack(vector)["scatter"])
+        errors = scattered_errors(
+            self.left_out(State(vector, level_scale, scale, weight)), unpack(vector)["scatter"]
+        )
         members, there = jnp.asarray(self.members), jnp.asarray(self.there)
 
         # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
         score = jax.vmap(errors.score_unseen)(members, there) @ counted
         for drawn, enough in self.known.values():
             score_given = jax.vmap(jax.vmap(errors.score_given, (None, None, None, 0)))
-            score += _GIVEN_WEIGHT * score_given(members, there, enough, drawn).mean(axis=1) @ counted
+            score += (
+                _GIVEN_WEIGHT * score_given(members, there, enough, drawn).mean(axis=1) @ counted
+            )
 
         # A weak log-normal prior holds hyperparameters that few sources tell of near their start.
         first = np.log(np.concatenate([*START.values()]))
@@ -312,7 +330,9 @@ class Score:
             of_shared, of_level, of_scatter = shared[block], level[block], scatter[block]
 
             # The likeliest scale of the level given that of the scatter.
-            level_scale[source] = _likeliest_scale(error, of_shared + scale[source] * of_scatter, of_level)
+            level_scale[source] = _likeliest_scale(
+                error, of_shared + scale[source] * of_scatter, of_level
+            )
 
             # Student's t as a scale mixture of normals (EM): the scale of the scatter given its
             # runs, then the weight of each run given the others.
@@ -331,8 +351,9 @@ def _likeliest_scale(
 ) -> float:
     """The scale of a source's level with the highest posterior density of its logarithm.
 
-    The level is Student's t with `LEVEL_DEGREES_OF_FREEDOM`: its scale is inverse gamma. A source that lies far off as
-    a whole then says little of the factors that it shares with others, however many runs it has.
+    The level is Student's t with `LEVEL_DEGREES_OF_FREEDOM`: its scale is inverse gamma. A source
+    that lies far off as a whole then says little of the factors that it shares with others, however
+    many runs it has.
 
     Args:
         error: errors of the source's runs without its teams.
@@ -342,8 +363,12 @@ def _likeliest_scale(
     log_posterior = []
     for scale in LEVEL_SCALES:
         total = covariance + scale * level
-        log_likelihood = -0.5 * (error @ np.linalg.solve(total, error) + np.linalg.slogdet(total)[1])
-        log_posterior.append(log_likelihood - LEVEL_DEGREES_OF_FREEDOM / 2 * (np.log(scale) + 1 / scale))
+        log_likelihood = -0.5 * (
+            error @ np.linalg.solve(total, error) + np.linalg.slogdet(total)[1]
+        )
+        log_posterior.append(
+            log_likelihood - LEVEL_DEGREES_OF_FREEDOM / 2 * (np.log(scale) + 1 / scale)
+        )
     return float(LEVEL_SCALES[int(np.argmax(log_posterior))])
 
 
@@ -351,8 +376,8 @@ def _likeliest_scale(
 def _inverse() -> Callable[[Any], Any]:
     """The inverse of a matrix, with the derivative dA^-1 = -A^-1 dA A^-1.
 
-    JAX differentiates the solution of linear equations, which solves them again for every column; two products take a
-    third of that.
+    JAX differentiates the solution of linear equations, which solves them again for every column;
+    two products take a third of that.
     """
     import jax
     import jax.numpy as jnp

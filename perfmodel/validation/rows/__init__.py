@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from perfmodel.validation.rows._model import model_of, open_shapes
     from perfmodel.validation.rows._own_runs import own_fields
     from perfmodel.validation.rows._recipe import recipe_of, with_shards_of_recipe
-    from perfmodel.validation.rows._words import framework_name, layout_switches, names_dtype, seq_len_of, unread_words
+    from perfmodel.validation.rows._words import (
+        framework_name,
+        layout_switches,
+        names_dtype,
+        seq_len_of,
+        unread_words,
+    )
 
 __getattr__, __dir__ = lazy_names(__name__)

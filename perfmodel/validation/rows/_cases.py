@@ -1,5 +1,5 @@
-"""Converts a published row to model, cluster, job and layout, and a table of rows to runs for end-to-end
-calibration."""
+"""Converts a published row to model, cluster, job and layout, and a table of rows to runs for
+end-to-end calibration."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -80,10 +80,11 @@ class Case:
     assumed: tuple[str, ...] = ()
     """Names of settings that the row does not determine, so that values were assumed."""
     contradictions: tuple[str, ...] = ()
-    """Cells that contradict each other about a setting, one sentence each; the value of the first cell named is
-    used."""
+    """Cells that contradict each other about a setting, one sentence each; the value of the first
+    cell named is used."""
     stated_layout: str = ""
-    """The part of the layout that the run states, in a layout's notation; the framework's defaults complete it."""
+    """The part of the layout that the run states, in a layout's notation; the framework's defaults
+    complete it."""
     stated_job: frozenset[str] = frozenset()
     """Names of the fields of the job that the run states."""
 
@@ -154,7 +155,12 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     job_keys = keys.get("job", {})
     job_fields = _job_fields(row, run_framework, preset, dtype, job_keys, run_name)
     job = run_framework.job(
-        model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **job_fields
+        model,
+        cluster.device,
+        global_batch=spread.global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        **job_fields,
     )
     check_machine(cluster, job, layout.devices, "the run")
 
@@ -164,7 +170,9 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         "dtype": stated_dtype.is_assumed,
         "schedule": schedule_of(row).is_one_of_several and spread.pp > 1,
         COPIES_TO_HOST: _offloads_at_unknown_cost(row, cluster.device) or leaves_policy_open(row),
-        CONVERSATIONS: may_pack_conversations(row) and job.mode == "train" and not job.varied_lengths,
+        CONVERSATIONS: may_pack_conversations(row)
+        and job.mode == "train"
+        and not job.varied_lengths,
         "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in job_keys,
     }
     assumed = (
@@ -196,13 +204,14 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
 
 def _offloads_at_unknown_cost(row: Row, device: Device) -> bool:
-    """Whether a run copies activations to the host over a link that the device's data sheet leaves out."""
+    """Whether a run copies activations to the host over a link that the device's data sheet leaves
+    out."""
     return offloads_activations(row) and device.host_bandwidth_bytes_per_s is None
 
 
 def _stated_offload(row: Row, model: Model, device: Device, pipeline_ranks: int) -> str:
-    """The part of a layout's notation that says which activations a run copies to the host; empty if none, or if the
-    cost of the copies is unknown."""
+    """The part of a layout's notation that says which activations a run copies to the host; empty
+    if none, or if the cost of the copies is unknown."""
     if not offloads_activations(row) or _offloads_at_unknown_cost(row, device):
         return ""
     if isinstance(model, Transformer) and pipeline_ranks == 1 and recompute_of(row) != "full":
@@ -219,8 +228,8 @@ def _job_fields(
     job_keys: Mapping[str, Any],
     run_name: str,
 ) -> dict[str, Any]:
-    """The fields of the job that a row states in words, in its recipe and in `job.*` columns, the last before the
-    others."""
+    """The fields of the job that a row states in words, in its recipe and in `job.*` columns, the
+    last before the others."""
     fields = stated_job(row, framework, preset, dtype)
     # Batch, length and element type have stood in plain columns since `with_plain_columns`.
     for name, value in job_values(job_keys, run_name).items():
@@ -229,9 +238,11 @@ def _job_fields(
     return fields
 
 
-def _named_fields(row: Row, job_fields: Mapping[str, Any], stated_settings: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the job's fields that the run states; CUDA graphs only where the row or its recipe speaks of the launch
-    at all."""
+def _named_fields(
+    row: Row, job_fields: Mapping[str, Any], stated_settings: Mapping[str, Any]
+) -> frozenset[str]:
+    """Names of the job's fields that the run states; CUDA graphs only where the row or its recipe
+    speaks of the launch at all."""
     fields = frozenset(job_fields)
     if text(row, "launch_and_overlap") or "cuda_graphs" in stated_settings:
         return fields
@@ -239,8 +250,8 @@ def _named_fields(row: Row, job_fields: Mapping[str, Any], stated_settings: Mapp
 
 
 def _with_degrees_of_devices(row: Row) -> Row:
-    """The row with the replicas that its devices and other degrees imply, as in launchers, if all are stated and
-    contradict each other (noted in `CONTRADICTIONS`)."""
+    """The row with the replicas that its devices and other degrees imply, as in launchers, if all
+    are stated and contradict each other (noted in `CONTRADICTIONS`)."""
     if any(number(row, name) is None for name in ("tp", "pp", "dp", "n_devices")):
         return row
     devices = count(row, "n_devices")
@@ -248,9 +259,11 @@ def _with_degrees_of_devices(row: Row) -> Row:
     return row if devices % devices_per_replica else {**row, "dp": devices // devices_per_replica}
 
 
-def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
-    """The cluster of a row, from the column `cluster` or from words, with changes from `network.*` columns; and
-    contradictions between its columns.
+def cluster_of(
+    row: Row, network_keys: Mapping[str, Any], run_name: str
+) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster of a row, from the column `cluster` or from words, with changes from `network.*`
+    columns; and contradictions between its columns.
 
     Raises:
         Unusable, PerfModelError: the words or numbers of the network cannot be read.
@@ -278,29 +291,34 @@ def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tupl
 
 
 _MOST_OFF_PARAMETERS: Final = 0.15
-"""Ratio of stated parameters to the model's from which they contradict each other; smaller differences come from
-counting embeddings, padding and heads differently."""
+"""Ratio of stated parameters to the model's from which they contradict each other; smaller
+differences come from counting embeddings, padding and heads differently."""
 
 
 def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:
-    """Sentences on how the stated parameters and memory of a row contradict its model and device."""
+    """Sentences on how the stated parameters and memory of a row contradict its model and
+    device."""
     contradictions = []
     stated = number(row, "params_b")
     if stated and isinstance(model, Transformer):
         counted = parameter_count(model) / 1e9
         if abs(stated / counted - 1) > _MOST_OFF_PARAMETERS:
-            contradictions.append(f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes")
+            contradictions.append(
+                f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes"
+            )
     # Sources round: up to a per cent more than the device has is no contradiction.
     memory = number(row, "measured_peak_memory_gb")
     if memory and memory * GB > cluster.device.memory_bytes * 1.01:
         capacity = cluster.device.memory_bytes / GB
-        contradictions.append(f"measured_peak_memory_gb={memory:g} and {capacity:.3g} GB of {cluster.device.name}")
+        contradictions.append(
+            f"measured_peak_memory_gb={memory:g} and {capacity:.3g} GB of {cluster.device.name}"
+        )
     return tuple(contradictions)
 
 
 def framework_of(name: str) -> tuple[Framework, bool]:
-    """The framework named in a cell (`generic` if empty or unknown, the first version for earlier years), and whether
-    it is assumed."""
+    """The framework named in a cell (`generic` if empty or unknown, the first version for earlier
+    years), and whether it is assumed."""
     try:
         return catalog.framework(name or "generic"), False
     except PerfModelError:
@@ -314,8 +332,9 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
     """The timed runs of a table, and the number of unused rows by reason.
 
     Args:
-        file: csv with the columns of `data/published/README.md`, or with those that `predict` takes: `model`,
-            `cluster`, `layout`, `global_batch` and so on, with `step_time_s`; or such a frame.
+        file: csv with the columns of `data/published/README.md`, or with those that `predict`
+            takes: `model`, `cluster`, `layout`, `global_batch` and so on, with `step_time_s`; or
+            such a frame.
 
     Raises:
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
@@ -337,7 +356,8 @@ class RowWithRun:
 
 
 def rows_with_runs(file: "Path | str | pd.DataFrame") -> tuple[list[RowWithRun], dict[str, int]]:
-    """The rows that `read_runs` uses, each with its run, and the number of unused rows by reason."""
+    """The rows that `read_runs` uses, each with its run, and the number of unused rows by
+    reason."""
     import pandas as pd
 
     if isinstance(file, pd.DataFrame):

@@ -27,7 +27,8 @@ FROM_OTHERS: Final = "cells_of_other_rows"
 
 
 def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, str]]":
-    """All rows of the tables of runs among some files, and the reasons why other files are not such tables.
+    """All rows of the tables of runs among some files, and the reasons why other files are not such
+    tables.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -65,8 +66,8 @@ def missing_columns(table: "pd.DataFrame") -> list[str]:
 
 
 def read_rows(path: Path) -> "pd.DataFrame":
-    """Read any csv file; tables of runs get missing heads from other rows (`with_heads`), and missing step times from
-    their throughput (`with_step_times`).
+    """Read any csv file; tables of runs get missing heads from other rows (`with_heads`), and
+    missing step times from their throughput (`with_step_times`).
 
     Raises:
         TableError: a file that is missing or no table.
@@ -90,8 +91,8 @@ class Unusable(PerfModelError):
 
 
 def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Fill in missing heads if other rows of the same source and hidden size agree; the column `FROM_OTHERS` marks
-    them."""
+    """Fill in missing heads if other rows of the same source and hidden size agree; the column
+    `FROM_OTHERS` marks them."""
     if not {"source", "hidden", "heads"} <= set(table.columns):
         return table
     # Sources often state the heads of a model in one of their rows only.
@@ -104,30 +105,46 @@ def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
     return table.assign(heads=heads, **{FROM_OTHERS: np.where(filled, "heads", "")})
 
 
-_OF_STEP_TIME: Final = ("measured_iter_time_s", "measured_tokens_per_s_per_device", "n_devices", "seq_len")
+_OF_STEP_TIME: Final = (
+    "measured_iter_time_s",
+    "measured_tokens_per_s_per_device",
+    "n_devices",
+    "seq_len",
+)
 
 
 def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Fill in empty step times from tokens per second and device, where the tokens of a step are stated."""
+    """Fill in empty step times from tokens per second and device, where the tokens of a step are
+    stated."""
     import pandas as pd
 
     if not set(_OF_STEP_TIME) <= set(table.columns):
         return table
 
     def column(name: str) -> np.ndarray:
-        values = pd.to_numeric(table[name], errors="coerce") if name in table else np.full(len(table), np.nan)
+        values = (
+            pd.to_numeric(table[name], errors="coerce")
+            if name in table
+            else np.full(len(table), np.nan)
+        )
         return np.asarray(values, float)
 
     # A batch that is not stated is that of the micro-batches of all replicas.
     batch = column("global_batch")
-    batch = np.where(np.isnan(batch), column("micro_batch") * column("num_microbatches") * column("dp"), batch)
+    batch = np.where(
+        np.isnan(batch), column("micro_batch") * column("num_microbatches") * column("dp"), batch
+    )
     tokens_per_s = column("measured_tokens_per_s_per_device") * column("n_devices")
     with np.errstate(divide="ignore", invalid="ignore"):
         step_s = batch * column("seq_len") / tokens_per_s
-    filled = np.asarray(table["measured_iter_time_s"].isna(), bool) & np.isfinite(step_s) & (step_s > 0)
+    filled = (
+        np.asarray(table["measured_iter_time_s"].isna(), bool) & np.isfinite(step_s) & (step_s > 0)
+    )
     if not filled.any():
         return table
-    return table.assign(measured_iter_time_s=table["measured_iter_time_s"].astype(object).where(~filled, step_s))
+    return table.assign(
+        measured_iter_time_s=table["measured_iter_time_s"].astype(object).where(~filled, step_s)
+    )
 
 
 def text(row: Row, name: str, default: str = "") -> str:
@@ -166,7 +183,9 @@ def count(row: Row, name: str, default: int | None = None, least: int = 1) -> in
             raise Unusable(f"{name} is not stated")
         return default
     if not least <= value <= MOST or value != int(value):
-        raise Unusable(f"{name} is not a whole number {'above' if least else 'of at least'} zero, up to {MOST:,}")
+        raise Unusable(
+            f"{name} is not a whole number {'above' if least else 'of at least'} zero, up to {MOST:,}"
+        )
     return int(value)
 
 
@@ -183,7 +202,8 @@ class Spread:
     cp: int
     micro_batch: int
     global_batch: int
-    """Whole micro-batches per replica; a smaller last micro-batch is rounded up, as it runs as one."""
+    """Whole micro-batches per replica; a smaller last micro-batch is rounded up, as it runs as
+    one."""
     assumed: tuple[str, ...]
     """Names of settings that nothing in the row states."""
 
@@ -191,9 +211,9 @@ class Spread:
 def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     """The degrees and batch distribution of a row.
 
-    One missing degree follows from the devices. A missing micro-batch follows from the micro-batches per replica;
-    without these it is the framework's default. A missing global batch follows from the micro-batches, or from tokens
-    per second and step time.
+    One missing degree follows from the devices. A missing micro-batch follows from the
+    micro-batches per replica; without these it is the framework's default. A missing global batch
+    follows from the micro-batches, or from tokens per second and step time.
 
     Raises:
         Unusable: naming the cells that are missing.
@@ -207,7 +227,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     micro_batch = count(row, "micro_batch", 0)
     assumed: tuple[str, ...] = ()
     if not micro_batch and global_batch and per_replica and global_batch % (dp * per_replica) == 0:
-        # A micro-batch that follows from batch and number of micro-batches is stated as good as any.
+        # A micro-batch that follows from batch and number of micro-batches is stated as good as
+        # any.
         micro_batch = int(global_batch / (dp * per_replica))
     elif not micro_batch:
         chunks = count(row, "vpp", 1) if pp > 1 else 1
@@ -244,7 +265,8 @@ def _degrees(row: Row) -> dict[str, int]:
 
 
 def _batch_of_throughput(row: Row, seq_len: int) -> int:
-    """Sequences per step, from tokens per second and device, step time and devices; 0 unless all are stated."""
+    """Sequences per step, from tokens per second and device, step time and devices; 0 unless all
+    are stated."""
     rate = number(row, "measured_tokens_per_s_per_device")
     step_s = number(row, "measured_iter_time_s")
     if not rate or not step_s or number(row, "n_devices") is None:

@@ -1,8 +1,9 @@
-"""Reads columns of tables of runs that are keys of a job file: `layout.offload`, `job.optimizer`, `model.gated_ffn`,
-...
+"""Reads columns of tables of runs that are keys of a job file: `layout.offload`, `job.optimizer`,
+`model.gated_ffn`, ...
 
-They are checked like the keys of a job file, and override columns in words. A key with a plain column of the same
-meaning (`layout.tp` and `tp`) fills that column, so that readers of plain columns find it.
+They are checked like the keys of a job file, and override columns in words. A key with a plain
+column of the same meaning (`layout.tp` and `tp`) fills that column, so that readers of plain
+columns find it.
 """
 
 from collections.abc import Mapping
@@ -58,17 +59,20 @@ _PLAIN_COLUMNS: Final[Mapping[str, str]] = {
 }
 """Plain columns that are equivalent to a key."""
 _WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
-"""Keys with which `model.*` columns define a whole model, as the table [model] of a job file does."""
+"""Keys with which `model.*` columns define a whole model, as the table [model] of a job file
+does."""
 
 
 def rows_of(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Iterate over the rows of a table of runs, with plain columns filled in from keys (`with_plain_columns`)."""
+    """Iterate over the rows of a table of runs, with plain columns filled in from keys
+    (`with_plain_columns`)."""
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return [dict(with_plain_columns(record)) for record in records]
 
 
 def cell_value(cell: Any) -> Any:
-    """Convert a cell to a TOML value: restore whole numbers, parse text as TOML, else keep it as text."""
+    """Convert a cell to a TOML value: restore whole numbers, parse text as TOML, else keep it as
+    text."""
     if isinstance(cell, bool):
         return cell
     if isinstance(cell, int | float):
@@ -83,7 +87,8 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
     """The keys stated by a row's columns, as tables of a job file.
 
     Raises:
-        Unusable: a column with a dot whose table or key there is not; a key that is a table and a value at once.
+        Unusable: a column with a dot whose table or key there is not; a key that is a table and a
+            value at once.
     """
     tables: dict[str, dict[str, Any]] = {}
     for column, cell in row.items():
@@ -112,7 +117,8 @@ def _typed(table: str, name: str, value: Any) -> Any:
 
 
 def with_plain_columns(row: Row) -> Row:
-    """Fill in plain columns from equivalent keys; keys override, and differences are noted in `CONTRADICTIONS`.
+    """Fill in plain columns from equivalent keys; keys override, and differences are noted in
+    `CONTRADICTIONS`.
 
     A `cluster` fills `device` and `devices_per_node`.
     """
@@ -147,7 +153,8 @@ def _equal_text(a: Any, b: Any) -> bool:
 
 
 def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
-    """Fill in device and node size from a row's cluster, and note where the row's own values differ."""
+    """Fill in device and node size from a row's cluster, and note where the row's own values
+    differ."""
     try:
         cluster = catalog.cluster(text(row, "cluster"))
     except PerfModelError:
@@ -163,14 +170,17 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
         except PerfModelError:
             is_same = stated == cluster.device.name
         if not is_same:
-            contradictions.append(f"device={stated} and cluster={text(row, 'cluster')} of {cluster.device.name}")
+            contradictions.append(
+                f"device={stated} and cluster={text(row, 'cluster')} of {cluster.device.name}"
+            )
     row["device"] = cluster.device.name
     row["devices_per_node"] = cluster.devices_per_node
     return contradictions
 
 
 def _fill_from_schedule(row: dict[str, Any]) -> list[str]:
-    """Fill in numbers that the words for a row's schedule state, and note where the row's own values differ."""
+    """Fill in numbers that the words for a row's schedule state, and note where the row's own
+    values differ."""
     contradictions = []
     for column, value in columns_of_schedule(row).items():
         try:
@@ -186,12 +196,14 @@ def _fill_from_schedule(row: dict[str, Any]) -> list[str]:
 
 
 def _contradictions_of_counts(row: Row) -> list[str]:
-    """Sentences on contradictions between degrees and devices, and between sequences and micro-batches. Cells that are
-    not numbers are reported elsewhere."""
+    """Sentences on contradictions between degrees and devices, and between sequences and
+    micro-batches. Cells that are not numbers are reported elsewhere."""
     try:
         # Degrees and batch can be multiplied out only if all cells are numbers.
         tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))
-        batch, micro, count = (number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches"))
+        batch, micro, count = (
+            number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches")
+        )
         cp = number(row, "cp") or 1
     except Unusable:
         return []
@@ -200,7 +212,9 @@ def _contradictions_of_counts(row: Row) -> list[str]:
         contradictions.append(f"tp*pp*dp*cp={tp * pp * dp * cp:g} and n_devices={devices:g}")
     # The last micro-batch may be smaller.
     if batch and micro and count and dp and abs(micro * count * dp - batch) >= micro * dp:
-        contradictions.append(f"micro_batch*num_microbatches*dp={micro * count * dp:g} and global_batch={batch:g}")
+        contradictions.append(
+            f"micro_batch*num_microbatches*dp={micro * count * dp:g} and global_batch={batch:g}"
+        )
     return contradictions
 
 
@@ -225,7 +239,11 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     try:
         return Layout.values(notation)
     except PerfModelError as error:
-        raise (type(error)(f"{run_name}: layout.*: {error}") if type(error) is PerfModelError else error) from None
+        raise (
+            type(error)(f"{run_name}: layout.*: {error}")
+            if type(error) is PerfModelError
+            else error
+        ) from None
 
 
 def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:

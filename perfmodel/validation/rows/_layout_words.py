@@ -9,7 +9,8 @@ from perfmodel.validation.rows._cells import Row, count, number, text
 from perfmodel.validation.rows.phrases import Reading, read_phrases
 from perfmodel.validation.rows.vocabulary import RECOMPUTE, SCHEDULE, SHARDING
 
-# --- schedule --------------------------------------------------------------------------------------------------------
+# --- schedule
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,14 @@ _HAS_CHUNKS: Final = frozenset({"", "1f1b", "interleaved"})
 
 
 def _words_and_number(row: Row) -> tuple[str, str]:
-    """The words of the column `schedule`, and the number that some schedules take behind a colon (`chimera:4`)."""
+    """The words of the column `schedule`, and the number that some schedules take behind a colon
+    (`chimera:4`)."""
     words, _, figure = text(row, "schedule").rpartition(":")
-    return (words, figure.strip()) if words and figure.strip().isdecimal() else (text(row, "schedule"), "")
+    return (
+        (words, figure.strip())
+        if words and figure.strip().isdecimal()
+        else (text(row, "schedule"), "")
+    )
 
 
 def _is_file(row: Row) -> bool:
@@ -55,7 +61,8 @@ def schedule_of(row: Row) -> StatedSchedule:
 
     chunks, micro_batches = reading.figure("chunks"), reading.figure("micro-batches")
     if name == "gpipe" and chunks:
-        # GPipe's chunks are micro-batches (Huang et al., arXiv 1811.06965; `chunks` of torch's `Pipe`).
+        # GPipe's chunks are micro-batches (Huang et al., arXiv 1811.06965; `chunks` of torch's
+        # `Pipe`).
         chunks, micro_batches = None, micro_batches or chunks
     if name not in _HAS_CHUNKS:
         chunks = None
@@ -71,23 +78,29 @@ def unread_schedule_words(row: Row) -> tuple[str, ...]:
     words, _ = _words_and_number(row)
     reading, schedule = read_phrases(words, SCHEDULE), schedule_of(row)
     # Model chunks have no effect under a schedule that sets their number itself.
-    has_no_chunks = reading.has_meaning("chunks") and schedule.chunks is None and schedule.name != "gpipe"
+    has_no_chunks = (
+        reading.has_meaning("chunks") and schedule.chunks is None and schedule.name != "gpipe"
+    )
     return (*reading.unread, "chunks") if has_no_chunks else reading.unread
 
 
 def columns_of_schedule(row: Row) -> dict[str, int]:
-    """Plain columns that the words for a schedule state: model chunks per stage, and micro-batches per replica."""
+    """Plain columns that the words for a schedule state: model chunks per stage, and micro-batches
+    per replica."""
     schedule = schedule_of(row)
     stated = {"vpp": schedule.chunks, "num_microbatches": schedule.micro_batches}
     return {name: value for name, value in stated.items() if value}
 
 
-# --- recompute -------------------------------------------------------------------------------------------------------
+# --- recompute
+# ------------------------------------------------------------------------------------------------
 
 
 def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
     """Return the readings of the columns `recompute` and `recompute_detail`."""
-    return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(text(row, "recompute_detail"), RECOMPUTE)
+    return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(
+        text(row, "recompute_detail"), RECOMPUTE
+    )
 
 
 _RECOMPUTE_MODES: Final = {
@@ -128,8 +141,8 @@ def _share_of_layers(reading: Reading) -> float | None:
 def recompute_of(row: Row) -> str:
     """The recomputation mode closest to a row's words; empty if not stated.
 
-    `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
-    repeat most of a layer that keep but its projections of attention.
+    `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's
+    policies those repeat most of a layer that keep but its projections of attention.
     """
     # The column `recompute` counts before its detail.
     for reading in _recompute_readings(row):
@@ -141,8 +154,9 @@ def recompute_of(row: Row) -> str:
 
 def _mode_of(reading: Reading) -> str:
     """The recomputation mode of one reading; empty if it states none."""
-    # A share of layers goes before the mode that stands beside it (`full, 2 of 3 layers`), names of modules alone mean
-    # `selective`, and recompute that is only switched on is that of whole layers.
+    # A share of layers goes before the mode that stands beside it (`full, 2 of 3 layers`), names of
+    # modules alone mean `selective`, and recompute that is only switched on is that of whole
+    # layers.
     share = _share_of_layers(reading)
     if share is not None:
         return "full" if share else "none"
@@ -157,8 +171,8 @@ def _mode_of(reading: Reading) -> str:
 
 
 def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
-    """Number of fully recomputed layers per stage in a row's words (`full block 21 layers`, `every 2nd layer`, `2 of 3
-    layers`); None if not stated.
+    """Number of fully recomputed layers per stage in a row's words (`full block 21 layers`,
+    `every 2nd layer`, `2 of 3 layers`); None if not stated.
     """
     if not isinstance(model, Transformer):
         return None
@@ -169,7 +183,8 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
             # All layers and none are modes of their own.
             return round(per_stage * share) if 0 < share < 1 else None
         layers = reading.figure("layers")
-        # In Megatron-LM's method `uniform` the number of layers is that of a group, and all groups are repeated.
+        # In Megatron-LM's method `uniform` the number of layers is that of a group, and all groups
+        # are repeated.
         if layers is not None and not reading.has_meaning("uniform"):
             return layers
         every = reading.figure("every")
@@ -198,13 +213,14 @@ _POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
     # A compiler leaves out the feed-forward's last product, whose result nothing needs.
     "policy feed-forward": ("core_attn", "layernorm", "mlp"),
 }
-"""Modules that are recomputed under JAX's policies that save results of products with weights (JAX documentation,
-`jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on the host. Products of attention have
-batch dimensions."""
+"""Modules that are recomputed under JAX's policies that save results of products with weights (JAX
+documentation, `jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on
+the host. Products of attention have batch dimensions."""
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
-    """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not stated."""
+    """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not
+    stated."""
     named: tuple[str, ...] = ()
     for reading in _recompute_readings(row):
         named += reading.all_of(*_MODULES)
@@ -212,9 +228,18 @@ def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
     return tuple(module for module in _MODULES if module in named)
 
 
-# --- sharding --------------------------------------------------------------------------------------------------------
+# --- sharding
+# ------------------------------------------------------------------------------------------------
 
-_FULLY_SHARDED: Final = ("zero 3", "fsdp group", "hybrid", "copies and shards", "infinity", "zero++", "hpz")
+_FULLY_SHARDED: Final = (
+    "zero 3",
+    "fsdp group",
+    "hybrid",
+    "copies and shards",
+    "infinity",
+    "zero++",
+    "hpz",
+)
 """Meanings that imply stage 3 of ZeRO."""
 
 
@@ -232,8 +257,8 @@ def stage_in_words(reading: Reading) -> int | None:
     stage = reading.figure("stage")
     if stage is not None:
         return stage
-    # FSDP has a strategy that shards nothing. Else the strongest of several meanings counts: `DDP with a distributed
-    # optimizer` shards the optimizer.
+    # FSDP has a strategy that shards nothing. Else the strongest of several meanings counts:
+    # `DDP with a distributed optimizer` shards the optimizer.
     if reading.has_meaning("no shards"):
         return 0
     if reading.has_meaning("zero 2") or _keeps_weights(reading):
@@ -246,8 +271,8 @@ def stage_in_words(reading: Reading) -> int | None:
 
 
 def stages_named(reading: Reading) -> frozenset[int]:
-    """Stages of ZeRO that words for sharding may mean: FSDP by itself is stage 2 or 3, and data parallelism says
-    nothing about the optimizer."""
+    """Stages of ZeRO that words for sharding may mean: FSDP by itself is stage 2 or 3, and data
+    parallelism says nothing about the optimizer."""
     stage = stage_in_words(reading)
     if stage is None:
         return frozenset()
@@ -261,22 +286,26 @@ def stages_named(reading: Reading) -> frozenset[int]:
 
 
 def secondary_shards_of(row: Row) -> int | None:
-    """Ranks of a second copy of the weights (ZeRO++'s `hpZ`) in a row's words; None if not stated."""
+    """Ranks of a second copy of the weights (ZeRO++'s `hpZ`) in a row's words; None if not
+    stated."""
     return _sharding_reading(row).figure("hpz")
 
 
 def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
-    """The layout fields `zero`, `replicate` and `offload_states` from a row's `zero_stage` and `sharding`.
+    """The layout fields `zero`, `replicate` and `offload_states` from a row's `zero_stage` and
+    `sharding`.
 
-    Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv 2407.21783, section 3.3.2;
-    torchtitan's default). `HSDP` without a number shards inside a node.
+    Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv
+    2407.21783, section 3.3.2; torchtitan's default). `HSDP` without a number shards inside a node.
 
     Raises:
         Unusable: a `zero_stage` that is no whole number.
     """
     # Numbers in the column `zero_stage` go before words, which may mean two stages.
     reading = _sharding_reading(row)
-    names_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "copies and shards", "zero 2"))
+    names_fsdp = bool(
+        reading.first("zero 3", "fsdp group", "hybrid", "copies and shards", "zero 2")
+    )
     is_fsdp = names_fsdp and not reading.first("stage", "zero 1")
     zero = stage_in_words(reading)
     if number(row, "zero_stage") is not None:
@@ -295,8 +324,10 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
 
 
 def _copies(row: Row, reading: Reading, dp: int) -> int:
-    """Groups of ranks that each hold a copy of what is sharded; 1 if all ranks share it, or if it is not stated."""
-    # A mesh is written as copies x shards, in the order of its dimensions (torch's `init_device_mesh`).
+    """Groups of ranks that each hold a copy of what is sharded; 1 if all ranks share it, or if it
+    is not stated."""
+    # A mesh is written as copies x shards, in the order of its dimensions (torch's
+    # `init_device_mesh`).
     mesh = reading.figures("copies and shards")
     ranks = reading.figure("group") or reading.figure("fsdp group") or reading.figure("hybrid") or 0
     if mesh:
@@ -310,9 +341,17 @@ def _copies(row: Row, reading: Reading, dp: int) -> int:
 
 
 def _states_on_host(reading: Reading, zero: int | None, is_fsdp: bool) -> str:
-    """The states that lie in host memory, as `Layout.offload_states` names them; empty if none are named."""
-    # FSDP's offload and ZeRO-Infinity move weights with their states, that of any other ZeRO states alone.
-    moves_weights = bool(reading.first("infinity", "offload weights")) or (is_fsdp and reading.has_meaning("offload"))
+    """The states that lie in host memory, as `Layout.offload_states` names them; empty if none are
+    named."""
+    # FSDP's offload and ZeRO-Infinity move weights with their states, that of any other ZeRO states
+    # alone.
+    moves_weights = bool(reading.first("infinity", "offload weights")) or (
+        is_fsdp and reading.has_meaning("offload")
+    )
     if zero == 3 and moves_weights:
         return "weights"
-    return "optimizer" if zero and reading.first("offload", "offload optimizer", "offload weights", "infinity") else ""
+    return (
+        "optimizer"
+        if zero and reading.first("offload", "offload optimizer", "offload weights", "infinity")
+        else ""
+    )

@@ -61,7 +61,9 @@ def model_of(row: Row, framework: Framework) -> RowModel:
     keys = key_tables(row).get("model", {})
     columns_name = f"run {text(row, 'case_id')}: model.*"
     if states_whole_model(keys):
-        return RowModel(catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, columns_name))
+        return RowModel(
+            catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, columns_name)
+        )
     described = _described_model(row, framework)
     if not keys:
         return described
@@ -71,8 +73,9 @@ def model_of(row: Row, framework: Framework) -> RowModel:
 def _described_model(row: Row, framework: Framework) -> RowModel:
     """The model that a row's plain columns describe.
 
-    It is the catalog's if that has the row's name and shape; one cut or widened to the row's shape if the name stands
-    for experts or latent attention, whose sizes rows seldom state; else one built from the row.
+    It is the catalog's if that has the row's name and shape; one cut or widened to the row's shape
+    if the name stands for experts or latent attention, whose sizes rows seldom state; else one
+    built from the row.
 
     Args:
         framework: pads a vocabulary that the row does not state as it ran.
@@ -83,7 +86,9 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     # A name of the catalog counts only where every size that the row states agrees with it.
     name, family = text(row, "model"), _family(row)
     named = known_model(name)
-    states_depth = any(number(row, column) is not None for column in ("heads", "layers", "params_b"))
+    states_depth = any(
+        number(row, column) is not None for column in ("heads", "layers", "params_b")
+    )
     stated = states_depth and number(row, "hidden") is not None
     if named is not None and _same_shape(named, row):
         return RowModel(_further_tokens(named, row))
@@ -99,7 +104,8 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     if relative is not None:
         return RowModel(relative)
 
-    # The name of a cut model begins with the whole one's, before `cut`, a number of layers (`-L4`) or a space.
+    # The name of a cut model begins with the whole one's, before `cut`, a number of layers (`-L4`)
+    # or a space.
     base = named
     for separator in (r"[- ]cut\b", r"-L\d", r" "):
         base = base or known_model(re.split(separator, name)[0])
@@ -117,9 +123,10 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
 
 _SMALL_MODEL_B: Final = 5.0
 _WIDTHS_PER_LAYER: Final = ((64, 0.25), (128, 0.5), (192, 0.25))
-"""Hidden sizes per layer of models of which only the parameters are known, each with its probability: that of most
-published models, and half as much and more (GPT-3, arXiv 2005.14165, table 2.1: 128 from 6.7 billion parameters on;
-Llama 3, arXiv 2407.21783, table 3: 102 to 130; Nemotron-4 340B, arXiv 2406.11704: 192)."""
+"""Hidden sizes per layer of models of which only the parameters are known, each with its
+probability: that of most published models, and half as much and more (GPT-3, arXiv 2005.14165,
+table 2.1: 128 from 6.7 billion parameters on; Llama 3, arXiv 2407.21783, table 3: 102 to 130;
+Nemotron-4 340B, arXiv 2406.11704: 192)."""
 _WIDTHS_PER_LAYER_OF_SMALL: Final = ((43, 0.25), (64, 0.5), (128, 0.25))
 """The same below `_SMALL_MODEL_B` billion parameters (GPT-3's table: 43 to 85)."""
 _SHAPE_CELLS: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden")
@@ -130,7 +137,8 @@ _PLAIN_STACKS: Final = {"dense": "llama", "decoder": "llama", "transformer": "gp
 
 
 def _stated_billions(row: Row) -> float | None:
-    """Parameters in billions by their column, else by the only size in the model's name (`gemma4-31b`, `300M`)."""
+    """Parameters in billions by their column, else by the only size in the model's name
+    (`gemma4-31b`, `300M`)."""
     params_b = number(row, "params_b")
     if params_b is not None:
         return params_b
@@ -142,9 +150,11 @@ def _stated_billions(row: Row) -> float | None:
 
 
 def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
-    """Cells of possible shapes of a dense stack of which only family and parameters are known, with probabilities.
+    """Cells of possible shapes of a dense stack of which only family and parameters are known, with
+    probabilities.
 
-    Empty if the row states a size of its layers, its name is in the catalog, or nothing says how large it is.
+    Empty if the row states a size of its layers, its name is in the catalog, or nothing says how
+    large it is.
     """
     family = _PLAIN_STACKS.get(_family(row), _family(row))
     is_known = family in _FAMILY and family not in ("moe", "bert")
@@ -157,10 +167,22 @@ def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
     for width_per_layer, probability in widths:
         # A layer has 12 h^2 parameters (`_layers`), and a stack of h / w of them 12 h^3 / w.
         multiple = lcm(128, count(row, "tp", 1))
-        hidden = max(1, round((billions * 1e9 * width_per_layer / 12) ** (1 / 3) / multiple)) * multiple
-        # Gated feed-forward blocks have three matrices for two, so that their inner size is two thirds of 4 h.
-        ffn = 8 * hidden // 3 // multiple * multiple if _FAMILY[family].get("gated_ffn") else 4 * hidden
-        shapes.append(({"family": family, "params_b": billions, "hidden": hidden, "ffn_hidden": ffn}, probability))
+        hidden = (
+            max(1, round((billions * 1e9 * width_per_layer / 12) ** (1 / 3) / multiple)) * multiple
+        )
+        # Gated feed-forward blocks have three matrices for two, so that their inner size is two
+        # thirds of 4 h.
+        ffn = (
+            8 * hidden // 3 // multiple * multiple
+            if _FAMILY[family].get("gated_ffn")
+            else 4 * hidden
+        )
+        shapes.append(
+            (
+                {"family": family, "params_b": billions, "hidden": hidden, "ffn_hidden": ffn},
+                probability,
+            )
+        )
     return shapes
 
 
@@ -175,7 +197,8 @@ _MOST_OFF_SIZE: Final = 0.05
 
 
 def known_model(name: str) -> Model | None:
-    """The catalog's model of a name, which may end with the number of parameters in billions; None if unknown."""
+    """The catalog's model of a name, which may end with the number of parameters in billions; None
+    if unknown."""
     named = _of_catalog(name)
     if named is not None:
         return named
@@ -198,10 +221,13 @@ def _of_catalog(name: str) -> Model | None:
 
 
 def _catalog_model_of_shape(family: str, row: Row) -> Model | None:
-    """The catalog's model of a family with the shape that a row states; None for families that rows describe fully."""
+    """The catalog's model of a family with the shape that a row states; None for families that rows
+    describe fully."""
     if family in _FAMILY:
         return None
-    family_models = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))
+    family_models = (
+        catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-")
+    )
     return next((model for model in family_models if _same_shape(model, row)), None)
 
 
@@ -213,7 +239,9 @@ def _same_shape(model: Model, row: Row) -> bool:
     model_sizes = {name: {getattr(model, name)} for name in _SIZES}
     # Sources count the layers of both stacks, or of each.
     model_sizes["layers"] |= {model.layers + model.decoder_layers}
-    model_sizes["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
+    model_sizes["ffn_hidden"] = (
+        {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
+    )
     if experts:
         model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}}
     else:
@@ -256,8 +284,8 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
 def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
     """Number of leading layers without experts, and whether the row states it.
 
-    A column of its own states them; all layers of the model have those of the catalog; a cut has their share of its
-    layers, and at least one where there are any.
+    A column of its own states them; all layers of the model have those of the catalog; a cut has
+    their share of its layers, and at least one where there are any.
     """
     if number(row, "first_dense_layers") is not None:
         return min(layers, count(row, "first_dense_layers", least=0)), True
@@ -316,14 +344,16 @@ def _experts(row: Row, family: str, ffn: int) -> Experts | None:
 
 
 def _further_tokens(model: Model, row: Row) -> Model:
-    """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or without them,
-    whichever is closer to the FLOPs per token implied by the row's two rates, counting only visible attention."""
+    """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or
+    without them, whichever is closer to the FLOPs per token implied by the row's two rates,
+    counting only visible attention."""
     further = known_model(f"{model.name}-mtp")
     tflops = number(row, "measured_tflops_per_device")
     tokens_per_s = number(row, "measured_tokens_per_s_per_device")
     if further is None or tflops is None or tokens_per_s is None:
         return model
-    # Both rates are of the same run, so their ratio is the FLOPs per token that its authors counted.
+    # Both rates are of the same run, so their ratio is the FLOPs per token that its authors
+    # counted.
     stated = tflops * 1e12 / tokens_per_s
     seq_len, _ = seq_len_of(row, model)
     job = Job(global_batch=1, seq_len=seq_len)
@@ -354,7 +384,8 @@ def _tied_or_not(model: Transformer, row: Row) -> Transformer:
 
 
 def _layers(row: Row, hidden: int, vocab: int) -> int:
-    """Stated layers, or those that the parameter count leaves, as a multiple of the pipeline depth."""
+    """Stated layers, or those that the parameter count leaves, as a multiple of the pipeline
+    depth."""
     if number(row, "layers") is not None:
         return count(row, "layers")
     params_b = number(row, "params_b")

@@ -1,5 +1,5 @@
-"""Reads runs from tables whose columns are arguments of `perfmodel.predict`: model, cluster, layout, global_batch and
-so on."""
+"""Reads runs from tables whose columns are arguments of `perfmodel.predict`: model, cluster,
+layout, global_batch and so on."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,8 @@ _REMARKS: Final = ("name", *RUN_COLUMNS)
 
 
 def has_words_of_predict(table: "pd.DataFrame") -> bool:
-    """Whether a table of runs has the arguments of `predict` as columns, instead of the columns of published runs."""
+    """Whether a table of runs has the arguments of `predict` as columns, instead of the columns of
+    published runs."""
     if "layout" in table:
         return True
     return "cluster" in table and not {"case_id", "source"} <= set(table)
@@ -88,11 +89,16 @@ def own_fields(row: Row, number: int) -> dict[str, Any]:
         PerfModelError: a cell that its column cannot have.
     """
     # Cells that are words of `predict` go the same way as its keywords, with the same checks.
-    fields = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
-    stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
+    fields = {
+        name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None
+    }
+    stated = {
+        name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None
+    }
     if isinstance(stated.get("seq_len"), str):
         stated["seq_len"] = parse_length(stated["seq_len"])
-    # The number of devices is no field of a job; a layout's data-parallel degree may follow from it.
+    # The number of devices is no field of a job; a layout's data-parallel degree may follow from
+    # it.
     if "devices" in stated:
         fields["devices"] = stated.pop("devices")
     return fields | catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)

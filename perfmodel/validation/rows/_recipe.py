@@ -12,7 +12,8 @@ from perfmodel.validation.rows._model import known_model, model_of
 from perfmodel.validation.rows._words import fp8_recipe_of
 
 NO_RELEASE: Final = "default"
-"""Release of recipes that have no releases: configurations that a launcher ships, examples of a container."""
+"""Release of recipes that have no releases: configurations that a launcher ships, examples of a
+container."""
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
     "blocking_launches",
@@ -34,7 +35,9 @@ class RowRecipe:
     job: dict[str, Any] = field(default_factory=dict)
 
 
-def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
+def recipe_of(
+    row: Row, framework: Framework, model: Model, device: Device, dtype: str
+) -> RowRecipe:
     """The catalog's recipe for a row, or an empty one. Cells of the row override it."""
     release = _recipe_release(row)
     if release is None:
@@ -44,7 +47,9 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     # The recipe is looked up under the 8-bit recipe that the row, the framework's plain `fp8`, or
     # its default stands for, in this order.
     narrow = fp8_recipe_of(row, framework) or plain or framework.job_defaults(dtype)["fp8_recipe"]
-    set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
+    set_by = catalog.recipe(
+        framework.name, _usual_name(model), device.name, narrow or dtype, release
+    )
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
     job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
     if plain and not fp8_recipe_of(row, framework):
@@ -53,7 +58,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     if isinstance(model, Transformer):
         layout |= _partition(row, model, set_by.get("fewer_on_last_stage", 0))
 
-    # The row's own statement on recompute overrides the recipe, which applies only if the row does not mention it.
+    # The row's own statement on recompute overrides the recipe, which applies only if the row does
+    # not mention it.
     if not recompute_of(row):
         if set_by.get("recompute_modules"):
             job["recompute_modules"] = set_by["recompute_modules"]
@@ -62,7 +68,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 
 def _partition(row: Row, model: Transformer, fewer: int) -> dict[str, str]:
-    """Layers of every stage if the last has fewer because it also computes the head; the others must divide evenly."""
+    """Layers of every stage if the last has fewer because it also computes the head; the others
+    must divide evenly."""
     stages = count(row, "pp", 1) * count(row, "vpp", 1)
     if not fewer or stages == 1:
         return {}
@@ -89,8 +96,8 @@ def _recompute(row: Row, model: Model, set_by: Mapping[str, Any]) -> dict[str, A
 
 
 def _recipe_release(row: Row) -> str | None:
-    """The release of the recipe whose settings a row refers to, by its column `recipe_release` (`v25.04`); empty if
-    recipes have none (`default`), None if the row refers to none."""
+    """The release of the recipe whose settings a row refers to, by its column `recipe_release`
+    (`v25.04`); empty if recipes have none (`default`), None if the row refers to none."""
     release = text(row, "recipe_release")
     if not release:
         return None

@@ -1,4 +1,5 @@
-"""Reads the layout and job that a published row states, either as launch arguments or in columns."""
+"""Reads the layout and job that a published row states, either as launch arguments or in
+columns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +31,9 @@ from perfmodel.validation.rows._words import (
 )
 
 
-def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
+def stated_layout(
+    row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe
+) -> str:
     """The layout stated by a row and its recipe, with the framework's defaults for the rest."""
     schedule = _stated_schedule(row, spread)
 
@@ -88,8 +91,8 @@ def _recomputed_layers(row: Row, spread: Spread, model: Model, framework: Framew
 
 
 def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
-    """Tensor-parallel degree inside experts: from its column; else tp, or its largest divisor for which `ep` groups of
-    experts fit the ranks of a stage."""
+    """Tensor-parallel degree inside experts: from its column; else tp, or its largest divisor for
+    which `ep` groups of experts fit the ranks of a stage."""
     # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
     # even is what launchers derive.
     ranks = spread.tp * spread.cp * spread.dp
@@ -98,10 +101,16 @@ def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
 
 
 def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
-    """Number of layers recomputed in full if `selective` means some of them. A share f gives HFU / MFU = 1 + f / 3,
-    because a forward pass is a third of a step. 0 if the row does not state both."""
+    """Number of layers recomputed in full if `selective` means some of them. A share f gives HFU /
+    MFU = 1 + f / 3, because a forward pass is a third of a step. 0 if the row does not state
+    both."""
     hfu, mfu = number(row, "measured_hfu"), number(row, "measured_mfu")
-    if not text(row, "recompute").startswith("selective") or spread.pp > 1 or hfu is None or not mfu:
+    if (
+        not text(row, "recompute").startswith("selective")
+        or spread.pp > 1
+        or hfu is None
+        or not mfu
+    ):
         return 0
     layers = model.layers if isinstance(model, Transformer) else 0
     recomputed_share = 3 * (hfu / mfu - 1)
@@ -114,8 +123,13 @@ def with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -
     if not stated:
         return layout_text
     values = Layout.values(layout_text) | stated
-    # A mode and a number of layers exclude each other: the one that the columns state replaces the other.
-    if "recompute_full_layers" in stated and "recompute" not in stated and values.get("recompute") == "full":
+    # A mode and a number of layers exclude each other: the one that the columns state replaces the
+    # other.
+    if (
+        "recompute_full_layers" in stated
+        and "recompute" not in stated
+        and values.get("recompute") == "full"
+    ):
         values["recompute"] = "none"
     if stated.get("recompute") == "full" and "recompute_full_layers" not in stated:
         values.pop("recompute_full_layers", None)
@@ -140,7 +154,8 @@ def stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) ->
         job_fields["fp8_recipe"] = recipe
     if dtype in ("fp8", "fp4") and flash != 0 and attends_in_8_bits(row):
         job_fields["fp8_attention"] = True
-    # Gradients have the type of the weights that they are of, where nothing wider is kept (torch's `Tensor.grad`).
+    # Gradients have the type of the weights that they are of, where nothing wider is kept (torch's
+    # `Tensor.grad`).
     if keeps_16_bits_alone(row):
         job_fields |= {"optimizer": "adam16bit", "grad_dtype": dtype}
     if gradient_dtype_of(row):
@@ -163,7 +178,8 @@ def stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) ->
     if switches.get("bf16 gradients"):
         job_fields["grad_dtype"] = "bf16"
 
-    # A row with adapters (LoRA) trains only these. Whether they are exchanged by all-to-all is a separate switch.
+    # A row with adapters (LoRA) trains only these. Whether they are exchanged by all-to-all is a
+    # separate switch.
     rank = adapter_rank_of(row)
     if rank is not None:
         job_fields |= {"frozen": True, "adapter_rank": rank}

@@ -1,4 +1,5 @@
-"""Reads word columns of published runs: element type, network, launch, framework; and names what is not understood."""
+"""Reads word columns of published runs: element type, network, launch, framework; and names what is
+not understood."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +10,11 @@ from perfmodel.catalog import frameworks
 from perfmodel.catalog.networks import Network, stated_network, unread_link_words
 from perfmodel.spec import CudaGraphs, Device, Fp8Recipe, Framework, Model
 from perfmodel.validation.rows._cells import Row, Unusable, count, number, text
-from perfmodel.validation.rows._layout_words import recompute_of, stages_named, unread_schedule_words
+from perfmodel.validation.rows._layout_words import (
+    recompute_of,
+    stages_named,
+    unread_schedule_words,
+)
 from perfmodel.validation.rows.phrases import Reading, read_phrases
 from perfmodel.validation.rows.vocabulary import DTYPE, RECOMPUTE, SHARDING, read_switches
 
@@ -25,7 +30,8 @@ _DTYPE_BY_MEANING: Final = (
     ("fp16", ("fp16", "levels of amp")),
     ("fp32", ("fp32",)),
 )
-"""Element types by meaning of words, in order of precedence: with an 8-bit recipe, the rest stays in 16 bits."""
+"""Element types by meaning of words, in order of precedence: with an 8-bit recipe, the rest stays
+in 16 bits."""
 _MIXED: Final = ("16 bits", "16 bits alone", "base nf4", "base int8")
 """Meanings of words by which products are computed in 16 bits of some type."""
 _WIDER: Final = {
@@ -36,7 +42,8 @@ _WIDER: Final = {
     "fp16": ("bf16", "fp32"),
     "tf32": ("fp32",),
 }
-"""Element types in which a device without units for one computes instead, in order of preference."""
+"""Element types in which a device without units for one computes instead, in order of
+preference."""
 _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "nvfp4": "nvfp4",
     "mxfp8": "mxfp8",
@@ -52,15 +59,19 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "fp8 tensorwise": "tensorwise",
 }
 _OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
-"""Recipes that frameworks with Transformer Engine use for 8-bit training where the row does not name one."""
-_COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])")
-"""Words for torch.compile in a framework's description, but not `nocompile` or `without torch.compile`."""
+"""Recipes that frameworks with Transformer Engine use for 8-bit training where the row does not
+name one."""
+_COMPILES: Final = re.compile(
+    r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])"
+)
+"""Words for torch.compile in a framework's description, but not `nocompile` or
+`without torch.compile`."""
 _LAYERS_OF_TRANSFORMER_ENGINE: Final = re.compile(r"transformer ?engine", re.IGNORECASE)
 """Words for Transformer Engine's layers in a framework's description."""
 _PACKS_CONVERSATIONS: Final = re.compile(r"(?<![a-z])(?:swift|axolotl)(?![a-z])", re.IGNORECASE)
-"""Trainers whose launch files put conversations together in a sequence, each attending to itself alone: ModelScope
-SWIFT (examples/megatron: `--packing true`, attention by position ids) and axolotl (`sample_packing`, its multipack
-patches). Read with the results of runs of SWIFT in view."""
+"""Trainers whose launch files put conversations together in a sequence, each attending to itself
+alone: ModelScope SWIFT (examples/megatron: `--packing true`, attention by position ids) and axolotl
+(`sample_packing`, its multipack patches). Read with the results of runs of SWIFT in view."""
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -80,15 +91,17 @@ class StatedDtype:
 def dtype_of(row: Row, device: Device) -> StatedDtype:
     """The element type of a row's matrix products on its device.
 
-    `float8-rowwise`, `mxfp8`, `fp8 delayed hybrid` and the like are fp8 by some recipe; the recipe's own column stands
-    in where `dtype` is empty or not understood. A run on a device without units for a stated type was measured all the
-    same: it computed in the next wider one, or one of the two cells is wrong.
+    `float8-rowwise`, `mxfp8`, `fp8 delayed hybrid` and the like are fp8 by some recipe; the
+    recipe's own column stands in where `dtype` is empty or not understood. A run on a device
+    without units for a stated type was measured all the same: it computed in the next wider one, or
+    one of the two cells is wrong.
     """
     usual = device.usual_dtype
     for column in ("dtype", "dtype_recipe"):
         reading = read_phrases(text(row, column), DTYPE)
         stated = _dtype_in_words(reading, device)
-        # Words for mixed precision leave open which type of 16 bits is meant; the device has one, or both are as fast.
+        # Words for mixed precision leave open which type of 16 bits is meant; the device has one,
+        # or both are as fast.
         if not stated and reading.first(*_MIXED):
             stated = usual
         if not stated:
@@ -99,7 +112,9 @@ def dtype_of(row: Row, device: Device) -> StatedDtype:
         # Frameworks pass over a request for TF32 where there are no units for it.
         if stated == "tf32":
             return StatedDtype(wider)
-        return StatedDtype(wider, False, f"{column}={stated} and {device.name} without {stated} (taken as {wider})")
+        return StatedDtype(
+            wider, False, f"{column}={stated} and {device.name} without {stated} (taken as {wider})"
+        )
     return StatedDtype(usual, True)
 
 
@@ -130,9 +145,13 @@ def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
     for meaning, recipe in _RECIPES.items():
         if not reading.has_meaning(meaning):
             continue
-        # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise" (Megatron-Core
-        # megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that name casts anew for every product.
-        if recipe == "tensorwise" and framework.job_defaults("fp8")["fp8_recipe"] in _OF_TRANSFORMER_ENGINE:
+        # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise"
+        # (Megatron-Core megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that
+        # name casts anew for every product.
+        if (
+            recipe == "tensorwise"
+            and framework.job_defaults("fp8")["fp8_recipe"] in _OF_TRANSFORMER_ENGINE
+        ):
             return "current"
         return recipe
     return None
@@ -149,7 +168,8 @@ def gradient_dtype_of(row: Row) -> str:
 
 
 def base_weights_of(row: Row) -> str:
-    """The storage of frozen weights beside adapters in a row's words: `nf4`, `int8`, or empty if not stated."""
+    """The storage of frozen weights beside adapters in a row's words: `nf4`, `int8`, or empty if
+    not stated."""
     return _dtype_reading(row).first("base nf4", "base int8").removeprefix("base ")
 
 
@@ -159,24 +179,27 @@ def attends_in_8_bits(row: Row) -> bool:
 
 
 _ASSUMED_ADAPTER_RANK: Final = 16
-"""Rank of MLPerf's LoRA benchmark, assumed if only a model's name or the storage of its weights indicates adapters."""
+"""Rank of MLPerf's LoRA benchmark, assumed if only a model's name or the storage of its weights
+indicates adapters."""
 
 
 def adapter_rank_of(row: Row) -> int | None:
-    """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`) or by narrow weights (`nf4`); None if all
-    weights are trained."""
+    """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`) or by narrow weights
+    (`nf4`); None if all weights are trained."""
     names_adapters = re.search(r"(?<![a-z])q?lora(?![a-z])", text(row, "model").lower()) is not None
     # Weights that are stored in 4 or 8 bits cannot be trained, only adapters beside them.
     return _ASSUMED_ADAPTER_RANK if names_adapters or base_weights_of(row) else None
 
 
 def launch_switches(row: Row) -> Mapping[str, bool]:
-    """Launch switches in a row's `launch_and_overlap`, by the setting they change (`LAUNCH_SWITCHES`)."""
+    """Launch switches in a row's `launch_and_overlap`, by the setting they change
+    (`LAUNCH_SWITCHES`)."""
     return read_switches(text(row, "launch_and_overlap"))[0]
 
 
 def graphs_of(switches: Mapping[str, bool]) -> CudaGraphs:
-    """Return the scope of CUDA graphs from a launch's switches: the whole step, or layers (NeMo, Megatron-Core)."""
+    """Return the scope of CUDA graphs from a launch's switches: the whole step, or layers (NeMo,
+    Megatron-Core)."""
     if switches.get("graph of the step"):
         return "step"
     return "layers" if switches.get("graphs of layers") else "none"
@@ -203,8 +226,8 @@ def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
 
 
 def vocab_of(row: Row) -> tuple[int, bool]:
-    """Vocabulary, and whether it still has to be padded: from its column, from the tokenizer's column, else from the
-    tokenizer of the family's first model (BERT or GPT-2)."""
+    """Vocabulary, and whether it still has to be padded: from its column, from the tokenizer's
+    column, else from the tokenizer of the family's first model (BERT or GPT-2)."""
     # A stated vocabulary is as it ran, and padded already. A tokenizer's size still has to be
     # padded.
     if number(row, "vocab") is not None:
@@ -244,9 +267,11 @@ def unread_words(row: Row) -> tuple[str, ...]:
 
 
 def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
-    """The network between nodes from a row's words, and contradictions within them and with the columns of adapters,
-    which take precedence (`cluster_for`)."""
-    network, contradictions = stated_network(text(row, "inter_link"), text(row, "inter_link_as_stated"))
+    """The network between nodes from a row's words, and contradictions within them and with the
+    columns of adapters, which take precedence (`cluster_for`)."""
+    network, contradictions = stated_network(
+        text(row, "inter_link"), text(row, "inter_link_as_stated")
+    )
     adapters, rate = adapters_of(row)
     for name, in_words, stated in (
         ("nics_per_node", network.adapters, adapters),
@@ -288,7 +313,9 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
     named = stages_named(read_phrases(text(row, "sharding"), SHARDING))
     if stage is not None and named and stage not in named:
         contradictions.append(f"zero_stage={stage:g} and sharding={text(row, 'sharding')}")
-    modes = {recompute_of({"recompute": text(row, name)}) for name in ("recompute", "recompute_detail")} - {""}
+    modes = {
+        recompute_of({"recompute": text(row, name)}) for name in ("recompute", "recompute_detail")
+    } - {""}
     if len(modes) > 1:
         contradictions.append(
             f"recompute={text(row, 'recompute')} and recompute_detail={text(row, 'recompute_detail')}"
@@ -297,17 +324,21 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
         kinds = _dtypes_named(text(row, "dtype"))
         recipe_kinds = _dtypes_named(text(row, "dtype_recipe"))
         if kinds and recipe_kinds and kinds.isdisjoint(recipe_kinds):
-            contradictions.append(f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}")
+            contradictions.append(
+                f"dtype={text(row, 'dtype')} and dtype_recipe={text(row, 'dtype_recipe')}"
+            )
     return tuple(contradictions)
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row, as `name@year`, by the columns of framework, device and sharding together.
+    """The framework of a row, as `name@year`, by the columns of framework, device and sharding
+    together.
 
-    A column that names DeepSpeed's ZeRO means DeepSpeed, even if it names others too. On Gaudi, Megatron-DeepSpeed is
-    Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel names beside DeepSpeed in its MLPerf
-    submissions (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune). A framework whose launch
-    compiles, or whose layers are Transformer Engine's, is a separate entry of the catalog.
+    A column that names DeepSpeed's ZeRO means DeepSpeed, even if it names others too. On Gaudi,
+    Megatron-DeepSpeed is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel names
+    beside DeepSpeed in its MLPerf submissions (mlcommons/training_results_v4.0
+    Intel-HabanaLabs/benchmarks/llm_finetune). A framework whose launch compiles, or whose layers
+    are Transformer Engine's, is a separate entry of the catalog.
     """
     # The same name means another code base on other hardware or with another sharding.
     name = text(row, "framework")
@@ -335,12 +366,17 @@ def framework_name(row: Row) -> str:
 
 
 def may_pack_conversations(row: Row) -> bool:
-    """Whether a row's trainer packs conversations into sequences, so that their lengths are open."""
-    return any(_PACKS_CONVERSATIONS.search(text(row, name)) for name in ("framework", "framework_as_stated"))
+    """Whether a row's trainer packs conversations into sequences, so that their lengths are
+    open."""
+    return any(
+        _PACKS_CONVERSATIONS.search(text(row, name))
+        for name in ("framework", "framework_as_stated")
+    )
 
 
 def _compiles(row: Row) -> bool:
-    """Whether a row's launch settings, or its source's name for the framework, state compilation."""
+    """Whether a row's launch settings, or its source's name for the framework, state
+    compilation."""
     if launch_switches(row).get("compile"):
         return True
     return bool(_COMPILES.search(text(row, "framework_as_stated").lower()))

@@ -5,8 +5,8 @@
     negation = "no" | "not" | "without" | "w/o" | "non"
     switch   = "on" | "true" | "enabled" ... | "off" | "false" | "disabled" ...
 
-Case does not matter, nor whether words are joined by blanks, `_`, `-`, `=`, `:` or nothing. Text that no phrase
-explains is returned, and named in `assumed`.
+Case does not matter, nor whether words are joined by blanks, `_`, `-`, `=`, `:` or nothing. Text
+that no phrase explains is returned, and named in `assumed`.
 """
 
 import re
@@ -23,8 +23,8 @@ class Phrase:
     """A known phrase of a column."""
 
     pattern: str
-    """Regular expression over plain words (`plain_words`); a blank may be a comma, and may be missing. Groups are
-    figures of the meaning."""
+    """Regular expression over plain words (`plain_words`); a blank may be a comma, and may be
+    missing. Groups are figures of the meaning."""
     meaning: str = ""
     """Name of the phrase's meaning; empty for a phrase without effect."""
     whole: bool = False
@@ -42,7 +42,8 @@ class Reading:
     """The meaning of a cell's text."""
 
     said: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Meanings in the order in which they occur, each with its figures; `not` stands before negated ones."""
+    """Meanings in the order in which they occur, each with its figures; `not` stands before negated
+    ones."""
     unread: tuple[str, ...] = ()
     """Words that no phrase explains."""
 
@@ -70,8 +71,27 @@ class Reading:
         return tuple(dict.fromkeys(name for name, _ in self.said if name in meanings))
 
 
-_NUMBER_WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_ORDINALS: Final = {"other": 2, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8}
+_NUMBER_WORDS: Final = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+)
+_ORDINALS: Final = {
+    "other": 2,
+    "second": 2,
+    "third": 3,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+}
 _SPELLINGS: Final = (
     # `with` and `without` as people abbreviate them.
     (r"\bw/o\b", "without"),
@@ -105,8 +125,12 @@ _FILLER_WORDS: Final = """
 """
 """Filler words, which are skipped without being reported."""
 _FILLERS: Final = frozenset(_FILLER_WORDS.split())
-_NEGATION: Final = re.compile(r"(?:no|not|without|non)(?![a-z0-9])(?: (?:an?|the|any|use of)(?![a-z0-9]))?[ ,]*")
-_SWITCHED_OFF: Final = re.compile(r" (?:off|false|disabled|(?:is )?not (?:used|enabled|applied))(?![a-z0-9])")
+_NEGATION: Final = re.compile(
+    r"(?:no|not|without|non)(?![a-z0-9])(?: (?:an?|the|any|use of)(?![a-z0-9]))?[ ,]*"
+)
+_SWITCHED_OFF: Final = re.compile(
+    r" (?:off|false|disabled|(?:is )?not (?:used|enabled|applied))(?![a-z0-9])"
+)
 _SWITCHED_ON: Final = re.compile(r" (?:on|true|enabled|yes)(?![a-z0-9])")
 _REMARK: Final = re.compile(r"\([^()]*\)")
 
@@ -138,13 +162,17 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
             position += 1
             continue
 
-        # A negation belongs to the phrase behind it, unless the two are a phrase themselves (`no sharding`).
+        # A negation belongs to the phrase behind it, unless the two are a phrase themselves
+        # (`no sharding`).
         phrase, match = _longest(plain, position, vocabulary)
         negation = _NEGATION.match(plain, position) if match is None else None
         if negation is not None:
             phrase, match = _longest(plain, negation.end(), vocabulary)
         if match is not None:
-            off, on = _SWITCHED_OFF.match(plain, match.end()), _SWITCHED_ON.match(plain, match.end())
+            off, on = (
+                _SWITCHED_OFF.match(plain, match.end()),
+                _SWITCHED_ON.match(plain, match.end()),
+            )
             is_negated = (negation is not None) != (off is not None)
             if phrase.meaning:
                 meaning = f"not {phrase.meaning}" if is_negated else phrase.meaning
@@ -161,7 +189,9 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     return Reading(tuple(meanings), tuple(dict.fromkeys(unread)))
 
 
-def _longest(text: str, position: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, re.Match[str] | None]:
+def _longest(
+    text: str, position: int, vocabulary: Sequence[Phrase]
+) -> tuple[Phrase, re.Match[str] | None]:
     """The phrase of a vocabulary that matches the longest text from a position on."""
     best, best_match = vocabulary[0], None
     for phrase in (*vocabulary, NOT_STATED):

@@ -1,4 +1,5 @@
-"""Vocabularies of word columns: known phrases and their meanings (`read_phrases`), and the switches of a launch."""
+"""Vocabularies of word columns: known phrases and their meanings (`read_phrases`), and the switches
+of a launch."""
 
 import re
 from functools import lru_cache
@@ -8,16 +9,15 @@ from perfmodel.display import shorten_reprs
 from perfmodel.spec.notation import SCHEDULE_ALIASES, SCHEDULES
 from perfmodel.validation.rows.phrases import Phrase, plain_words
 
-# --- element types ---------------------------------------------------------------------------------------------------
+# --- element types
+# ------------------------------------------------------------------------------------------------
 
 _BF16: Final = r"(?:(?:bf|bfloat|brain float) 16)"
 _FP16: Final = r"(?:(?:fp|float|f) 16|half(?: precision)?)"
 _FP32: Final = r"(?:(?:fp|float|f) 32|single(?: precision)?|full precision|float|32 bit)"
 _FP8: Final = r"(?:(?:fp|float) 8)(?: full)?(?: e\dm\d(?:fn)?)?|e4m3(?:fn)?|e5m2"
 _ANY_TYPE: Final = rf"(?:{_BF16}|{_FP16}|{_FP32}|{_FP8}|tf 32)"
-_GRADIENTS: Final = (
-    r"(?:gradients?|grads?|reduc(?:e|tion)|all reduce)(?: (?:reduc(?:e|tion)|all reduce|accumulation|dtype))*"
-)
+_GRADIENTS: Final = r"(?:gradients?|grads?|reduc(?:e|tion)|all reduce)(?: (?:reduc(?:e|tion)|all reduce|accumulation|dtype))*"
 _OF_OTHERS: Final = (
     r"(?:(?:main|master) (?:weights|params|parameters|copy)|optimi[sz]er(?: states?)?|states?|moments?|master"
     r"|accum\w*|loss|softmax|norms?|embeddings?|router|residuals?|logits|buffers?)"
@@ -40,7 +40,8 @@ DTYPE: Final = (
     Phrase(rf"{_FP16}|amp|16 mixed|16 true", "fp16"),
     Phrase(rf"{_FP32}|o0|32 true", "fp32"),
     Phrase(r"bf16/fp16|fp16/bf16", "bf16"),
-    # The levels of Apex's `amp` are of fp16 (its documentation, opt_levels); what others call mixed is of 16 bits.
+    # The levels of Apex's `amp` are of fp16 (its documentation, opt_levels); what others call mixed
+    # is of 16 bits.
     Phrase(r"(?:apex )?o[123]", "levels of amp"),
     Phrase(r"mixed(?: precision)?|16 bits?", "16 bits"),
     # Adapters train beside weights that are stored in fewer bits than products are computed in.
@@ -49,7 +50,10 @@ DTYPE: Final = (
         "base nf4",
     ),
     Phrase(r"w4a16|double quant\w*", "base nf4"),
-    Phrase(r"load in 8 ?bit|llm int8(?:\(\))?|w8a16|(?:bnb )?8 bits? (?:base(?: weights)?|weights)", "base int8"),
+    Phrase(
+        r"load in 8 ?bit|llm int8(?:\(\))?|w8a16|(?:bnb )?8 bits? (?:base(?: weights)?|weights)",
+        "base int8",
+    ),
     Phrase(r"delayed(?: scaling)?", "delayed"),
     Phrase(r"current(?: scaling)?", "current"),
     Phrase(r"block(?: wise|s)?(?: scal(?:ing|ed))?|sub channel|128x128(?: blocks?)?", "blockwise"),
@@ -61,9 +65,13 @@ DTYPE: Final = (
     Phrase(r"pure(?= (?:bf16|fp16))|true", "16 bits alone"),
     Phrase(rf"{_BF16}(?!,) {_GRADIENTS}|{_GRADIENTS}(?!,) (?:in )?{_BF16}", "bf16 gradients"),
     Phrase(rf"{_FP32}(?!,) {_GRADIENTS}|{_GRADIENTS}(?!,) (?:in )?{_FP32}", "fp32 gradients"),
-    Phrase(rf"{_ANY_TYPE}(?!,) {_OF_OTHERS}(?: {_OF_OTHERS})*|{_OF_OTHERS}(?!,)(?: in)? {_ANY_TYPE}"),
+    Phrase(
+        rf"{_ANY_TYPE}(?!,) {_OF_OTHERS}(?: {_OF_OTHERS})*|{_OF_OTHERS}(?!,)(?: in)? {_ANY_TYPE}"
+    ),
     Phrase(r"aqt", "aqt"),
-    Phrase(r"(?:fp8|float8) params?|fp8 params 1|(?:fp8|float8|bf16) all gather|all gather (?:fp8|float8|bf16)"),
+    Phrase(
+        r"(?:fp8|float8) params?|fp8 params 1|(?:fp8|float8|bf16) all gather|all gather (?:fp8|float8|bf16)"
+    ),
     Phrase(r"(?:dynamic |static )?loss scal(?:e|ing|er)|grad(?:ient)? scaler"),
     Phrase(
         r"hybrid|compiled?|nocompile|eager|prototype|te|transformer engine|grouped|most|linear|layers?"
@@ -73,7 +81,8 @@ DTYPE: Final = (
 )
 """Element types and recipes of columns `dtype` and `dtype_recipe`."""
 
-# --- recompute -------------------------------------------------------------------------------------------------------
+# --- recompute
+# ------------------------------------------------------------------------------------------------
 
 _CHECKPOINTING: Final = (
     r"(?:(?:gradient|grad|activations?|act) )?(?:checkpoint(?:s|ing|ed)?|ckpt|recomput(?:e|ed|ing|ation)"
@@ -91,14 +100,24 @@ RECOMPUTE: Final = (
     Phrase(rf"{_CHECKPOINTING}", "some"),
     Phrase(r"true|on|enabled|yes", "some"),
     Phrase(r"y|1(?:\.0)?|with|used", "some", whole=True),
-    Phrase(rf"full|per (?:transformer )?(?:block|layer)|block wise|whole {_LAYERS}|every layer|all {_LAYERS}", "full"),
-    # Megatron-LM's methods: `uniform` repeats all layers in groups of a number, `block` a number of them in each stage.
-    Phrase(r"uniform(?:(?: method)?(?: recompute)?(?: num)?(?: layers)? (\d+)(?: layers?)?)?", "uniform"),
+    Phrase(
+        rf"full|per (?:transformer )?(?:block|layer)|block wise|whole {_LAYERS}|every layer|all {_LAYERS}",
+        "full",
+    ),
+    # Megatron-LM's methods: `uniform` repeats all layers in groups of a number, `block` a number of
+    # them in each stage.
+    Phrase(
+        r"uniform(?:(?: method)?(?: recompute)?(?: num)?(?: layers)? (\d+)(?: layers?)?)?",
+        "uniform",
+    ),
     Phrase(r"(?:full )?block", "full"),
     Phrase(rf"(?:full )?block (\d+)(?: {_LAYERS})?|(?:the )?(?:first )?(\d+) {_LAYERS}", "layers"),
     Phrase(r"(?:recompute )?num layers (\d+)", "layers"),
     # Shares of the layers.
-    Phrase(rf"(\d+) (?:out of|of|in|/) (?:the )?(\d+)(?: {_LAYERS})?|(\d+) layers? (?:out of|of|in) (\d+)", "share"),
+    Phrase(
+        rf"(\d+) (?:out of|of|in|/) (?:the )?(\d+)(?: {_LAYERS})?|(\d+) layers? (?:out of|of|in) (\d+)",
+        "share",
+    ),
     Phrase(rf"(\d+) %(?: {_LAYERS})?", "percent"),
     Phrase(rf"(?:a )?half(?: {_LAYERS})?|alternat(?:e|ing) {_LAYERS}", "half"),
     Phrase(rf"(?:a |(\d) )?thirds?(?: {_LAYERS})?", "thirds"),
@@ -126,8 +145,13 @@ RECOMPUTE: Final = (
         r"|(?:checkpoint )?dots with no batch dims(?: saveable)?)",
         "policy products",
     ),
-    Phrase(r"(?:remat (?:policy )?)?minimal (?:flash|with context)", "policy products and attention"),
-    Phrase(r"remat policy none|(?:remat policy )?(?:everything saveable|save everything)", "policy none"),
+    Phrase(
+        r"(?:remat (?:policy )?)?minimal (?:flash|with context)", "policy products and attention"
+    ),
+    Phrase(
+        r"remat policy none|(?:remat policy )?(?:everything saveable|save everything)",
+        "policy none",
+    ),
     Phrase(r"(?:remat (?:policy )?)?minimal offloaded", "policy offload"),
     Phrase(r"(?:remat policy )?save dot except(?: logits)? (?:mlpwi|ffn1)", "policy feed-forward"),
     Phrase(
@@ -143,7 +167,8 @@ RECOMPUTE: Final = (
 )
 """Columns `recompute` and `recompute_detail`."""
 
-# --- sharding --------------------------------------------------------------------------------------------------------
+# --- sharding
+# ------------------------------------------------------------------------------------------------
 
 _HYBRID: Final = r"hsdp|hybrid(?:ly)? shard(?:ed|ing)?(?: data parallel)?|mics(?: shard size)?"
 _RANKS: Final = r"(?:(?:data )?(?:ranks?|devices?|gpus?|chips?))"
@@ -153,14 +178,18 @@ SHARDING: Final = (
     Phrase(r"none|replicated", "zero 0"),
     Phrase(r"(?:fsdp )?(?:not? |un |without )shard(?:ed|ing)?", "no shards"),
     Phrase(r"no(?=$|[,)])", "zero 0"),
-    # Data parallelism by itself shards nothing, and a sharded optimizer beside it is what distributed optimizers are.
+    # Data parallelism by itself shards nothing, and a sharded optimizer beside it is what
+    # distributed optimizers are.
     Phrase(r"(?:plain |pure )?(?:ddp|dp|data parallel(?:ism)?)(?: only)?|horovod", "replicas"),
     # Stages of ZeRO: by number, or by the name that a framework has for one.
     Phrase(
         r"(?:(?:deepspeed|ds) )?(?:zero|z)(?: stage)? ([0-3])|(?:group )?shard(?:ing|ed) stage ([0-3])|stage ([0-3])",
         "stage",
     ),
-    Phrase(rf"{_FSDP}(?:[12]| v?[12])?|full shard|fully shard(?:ed)?(?: data parallel)?|optim grads params", "zero 3"),
+    Phrase(
+        rf"{_FSDP}(?:[12]| v?[12])?|full shard|fully shard(?:ed)?(?: data parallel)?|optim grads params",
+        "zero 3",
+    ),
     Phrase(rf"{_HYBRID}|fsdp (?:within|inside) (?:a |the |each )?node", "hybrid"),
     Phrase(rf"(?:{_HYBRID}) (\d+)(?: {_RANKS})?", "hybrid"),
     Phrase(rf"(?:{_HYBRID}) (\d+) x (\d+)", "copies and shards"),
@@ -182,7 +211,10 @@ SHARDING: Final = (
     # Ranks among which the states are sharded, where these are not all.
     Phrase(r"group (\d+)|(?:shard )?size (\d+)|shard (\d+)|ici fsdp (\d{2,})", "group"),
     Phrase(rf"(\d+) {_RANKS}", "group"),
-    Phrase(rf"{_FSDP}[12]? (?:size |degree )?([3-9]|\d\d+)(?: x (?:dp|ddp|replicas?) \d+)?", "fsdp group"),
+    Phrase(
+        rf"{_FSDP}[12]? (?:size |degree )?([3-9]|\d\d+)(?: x (?:dp|ddp|replicas?) \d+)?",
+        "fsdp group",
+    ),
     Phrase(r"(?:dp|data parallel) shard(?: degree)? (\d+)", "fsdp group"),
     Phrase(r"(?:(?:dp|data parallel) )?replicate(?: degree)? (\d+)|(\d+) replicas", "copies"),
     Phrase(r"inside (?:a |the )?(?:node|slice)", "inside"),
@@ -196,7 +228,8 @@ SHARDING: Final = (
     ),
     Phrase(r"(?:with )?(?:(?:cpu|nvme) )?offload(?:ing)?(?: of parameters)?", "offload"),
     Phrase(
-        r"offload (?:of )?(?:params?|parameters|weights)(?: (?:and|,) optimizer)?(?: (?:to )?cpu)?", "offload weights"
+        r"offload (?:of )?(?:params?|parameters|weights)(?: (?:and|,) optimizer)?(?: (?:to )?cpu)?",
+        "offload weights",
     ),
     Phrase(r"zero infinity", "infinity"),
     Phrase(r"(?:parameters )?kept gathered after forward", "keeps weights"),
@@ -211,11 +244,13 @@ SHARDING: Final = (
 )
 """Column `sharding`."""
 
-# --- schedules -------------------------------------------------------------------------------------------------------
+# --- schedules
+# ------------------------------------------------------------------------------------------------
 
 
 def _schedule_phrases() -> tuple[Phrase, ...]:
-    """A phrase for each name of a schedule, as people join its words, with the registered name as meaning."""
+    """A phrase for each name of a schedule, as people join its words, with the registered name as
+    meaning."""
     aliases = {name: name for name in SCHEDULES} | SCHEDULE_ALIASES
     names = []
     for alias, name in aliases.items():
@@ -229,13 +264,23 @@ SCHEDULE: Final = (
     Phrase(r"none|no pipeline(?: parallelism)?", "1f1b"),
     # `torch.distributed.pipelining` calls its classes so.
     *(Phrase(f"(?:schedule )?{phrase.pattern}", phrase.meaning) for phrase in _schedule_phrases()),
-    Phrase(r"interleaving|interleaved? (?:pipeline|schedule)|(?:vpp|virtual pipeline)(?! ?\d)", "interleaved"),
+    Phrase(
+        r"interleaving|interleaved? (?:pipeline|schedule)|(?:vpp|virtual pipeline)(?! ?\d)",
+        "interleaved",
+    ),
     Phrase(r"non interleaved(?: 1f1b)?", "1f1b"),
-    # One of several; the paper's first one needs no more memory than 1F1B (arXiv 2401.10241, section 2.3).
+    # One of several; the paper's first one needs no more memory than 1F1B (arXiv 2401.10241,
+    # section 2.3).
     Phrase(r"zero bubble(?: (?:pipeline|schedule))?|zb", "some zero bubble"),
     # Numbers of model chunks per stage, and of micro-batches.
-    Phrase(r"(?:v|vpp|virtual pipeline(?: (?:model )?parallel)?(?: (?:size|degree))?) (\d+)(?!\.)", "chunks"),
-    Phrase(rf"(\d+) {_CHUNKS}|{_CHUNKS} (\d+)|(?:interleav\w+|degree) (\d+)(?: {_CHUNKS})?|x (\d+)", "chunks"),
+    Phrase(
+        r"(?:v|vpp|virtual pipeline(?: (?:model )?parallel)?(?: (?:size|degree))?) (\d+)(?!\.)",
+        "chunks",
+    ),
+    Phrase(
+        rf"(\d+) {_CHUNKS}|{_CHUNKS} (\d+)|(?:interleav\w+|degree) (\d+)(?: {_CHUNKS})?|x (\d+)",
+        "chunks",
+    ),
     Phrase(r"(?:with )?(\d+) micro batch(?:es)?|micro batch(?:es)? (\d+)|m (\d+)", "micro-batches"),
     Phrase(
         r"schedule|scheduling|style|pipeline|pipelining|synchronous|sync|memory efficient|megatron|parallelism"
@@ -244,7 +289,8 @@ SCHEDULE: Final = (
 )
 """Column `schedule`."""
 
-# --- switches of a launch --------------------------------------------------------------------------------------------
+# --- switches of a launch
+# ------------------------------------------------------------------------------------------------
 
 LAUNCH_SWITCHES: Final = {
     "tp_comm_overlap": "tp_overlap",
@@ -286,8 +332,8 @@ LAUNCH_SWITCHES: Final = {
     "mcore_distributed_optimizer": "distributed_optimizer",
     "eager": "",
 }
-"""Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are underscores), and the settings
-that they change; empty for known switches without effect here."""
+"""Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are
+underscores), and the settings that they change; empty for known switches without effect here."""
 LAUNCH_PHRASES: Final = {
     "full-iteration cuda graph": "full_cuda_graph",
     "full cuda graph": "full_cuda_graph",
@@ -305,8 +351,8 @@ _FALSE: Final = frozenset({"0", "false", "off", "no"})
 
 @lru_cache(maxsize=512)
 def read_switches(text: str) -> tuple[dict[str, bool], tuple[str, ...]]:
-    """Switches of a launch by the setting they change, and the parts of the text that are not understood. A setting
-    with several switches is on if any of them is."""
+    """Switches of a launch by the setting they change, and the parts of the text that are not
+    understood. A setting with several switches is on if any of them is."""
     switches: dict[str, bool] = {}
     unread = []
     for part in re.split(r"[;,]|\s{2,}", text):

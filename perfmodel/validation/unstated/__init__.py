@@ -1,6 +1,7 @@
 """Predicts runs with open settings as a mixture over all plausible choices.
 
-Beside this door are `priors` (how people run) and `mixture` (weights and quantiles of log-normal step times).
+Beside this door are `priors` (how people run) and `mixture` (weights and quantiles of log-normal
+step times).
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +10,12 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.validation.unstated._choice import Chain
-    from perfmodel.validation.unstated._completions import FRAMEWORK_CHAIN, GENERIC, VERSION, completions
+    from perfmodel.validation.unstated._completions import (
+        FRAMEWORK_CHAIN,
+        GENERIC,
+        VERSION,
+        completions,
+    )
     from perfmodel.validation.unstated._described_run import JobRun, RowRun, described_job
     from perfmodel.validation.unstated._encoder_choices import real_tokens
     from perfmodel.validation.unstated._features import case_features, model_features

@@ -1,7 +1,8 @@
 """An open choice of a run, besides its degrees, and its possible values.
 
-A choice knows whether a run states it, what value a run has, and the run with every value that its framework can run.
-How likely the values are is learned from published runs that state them (`perfmodel.validation.unstated.priors`).
+A choice knows whether a run states it, what value a run has, and the run with every value that its
+framework can run. How likely the values are is learned from published runs that state them
+(`perfmodel.validation.unstated.priors`).
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +27,8 @@ class Variant:
     value: str
     """What this variant chooses."""
     counted_as: str = ""
-    """Value as which published runs are counted, which may be coarser; empty if it equals `value`."""
+    """Value as which published runs are counted, which may be coarser; empty if it equals
+    `value`."""
     share: float = 1.0
     """Share of this value in the probability of `counted_as`."""
     layout: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +75,9 @@ class OpenChoice(ABC):
     def variants(self, case: Case) -> Sequence[Variant]:
         """The values that the run's framework can run."""
 
-    def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
+    def weighted(
+        self, case: Case, features: RunFeatures, priors: ChoicePriors
+    ) -> list[tuple[Variant, float]]:
         """Possible values with prior probabilities; empty if the run states the choice."""
         if self.stated(case) or not self.matters(case):
             return []
@@ -84,9 +88,14 @@ class OpenChoice(ABC):
         # Several variants may be counted as one value in published runs. The value's probability
         # is divided among them by `share`.
         values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
-        probabilities = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
+        probabilities = priors.probabilities(
+            self.name, features.contexts(self.chain), values, self.usual(case)
+        )
         probability_of = dict(zip(values, probabilities.tolist(), strict=True))
-        return [(variant, variant.share * probability_of[variant.counted_as or variant.value]) for variant in variants]
+        return [
+            (variant, variant.share * probability_of[variant.counted_as or variant.value])
+            for variant in variants
+        ]
 
     def usual(self, case: Case) -> str | None:
         """Return the framework's default value."""

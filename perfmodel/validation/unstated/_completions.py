@@ -1,8 +1,9 @@
 """The completions of a described run, each with a prior probability.
 
-A description states some settings of a run. A completion states all of them. Choices are filled in one after another:
-the framework, the degrees and the batch (`_open_cells`), then the others (`_open_choices`). Wherever there are more
-possibilities than can be predicted, a few stand for all of them (`representatives`).
+A description states some settings of a run. A completion states all of them. Choices are filled in
+one after another: the framework, the degrees and the batch (`_open_cells`), then the others
+(`_open_choices`). Wherever there are more possibilities than can be predicted, a few stand for all
+of them (`representatives`).
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,9 @@ VERSION: Final = "version"
 
 _TUNABLE_CELLS: Final = ("degrees", "micro_batch", "vpp", "replicate")
 """Choices of `_open_cells` that the user of a framework makes freely."""
-TUNABLE: Final = frozenset({*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CHOICES if choice.tunable)})
+TUNABLE: Final = frozenset(
+    {*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CHOICES if choice.tunable)}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,8 @@ class Completion:
 def completions(
     run: DescribedRun, framework: Framework | None, priors: ChoicePriors
 ) -> tuple[list[Completion], list[str]]:
-    """Completions of a run over the choices that affect memory, at most `MOST_WEIGHED`, and why others are impossible.
+    """Completions of a run over the choices that affect memory, at most `MOST_WEIGHED`, and why
+    others are impossible.
 
     Args:
         framework: instead of the run's own, if given.
@@ -84,7 +88,8 @@ def completions(
     """
     frameworks = [(framework, 1.0)] if framework is not None else frameworks_of(run, priors)
     candidates: list[Completion] = []
-    # Some candidate frameworks may refuse the run: it fails only where all of them do, with the first reason.
+    # Some candidate frameworks may refuse the run: it fails only where all of them do, with the
+    # first reason.
     refused: list[PerfModelError] = []
     for run_framework, weight in frameworks:
         chosen = {"framework": run_framework.label} if len(frameworks) > 1 else {}
@@ -99,16 +104,22 @@ def completions(
 
     # Where the framework itself is open, that is an assumption of every completion.
     if len(frameworks) > 1:
-        candidates = [replace(completed, case=_assuming(completed.case, "framework")) for completed in candidates]
+        candidates = [
+            replace(completed, case=_assuming(completed.case, "framework"))
+            for completed in candidates
+        ]
 
     # Thin out before multiplying by further choices, so that the number of completions stays
     # bounded.
-    with_choices = with_open_choices(thinned(candidates, MOST_WEIGHED), run.year, priors, takes_memory=True)
+    with_choices = with_open_choices(
+        thinned(candidates, MOST_WEIGHED), run.year, priors, takes_memory=True
+    )
     return with_choices, list(dict.fromkeys(str(error) for error in refused))
 
 
 def open_choices(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> list[str]:
-    """Names of a run's open choices under a framework; the framework comes first if it is not named.
+    """Names of a run's open choices under a framework; the framework comes first if it is not
+    named.
 
     Raises:
         Unusable, PerfModelError: the run cannot be read.
@@ -131,7 +142,10 @@ def _assuming(case: Case, name: str) -> Case:
 def thinned(candidates: Sequence[Completion], limit: int) -> list[Completion]:
     """Return a limited number of representative completions, with priors that sum to 1."""
     chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), limit)
-    return [replace(candidates[i], prior=share) for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)]
+    return [
+        replace(candidates[i], prior=share)
+        for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)
+    ]
 
 
 def with_open_choices(
@@ -142,7 +156,8 @@ def with_open_choices(
     takes_memory: bool,
     limit: int = MOST_WEIGHED,
 ) -> list[Completion]:
-    """Fill in the choices that affect memory, or those that do not, with at most `limit` completions."""
+    """Fill in the choices that affect memory, or those that do not, with at most `limit`
+    completions."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []
@@ -152,8 +167,11 @@ def with_open_choices(
     return list(candidates)
 
 
-def _expanded(completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors) -> list[Completion]:
-    """Copies of a completion with every possible value of an open choice; the completion itself if there is none.
+def _expanded(
+    completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors
+) -> list[Completion]:
+    """Copies of a completion with every possible value of an open choice; the completion itself if
+    there is none.
 
     A single value that it can have is no choice, and so nothing that is assumed.
     """
@@ -174,7 +192,10 @@ def _expanded(completion: Completion, choice: OpenChoice, year: int | None, prio
         return [completion]
     if len(possible) == 1:
         return [replace(completion, case=replace(possible[0].case, assumed=case.assumed))]
-    return [replace(completed, prior=completion.prior * completed.prior / total) for completed in possible]
+    return [
+        replace(completed, prior=completion.prior * completed.prior / total)
+        for completed in possible
+    ]
 
 
 def _read(
@@ -183,7 +204,8 @@ def _read(
     priors: ChoicePriors,
     refused: list[PerfModelError],
 ) -> list[Completion]:
-    """Completions of a run under one framework, with degrees and batch filled in; their priors sum to 1."""
+    """Completions of a run under one framework, with degrees and batch filled in; their priors sum
+    to 1."""
     # A micro-batch that the framework sets is no open cell.
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
@@ -197,8 +219,11 @@ def _read(
         _narrow_dtype(device, framework),
         names_schedules=framework.launch.names_schedules,
     )
-    # A row is read before it is known whether its layout is possible, so more are read than are kept.
-    read_first, weight = representatives(np.array([candidate.weight for candidate in rows]), 2 * MOST_WEIGHED)
+    # A row is read before it is known whether its layout is possible, so more are read than are
+    # kept.
+    read_first, weight = representatives(
+        np.array([candidate.weight for candidate in rows]), 2 * MOST_WEIGHED
+    )
     readable: list[Completion] = []
     for i, prior in zip(read_first.tolist(), weight.tolist(), strict=True):
         try:
@@ -208,8 +233,11 @@ def _read(
             continue
         readable.append(Completion(case, prior, rows[i].chosen))
     # Values that the framework cannot run are not considered, unless the run states them.
-    able = [candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)] or readable
-    # Frameworks are weighed elsewhere: completions that one of them cannot run must not lower its weight.
+    able = [
+        candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)
+    ] or readable
+    # Frameworks are weighed elsewhere: completions that one of them cannot run must not lower its
+    # weight.
     total = sum(candidate.prior for candidate in able)
     return [replace(candidate, prior=candidate.prior / total) for candidate in able]
 
@@ -222,25 +250,28 @@ def _read_filled(run: DescribedRun, filled: FilledRow, framework: Framework) -> 
 
 
 def _narrow_dtype(device: Device, framework: Framework) -> str | None:
-    """The 8-bit type for which the framework has a recipe and the device has units; None if there is none."""
+    """The 8-bit type for which the framework has a recipe and the device has units; None if there
+    is none."""
     for dtype in ("fp8", "int8"):
         if dtype in device.dtypes and framework.job_defaults(dtype)["fp8_recipe"]:
             return dtype
     return None
 
 
-# --- the framework ---------------------------------------------------------------------------------
+# --- the framework
+# ---------------------------------------------------------------------------------
 
 
 def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framework, float]]:
     """The possible frameworks of a run, with their probabilities.
 
-    A framework of the catalog has one candidate: its version of the stated year, else of the run's year, or its first
-    version for an earlier year. Where no year is known, all its versions are candidates. A name that begins with one of
-    the catalog's and a hyphen (`pytorch-rocm`) is a kind of that. Any other name, and none, may be any framework of the
-    catalog that published runs have used: how likely each is follows from the hardware, the kind of network and the
-    year, and from what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly
-    use it).
+    A framework of the catalog has one candidate: its version of the stated year, else of the run's
+    year, or its first version for an earlier year. Where no year is known, all its versions are
+    candidates. A name that begins with one of the catalog's and a hyphen (`pytorch-rocm`) is a kind
+    of that. Any other name, and none, may be any framework of the catalog that published runs have
+    used: how likely each is follows from the hardware, the kind of network and the year, and from
+    what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs
+    mostly use it).
     """
     name_only, _, stated_year = run.framework_name.partition("@")
     year = stated_year or (str(run.year) if run.year else "")
@@ -249,9 +280,12 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
         return _versions_of(known, priors)
-    # Any framework that published runs have used may have run it, and the run's statements distinguish them.
+    # Any framework that published runs have used may have run it, and the run's statements
+    # distinguish them.
     used = priors.counts.get("framework", {}).get(EVERYWHERE, {})
-    names = [name for name in catalog.frameworks() if name != GENERIC and (name in used or not used)]
+    names = [
+        name for name in catalog.frameworks() if name != GENERIC and (name in used or not used)
+    ]
     generic = catalog.framework(GENERIC)
     model = run.model(generic)
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
@@ -263,8 +297,13 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     for candidate_name, weight in zip(names, weights.tolist(), strict=True):
         candidate = framework_of(f"{candidate_name}@{year}" if year else candidate_name)[0]
         candidates.append((candidate, weight * _likelihood(run, candidate, priors)))
-    likeliest, shares = representatives(np.array([weight for _, weight in candidates]), MOST_FRAMEWORKS)
-    return [(candidates[i][0], share) for i, share in zip(likeliest.tolist(), shares.tolist(), strict=True)]
+    likeliest, shares = representatives(
+        np.array([weight for _, weight in candidates]), MOST_FRAMEWORKS
+    )
+    return [
+        (candidates[i][0], share)
+        for i, share in zip(likeliest.tolist(), shares.tolist(), strict=True)
+    ]
 
 
 def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float]]:
@@ -295,8 +334,8 @@ _LARGEST_DEGREE: Final = 1 << 12
 _IMPOSSIBLE: Final = 1e-6
 """Likelihood of a framework under which a run cannot be read."""
 _REFUSED: Final = 0.05
-"""Factor on the likelihood of a framework for each setting of the run that it cannot run. Assumed: forks add features,
-and a table's words may be misread."""
+"""Factor on the likelihood of a framework for each setting of the run that it cannot run. Assumed:
+forks add features, and a table's words may be misread."""
 
 
 def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> float:

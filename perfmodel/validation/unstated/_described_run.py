@@ -1,7 +1,8 @@
 """A run described by a row of a table or by the settings of a job.
 
-Either states some of a run's cells. Open settings are filled in under each framework that may have run it
-(`perfmodel.validation.unstated._completions`), in the same way for published rows and for jobs of users.
+Either states some of a run's cells. Open settings are filled in under each framework that may have
+run it (`perfmodel.validation.unstated._completions`), in the same way for published rows and for
+jobs of users.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,8 @@ class DescribedRun(ABC):
     @property
     @abstractmethod
     def cells(self) -> Row:
-        """Degrees, batch, element type, devices and schedule by the names of their columns; empty ones are None."""
+        """Degrees, batch, element type, devices and schedule by the names of their columns; empty
+        ones are None."""
 
     @property
     @abstractmethod
@@ -124,9 +126,11 @@ class RowRun(DescribedRun):
         cells = with_shards_of_recipe(self.row, framework)
         if self.device().vendor != "Google":
             return cells
-        # Tables tell how many chips a TPU's host has. The slice bounds tensor parallelism, because all its chips share
-        # links; a cluster of the catalog states its size (`JobRun`).
-        cluster, _ = cluster_of(with_plain_columns(self.row), {}, f"run {text(self.row, 'case_id')}")
+        # Tables tell how many chips a TPU's host has. The slice bounds tensor parallelism, because
+        # all its chips share links; a cluster of the catalog states its size (`JobRun`).
+        cluster, _ = cluster_of(
+            with_plain_columns(self.row), {}, f"run {text(self.row, 'case_id')}"
+        )
         return {**cells, "devices_per_node": cluster.levels[0].size}
 
 
@@ -145,12 +149,15 @@ class JobRun(DescribedRun):
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        # A user describes the job at the command line or in a file; mistakes are reported before anything is filled in.
+        # A user describes the job at the command line or in a file; mistakes are reported before
+        # anything is filled in.
         unknown = set(self.job) - set(JOB_WORDS)
         if unknown:
             raise UnknownNameError("keyword of a job", min(unknown), JOB_WORDS)
         if self.job.get("global_batch") is None:
-            raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
+            raise PerfModelError(
+                "global_batch is missing; give the sequences per step over all replicas"
+            )
         if self.cluster.kinds:
             raise PerfModelError(
                 f"cluster {self.cluster.name} has several kinds of nodes, which --open does not support; leave "
@@ -172,7 +179,9 @@ class JobRun(DescribedRun):
         return stated | {
             "n_devices": devices,
             "devices_per_node": self.cluster.levels[0].size,
-            "layers": self.stated_model.layers if isinstance(self.stated_model, Transformer) else None,
+            "layers": self.stated_model.layers
+            if isinstance(self.stated_model, Transformer)
+            else None,
             "global_batch": self.job["global_batch"],
             "dtype": self.job.get("dtype"),
             "schedule": self.layout.get("schedule"),
@@ -203,7 +212,9 @@ class JobRun(DescribedRun):
             raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
         if missing:
             # A single missing degree follows from the devices and the other degrees.
-            stated_product = prod(int(values.get(name, 1)) for name in DEGREES if name != missing[0])
+            stated_product = prod(
+                int(values.get(name, 1)) for name in DEGREES if name != missing[0]
+            )
             values[missing[0]] = max(1, int(cells["n_devices"]) // stated_product)
         # Several model chunks per stage need a schedule that interleaves them.
         if values.get("vpp", 1) > 1:
@@ -214,7 +225,9 @@ class JobRun(DescribedRun):
         # Batch, length and element type have been filled into cells; all else is passed on as
         # stated.
         further_fields = {
-            name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")
+            name: value
+            for name, value in self.job.items()
+            if name not in ("global_batch", "seq_len", "dtype")
         }
         job = framework.job(
             self.stated_model,
@@ -251,8 +264,8 @@ def described_job(
     """Make a run from settings of a job; only model, cluster and global batch are required.
 
     Args:
-        layout: stated part of the layout, in its notation. Degrees that it leaves out are open where `devices` says how
-            many there are, else 1.
+        layout: stated part of the layout, in its notation. Degrees that it leaves out are open
+            where `devices` says how many there are, else 1.
         framework: `name@year`, `name`, or empty where it is not known.
         job: fields of `Job` that are stated.
 
@@ -265,4 +278,6 @@ def described_job(
     elif layout:
         values = Layout.values(layout)
     stated = {name: value for name, value in job.items() if value is not None}
-    return JobRun(catalog.model(model), catalog.cluster(cluster), stated, values, framework, devices)
+    return JobRun(
+        catalog.model(model), catalog.cluster(cluster), stated, values, framework, devices
+    )

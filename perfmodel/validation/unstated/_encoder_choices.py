@@ -1,4 +1,5 @@
-"""Choices of runs that train an encoder of text: the length of its sequences, its head, and its padding."""
+"""Choices of runs that train an encoder of text: the length of its sequences, its head, and its
+padding."""
 
 from collections.abc import Sequence
 from math import log
@@ -11,22 +12,29 @@ from perfmodel.validation.unstated._choice import OpenChoice, Variant
 
 def _reads_words_both_ways(case: Case) -> bool:
     """Whether a run trains an encoder of text, such as BERT."""
-    return isinstance(case.model, Transformer) and case.model.head.pooler_and_mlm_head and case.job.mode == "train"
+    return (
+        isinstance(case.model, Transformer)
+        and case.model.head.pooler_and_mlm_head
+        and case.job.mode == "train"
+    )
 
 
 _LENGTHS_OF_BERT: Final = ((128, 0.9), (512, 0.1))
-"""Tokens per sequence, and the share of BERT's pre-training steps with this length (Devlin et al., arXiv
-1810.04805, appendix A.2)."""
+"""Tokens per sequence, and the share of BERT's pre-training steps with this length (Devlin et al.,
+arXiv 1810.04805, appendix A.2)."""
 
 
 class EncoderLength(OpenChoice):
-    """Tokens per sequence of a text encoder if a run does not state them: those of BERT's two phases."""
+    """Tokens per sequence of a text encoder if a run does not state them: those of BERT's two
+    phases."""
 
     name = "seq_len"
     tunable = False
 
     def matters(self, case: Case) -> bool:
-        return _reads_words_both_ways(case) and self.name in case.assumed and case.model.seq_len == 512
+        return (
+            _reads_words_both_ways(case) and self.name in case.assumed and case.model.seq_len == 512
+        )
 
     def stated(self, case: Case) -> bool:
         return self.name not in case.assumed
@@ -48,16 +56,19 @@ class EncoderLength(OpenChoice):
 
 
 _LENGTHS_OF_TASKS: Final = (384,)
-"""Tokens per sequence that occur only in fine-tuning to a task: SQuAD's (google-research/bert run_squad.py,
-`max_seq_length`, and every port of it), which pre-training never uses. Its code pads every example to that length
-(run_squad.py `convert_examples_to_features`; Hugging Face run_qa.py, `pad_to_max_length`, True by default)."""
+"""Tokens per sequence that occur only in fine-tuning to a task: SQuAD's (google-research/bert
+run_squad.py, `max_seq_length`, and every port of it), which pre-training never uses. Its code pads
+every example to that length (run_squad.py `convert_examples_to_features`; Hugging Face run_qa.py,
+`pad_to_max_length`, True by default)."""
 
 
 class EncoderHead(OpenChoice):
-    """The head of an encoder of text: for the word at every token, at masked tokens alone, or for labels of a task.
+    """The head of an encoder of text: for the word at every token, at masked tokens alone, or for
+    labels of a task.
 
-    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open; the
-    length of a task has its labels. No published run states it otherwise, so all three are equally likely.
+    Code that computes the head of masked tokens alone says so in its framework's entry, and leaves
+    nothing open; the length of a task has its labels. No published run states it otherwise, so all
+    three are equally likely.
     """
 
     name = "encoder_head"
@@ -65,7 +76,9 @@ class EncoderHead(OpenChoice):
 
     def matters(self, case: Case) -> bool:
         is_of_task = case.job.seq_len in _LENGTHS_OF_TASKS
-        return _reads_words_both_ways(case) and (is_of_task or not case.framework.default_job.loss.masked_head)
+        return _reads_words_both_ways(case) and (
+            is_of_task or not case.framework.default_job.loss.masked_head
+        )
 
     def stated(self, case: Case) -> bool:
         return not {"head", "masked_head"}.isdisjoint(case.stated)
@@ -90,25 +103,27 @@ class EncoderHead(OpenChoice):
 
 
 _REAL_TOKENS: Final = ((128, 0.83), (512, 0.52))
-"""Tokens of a sequence, and the share of them that is text instead of padding, in BERT's pre-training data, the English
-Wikipedia and BooksCorpus (Zeng et al., Boosting Distributed Training Performance of the Unpadded BERT Model, arXiv
-2208.08124, section 1)."""
+"""Tokens of a sequence, and the share of them that is text instead of padding, in BERT's
+pre-training data, the English Wikipedia and BooksCorpus (Zeng et al., Boosting Distributed Training
+Performance of the Unpadded BERT Model, arXiv 2208.08124, section 1)."""
 
 
 def real_tokens(seq_len: int) -> float:
-    """Tokens of text in a sequence of BERT's pre-training data: the power law through `_REAL_TOKENS`."""
+    """Tokens of text in a sequence of BERT's pre-training data: the power law through
+    `_REAL_TOKENS`."""
     (short, most), (long, least) = _REAL_TOKENS
     share = most * (seq_len / short) ** (log(least / most) / log(long / short))
     return seq_len * min(1.0, share)
 
 
 class Padding(OpenChoice):
-    """Whether a text encoder computes the padding of its sequences, batches sequences of similar length, or removes
-    padding.
+    """Whether a text encoder computes the padding of its sequences, batches sequences of similar
+    length, or removes padding.
 
-    Compiled steps have fixed shapes, and so compute it. Where a loader is known to sort (`Framework.length_bin_tokens`)
-    nothing is open: sequences end half a bin short of what they are padded to, on the mean, and those of the shortest
-    pre-training are padded to their stated length. So are those of a task.
+    Compiled steps have fixed shapes, and so compute it. Where a loader is known to sort
+    (`Framework.length_bin_tokens`) nothing is open: sequences end half a bin short of what they are
+    padded to, on the mean, and those of the shortest pre-training are padded to their stated
+    length. So are those of a task.
     """
 
     name = "padding"

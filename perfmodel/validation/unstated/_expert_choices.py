@@ -1,5 +1,5 @@
-"""Choices of runs that train experts: the dispatcher of tokens, whether tokens are dropped, and the overlap of
-exchanges."""
+"""Choices of runs that train experts: the dispatcher of tokens, whether tokens are dropped, and the
+overlap of exchanges."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,18 +8,22 @@ from perfmodel.validation.rows import Case
 from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
 from perfmodel.validation.unstated._features import kind_of
 
-_BEFORE_HOPPER: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"})
-"""Architectures of NVIDIA without the asynchronous copies of tiles that HybridEP is written in, and for which DeepEP
-is built without its features (DISABLE_SM90_FEATURES): it then runs inside a node alone (deepseek-ai/DeepEP README,
-requirements and installation)."""
+_BEFORE_HOPPER: Final = frozenset(
+    {"Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"}
+)
+"""Architectures of NVIDIA without the asynchronous copies of tiles that HybridEP is written in, and
+for which DeepEP is built without its features (DISABLE_SM90_FEATURES): it then runs inside a node
+alone (deepseek-ai/DeepEP README, requirements and installation)."""
 _DEEPEP_NVLINK_PEERS: Final = 8
-"""Ranks that DeepEP's kernels reach by NVLink (deepseek-ai/DeepEP csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS). In a
-rack whose trays share NVLink it would send between trays by adapters, and NVIDIA's code refuses it there
-(Megatron-Bridge training/flex_dispatcher_backend.py, validate_flex_dispatcher_backend: B200 and B300, not GB200)."""
+"""Ranks that DeepEP's kernels reach by NVLink (deepseek-ai/DeepEP csrc/kernels/configs.cuh,
+NUM_MAX_NVL_PEERS). In a rack whose trays share NVLink it would send between trays by adapters, and
+NVIDIA's code refuses it there (Megatron-Bridge training/flex_dispatcher_backend.py,
+validate_flex_dispatcher_backend: B200 and B300, not GB200)."""
 
 
 class ExpertDispatcher(OpenChoice):
-    """The dispatcher that exchanges tokens between experts, where the framework has several kinds."""
+    """The dispatcher that exchanges tokens between experts, where the framework has several
+    kinds."""
 
     name = "expert_dispatcher"
     takes_memory = False
@@ -51,8 +55,9 @@ CAPACITY: Final = 1.25
 class DroppedTokens(OpenChoice):
     """Whether experts accept all tokens, or only up to a capacity and drop the others.
 
-    MaxText has model configurations of either kind for the same model, and no table says which one a run had, so both
-    are equally likely. What drops tokens multiplies by masks (`Job.einsum_dispatch`).
+    MaxText has model configurations of either kind for the same model, and no table says which one
+    a run had, so both are equally likely. What drops tokens multiplies by masks
+    (`Job.einsum_dispatch`).
     """
 
     name = "expert_capacity_factor"
@@ -79,7 +84,8 @@ class DroppedTokens(OpenChoice):
 
 
 class ExpertOverlap(OpenChoice):
-    """Whether expert exchanges overlap with another micro-batch's pass, if the framework supports it."""
+    """Whether expert exchanges overlap with another micro-batch's pass, if the framework supports
+    it."""
 
     name = "ep_overlap"
     takes_memory = False
@@ -88,12 +94,18 @@ class ExpertOverlap(OpenChoice):
         return case.layout.ep > 1 and (self._can_run(case) or self.stated(case))
 
     def _can_run(self, case: Case) -> bool:
-        """Megatron-Core pairs the passes of two micro-batches, in pipelines those of two model chunks, and does not
-        repeat whole layers meanwhile (megatron/training/arguments.py, overlap_moe_expert_parallel_comm)."""
+        """Megatron-Core pairs the passes of two micro-batches, in pipelines those of two model
+        chunks, and does not repeat whole layers meanwhile (megatron/training/arguments.py,
+        overlap_moe_expert_parallel_comm)."""
         layout = case.layout
         pairs = layout.pp == 1 or layout.vpp > 1
         repeats_layers = layout.recompute == "full" or bool(layout.recompute_full_layers)
-        return case.framework.capabilities.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
+        return (
+            case.framework.capabilities.pairs_passes
+            and pairs
+            and not repeats_layers
+            and case.job.mode == "train"
+        )
 
     def stated(self, case: Case) -> bool:
         return "ep_overlap" in case.stated
@@ -102,4 +114,7 @@ class ExpertOverlap(OpenChoice):
         return on_or_off(case.layout.ep_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
+        return [
+            Variant(value=on_or_off(choice), layout={"ep_overlap": choice})
+            for choice in (True, False)
+        ]

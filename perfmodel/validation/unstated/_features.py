@@ -24,7 +24,8 @@ LARGEST_SCALE: Final = f"above {_NODES[-1]} nodes"
 _NEEDS: Final = (0.25, 0.5, 1.0, 2.0)
 """Bounds between classes of memory needed without recomputation, as shares of a device's memory."""
 _ERAS: Final = (2022, 2024)
-"""Last years of all eras but the newest: before fused attention was usual, and before products of 8 bits were."""
+"""Last years of all eras but the newest: before fused attention was usual, and before products of 8
+bits were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,11 @@ class RunFeatures:
     scale: str = ""
     """Class by devices (`scale_of`)."""
     need: str = ""
-    """Class by the share of a device's memory that a run needs without recomputation (`need_of`)."""
+    """Class by the share of a device's memory that a run needs without recomputation
+    (`need_of`)."""
     fabric: str = ""
-    """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
+    """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where
+    it is not named."""
 
     def contexts(self, chain: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         """Contexts along a chain of known features, starting with the context of all runs."""
@@ -61,12 +64,17 @@ class RunFeatures:
         for names in chain:
             values = [getattr(self, name) for name in names]
             if all(values):
-                contexts.append(", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True)))
+                contexts.append(
+                    ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+                )
         return tuple(contexts)
 
 
-def model_features(model: Model, device: Device, seq_len: int, framework: Framework, year: int | None) -> RunFeatures:
-    """Features of a run without a known layout. The default year is that of the framework's version."""
+def model_features(
+    model: Model, device: Device, seq_len: int, framework: Framework, year: int | None
+) -> RunFeatures:
+    """Features of a run without a known layout. The default year is that of the framework's
+    version."""
     known_year = year or framework.since or None
     return RunFeatures(
         framework=framework.name,
@@ -81,20 +89,25 @@ def model_features(model: Model, device: Device, seq_len: int, framework: Framew
 
 def case_features(case: Case, year: int | None) -> RunFeatures:
     """Features of a completed run."""
-    features = model_features(case.model, case.cluster.device, case.job.seq_len, case.framework, year)
+    features = model_features(
+        case.model, case.cluster.device, case.job.seq_len, case.framework, year
+    )
     stages = "pipeline" if case.layout.pp > 1 else "one stage"
     scale = scale_of(case.layout.devices)
-    return replace(features, stages=stages, scale=scale, fabric=fabric_of(case.cluster), need=need_of(case))
+    return replace(
+        features, stages=stages, scale=scale, fabric=fabric_of(case.cluster), need=need_of(case)
+    )
 
 
 def need_of(case: Case) -> str:
-    """Class by the memory that a run would need without recomputation, relative to its devices' memory.
+    """Class by the memory that a run would need without recomputation, relative to its devices'
+    memory.
 
-    Empty but for training of transformers. By closed forms, as a class needs no more: weights in 16 bits (frozen ones
-    in as many as products read), gradients, and three fp32 states of the optimizer (ZeRO, arXiv 1910.02054, section 3),
-    of which stages of ZeRO divide some; and 34 bytes of activations per token, element and layer (Korthikanti et al.,
-    arXiv 2205.05198, equation 2, with fused attention), of as many micro-batches as a pipeline of that depth has in
-    flight.
+    Empty but for training of transformers. By closed forms, as a class needs no more: weights in 16
+    bits (frozen ones in as many as products read), gradients, and three fp32 states of the
+    optimizer (ZeRO, arXiv 1910.02054, section 3), of which stages of ZeRO divide some; and 34 bytes
+    of activations per token, element and layer (Korthikanti et al., arXiv 2205.05198, equation 2,
+    with fused attention), of as many micro-batches as a pipeline of that depth has in flight.
     """
     model, layout, job = case.model, case.layout, case.job
     if not isinstance(model, Transformer) or job.mode != "train":
@@ -109,7 +122,11 @@ def need_of(case: Case) -> str:
     states_bytes = 0.0
     for params, shards, replicas in (
         (counted.total - counted.experts, layout.tp, ranks),
-        (counted.experts, layout.ep * experts_tp, max(1.0, ranks * layout.tp / (layout.ep * experts_tp))),
+        (
+            counted.experts,
+            layout.ep * experts_tp,
+            max(1.0, ranks * layout.tp / (layout.ep * experts_tp)),
+        ),
     ):
         per_param = weight_bytes / (replicas if layout.zero >= 3 else 1.0)
         if not frozen:
@@ -119,14 +136,16 @@ def need_of(case: Case) -> str:
 
     tokens = layout.micro_batch * job.seq_len / (layout.tp * layout.cp)
     activation_bytes = _BYTES_PER_ELEMENT * tokens * model.hidden * model.layers
-    return _class_of((states_bytes + activation_bytes) / case.cluster.device.memory_bytes, _NEEDS, " of memory")
+    return _class_of(
+        (states_bytes + activation_bytes) / case.cluster.device.memory_bytes, _NEEDS, " of memory"
+    )
 
 
 def scale_of(devices: int) -> str:
     """Class of a machine by its cost, measured in nodes of `DEVICES_PER_NODE`.
 
-    Racks of NVLink and slices of TPUs count as the nodes that as many devices would make: people try as hard with 64
-    devices of one rack as with those of eight nodes.
+    Racks of NVLink and slices of TPUs count as the nodes that as many devices would make: people
+    try as hard with 64 devices of one rack as with those of eight nodes.
     """
     return _class_of(-(-devices // DEVICES_PER_NODE), _NODES, " nodes")
 

@@ -1,6 +1,7 @@
 """Plausible values of open degrees, micro-batches and element types of a run.
 
-These are filled in as cells of a row, since the batch, the devices and the rest of the layout follow from them.
+These are filled in as cells of a row, since the batch, the devices and the rest of the layout
+follow from them.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.validation.rows import Row, count, names_dtype, number, open_shapes, schedule_of, text
+from perfmodel.validation.rows import (
+    Row,
+    count,
+    names_dtype,
+    number,
+    open_shapes,
+    schedule_of,
+    text,
+)
 from perfmodel.validation.rows.phrases import read_phrases
 from perfmodel.validation.rows.vocabulary import SHARDING
 from perfmodel.validation.unstated._features import RunFeatures
@@ -51,7 +60,9 @@ class FilledRow:
 
     def filled(self, name: str, value: str, weight: float, **cells: Any) -> "FilledRow":
         """The row with a further choice filled in."""
-        return FilledRow({**self.cells, **cells}, self.weight * weight, {**self.chosen, name: value})
+        return FilledRow(
+            {**self.cells, **cells}, self.weight * weight, {**self.chosen, name: value}
+        )
 
 
 def filled_rows(
@@ -63,22 +74,26 @@ def filled_rows(
     *,
     names_schedules: bool,
 ) -> list[FilledRow]:
-    """Fill in open degrees, micro-batch, chunks and element type in every plausible way; returns the row itself if none
-    is open.
+    """Fill in open degrees, micro-batch, chunks and element type in every plausible way; returns
+    the row itself if none is open.
 
-    - The shape of a dense model of which only family and parameters are known: three widths per layer.
-    - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of TPUs), up to
-      `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
-      such that replicas share out the batch.
-    - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
-    - The micro-batch: powers of two that divide what a replica gets; without a pipeline also all that it gets, as
-      often as runs of this kind and framework do not accumulate gradients.
-    - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework names schedules, or of
-      an interleaved one (several then): all that divide the layers of a stage, and powers of two (chunks may be
-      uneven). What a framework cannot run is left out later.
-    - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a node and more, in
-      powers of two, each as likely.
-    - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
+    - The shape of a dense model of which only family and parameters are known: three widths per
+      layer.
+    - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of
+      TPUs), up to `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not
+      stated either), in powers of two, such that replicas share out the batch.
+    - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers
+      have it.
+    - The micro-batch: powers of two that divide what a replica gets; without a pipeline also all
+      that it gets, as often as runs of this kind and framework do not accumulate gradients.
+    - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework
+      names schedules, or of an interleaved one (several then): all that divide the layers of a
+      stage, and powers of two (chunks may be uneven). What a framework cannot run is left out
+      later.
+    - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a
+      node and more, in powers of two, each as likely.
+    - The element type: 16 bits, and the narrower type of the framework on the device, if it has
+      one.
 
     Args:
         row: cells of one run.
@@ -86,7 +101,8 @@ def filled_rows(
         priors: prior probabilities of the values.
         micro_batch: the framework's default, if that is known.
         narrow: the element type of 8 bits that the framework runs on the device, if any.
-        names_schedules: whether its launches name their schedule (`LaunchDefaults.names_schedules`).
+        names_schedules: whether its launches name their schedule
+            (`LaunchDefaults.names_schedules`).
 
     Raises:
         Unusable: a cell that is no number.
@@ -113,13 +129,17 @@ def filled_rows(
     return filled
 
 
-def _with_shape(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+def _with_shape(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
     """Yield the row with possible shapes of its model, if it states only family and parameters."""
     for cells, chance in open_shapes(before.cells):
         yield before.filled("shape", f"hidden={cells['hidden']}", chance, **cells)
 
 
-def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+def _with_degrees(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
     """Yield the row with possible degrees, if it leaves two or more open."""
     row = before.cells
     if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
@@ -157,8 +177,11 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
             )
 
 
-def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with the replicas that its other degrees imply, if all are stated and contradict the devices."""
+def _with_replicas(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
+    """Yield the row with the replicas that its other degrees imply, if all are stated and
+    contradict the devices."""
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
@@ -176,7 +199,9 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
         )
 
 
-def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+def _with_micro_batch(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
     """Yield the row with micro-batches that divide a replica's batch, if it leaves them open."""
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
@@ -192,16 +217,22 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     # Micro-batches have to divide what a replica gets of the batch.
     share = batch // dp if batch and batch % dp == 0 else 1
     is_pipeline = count(row, "pp", 1) > 1
-    contexts = replace(features, stages="pipeline" if is_pipeline else "one stage").contexts(MICRO_BATCH_CHAIN)
+    contexts = replace(features, stages="pipeline" if is_pipeline else "one stage").contexts(
+        MICRO_BATCH_CHAIN
+    )
 
     # Probabilities are over all powers of two, since counts do not know which of them divide this
     # batch. They are normalised over the possible ones later.
     all_sizes = powers_of_two(MOST_MICRO_BATCH)
     all_chances = priors.probabilities("micro_batch", contexts, tuple(map(str, all_sizes)))
-    chances = {size: float(chance) for size, chance in zip(all_sizes, all_chances, strict=True) if share % size == 0}
+    chances = {
+        size: float(chance)
+        for size, chance in zip(all_sizes, all_chances, strict=True)
+        if share % size == 0
+    }
 
-    # A pipeline needs several micro-batches. Without a pipeline, most programs run a replica's whole batch at once
-    # unless a setting accumulates gradients.
+    # A pipeline needs several micro-batches. Without a pipeline, most programs run a replica's
+    # whole batch at once unless a setting accumulates gradients.
     if not is_pipeline and share > 1:
         contexts = features.contexts(ACCUMULATION_CHAIN)
         at_once, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))
@@ -214,11 +245,14 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
 
 
 def nearest_power_of_two(value: float) -> int:
-    """The power of two that is nearest in the logarithm, as micro-batches and degrees are counted."""
+    """The power of two that is nearest in the logarithm, as micro-batches and degrees are
+    counted."""
     return 1 << max(0, round(float(np.log2(value))))
 
 
-def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+def _with_chunks(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
     """Yield the row with numbers of model chunks, if it leaves them open."""
     row = before.cells
     stages = count(row, "pp", 1)
@@ -234,7 +268,8 @@ def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     if is_interleaved:
         possible = [chunks for chunks in possible if chunks > 1] or possible
 
-    # Published runs are counted by three kinds of chunks; numbers of one kind share its probability.
+    # Published runs are counted by three kinds of chunks; numbers of one kind share its
+    # probability.
     kinds = [chunks_of(chunks, per_stage) for chunks in possible]
     known = tuple(dict.fromkeys(kinds))
     chances = priors.probabilities("vpp", features.contexts(CHUNKS_CHAIN), known)
@@ -250,8 +285,11 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
     return "a layer each" if chunks >= layers_per_stage else "some"
 
 
-def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with groups over which its weights may be sharded, if it says only `FSDP+DP`."""
+def _with_shards(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+) -> Iterator[FilledRow]:
+    """Yield the row with groups over which its weights may be sharded, if it says only
+    `FSDP+DP`."""
     row = before.cells
     sharding = text(row, "sharding")
     if not read_phrases(sharding, SHARDING).has_meaning("fsdp and dp"):
@@ -269,7 +307,9 @@ def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
         )
 
 
-def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:
+def _with_dtype(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str
+) -> Iterator[FilledRow]:
     if names_dtype(before.cells):
         yield before
         return

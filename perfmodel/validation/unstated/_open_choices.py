@@ -11,13 +11,18 @@ from perfmodel.spec import RecomputeModule, Transformer
 from perfmodel.validation.rows import CONVERSATIONS, COPIES_TO_HOST, Case
 from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
 from perfmodel.validation.unstated._encoder_choices import EncoderHead, EncoderLength, Padding
-from perfmodel.validation.unstated._expert_choices import DroppedTokens, ExpertDispatcher, ExpertOverlap
+from perfmodel.validation.unstated._expert_choices import (
+    DroppedTokens,
+    ExpertDispatcher,
+    ExpertOverlap,
+)
 from perfmodel.validation.unstated._features import kind_of
 
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
 """Shares of a stage's layers that a run may recompute in full, other than all of them."""
 _WHOLE_STAGES: Final = 0.5
-"""Assumed share of runs with full recompute that recompute all layers; tables also write `full` for some layers."""
+"""Assumed share of runs with full recompute that recompute all layers; tables also write `full` for
+some layers."""
 
 
 class Recompute(OpenChoice):
@@ -28,7 +33,11 @@ class Recompute(OpenChoice):
     chain = (("size",), ("size", "era"), ("need",), ("framework",))
 
     def matters(self, case: Case) -> bool:
-        return isinstance(case.model, Transformer) and case.job.mode == "train" and not case.layout.offload_layers
+        return (
+            isinstance(case.model, Transformer)
+            and case.job.mode == "train"
+            and not case.layout.offload_layers
+        )
 
     def stated(self, case: Case) -> bool:
         return case.recompute_stated
@@ -42,7 +51,9 @@ class Recompute(OpenChoice):
         # Modes that the framework has. `full` may also mean some of the layers, which tables do
         # not tell apart.
         modes = framework.capabilities.recomputes
-        variants = [Variant(value=mode, layout={"recompute": mode}) for mode in modes if mode != "full"]
+        variants = [
+            Variant(value=mode, layout={"recompute": mode}) for mode in modes if mode != "full"
+        ]
         if "full" not in modes:
             return variants
         # A compiled step recomputes by one policy for all layers.
@@ -75,10 +86,11 @@ class Recompute(OpenChoice):
 class HostActivations(OpenChoice):
     """Whether a compiled step with a custom policy (`remat_policy: custom`) offloads activations.
 
-    Such a policy names tensors that stay on the device, go to the host or are computed again (MaxText configs/base.yml,
-    `decoder_layer_input` and following). On the host go the inputs of layers and the products of attention; the rest of
-    a layer is repeated, attention too, since the names hold none of its kernel's results. These tensors were read in
-    recipes of Trillium (AI-Hypercomputer/tpu-recipes@10ca5b92 training/trillium/Llama3.1-8B-MaxText/v6e-8/README.md)
+    Such a policy names tensors that stay on the device, go to the host or are computed again
+    (MaxText configs/base.yml, `decoder_layer_input` and following). On the host go the inputs of
+    layers and the products of attention; the rest of a layer is repeated, attention too, since the
+    names hold none of its kernel's results. These tensors were read in recipes of Trillium
+    (AI-Hypercomputer/tpu-recipes@10ca5b92 training/trillium/Llama3.1-8B-MaxText/v6e-8/README.md)
     with their times in view. No table says how many policies do so, so both are equally likely.
     """
 
@@ -87,10 +99,19 @@ class HostActivations(OpenChoice):
     def matters(self, case: Case) -> bool:
         # Where the device's link to the host is not known, nobody knows what copies cost.
         layout, framework = case.layout, case.framework
-        copies = framework.capabilities.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
+        copies = (
+            framework.capabilities.offloads
+            and case.cluster.device.host_bandwidth_bytes_per_s is not None
+        )
         is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
         trains = isinstance(case.model, Transformer) and case.job.mode == "train"
-        return is_open and copies and trains and framework.host.execution == "compiled" and layout.pp == 1
+        return (
+            is_open
+            and copies
+            and trains
+            and framework.host.execution == "compiled"
+            and layout.pp == 1
+        )
 
     def stated(self, case: Case) -> bool:
         return False
@@ -100,7 +121,9 @@ class HostActivations(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         if not isinstance(case.model, Transformer):
-            raise PerfModelError(f"{self.name}: {case.model.name} has no layers whose activations go to the host")
+            raise PerfModelError(
+                f"{self.name}: {case.model.name} has no layers whose activations go to the host"
+            )
         feed_forward: RecomputeModule = "mlp" if case.model.experts is None else "moe"
         # All layers but one: the last one's backward begins at once.
         on_host = {"recompute": "selective", "offload_layers": case.model.layers - 1}
@@ -118,8 +141,8 @@ class Sharding(OpenChoice):
     chain = (("stages",), ("stages", "size"), ("framework",))
 
     def matters(self, case: Case) -> bool:
-        # States are sharded over the ranks that hold the same weights: replicas, and the ranks among
-        # which sequences are cut.
+        # States are sharded over the ranks that hold the same weights: replicas, and the ranks
+        # among which sequences are cut.
         return case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
@@ -132,15 +155,20 @@ class Sharding(OpenChoice):
         # Several frameworks refuse ZeRO stages in pipelines that they run without (DeepSpeed
         # runtime/pipe/engine.py: 2 and 3 are incompatible with pipeline parallelism).
         capabilities = case.framework.capabilities
-        stages = capabilities.zero_stages_in_pipelines if case.layout.pp > 1 else capabilities.zero_stages
+        stages = (
+            capabilities.zero_stages_in_pipelines
+            if case.layout.pp > 1
+            else capabilities.zero_stages
+        )
         return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
 
 
 class SlicesThatShard(OpenChoice):
     """Whether each TPU slice holds all model states, or all slices share one sharded copy.
 
-    XLA's frameworks shard over the links of a slice and copy over the network between slices unless asked for more
-    (MaxText configs/base.yml: `ici_fsdp_parallelism` and `dcn_data_parallelism` are the axes of -1).
+    XLA's frameworks shard over the links of a slice and copy over the network between slices unless
+    asked for more (MaxText configs/base.yml: `ici_fsdp_parallelism` and `dcn_data_parallelism` are
+    the axes of -1).
     """
 
     name = "replicate"
@@ -187,7 +215,10 @@ class SequenceParallel(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         choices = case.framework.capabilities.sequence_parallel_choices
-        return [Variant(value=on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
+        return [
+            Variant(value=on_or_off(choice), layout={"sequence_parallel": choice})
+            for choice in choices
+        ]
 
 
 class ExpertTensorParallel(OpenChoice):
@@ -212,8 +243,8 @@ class ExpertTensorParallel(OpenChoice):
 
 
 _BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
-"""NVIDIA architectures that FlashAttention does not support: the first generation needs Turing or Ampere, the second
-Ampere (Dao-AILab/flash-attention README, installation)."""
+"""NVIDIA architectures that FlashAttention does not support: the first generation needs Turing or
+Ampere, the second Ampere (Dao-AILab/flash-attention README, installation)."""
 
 
 class FlashAttention(OpenChoice):
@@ -242,15 +273,16 @@ class FlashAttention(OpenChoice):
 CONVERSATION_TOKENS: Final = 1000
 """Assumed mean number of tokens of a conversation in a set for fine-tuning."""
 _PACKED: Final = 0.75
-"""Assumed share of runs that pack if most launch files of a trainer do (ModelScope SWIFT examples/megatron: those
-with sequences of 8,192 tokens do, one with 2,048 does not)."""
+"""Assumed share of runs that pack if most launch files of a trainer do (ModelScope SWIFT
+examples/megatron: those with sequences of 8,192 tokens do, one with 2,048 does not)."""
 
 
 class PackedConversations(OpenChoice):
-    """Whether sequences are conversations that a trainer packed, each attending to itself alone, or single documents.
+    """Whether sequences are conversations that a trainer packed, each attending to itself alone, or
+    single documents.
 
-    Lengths that are exponentially distributed with mean m have the mean square 2 m^2, so that a token attends as in a
-    sequence of 2 m tokens (`Job.attended_tokens`).
+    Lengths that are exponentially distributed with mean m have the mean square 2 m^2, so that a
+    token attends as in a sequence of 2 m tokens (`Job.attended_tokens`).
     """
 
     name = "packing"
@@ -297,8 +329,9 @@ class UnsaidSwitch(OpenChoice):
 
 
 class ChunkedLoss(UnsaidSwitch):
-    """Whether head and loss process the tokens in chunks, by Liger's kernels, which are those of norms, rotary
-    embeddings and activations too (transformers integrations/liger.py, `apply_liger_kernel`)."""
+    """Whether head and loss process the tokens in chunks, by Liger's kernels, which are those of
+    norms, rotary embeddings and activations too (transformers integrations/liger.py,
+    `apply_liger_kernel`)."""
 
     name = "chunked_loss"
     tunable = False
@@ -310,15 +343,24 @@ class ChunkedLoss(UnsaidSwitch):
 
     def matters(self, case: Case) -> bool:
         job = case.job
-        has_logits = isinstance(case.model, Transformer) and job.loss.head == "vocabulary" and job.mode == "train"
-        return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss.loss_with_gradient
+        has_logits = (
+            isinstance(case.model, Transformer)
+            and job.loss.head == "vocabulary"
+            and job.mode == "train"
+        )
+        return (
+            has_logits
+            and case.framework.launch.chunks_loss_unsaid
+            and not job.loss.loss_with_gradient
+        )
 
 
 class Fp8ActivationInputs(UnsaidSwitch):
     """Whether inputs of activations are saved in 8 bits.
 
-    The activation's own autograd function casts them, whatever type products have (Megatron-Core 0.7
-    megatron/core/fusions/fused_bias_swiglu.py, `fp8_input_store`); asked for beside narrow products.
+    The activation's own autograd function casts them, whatever type products have (Megatron-Core
+    0.7 megatron/core/fusions/fused_bias_swiglu.py, `fp8_input_store`); asked for beside narrow
+    products.
     """
 
     name = "fp8_activation_inputs"
@@ -335,11 +377,14 @@ class OperationFuser(UnsaidSwitch):
 
     def matters(self, case: Case) -> bool:
         is_narrow = case.job.dtype in ("fp8", "fp4")
-        return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.fine_tuning.adapter_rank > 0)
+        return case.framework.launch.fuses_operations_unsaid and (
+            is_narrow or case.job.fine_tuning.adapter_rank > 0
+        )
 
 
 class DataParallelOverlap(OpenChoice):
-    """Whether gradient reductions and weight gathers overlap with kernels, if the framework supports it."""
+    """Whether gradient reductions and weight gathers overlap with kernels, if the framework
+    supports it."""
 
     name = "dp_overlap"
     takes_memory = False
@@ -362,7 +407,8 @@ class DataParallelOverlap(OpenChoice):
 
 
 class TensorParallelOverlap(OpenChoice):
-    """Whether tensor-parallel collectives overlap with matrix products, if the framework supports it."""
+    """Whether tensor-parallel collectives overlap with matrix products, if the framework supports
+    it."""
 
     name = "tp_overlap"
     takes_memory = False
@@ -377,7 +423,10 @@ class TensorParallelOverlap(OpenChoice):
         return on_or_off(case.layout.tp_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
+        return [
+            Variant(value=on_or_off(choice), layout={"tp_overlap": choice})
+            for choice in (True, False)
+        ]
 
 
 class CudaGraphs(OpenChoice):
@@ -398,11 +447,15 @@ class CudaGraphs(OpenChoice):
     def variants(self, case: Case) -> Sequence[Variant]:
         has_experts = kind_of(case.model) == "moe"
         step = ("step",) if case.framework.capabilities.graphs_step(has_experts) else ()
-        return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers", *step)]
+        return [
+            Variant(value=graphs, job={"cuda_graphs": graphs})
+            for graphs in ("none", "layers", *step)
+        ]
 
 
 _RATES: Final = ("1", "1/2", "1/4", "1/8")
-"""Rate of the network between nodes, relative to the maker's reference system, which has an adapter for each device."""
+"""Rate of the network between nodes, relative to the maker's reference system, which has an adapter
+for each device."""
 
 
 class Network(OpenChoice):
@@ -446,7 +499,9 @@ class Network(OpenChoice):
         variants = []
         for rate in rates:
             level = replace(outer, bandwidth_bytes_per_s=fastest * _ratio(rate), source="assumed")
-            variants.append(Variant(value=rate, cluster=replace(case.cluster, levels=(*inner, level))))
+            variants.append(
+                Variant(value=rate, cluster=replace(case.cluster, levels=(*inner, level)))
+            )
         return variants
 
     def usual(self, case: Case) -> str | None:

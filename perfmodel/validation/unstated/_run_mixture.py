@@ -1,14 +1,15 @@
 """Predicts a described run as the mixture over its completions.
 
-Every completion of the description (`_completions`) has a prior probability, learned from how people run. A run that
-ended well has fitted into memory, so each completion is weighted by its probability to fit: what cannot have fitted
-vanishes. A run that ran out of memory is not conditioned on anything. People tune: the faster a completion is, the
-likelier (`tuned_weights`). The step time is the median of the mixture of the completions' log-normal distributions, and
-the interval its 5 % and 95 % quantiles.
+Every completion of the description (`_completions`) has a prior probability, learned from how
+people run. A run that ended well has fitted into memory, so each completion is weighted by its
+probability to fit: what cannot have fitted vanishes. A run that ran out of memory is not
+conditioned on anything. People tune: the faster a completion is, the likelier (`tuned_weights`).
+The step time is the median of the mixture of the completions' log-normal distributions, and the
+interval its 5 % and 95 % quantiles.
 
-Two probabilities to fit must not be mixed up. `fits_probability` is that of the description, before the run is known to
-have fitted: it may be scored against whether runs fitted. Who is out of memory tries other choices, where they are
-open. The weights of the mixture use that the run fitted.
+Two probabilities to fit must not be mixed up. `fits_probability` is that of the description, before
+the run is known to have fitted: it may be scored against whether runs fitted. Who is out of memory
+tries other choices, where they are open. The weights of the mixture use that the run fitted.
 """
 
 from collections.abc import Sequence
@@ -48,20 +49,23 @@ from perfmodel.validation.unstated.mixture import (
 from perfmodel.validation.unstated.priors import ChoicePriors, choice_priors
 
 MOST_MEMORY: Final = 96
-"""Most completions that differ in memory and are timed. People strongly prefer faster settings, so that the few fastest
-decide: with 16 of them the answer for a run of an unnamed framework moved by a third with the draw."""
+"""Most completions that differ in memory and are timed. People strongly prefer faster settings, so
+that the few fastest decide: with 16 of them the answer for a run of an unnamed framework moved by a
+third with the draw."""
 MOST_TIMED: Final = 128
 """Most ways of completing a run that are predicted."""
 UNLIKELY_TO_FIT: Final = 0.1
-"""Probability of fitting below which a run that did fit contradicts its description; the result then says so."""
+"""Probability of fitting below which a run that did fit contradicts its description; the result
+then says so."""
 TRIES: Final = 4
-"""Assumed number of open choices that somebody tries until one fits. It cannot be fitted, because nearly all published
-failures belong to one sweep, which states its choices."""
+"""Assumed number of open choices that somebody tries until one fits. It cannot be fitted, because
+nearly all published failures belong to one sweep, which states its choices."""
 IMPOSSIBLE: Final = 1e-3
-"""Probability of fitting at which the description of a run that did fit counts as fully contradictory."""
+"""Probability of fitting at which the description of a run that did fit counts as fully
+contradictory."""
 HELD_BACK: Final = 0.05
-"""Assumed share of published runs slowed by causes outside this model; without it a few of them would dominate the
-estimate of tuning."""
+"""Assumed share of published runs slowed by causes outside this model; without it a few of them
+would dominate the estimate of tuning."""
 HELD_BACK_DENSITY: Final = 0.2
 """Probability density of the log of their step times, uniform over a factor of 150."""
 _NOTICEABLE: Final = 0.005
@@ -93,13 +97,15 @@ class RunPrediction:
     effects: tuple[ChoiceEffect, ...]
     """Effects of the open choices on the step time, the largest first."""
     assumed: tuple[str, ...]
-    """Assumptions about what the description leaves open, the largest effect first, and contradictions last."""
+    """Assumptions about what the description leaves open, the largest effect first, and
+    contradictions last."""
     completions: tuple[Case, ...]
     weights: Float[np.ndarray, " completions"]
     """Posterior probabilities of `completions`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the likeliest completion with the time, interval and memory of the mixture."""
+        """Plain values for JSON: the likeliest completion with the time, interval and memory of the
+        mixture."""
         return self.prediction.to_dict() | {
             "step_time_s": self.step_time_s,
             "step_time_lo_s": self.step_time_lo_s,
@@ -125,8 +131,8 @@ class _Weighed:
     completion: Completion
     problem: StepProblem
     can_fit: float
-    """Probability that the needed memory fits, fragmentation aside. An allocator frees fragmented memory before it
-    fails, so a run that succeeded shows no more than this."""
+    """Probability that the needed memory fits, fragmentation aside. An allocator frees fragmented
+    memory before it fails, so a run that succeeded shows no more than this."""
     fits_probability: float
     """As `Prediction.fits_probability`."""
 
@@ -158,7 +164,9 @@ def predict_run(
     timed = _timed(run, calibration, site, framework, priors)
     mixture = timed.mixture(priors.tuning.get(timed.scale, Tuning()))
     weight, step_s = mixture.weight, mixture.quantile(0.5)
-    effects = choice_effects(weight, mixture.median, [completion.chosen for completion in timed.completions], step_s)
+    effects = choice_effects(
+        weight, mixture.median, [completion.chosen for completion in timed.completions], step_s
+    )
     cases = [completion.case for completion in timed.completions]
     likeliest = int(np.argmax(weight))
     fits_probability = timed.memory.fits_probability
@@ -171,7 +179,9 @@ def predict_run(
         memory_counted_bytes=_median_peaks(timed.predictions, weight),
         # A run that leaves nothing open fits as its only completion does, with the margin of
         # memory that its framework has; a mixture by the probability.
-        fits=timed.predictions[0].fits if len(timed.memory.completions) == 1 else fits_probability >= 0.5,
+        fits=timed.predictions[0].fits
+        if len(timed.memory.completions) == 1
+        else fits_probability >= 0.5,
         fits_probability=fits_probability,
         contradicts=timed.memory.contradicts(cases[likeliest]),
         effects=tuple(effects),
@@ -209,10 +219,11 @@ class _TimedRun:
 
     @property
     def scale(self) -> str:
-        """Class of the machine by its devices (`scale_of`), which determines how much people tune the run.
+        """Class of the machine by its devices (`scale_of`), which determines how much people tune
+        the run.
 
-        People tune the more, the more a run costs. A submission to a competition is tuned as the dearest runs are,
-        whatever its size.
+        People tune the more, the more a run costs. A submission to a competition is tuned as the
+        dearest runs are, whatever its size.
         """
         if self.competes:
             return LARGEST_SCALE
@@ -243,24 +254,28 @@ def _timed(
     Raises:
         PerfModelError: as `predict_run`.
     """
-    # First fill in the choices that affect memory, which decide which completions can have fitted. The others are
-    # filled in only for those that remain.
+    # First fill in the choices that affect memory, which decide which completions can have fitted.
+    # The others are filled in only for those that remain.
     candidates, _ = completions(run, framework, priors)
 
-    # A run that ran, or is meant to run, fits into memory, so completions that need too much are ruled out. If the run
-    # is known to have run out of memory, all completions stay.
+    # A run that ran, or is meant to run, fits into memory, so completions that need too much are
+    # ruled out. If the run is known to have run out of memory, all completions stay.
     memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
     likely = []
     for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
         if weight > 0:
             likely.append(replace(weighed.completion, prior=weight))
-    chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, limit=MOST_TIMED)
+    chosen = with_open_choices(
+        thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, limit=MOST_TIMED
+    )
     predictions = []
     for completion in chosen:
         # Contradictions in a description widen the interval.
         case = completion.case
         case_site = replace(site, contradictions=memory.contradicts(case))
-        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, case_site)
+        problem = step_problem(
+            case.model, case.cluster, case.job, calibration, case.framework, case_site
+        )
         predictions.append(explain(problem, case.layout))
     weight = np.array([completion.prior for completion in chosen])
     return _TimedRun(chosen, predictions, weight, memory, competes=run.competes)
@@ -273,7 +288,8 @@ def log_likelihoods(
     site: Site,
     priors: ChoicePriors,
 ) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
-    """The scale of a run and the log-likelihood of its step time under each tuning; None if nothing is open.
+    """The scale of a run and the log-likelihood of its step time under each tuning; None if nothing
+    is open.
 
     Raises:
         PerfModelError: as `predict_run`.
@@ -288,7 +304,8 @@ def log_likelihoods(
     return timed.scale, np.log((1 - HELD_BACK) * densities + HELD_BACK * HELD_BACK_DENSITY)
 
 
-# --- memory ----------------------------------------------------------------------------------------
+# --- memory
+# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,8 +319,8 @@ class _MemoryOfRun:
     fits_probability: float
     """Probability that the description fits, before it is known whether the run did."""
     surprise: float
-    """Degree to which the success of the run contradicts its description: 0 for a probability of fitting of
-    `UNLIKELY_TO_FIT` or more, 1 at `IMPOSSIBLE`, linear in the logarithm."""
+    """Degree to which the success of the run contradicts its description: 0 for a probability of
+    fitting of `UNLIKELY_TO_FIT` or more, 1 at `IMPOSSIBLE`, linear in the logarithm."""
     contradiction: tuple[str, ...]
     """A sentence if a run that fitted is predicted not to fit."""
 
@@ -356,14 +373,19 @@ def _weighed(
     for completion in candidates:
         case = completion.case
         try:
-            problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+            problem = step_problem(
+                case.model, case.cluster, case.job, calibration, case.framework, site
+            )
 
             # Two questions: whether the tensors fit once the allocator has given back all it can,
             # and whether they fit with its usual losses.
             memory = needed_memory(problem, case.layout)
             devices = rank_devices(problem, case.layout)
             spread = site.memory_spread()
-            needed = max(rank.peak / device.memory_bytes for rank, device in zip(memory, devices, strict=True))
+            needed = max(
+                rank.peak / device.memory_bytes
+                for rank, device in zip(memory, devices, strict=True)
+            )
             shown = fullness(problem, case.layout, memory)
         except PerfModelError as error:
             refused.append(error)
@@ -379,7 +401,9 @@ def _weighed(
     return weighed, refused
 
 
-def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " completions"]) -> dict[str, float]:
+def _median_peaks(
+    predictions: list[Prediction], weight: Float[np.ndarray, " completions"]
+) -> dict[str, float]:
     counters: tuple[str, ...] = tuple(predictions[0].memory_counted_bytes)
     medians = {}
     for counter in counters:
@@ -389,12 +413,14 @@ def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " com
 
 
 def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
-    """Names of the open settings, those with the largest effect on the step time first, with figures."""
+    """Names of the open settings, those with the largest effect on the step time first, with
+    figures."""
     by_name = {effect.name: effect for effect in effects}
     names = [effect.name for effect in effects]
     for case in cases:
         names += case.assumed
-    # Effects come first, the largest before the others; a setting that several cases assume is named once.
+    # Effects come first, the largest before the others; a setting that several cases assume is
+    # named once.
     names = list(dict.fromkeys(names))
     sentences = []
     for name in names:
@@ -406,8 +432,8 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:
-    """A sentence if even the best-fitting completion of a successful run hardly fits, which contradicts its
-    description."""
+    """A sentence if even the best-fitting completion of a successful run hardly fits, which
+    contradicts its description."""
     best = max(weighed, key=lambda candidate: candidate.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)

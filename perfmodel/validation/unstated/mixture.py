@@ -1,7 +1,8 @@
 """Mixtures of log-normal step times: weights, quantiles, and effects of open choices.
 
-A run that leaves choices open has several completions. Each completion has a prior weight, a probability that it fits
-in memory, and a step time with a 90 % interval of its own. The run's step time is the mixture of the completions.
+A run that leaves choices open has several completions. Each completion has a prior weight, a
+probability that it fits in memory, and a step time with a 90 % interval of its own. The run's step
+time is the mixture of the completions.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,15 +45,16 @@ def fits_after_tries(
 ) -> float:
     """Probability that one of the first completions that somebody tries fits.
 
-    The uncertainty of memory is common to all completions: the smaller the unknown part of the need, the more of them
-    fit. If completions with a share F of a group's weight fit, at least one of n tries fits with probability 1 - (1 -
-    F) ** n.
+    The uncertainty of memory is common to all completions: the smaller the unknown part of the
+    need, the more of them fit. If completions with a share F of a group's weight fit, at least one
+    of n tries fits with probability 1 - (1 - F) ** n.
 
     Args:
         weight: weights of the completions, which sum to 1.
         fits: probability of each to fit.
         group_of: group of every completion: settings that the user who runs the job cannot choose.
-        tries: number of completions of a group that are tried; with 1 the answer is the mean over completions.
+        tries: number of completions of a group that are tried; with 1 the answer is the mean over
+            completions.
     """
     total = 0.0
     for group in dict.fromkeys(group_of):
@@ -61,8 +63,8 @@ def fits_after_tries(
         if group_weight <= 0:
             continue
 
-        # From the completion that hardly fits to the one that surely does: between two of them, all from the second
-        # on fit.
+        # From the completion that hardly fits to the one that surely does: between two of them, all
+        # from the second on fit.
         order = np.argsort(fits[inside], kind="stable")
         thresholds = fits[inside][order]
         fitting_share = np.cumsum(weight[inside][order][::-1])[::-1] / group_weight
@@ -79,8 +81,8 @@ class Tuning:
     choices: float = 0.0
     """Exponent between completions that the operator of the job chooses from, such as layouts."""
     sites: float = 0.0
-    """Exponent between groups of completions with different surroundings, such as the network: jobs are run, and their
-    times are reported, where they run well."""
+    """Exponent between groups of completions with different surroundings, such as the network: jobs
+    are run, and their times are reported, where they run well."""
 
 
 def tuned_weights(
@@ -91,8 +93,8 @@ def tuned_weights(
 ) -> Float[np.ndarray, " completions"]:
     """Weights that prefer faster completions, by a negative power of the step time.
 
-    A nested logit model of discrete choice (McFadden 1978): times divide the weight of a group among its completions,
-    and mean times divide all weight among groups.
+    A nested logit model of discrete choice (McFadden 1978): times divide the weight of a group
+    among its completions, and mean times divide all weight among groups.
 
     Args:
         weight: weights of the completions, which sum to 1.
@@ -121,7 +123,8 @@ def tuned_weights(
 
 @dataclass(frozen=True, eq=False)
 class LogNormalMixture:
-    """A mixture of positive quantities, each log-normal with its own width below and above its median."""
+    """A mixture of positive quantities, each log-normal with its own width below and above its
+    median."""
 
     weight: Float[np.ndarray, " components"]
     """Weight of every component; they sum to 1."""
@@ -143,10 +146,14 @@ class LogNormalMixture:
         components = np.exp(-0.5 * (distance / deviation) ** 2) / (deviation * sqrt(2 * pi))
         return float(self.weight @ components)
 
-    def _distances(self, value: float) -> tuple[Float[np.ndarray, " components"], Float[np.ndarray, " components"]]:
-        """Distance of a value's log from the components' medians, and their standard deviations on that side."""
+    def _distances(
+        self, value: float
+    ) -> tuple[Float[np.ndarray, " components"], Float[np.ndarray, " components"]]:
+        """Distance of a value's log from the components' medians, and their standard deviations on
+        that side."""
         distance = log(value) - np.log(self.median)
-        # A component's lower end may be cut off at what its kernels take, so both sides have their own deviation.
+        # A component's lower end may be cut off at what its kernels take, so both sides have their
+        # own deviation.
         lower_sd = np.log(self.median / self.lo) / _GAUSS_95
         upper_sd = np.log(self.hi / self.median) / _GAUSS_95
         return distance, np.maximum(np.where(distance < 0, lower_sd, upper_sd), 1e-12)
@@ -157,7 +164,8 @@ class LogNormalMixture:
         Args:
             share: quantile from 0.05 to 0.95. The ends of the components then bracket the answer.
         """
-        # With one component these are its own figures to the last digit, which bisection would not give.
+        # With one component these are its own figures to the last digit, which bisection would not
+        # give.
         if len(self.weight) == 1:
             exact = {0.05: self.lo, 0.5: self.median, 0.95: self.hi}
             if share in exact:
@@ -221,8 +229,9 @@ def choice_effects(
     for values in chosen:
         names |= dict.fromkeys(values)
 
-    # The variance of log step time over completions is, for every choice, the variance between its values and the mean
-    # variance inside them. Choices that are independent of one another and multiply the time add up to all of it.
+    # The variance of log step time over completions is, for every choice, the variance between its
+    # values and the mean variance inside them. Choices that are independent of one another and
+    # multiply the time add up to all of it.
     effects = []
     for name in names:
         labels = np.array([values.get(name, "") for values in chosen])
@@ -236,7 +245,9 @@ def choice_effects(
             if share >= _NOTICEABLE:
                 means.append(mean)
         means = means or [overall]
-        effects.append(ChoiceEffect(name, variance, exp(min(means)) / answer - 1, exp(max(means)) / answer - 1))
+        effects.append(
+            ChoiceEffect(name, variance, exp(min(means)) / answer - 1, exp(max(means)) / answer - 1)
+        )
     return sorted(effects, key=lambda effect: -effect.variance)
 
 
@@ -245,23 +256,26 @@ def representatives(
 ) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
     """Indices of at most `limit` representative items, and their new weights.
 
-    Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003).
+    Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R.
+    Stat. Soc. B 65, 2003).
     """
     share = np.asarray(weight, float) / np.sum(weight)
     if len(share) <= limit:
         return np.arange(len(share)), share
 
-    # Items that weigh at least an equal share are kept with their own weight, and the heaviest item always is.
+    # Items that weigh at least an equal share are kept with their own weight, and the heaviest item
+    # always is.
     heavy = share >= 1 / limit
     heavy[np.argmax(share)] = True
     light = np.flatnonzero(~heavy)
     draws = limit - int(heavy.sum())
     new_share = np.where(heavy, share, 0.0)
 
-    # Light items are thinned: each that is left has an equal part of what the light ones weigh together, and is left
-    # in proportion to its weight. One point is taken from each of equal parts of their cumulated weight, so that
-    # neighbours are not drawn together. Inside its part a point lies where van der Corput's sequence puts it, so that
-    # an order with a period favours none of its values.
+    # Light items are thinned: each that is left has an equal part of what the light ones weigh
+    # together, and is left in proportion to its weight. One point is taken from each of equal parts
+    # of their cumulated weight, so that neighbours are not drawn together. Inside its part a point
+    # lies where van der Corput's sequence puts it, so that an order with a period favours none of
+    # its values.
     light_share = float(share[light].sum())
     if draws > 0 and light_share > 0:
         cumulated = np.cumsum(share[light]) / light_share
@@ -273,7 +287,8 @@ def representatives(
 
 
 def _van_der_corput(count: int) -> Float[np.ndarray, " count"]:
-    """The first numbers of the sequence in base 2, which fills the unit interval evenly in any order of reading."""
+    """The first numbers of the sequence in base 2, which fills the unit interval evenly in any
+    order of reading."""
     sequence = np.zeros(count)
     for i in range(count):
         # The binary digits of the index, mirrored at the point.

@@ -1,12 +1,14 @@
 """Prior probabilities of open choices, from how published runs are made.
 
-The prior is a table of counts. Published runs that state a choice are counted by team: in each context, such as models
-of 2 to 15 billion parameters, a team counts once, divided over the values that its runs have. So the 2,000 runs of one
-sweep weigh as much as one run of another team. A team can be left out, for reports that predict its own runs.
+The prior is a table of counts. Published runs that state a choice are counted by team: in each
+context, such as models of 2 to 15 billion parameters, a team counts once, divided over the values
+that its runs have. So the 2,000 runs of one sweep weigh as much as one run of another team. A team
+can be left out, for reports that predict its own runs.
 
-A context with few teams says little, so probabilities are smoothed along a chain of contexts from the most general to
-the most special: with n teams in a context, its counts weigh n and the context before it weighs `strength`
-(Dirichlet smoothing; the strength of every choice maximises the likelihood of the teams left out in turn).
+A context with few teams says little, so probabilities are smoothed along a chain of contexts from
+the most general to the most special: with n teams in a context, its counts weigh n and the context
+before it weighs `strength` (Dirichlet smoothing; the strength of every choice maximises the
+likelihood of the teams left out in turn).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,14 +43,15 @@ class ChoicePriors:
     """Prior probabilities of choices, from counts of teams."""
 
     counts: Mapping[str, Counts]
-    """Counts by choice. A choice named `NAME: as the framework's default` has the values `yes` and `no`."""
+    """Counts by choice. A choice named `NAME: as the framework's default` has the values `yes` and
+    `no`."""
     strength: Mapping[str, float]
     """Number of teams that a context's parent counts as, by choice."""
     without: str = ""
     """Teams that are left out, joined by `+` (`perfmodel.prediction.sites.constants.team_key`)."""
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
-    """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`), because expensive runs are
-    tuned more. Scales that are missing are not tuned."""
+    """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`), because
+    expensive runs are tuned more. Scales that are missing are not tuned."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def probabilities(
@@ -62,10 +65,12 @@ class ChoicePriors:
 
         Args:
             choice: name of the choice.
-            contexts: contexts from the most general to the most special. The last one is that of the framework.
+            contexts: contexts from the most general to the most special. The last one is that of
+                the framework.
             values: possible values. Counts of others are left out.
             default: the framework's default value, if that is known. Its prior probability is the
-                share of stated choices that equal their framework's default; counts of this framework are added to it.
+                share of stated choices that equal their framework's default; counts of this
+                framework are added to it.
         """
         key = (choice, tuple(contexts), tuple(values), default)
         if key not in self._known:
@@ -79,7 +84,8 @@ class ChoicePriors:
         values: Sequence[str],
         default: str | None,
     ) -> Float[np.ndarray, " values"]:
-        """Return the probabilities of the values, smoothed from the most general context to the most special."""
+        """Return the probabilities of the values, smoothed from the most general context to the
+        most special."""
         strength = self.strength.get(choice, 1.0)
 
         # Start from equal chances, and blend in the counts of ever more special contexts.
@@ -95,7 +101,9 @@ class ChoicePriors:
             probability = (counted + strength * probability) / (counted.sum() + strength)
         return probability
 
-    def _counted(self, choice: str, context: str, values: Sequence[str]) -> Float[np.ndarray, " values"]:
+    def _counted(
+        self, choice: str, context: str, values: Sequence[str]
+    ) -> Float[np.ndarray, " values"]:
         by_value = self.counts.get(choice, {}).get(context, {})
         totals = []
         for value in values:
@@ -107,7 +115,8 @@ class ChoicePriors:
         return np.array(totals)
 
     def _usual_share(self, choice: str) -> float:
-        """Share of stated choices that are their framework's default; one half before any team is counted."""
+        """Share of stated choices that are their framework's default; one half before any team is
+        counted."""
         used, unused = self._counted(f"{choice}: {DEFAULT}", EVERYWHERE, ("yes", "no"))
         return float((used + 0.5) / (used + unused + 1.0))
 
@@ -152,7 +161,8 @@ def _shipped() -> dict[str, Any]:
 
 @lru_cache
 def choice_priors(without: str = "") -> ChoicePriors:
-    """Priors from both collections of published runs, without runs that share a team with `without`."""
+    """Priors from both collections of published runs, without runs that share a team with
+    `without`."""
     shipped = _shipped()
     tunings = [Tuning(*exponents) for exponents in shipped["tunings"]]
     tuning = {
@@ -162,7 +172,9 @@ def choice_priors(without: str = "") -> ChoicePriors:
     return ChoicePriors(shipped["counts"], shipped["strength"], without, tuning)
 
 
-def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Sequence[float]], without: str) -> Tuning:
+def likeliest_tuning(
+    tunings: Sequence[Tuning], log_likelihood: Mapping[str, Sequence[float]], without: str
+) -> Tuning:
     """The maximum-likelihood tuning for reported step times, without some teams.
 
     Args:
@@ -172,7 +184,9 @@ def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Seq
     """
     # Sums over sources, each of which stands for one mean, so that a source counts once.
     likelihoods = [
-        values for source, values in log_likelihood.items() if not keys_share_a_team(team_key(source), without)
+        values
+        for source, values in log_likelihood.items()
+        if not keys_share_a_team(team_key(source), without)
     ]
     return tunings[int(np.argmax(np.sum(likelihoods, axis=0)))] if likelihoods else Tuning()
 

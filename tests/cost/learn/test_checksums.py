@@ -1,11 +1,18 @@
-"""A weights file that changed by a single bit is refused by name, shipped or fitted, wherever the bit lies."""
+"""A weights file that changed by a single bit is refused by name, shipped or fitted, wherever the
+bit lies."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.learn import END_TO_END_FILE, load_regressor, save_regressor, shipped_folder, weight_files
+from perfmodel.cost.learn import (
+    END_TO_END_FILE,
+    load_regressor,
+    save_regressor,
+    shipped_folder,
+    weight_files,
+)
 from perfmodel.cost.learn.collectives import FILE_NAME, collective_weights, save_collective_weights
 from perfmodel.errors import CalibrationError
 from perfmodel.files import UNSEALED, require_intact, sealed
@@ -31,7 +38,9 @@ def test_a_flipped_bit_is_refused_by_name(name: str, tmp_path: Path) -> None:
     content = (shipped_folder() / name).read_bytes()
     draw = random.Random(name)
     header_bits, all_bits = 8 * 2000, 8 * len(content)
-    for bit in [draw.randrange(header_bits) for _ in range(6)] + [draw.randrange(all_bits) for _ in range(6)]:
+    for bit in [draw.randrange(header_bits) for _ in range(6)] + [
+        draw.randrange(all_bits) for _ in range(6)
+    ]:
         (tmp_path / name).write_bytes(flipped(content, bit))
         with pytest.raises(CalibrationError, match=name) as error:
             read(tmp_path, name)

@@ -1,4 +1,5 @@
-"""Rows measured with cold caches are neither fitted nor judged: the regressors' measurements are warm."""
+"""Rows measured with cold caches are neither fitted nor judged: the regressors' measurements are
+warm."""
 
 import pandas as pd
 

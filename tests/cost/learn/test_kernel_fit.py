@@ -64,7 +64,9 @@ def test_fitted_table_is_reproduced(fitted: Path) -> None:
     error = model.table_times(table).time_s * 1e6 / table["time_us"] - 1
     assert np.mean(np.abs(error)) < 0.25
     first = table.iloc[0]
-    times = model.times(device(first["device"]), [Gemm(m=int(first["m"]), n=int(first["n"]), k=int(first["k"]))])
+    times = model.times(
+        device(first["device"]), [Gemm(m=int(first["m"]), n=int(first["n"]), k=int(first["k"]))]
+    )
     assert times.provenance[0] in ("measured", "learned")
     assert times.lo_s[0] <= times.time_s[0] <= times.hi_s[0]
 
@@ -72,14 +74,25 @@ def test_fitted_table_is_reproduced(fitted: Path) -> None:
 def test_families_it_lacks_come_from_the_shipped_weights(fitted: Path) -> None:
     from perfmodel.ops import MemoryBound
 
-    times = KernelModel.load(fitted).times(device("A100-SXM4-80GB"), [MemoryBound(op="gelu", rows=4096, hidden=4096)])
+    times = KernelModel.load(fitted).times(
+        device("A100-SXM4-80GB"), [MemoryBound(op="gelu", rows=4096, hidden=4096)]
+    )
     assert np.isfinite(times.time_s).all()
 
 
 def test_summary_has_fractions(tmp_path: Path) -> None:
     progress: list[str] = []
-    summary = fit([gemm_table()], tmp_path, recipes=[TINY], progress=lambda what, *_: progress.append(what))
-    assert set(summary["gemm"]) == {"rows", "kept_out", "set_aside", "mean_ape", "median_ape", "coverage_90"}
+    summary = fit(
+        [gemm_table()], tmp_path, recipes=[TINY], progress=lambda what, *_: progress.append(what)
+    )
+    assert set(summary["gemm"]) == {
+        "rows",
+        "kept_out",
+        "set_aside",
+        "mean_ape",
+        "median_ape",
+        "coverage_90",
+    }
     assert 0 < summary["gemm"]["mean_ape"] < 1
     assert any("all rows" in line for line in progress)
     assert not list(tmp_path.glob("*.ckpt.npz"))
@@ -99,8 +112,12 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
     base = fit_base(samples)
     everything = np.arange(len(samples))
 
-    def run(report: Callable[[int, int, float], None] | None = None, checkpoint: Path | None = None) -> np.ndarray:
-        training = Training(samples, base, code, TINY, fit_on=everything, report=report, checkpoint=checkpoint)
+    def run(
+        report: Callable[[int, int, float], None] | None = None, checkpoint: Path | None = None
+    ) -> np.ndarray:
+        training = Training(
+            samples, base, code, TINY, fit_on=everything, report=report, checkpoint=checkpoint
+        )
         return train(training).kernels[0]
 
     class Stop(Exception):
@@ -132,13 +149,20 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
     samples = gather([gemm_table(60)], "gemm", ())
     recipe = replace(TINY, members=2, steps=8, refit_steps=4, left_out_steps=4)
     regressor = fit_regressor(samples, recipe, seed=3)
-    asked = PriceQuery(samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64))
-    each = [replace(regressor, params=member(regressor.params, i)).predict(asked).log_time for i in (0, 1)]
+    asked = PriceQuery(
+        samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64)
+    )
+    each = [
+        replace(regressor, params=member(regressor.params, i)).predict(asked).log_time
+        for i in (0, 1)
+    ]
     assert np.abs(each[0] - each[1]).max() > 1e-4
     whole = regressor.predict(asked).log_time
     np.testing.assert_allclose(whole, np.mean(each, axis=0), rtol=1e-6)
     again = load_regressor(save_regressor(regressor, tmp_path))
-    np.testing.assert_allclose(again.predict(asked).log_time, whole, rtol=1e-3)  # tables are kept as float16
+    np.testing.assert_allclose(
+        again.predict(asked).log_time, whole, rtol=1e-3
+    )  # tables are kept as float16
 
 
 def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
@@ -155,7 +179,11 @@ def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_members(Training(samples, base, code, recipe, fit_on=at, report=stop_in_the_second, checkpoint=path))
+        train_members(
+            Training(
+                samples, base, code, recipe, fit_on=at, report=stop_in_the_second, checkpoint=path
+            )
+        )
     resumed = train_members(Training(samples, base, code, recipe, fit_on=at, checkpoint=path))
     whole = train_members(Training(samples, base, code, recipe, fit_on=at))
     np.testing.assert_array_equal(resumed.kernels[0], whole.kernels[0])
@@ -191,7 +219,9 @@ def test_repeats_are_merged_to_their_median() -> None:
 
 
 def test_suspect_rows_are_not_fitted() -> None:
-    table = pd.concat([gemm_table(20), gemm_table(20, seed=1).assign(variant="suspect:above_peak_flops")])
+    table = pd.concat(
+        [gemm_table(20), gemm_table(20, seed=1).assign(variant="suspect:above_peak_flops")]
+    )
     assert len(gather([table], "gemm", ())) <= 20
 
 

@@ -1,6 +1,7 @@
 """The regressors differentiate with respect to shapes and device figures.
 
-Sizes are odd: alignment flags and tile counts are constant around them, as differentiation takes them.
+Sizes are odd: alignment flags and tile counts are constant around them, as differentiation takes
+them.
 """
 
 from dataclasses import replace
@@ -20,7 +21,10 @@ from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 
 CASES = {
     "gemm_half": (Gemm(m=1001, n=3001, k=3001), ("m", "n", "k")),
-    "attention": (Attention(batch=2, heads=32, kv_heads=8, seq_q=2040, seq_kv=2040, head_dim=128), ("seq_kv", "batch")),
+    "attention": (
+        Attention(batch=2, heads=32, kv_heads=8, seq_q=2040, seq_kv=2040, head_dim=128),
+        ("seq_kv", "batch"),
+    ),
     "memory": (MemoryBound(op="add", rows=3001, hidden=1501, n_inputs=2), ("rows", "hidden")),
 }
 
@@ -29,11 +33,17 @@ def regressor_inputs(name: str, op: KernelOp) -> tuple[Regressor, Inputs]:
     """A shipped regressor and one op on a device that it was fitted on."""
     regressor = load_regressor(Path(shipped_folder()) / f"{name}.safetensors")
     rows = rows_from_ops([op])
-    stack = next(s for s, kind in regressor.groups if kind == rows.kinds[0] and "A100" in regressor.stacks[s].key)
+    stack = next(
+        s
+        for s, kind in regressor.groups
+        if kind == rows.kinds[0] and "A100" in regressor.stacks[s].key
+    )
     machine = machine_of([regressor.stacks[stack].figures], np.zeros(1, int), rows.dtypes)
     group = regressor.groups.index((stack, rows.kinds[0]))
     code = one_hot(regressor.code, rows)
-    return regressor, Inputs(shape_with_flags(rows), machine, code, np.array([stack]), np.array([group]))
+    return regressor, Inputs(
+        shape_with_flags(rows), machine, code, np.array([stack]), np.array([group])
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,7 +55,9 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
         @jax.jit
         def log_time(shape: dict, machine: tuple) -> jax.Array:
-            changed = inputs._replace(shape={**inputs.shape, **shape}, machine=type(inputs.machine)(*machine))
+            changed = inputs._replace(
+                shape={**inputs.shape, **shape}, machine=type(inputs.machine)(*machine)
+            )
             return log_time_and_positions(params, changed, family=regressor.family, xp=jnp)[0][0]
 
         shape = {c: jnp.asarray(inputs.shape[c], jnp.float64) for c in columns}
@@ -58,9 +70,14 @@ def test_gradients_equal_finite_differences(name: str) -> None:
             np.testing.assert_allclose(by_shape[column][0], slope, rtol=1e-3, atol=1e-9)
         for i in range(2):  # peak rate and bandwidth
             step = 1e-5 * machine[i]
-            up, down = (tuple(m + sign * step if j == i else m for j, m in enumerate(machine)) for sign in (1, -1))
+            up, down = (
+                tuple(m + sign * step if j == i else m for j, m in enumerate(machine))
+                for sign in (1, -1)
+            )
             slope = (log_time(shape, up) - log_time(shape, down)) / (2 * step[0])
-            np.testing.assert_allclose(by_machine[i][0] * machine[i][0], slope * machine[i][0], rtol=1e-3, atol=1e-8)
+            np.testing.assert_allclose(
+                by_machine[i][0] * machine[i][0], slope * machine[i][0], rtol=1e-3, atol=1e-8
+            )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,7 +99,9 @@ def test_one_trace_serves_every_batch_of_a_size() -> None:
     @jax.jit
     def log_time(shape: dict) -> jax.Array:
         traces.append(1)
-        return log_time_and_positions(params, inputs._replace(shape=shape), family="gemm", xp=jnp)[0]
+        return log_time_and_positions(params, inputs._replace(shape=shape), family="gemm", xp=jnp)[
+            0
+        ]
 
     for m in (128.0, 256.0, 1000.0):
         log_time({**inputs.shape, "m": np.array([m])})
@@ -100,11 +119,14 @@ def test_more_bandwidth_never_slows_a_memory_bound_kernel() -> None:
 
 
 def test_measured_shapes_alone_are_answered_where_few_backward_rows_exist() -> None:
-    """Of A100 PCIe few backward passes of attention are measured: those answer for themselves, others by their die."""
+    """Of A100 PCIe few backward passes of attention are measured: those answer for themselves,
+    others by their die."""
     regressor = load_regressor(Path(shipped_folder()) / "attention.safetensors")
     stack = next(s for s in regressor.stacks if s.key.startswith("A100-PCIE-80GB|simumax"))
     query = Query(stack.figures, stack.source, stack.software)
-    measured = Attention(batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, pass_="bwd")
+    measured = Attention(
+        batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, pass_="bwd"
+    )
     far = replace(measured, batch=40, seq_q=640, seq_kv=640)
     alone = regressor.predict(PriceQuery(rows_from_ops([measured]), (query,), np.zeros(1, int)))
     both = regressor.predict(PriceQuery(rows_from_ops([measured, far]), (query,), np.zeros(2, int)))

@@ -47,7 +47,9 @@ def test_small_groups_borrow_the_family() -> None:
     error, log_time = np.linspace(-1, 1, 300), np.zeros(300)
     groups, family = in_range_intervals(error, log_time, np.array([3] * 290 + [5] * 10))
     assert set(groups) == {3}
-    intervals = Intervals({(3, KernelKind("half", "linear", "fwd")): groups[3]}, family, family, family, family)
+    intervals = Intervals(
+        {(3, KernelKind("half", "linear", "fwd")): groups[3]}, family, family, family, family
+    )
     assert Intervals.from_dict(intervals.to_dict()) == intervals
 
 
@@ -60,8 +62,11 @@ def test_bounds_are_order_statistics(n: int) -> None:
 
 @pytest.mark.parametrize("level", [0.5, 0.9])
 @pytest.mark.parametrize("n", [1, 5, 8, 9, 10, 18, 19, 20, 100])
-def test_a_conformal_quantile_is_an_order_statistic_of_one_residual_more(n: int, level: float) -> None:
-    """The ceil((n + 1) level)-th smallest of n absolute residuals; the largest where there are too few."""
+def test_a_conformal_quantile_is_an_order_statistic_of_one_residual_more(
+    n: int, level: float
+) -> None:
+    """The ceil((n + 1) level)-th smallest of n absolute residuals; the largest where there are too
+    few."""
     residual = np.array([(-1) ** i * (i + 1.0) for i in range(n)])
     tenths = round(10 * level)
     assert conformal_quantile(residual, level) == min(n, -(-tenths * (n + 1) // 10))
@@ -70,7 +75,8 @@ def test_a_conformal_quantile_is_an_order_statistic_of_one_residual_more(n: int,
 
 @pytest.mark.parametrize("n", [1, 18, 19, 20, 39, 40, 400])
 def test_each_tail_of_an_interval_holds_five_per_cent(n: int) -> None:
-    """The ceil((n + 1) 0.95)-th smallest of n errors and the one as far from the other end; 0 lies inside."""
+    """The ceil((n + 1) 0.95)-th smallest of n errors and the one as far from the other end; 0 lies
+    inside."""
     error = np.arange(n) - n / 2
     rank = min(n, -(-19 * (n + 1) // 20))
     low, high = conformal(error[::-1])
@@ -79,12 +85,18 @@ def test_each_tail_of_an_interval_holds_five_per_cent(n: int) -> None:
     assert conformal(-np.abs(error) - 1)[1] == 0.0
 
 
-@pytest.mark.parametrize(("n", "buckets"), [(10, 1), (299, 1), (300, 2), (449, 2), (450, 3), (5000, 3)])
+@pytest.mark.parametrize(
+    ("n", "buckets"), [(10, 1), (299, 1), (300, 2), (449, 2), (450, 3), (5000, 3)]
+)
 def test_buckets_have_150_errors_at_least_and_are_three_at_most(n: int, buckets: int) -> None:
     rng = np.random.default_rng(1)
     error, log_time = rng.standard_normal(n), rng.uniform(-12, -6, n)
     quantiles = bucketed(error, log_time)
-    assert (len(quantiles.low), len(quantiles.high), len(quantiles.edges)) == (buckets, buckets, buckets - 1)
+    assert (len(quantiles.low), len(quantiles.high), len(quantiles.edges)) == (
+        buckets,
+        buckets,
+        buckets - 1,
+    )
     inside = [((quantiles.edges[i - 1] if i else -np.inf) < log_time) for i in range(buckets)]
     for i in range(buckets):
         below = log_time <= quantiles.edges[i] if i < buckets - 1 else np.ones(n, bool)
@@ -101,8 +113,12 @@ def test_a_group_has_40_errors_at_least_to_stand_by_itself(few: int, own: bool) 
     assert set(groups) == ({1, 2} if own else {1})
     # pooled: what no group has, or all of it where that is too little
     assert family == bucketed(error, log_time)
-    pooled = in_range_intervals(error, log_time, np.array([1] * 59 + list(range(10, 10 + few + 1))))[1]
-    assert pooled == (bucketed(error[59:], log_time[59:]) if few + 1 >= 40 else bucketed(error, log_time))
+    pooled = in_range_intervals(
+        error, log_time, np.array([1] * 59 + list(range(10, 10 + few + 1)))
+    )[1]
+    assert pooled == (
+        bucketed(error[59:], log_time[59:]) if few + 1 >= 40 else bucketed(error, log_time)
+    )
 
 
 def test_errors_are_told_in_per_cent_of_what_was_measured() -> None:
@@ -115,13 +131,19 @@ def test_errors_are_told_in_per_cent_of_what_was_measured() -> None:
 
 @given(measured=st.floats(1e-6, 1e3), factor=st.floats(0.01, 100.0))
 def test_an_error_is_relative_to_what_was_measured(measured: float, factor: float) -> None:
-    """A time predicted a hundred times too long is 9,900 % off, one predicted a hundred times too short 99 %."""
+    """A time predicted a hundred times too long is 9,900 % off, one predicted a hundred times too
+    short 99 %."""
     predicted = measured * factor
     error = np.log(np.array([measured / predicted]))
     per_cent = 100 * (predicted - measured) / measured
     assert absolute_percent(error)[0] == pytest.approx(abs(per_cent), rel=1e-6, abs=1e-9)
     told = figures_of_errors(error)
-    assert told["mean_ape"] == told["median_ape"] == told["p90_ape"] == pytest.approx(abs(per_cent), abs=0.0051)
+    assert (
+        told["mean_ape"]
+        == told["median_ape"]
+        == told["p90_ape"]
+        == pytest.approx(abs(per_cent), abs=0.0051)
+    )
     assert told["bias"] == pytest.approx(per_cent, abs=0.0051)
 
 
@@ -157,5 +179,7 @@ def test_a_summary_divides_errors_by_dtype_device_and_source() -> None:
         "by_source": {"x": [2, 3], "y": [0, 1]},
     }
     for name, groups in places.items():
-        assert told.pop(name) == {label: figures_of_errors(error[rows]) for label, rows in groups.items()}
+        assert told.pop(name) == {
+            label: figures_of_errors(error[rows]) for label, rows in groups.items()
+        }
     assert told == figures_of_errors(error)

@@ -50,10 +50,19 @@ memory = st.builds(
     n_inputs=st.integers(1, 4), dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"]),
 )  # fmt: skip
 embeddings = st.builds(
-    Embedding, tokens=SIZE, hidden=SIZE, vocab=SIZE, dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"])
+    Embedding,
+    tokens=SIZE,
+    hidden=SIZE,
+    vocab=SIZE,
+    dtype=DTYPES,
+    pass_=st.sampled_from(["fwd", "bwd"]),
 )
 optimisers = st.builds(
-    OptimizerStep, n_params=st.integers(1, 10**10), tensors=SIZE, bytes_per_param=st.floats(2, 40), dtype=DTYPES
+    OptimizerStep,
+    n_params=st.integers(1, 10**10),
+    tensors=SIZE,
+    bytes_per_param=st.floats(2, 40),
+    dtype=DTYPES,
 )
 convolutions = st.builds(
     Convolution, batch=st.integers(1, 64), c_in=SIZE, h_in=st.integers(8, 64), w_in=st.integers(8, 64), c_out=SIZE,
@@ -78,9 +87,19 @@ def test_flops_and_bytes_equal_those_of_the_op(op: KernelOp) -> None:
 
 
 def test_work_of_windows_and_of_few_tokens_over_many_experts() -> None:
-    """A decoded token reads the keys of its window; a few tokens read the weights of the experts that they hit."""
+    """A decoded token reads the keys of its window; a few tokens read the weights of the experts
+    that they hit."""
     short, window = (
-        Attention(batch=8, heads=32, kv_heads=8, seq_q=1, seq_kv=kv, head_dim=128, window=w, phase="decode")
+        Attention(
+            batch=8,
+            heads=32,
+            kv_heads=8,
+            seq_q=1,
+            seq_kv=kv,
+            head_dim=128,
+            window=w,
+            phase="decode",
+        )
         for kv, w in ((1024, 0), (8192, 1024))
     )
     assert short.bytes == window.bytes
@@ -93,17 +112,31 @@ def test_work_of_windows_and_of_few_tokens_over_many_experts() -> None:
 
 @given(sequences=st.integers(1, 64), keys=st.integers(1, 4096))
 def test_decoding_sequences_beside_a_prompt_count_from_none_on(sequences: int, keys: int) -> None:
-    """Rows of tables state them; a kernel without any is that of the prompt alone, in everything that is told of it."""
+    """Rows of tables state them; a kernel without any is that of the prompt alone, in everything
+    that is told of it."""
     op = Attention(batch=1, heads=32, kv_heads=8, seq_q=512, seq_kv=512, head_dim=128)
-    row = {"device": "A100-SXM4-80GB", "op_family": "attention", "source": "", "software": "", "pass": "fwd"}
+    row = {
+        "device": "A100-SXM4-80GB",
+        "op_family": "attention",
+        "source": "",
+        "software": "",
+        "pass": "fwd",
+    }
     sizes = ("op", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
     row |= {name: getattr(op, name) for name in sizes}
     beside = {"mixed_n_decode": sequences, "mixed_kv_decode": keys}
-    columns = [row | {"time_us": 1.0, "causal": 1, "phase": "prefill"} | more for more in ({}, beside)]
+    columns = [
+        row | {"time_us": 1.0, "causal": 1, "phase": "prefill"} | more for more in ({}, beside)
+    ]
     rows, _ = rows_from_table(clean_kernels(pd.DataFrame(columns)), "attention")
     features = np.stack(kernel_physics(FIGURES, rows)[0].features)
     together = sequences * keys
-    added = {np.log2(1 + sequences), np.log2(1 + keys), np.log2(1 + together), together / (together + 512)}
+    added = {
+        np.log2(1 + sequences),
+        np.log2(1 + keys),
+        np.log2(1 + together),
+        together / (together + 512),
+    }
     moved = {*np.round(features[:, 1] - features[:, 0], 6)}
     assert {*np.round([*added], 6)} <= moved
 
@@ -123,8 +156,9 @@ def physics_on_a100(op: KernelOp) -> Physics:
 
 
 MOST_PADDING = {"gemm": 4, "conv": 4, "moe": 8, "attention": 64 * 10}
-"""How many times its FLOPs a kernel keeps a device busy at most: few tiles are split over idle multiprocessors; of
-attention the tile is of 64 queries, and a tenth of a wave is filled at least."""
+"""How many times its FLOPs a kernel keeps a device busy at most: few tiles are split over idle
+multiprocessors; of attention the tile is of 64 queries, and a tenth of a wave is filled at
+least."""
 
 
 @given(st.one_of(gemms, attentions, convolutions, experts))
@@ -135,7 +169,15 @@ def test_padding_costs_something_and_not_everything(op: KernelOp) -> None:
     assert 1 - 1e-12 <= padded <= MOST_PADDING[op.family] * (1 + 1e-12)
 
 
-FULL = {"batch": 27, "heads": 32, "kv_heads": 1, "head_dim": 64, "causal": False, "seq_q": 1024, "seq_kv": 1024}
+FULL = {
+    "batch": 27,
+    "heads": 32,
+    "kv_heads": 1,
+    "head_dim": 64,
+    "causal": False,
+    "seq_q": 1024,
+    "seq_kv": 1024,
+}
 """Attention of 27 * 32 * 8 = 64 * 108 blocks of 128 queries: whole tiles, and whole waves."""
 
 
@@ -149,16 +191,35 @@ def test_a_filled_wave_of_whole_query_tiles_wastes_nothing_and_a_query_more_cost
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_decoding_reads_keys_once_for_as_many_heads_as_a_tile_packs(kv_heads: int) -> None:
-    """32 heads of queries share a read of their keys; with one more each head reads them itself, on vector lanes."""
-    shape = {"batch": 64, "kv_heads": kv_heads, "seq_q": 1, "seq_kv": 4096, "head_dim": 128, "phase": "decode"}
+    """32 heads of queries share a read of their keys; with one more each head reads them itself, on
+    vector lanes."""
+    shape = {
+        "batch": 64,
+        "kv_heads": kv_heads,
+        "seq_q": 1,
+        "seq_kv": 4096,
+        "head_dim": 128,
+        "phase": "decode",
+    }
     packed, beyond = (physics_on_a100(Attention(**shape, heads=n * kv_heads)) for n in (32, 33))
-    # half of the FLOPs go by vector lanes, and each block costs what starting it does: one per head that reads
+    # half of the FLOPs go by vector lanes, and each block costs what starting it does: one per head
+    # that reads
     block = (packed.vector_ops - packed.flops / 2) / (64 * kv_heads)
     assert block > 0
     assert beyond.vector_ops == pytest.approx(8 * beyond.flops / 2 + block * 64 * 33 * kv_heads)
 
 
-IMAGE = {"batch": 5, "c_in": 100, "h_in": 27, "w_in": 34, "c_out": 72, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1}
+IMAGE = {
+    "batch": 5,
+    "c_in": 100,
+    "h_in": 27,
+    "w_in": 34,
+    "c_out": 72,
+    "k_h": 3,
+    "k_w": 3,
+    "pad_h": 1,
+    "pad_w": 1,
+}
 
 
 def assert_among(expected: list[float], features: list[np.ndarray]) -> None:
@@ -176,10 +237,22 @@ def test_channels_fill_a_share_of_their_tiles() -> None:
     assert_among(in_shares + out_shares, physics_on_a100(Convolution(**IMAGE)).features)
 
 
-@pytest.mark.parametrize(("kernel", "saved"), [(3, {2: 36 / 16, 4: 144 / 36}), (5, {2: 100 / 36, 4: 400 / 64})])
-def test_transforms_of_filled_tiles_save_what_their_authors_say(kernel: int, saved: dict[int, float]) -> None:
-    """F(2 x 2, 3 x 3) has 16 products for 36, F(4 x 4, 3 x 3) 36 for 144 (Lavin and Gray, section 4.1)."""
-    image = IMAGE | {"batch": 32, "h_in": 24, "w_in": 32, "c_out": 128, "k_h": kernel, "k_w": kernel}
+@pytest.mark.parametrize(
+    ("kernel", "saved"), [(3, {2: 36 / 16, 4: 144 / 36}), (5, {2: 100 / 36, 4: 400 / 64})]
+)
+def test_transforms_of_filled_tiles_save_what_their_authors_say(
+    kernel: int, saved: dict[int, float]
+) -> None:
+    """F(2 x 2, 3 x 3) has 16 products for 36, F(4 x 4, 3 x 3) 36 for 144 (Lavin and Gray, section
+    4.1)."""
+    image = IMAGE | {
+        "batch": 32,
+        "h_in": 24,
+        "w_in": 32,
+        "c_out": 128,
+        "k_h": kernel,
+        "k_w": kernel,
+    }
     op = Convolution(**image | {"pad_h": kernel // 2, "pad_w": kernel // 2}, dtype="fp16")
     physics, machine = kernel_physics(FIGURES, rows_from_ops([op]))
     expected = []
@@ -188,18 +261,27 @@ def test_transforms_of_filled_tiles_save_what_their_authors_say(kernel: int, sav
         moved_bytes = points * (tiles * (100 + 128) + 100 * 128) * 2 * 2
         blocks = tiles / 32 * 128 / 64 / 108
         expected += [np.log2(op.flops / saving / machine.peak[0] * 1e6)]
-        expected += [np.log2(moved_bytes / machine.bandwidth[0] * 1e6), np.log2(blocks), blocks / np.ceil(blocks), 1.0]
+        expected += [
+            np.log2(moved_bytes / machine.bandwidth[0] * 1e6),
+            np.log2(blocks),
+            blocks / np.ceil(blocks),
+            1.0,
+        ]
     assert_among(expected, physics.features)
 
 
 def test_transforms_pad_images_to_whole_tiles() -> None:
-    """27 x 34 pixels are 14 x 17 tiles of 2, 7 x 9 of 4; 5 images make 1,190 and 315 of them, and 38 and 10 blocks."""
+    """27 x 34 pixels are 14 x 17 tiles of 2, 7 x 9 of 4; 5 images make 1,190 and 315 of them, and
+    38 and 10 blocks."""
     op = Convolution(**IMAGE, dtype="fp16")
     physics, machine = kernel_physics(FIGURES, rows_from_ops([op]))
     expected = [27 * 34 / (14 * 17 * 4), 27 * 34 / (7 * 9 * 16)]
     for points, blocks_of_tiles in ((16, 38), (36, 10)):
         fused_flops = 2 * points * (blocks_of_tiles * 32) * (2 * 64) * 100
-        expected += [np.log2(fused_flops / machine.peak[0] * 1e6), np.log2(blocks_of_tiles * 2 / 108)]
+        expected += [
+            np.log2(fused_flops / machine.peak[0] * 1e6),
+            np.log2(blocks_of_tiles * 2 / 108),
+        ]
     assert_among(expected, physics.features)
 
 
@@ -221,12 +303,16 @@ def test_numpy_and_jax_agree(op: KernelOp) -> None:
     with jax.enable_x64(True):
         theirs = FAMILIES[op.family].physics(jax.numpy, shape, machine)
     for a, b in zip(ours.features + ours.axes, theirs.features + theirs.axes, strict=True):
-        np.testing.assert_allclose(np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6
+        )
     assert len(ours.axes) == len(FAMILIES[op.family].axes)
 
 
 def test_traffic_within_the_cache_runs_at_its_rate() -> None:
-    machine = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    machine = Machine(
+        np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9)
+    )
     small, large = 4e4, 4e10
     for moved, rate in ((small, 100 * 1e9 * 38), (large, 1e12)):
         physics = Physics(1.0, 1.0, moved, [], [], 0.0, cached_share(moved, machine))
@@ -234,14 +320,17 @@ def test_traffic_within_the_cache_runs_at_its_rate() -> None:
 
 
 def test_vector_work_does_not_depend_on_the_tensor_peak() -> None:
-    slow = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    slow = Machine(
+        np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9)
+    )
     physics = Physics(1.0, 0.0, 1.0, [], [], vector_ops=128e9)
     assert compute_seconds(np, physics, slow) == pytest.approx(0.01)
     assert compute_seconds(np, physics, slow._replace(peak=np.float64(1e15))) == pytest.approx(0.01)
 
 
 def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
-    """llmservingsim's decode rows on vllm: 64 keys over 4 sequences are 16 each and the token's own; over 128, none."""
+    """llmservingsim's decode rows on vllm: 64 keys over 4 sequences are 16 each and the token's
+    own; over 128, none."""
     columns = {
         "source": "llmservingsim", "software": "vllm", "op": "flash_attention", "dtype": "bf16",
         "phase": "decode", "batch": [1, 4, 128], "heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 64, "head_dim": 128,
@@ -250,7 +339,9 @@ def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
     rows, complete = rows_from_table(clean_kernels(pd.DataFrame(columns)), "attention")
     assert complete.all()
     assert rows.shape["seq_kv"].tolist() == [64, 17, 1]
-    other, _ = rows_from_table(clean_kernels(pd.DataFrame(columns | {"software": "vllm-0.19.0"})), "attention")
+    other, _ = rows_from_table(
+        clean_kernels(pd.DataFrame(columns | {"software": "vllm-0.19.0"})), "attention"
+    )
     assert other.shape["seq_kv"].tolist() == [64, 64, 64]
 
 
@@ -261,13 +352,18 @@ def test_a_time_behind_the_launch_tells_nothing_of_the_kernel() -> None:
         told = kernel_share_of_time(np, np.log(kernel_s), floor)
         assert told == pytest.approx(float(slope(np.log(kernel_s))), abs=1e-5)
     assert kernel_share_of_time(np, np.log(30e-6), floor) < 1e-4
-    assert kernel_share_of_time(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)  # timed without the host
+    assert kernel_share_of_time(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(
+        1.0
+    )  # timed without the host
 
 
 def test_fused_kernels_take_no_longer_than_their_parts() -> None:
     a100, kernels = device("A100-SXM4-80GB"), KernelModel.load()
     for rows, hidden in ((2048, 4096), (2048, 16384), (8192, 16384), (4096, 12288)):
         for direction in ("fwd", "bwd"):
-            ops = [MemoryBound(op=op, rows=rows, hidden=hidden, pass_=direction) for op in ("bias_gelu", "gelu", "add")]
+            ops = [
+                MemoryBound(op=op, rows=rows, hidden=hidden, pass_=direction)
+                for op in ("bias_gelu", "gelu", "add")
+            ]
             fused, gelu, add = kernels.times(a100, ops).time_s
             assert fused < 1.05 * (gelu + add), (rows, hidden, direction)

@@ -14,7 +14,9 @@ FWD, WGRAD = KernelKind("half", "linear", "fwd"), KernelKind("half", "linear", "
 kind_of = KernelKind.parse
 
 
-def stack(name: str, software: str, kinds: tuple[KernelKind, ...], source: str = "lab", order: int = 0) -> Stack:
+def stack(
+    name: str, software: str, kinds: tuple[KernelKind, ...], source: str = "lab", order: int = 0
+) -> Stack:
     return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100), order=order)
 
 
@@ -49,7 +51,11 @@ def test_missing_pass_is_a_ratio_of_the_nearest_device_that_has_both() -> None:
     plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), WGRAD, None, None)
     assert plan is not None
     assert plan.mode == "ratio"
-    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 0, FWD), (1.0, 2, WGRAD), (-1.0, 2, FWD)]
+    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [
+        (1.0, 0, FWD),
+        (1.0, 2, WGRAD),
+        (-1.0, 2, FWD),
+    ]
 
 
 ADD, NORM = KernelKind("half", "add", "fwd"), KernelKind("half", "norm", "fwd")
@@ -83,14 +89,22 @@ def test_the_same_kernel_on_the_die_goes_before_a_ratio() -> None:
 @pytest.mark.parametrize("kind", [FWD, WGRAD])
 def test_parts_of_a_die_are_answered_by_the_same_kernels(kind: KernelKind) -> None:
     for names in (("H100", "H200", "GH200", "H100-PCIE-80GB"), ("B200", "GB200", "B300", "GB300")):
-        plans = [make_plan(OF_ONE_DIE, Figures.of(device(name)), kind, None, None) for name in names]
-        kernels = [{(t.coefficient, t.stack, t.kind, t.at.name) for t in plan.terms} for plan in plans if plan]
+        plans = [
+            make_plan(OF_ONE_DIE, Figures.of(device(name)), kind, None, None) for name in names
+        ]
+        kernels = [
+            {(t.coefficient, t.stack, t.kind, t.at.name) for t in plan.terms}
+            for plan in plans
+            if plan
+        ]
         assert len(kernels) == len(names)
         assert all(one == kernels[0] for one in kernels)
 
 
 def test_times_under_load_say_how_kernels_compare_but_not_how_fast_they_are() -> None:
-    forward, gradient = (make_plan(OF_ONE_DIE, Figures.of(device("B200")), kind, None, None) for kind in (FWD, WGRAD))
+    forward, gradient = (
+        make_plan(OF_ONE_DIE, Figures.of(device("B200")), kind, None, None) for kind in (FWD, WGRAD)
+    )
     assert forward is not None
     assert gradient is not None
     assert [t.stack for t in forward.terms] == [3]
@@ -121,7 +135,10 @@ def test_other_vendor_is_far() -> None:
 
 
 def test_no_stack_no_plan() -> None:
-    assert make_plan(STACKS, Figures.of(device("L4")), KernelKind("fp8", "linear", "fwd"), None, None) is None
+    assert (
+        make_plan(STACKS, Figures.of(device("L4")), KernelKind("fp8", "linear", "fwd"), None, None)
+        is None
+    )
 
 
 def test_similarity_is_symmetric_and_one_for_equals() -> None:
@@ -151,7 +168,8 @@ def test_stand_in_prefers_pass_then_likeness() -> None:
 
 
 def test_a_gradient_of_a_product_is_a_product() -> None:
-    """Never both gradients, nor their addition to others, stand in for one; nor one for both, unless nothing else."""
+    """Never both gradients, nor their addition to others, stand in for one; nor one for both,
+    unless nothing else."""
     known = [KernelKind("fp32", "linear", p) for p in ("bwd", "bwd_one_gemm", "fwd", "grad_accum")]
     for gradient in ("dgrad", "wgrad"):
         assert stand_in(KernelKind("fp32", "linear", gradient), known) == kind_of("fp32/linear/fwd")
@@ -195,7 +213,9 @@ def test_a_kind_reads_as_it_is_written() -> None:
 
 
 def test_rows_name_each_kind_once_and_no_other() -> None:
-    rows = rows_from_ops([Gemm(m=8, n=8, k=8, pass_=p, dtype=d) for p in ("fwd", "wgrad") for d in ("bf16", "fp16")])
+    rows = rows_from_ops(
+        [Gemm(m=8, n=8, k=8, pass_=p, dtype=d) for p in ("fwd", "wgrad") for d in ("bf16", "fp16")]
+    )
     assert rows.kinds == (FWD, WGRAD)
     assert rows.kind.tolist() == [0, 0, 1, 1]
     assert rows.take(np.array([3, 2])).kinds == (WGRAD,)

@@ -20,13 +20,17 @@ def fitted(
 ) -> tuple[Parameters, tuple[Stack, ...], tuple[tuple[int, str], ...]]:
     """Two stacks with launch floors of 20 and 45 us and one share of the bandwidth."""
     stacks = tuple(Stack(f, "lab", "torch", {kind: 100}, host_launch) for f in (A100, V100))
-    constants = [np.log(np.full(2, v)) for v in (3e-6, 0.6, share)] + [np.log(np.array([20e-6, 45e-6]))]
+    constants = [np.log(np.full(2, v)) for v in (3e-6, 0.6, share)] + [
+        np.log(np.array([20e-6, 45e-6]))
+    ]
     empty = np.zeros(0)
     params = Parameters(*constants, empty, empty, empty, empty, (), (), empty, (), empty, empty)
     return params, stacks, ((0, kind), (1, kind))
 
 
-def constants_on(figures: Figures, share: float, kind: KernelKind = KIND, host_launch: bool = True) -> Parameters:
+def constants_on(
+    figures: Figures, share: float, kind: KernelKind = KIND, host_launch: bool = True
+) -> Parameters:
     params, stacks, groups = fitted(share, kind, host_launch)
     return term_constants(params, stacks, groups, [Term(1.0, 0, kind, figures)])
 
@@ -47,13 +51,17 @@ def test_only_unfused_kernels_far_from_the_bandwidth_follow_the_issue_rate() -> 
     assert np.exp(constants_on(T4, 0.1).log_memory) == pytest.approx([0.1])
     assert np.exp(constants_on(T4, 0.8, kind=unfused).log_memory) == pytest.approx([0.8])
     slower = T4.units * T4.clock / (A100.units * A100.clock) / (T4.bandwidth / A100.bandwidth)
-    assert np.exp(constants_on(T4, 0.1, kind=unfused).log_memory) == pytest.approx([0.1 * slower**0.75])
+    assert np.exp(constants_on(T4, 0.1, kind=unfused).log_memory) == pytest.approx(
+        [0.1 * slower**0.75]
+    )
 
 
 def test_another_version_is_trusted_more_than_other_software() -> None:
     assert product("trtllm-1.0.0") == product("trtllm-1.3.0rc20") == "trtllm"
     assert product("torch2.1.0-cu121") == "torch"
-    a, b = (replace(fitted(0.8, KIND)[1][1], software=name) for name in ("vllm-0.24.0", "trtllm-1.3.0"))
+    a, b = (
+        replace(fitted(0.8, KIND)[1][1], software=name) for name in ("vllm-0.24.0", "trtllm-1.3.0")
+    )
     plan = make_plan((a, b), T4, KIND, "lab", "trtllm-1.0.0")
     assert plan is not None
     assert [t.stack for t in plan.terms] == [1]

@@ -1,4 +1,5 @@
-"""Every collective in a world of six, with what must be in the buffers; ranks that are real say so in REAL."""
+"""Every collective in a world of six, with what must be in the buffers; ranks that are real say so
+in REAL."""
 
 import os
 
@@ -47,7 +48,9 @@ sent = torch.arange(float(size)) + 10 * rank
 received = torch.empty(size)
 dist.all_to_all_single(received, sent)
 assert received.tolist() == [10.0 * r + rank if r in real else sent[r].item() for r in range(size)]
-dist.all_to_all_single(torch.empty(size - 1), torch.empty(1), [0] + [1] * (size - 1), [1] + [0] * (size - 1))
+dist.all_to_all_single(
+    torch.empty(size - 1), torch.empty(1), [0] + [1] * (size - 1), [1] + [0] * (size - 1)
+)
 
 root = torch.full((2,), float(rank))
 dist.broadcast(root, 5)  # an emulated root: what the lowest real rank has
@@ -55,7 +58,9 @@ assert root.tolist() == [float(real[0])] * 2
 dist.reduce(root, real[0])
 gathered = [torch.empty(2) for _ in range(size)] if rank == real[0] else None
 dist.gather(mine, gathered, real[0])
-dist.scatter(share, [torch.full((2,), float(r)) for r in range(size)] if rank == real[0] else None, real[0])
+dist.scatter(
+    share, [torch.full((2,), float(r)) for r in range(size)] if rank == real[0] else None, real[0]
+)
 assert share.tolist() == [float(rank)] * 2
 
 message = torch.full((2,), float(rank))

@@ -1,4 +1,5 @@
-"""Ranks 0 and 1 call different collectives of a group of their own, the broadcast from the rank that is given."""
+"""Ranks 0 and 1 call different collectives of a group of their own, the broadcast from the rank
+that is given."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""Objects of four ranks of which the first two are real: emulated ranks pass on those of the second."""
+"""Objects of four ranks of which the first two are real: emulated ranks pass on those of the
+second."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,5 @@
-"""FSDP2 over tensor parallelism on a mesh, and DistributedDataParallel, a few iterations of each."""
+"""FSDP2 over tensor parallelism on a mesh, and DistributedDataParallel, a few iterations of
+each."""
 
 import torch
 import torch.distributed as dist

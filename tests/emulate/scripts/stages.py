@@ -1,4 +1,5 @@
-"""Three stages of a pipeline, two ranks each, with messages of the script's own; the middle one has two layers."""
+"""Three stages of a pipeline, two ranks each, with messages of the script's own; the middle one has
+two layers."""
 
 import torch
 import torch.distributed as dist

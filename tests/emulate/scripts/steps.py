@@ -1,4 +1,5 @@
-"""`steps.py N`: N steps of one product each, with one reduction waited for at once and one after backward."""
+"""`steps.py N`: N steps of one product each, with one reduction waited for at once and one after
+backward."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""Every collective of gloo in a world of six of which this rank alone is real, and what is then in the buffers."""
+"""Every collective of gloo in a world of six of which this rank alone is real, and what is then in
+the buffers."""
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,9 @@ sent = torch.arange(float(size))
 received = torch.empty(size)
 dist.all_to_all_single(received, sent)
 assert received.tolist() == sent.tolist()
-long = torch.arange(1 << 16, dtype=torch.float32)  # of 256 KiB, which a slow link takes a while to carry
+long = torch.arange(
+    1 << 16, dtype=torch.float32
+)  # of 256 KiB, which a slow link takes a while to carry
 parts = [torch.empty_like(long) for _ in range(size)]
 dist.all_gather(parts, long)
 assert all(torch.equal(part, long) for part in parts)
@@ -48,7 +51,10 @@ dist.reduce(share, rank)
 dist.gather(share, [torch.empty(2) for _ in range(size)], rank)
 dist.scatter(share, [torch.full((2,), float(r)) for r in range(size)], rank)
 assert share.tolist() == [float(rank)] * 2
-works = [dist.isend(torch.ones(1 << 20), (rank + 1) % size), dist.irecv(torch.empty(1 << 20), (rank - 1) % size)]
+works = [
+    dist.isend(torch.ones(1 << 20), (rank + 1) % size),
+    dist.irecv(torch.empty(1 << 20), (rank - 1) % size),
+]
 works += [dist.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(3)]  # side by side
 for work in works:
     work.wait()

@@ -49,7 +49,18 @@ def test_a_mutated_table_is_sound_or_refused(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n", b"\x00\x01\x02", b"\xff\xfe\xfa", b'"', b"a,b\n1", b"a,a\n1,2\n", b"PAR1", b'{"a": 1}', b"a;b\n1;2\n"],
+    [
+        b"",
+        b"\n",
+        b"\x00\x01\x02",
+        b"\xff\xfe\xfa",
+        b'"',
+        b"a,b\n1",
+        b"a,a\n1,2\n",
+        b"PAR1",
+        b'{"a": 1}',
+        b"a;b\n1;2\n",
+    ],
 )
 def test_what_is_no_table_is_refused(kind: str, content: bytes, tmp_path: Path):
     path = tmp_path / "table.csv"

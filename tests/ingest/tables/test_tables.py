@@ -10,9 +10,7 @@ import pytest
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table, write_table, write_text
 
-GOOD = (
-    "device,op_family,op,dtype,m,n,k,time_us\nA100,gemm,linear,bf16,128,256,512,12.5\nA100,gemm,linear,bf16,1,2,3,2.5\n"
-)
+GOOD = "device,op_family,op,dtype,m,n,k,time_us\nA100,gemm,linear,bf16,128,256,512,12.5\nA100,gemm,linear,bf16,1,2,3,2.5\n"
 
 
 def _write(tmp_path, text, name="t.csv"):
@@ -109,7 +107,10 @@ def test_row_that_breaks_off_is_named(tmp_path):
 def test_what_cannot_be_written_is_named_by_its_own_name(tmp_path):
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
-    for path, why in ((tmp_path / "folder", "directory"), (tmp_path / "file" / "x", "its folder is a file")):
+    for path, why in (
+        (tmp_path / "folder", "directory"),
+        (tmp_path / "file" / "x", "its folder is a file"),
+    ):
         with pytest.raises(OSError, match=f"cannot be written .*{why}") as caught:
             write_text(path, "new")
         assert caught.value.filename == str(path)

@@ -18,15 +18,17 @@ FULL_GRID = bool(os.environ.get("PERFMODEL_FULL_GRID"))
 
 @cache
 def program(name: str) -> Program:
-    """One-device training step in double precision; `one_norm` and `two_norms`: the transformer's layers with attention
-    and feed-forward side by side."""
+    """One-device training step in double precision; `one_norm` and `two_norms`: the transformer's
+    layers with attention and feed-forward side by side."""
     if name == "mlp":
         return training_step(mlp(BATCH, (4, 8, 8, 8, 4), "fp64"))
     if name == "experts":
         size = TransformerSize(layers=2, hidden=8, heads=2, vocab=8, seq_len=4, experts=4)
         return training_step(transformer_loss(size, BATCH, "fp64"))
     blocks = "none" if name == "transformer" else name
-    size = TransformerSize(layers=4, hidden=16, heads=4, vocab=16, seq_len=4, parallel_blocks=blocks)  # pyright: ignore[reportArgumentType]
+    size = TransformerSize(
+        layers=4, hidden=16, heads=4, vocab=16, seq_len=4, parallel_blocks=blocks
+    )  # pyright: ignore[reportArgumentType]
     return training_step(transformer_loss(size, BATCH, "fp64"), Adam())
 
 
@@ -41,7 +43,8 @@ def expected(name: str) -> dict[str, np.ndarray]:
 
 
 def largest_error(found: dict[str, np.ndarray], name: str) -> float:
-    """Largest difference of any result from the sequential program's, relative to that result's largest element."""
+    """Largest difference of any result from the sequential program's, relative to that result's
+    largest element."""
     want = expected(name)
     assert set(found) == set(want)
     return max(float(np.abs(found[k] - v).max() / np.abs(v).max()) for k, v in want.items())
@@ -55,7 +58,9 @@ def grid(one_in: int) -> list[Degrees]:
     """Every combination of degrees or, by default, one in so many of them."""
     every = [
         Degrees(data=d, tensor=t, pipeline=p, micro_batches=k, zero=z, checkpoint=c)
-        for d, t, p, k, z, c in product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4), range(4), (False, True))
+        for d, t, p, k, z, c in product(
+            (1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4), range(4), (False, True)
+        )
         if d > 1 or z == 0
     ]
     # a stride that is prime to the sizes of all axes walks through all of their values

@@ -1,4 +1,5 @@
-"""The same model, layout and job as a program and as what a prediction composes, written down alike."""
+"""The same model, layout and job as a program and as what a prediction composes, written down
+alike."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +16,14 @@ from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution import placed
 from perfmodel.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import LayoutBatch, Site, StepProblem, layout_batches, prepared, shard_events
+from perfmodel.prediction import (
+    LayoutBatch,
+    Site,
+    StepProblem,
+    layout_batches,
+    prepared,
+    shard_events,
+)
 from perfmodel.prediction.composition import bundle_events, event_entries
 from perfmodel.prediction.phases import PASS_KINDS, phase_counts
 from perfmodel.program import Kind
@@ -27,16 +35,24 @@ MODEL = Transformer(
     name="small", layers=LAYERS, hidden=HIDDEN, heads=HEADS, kv_heads=HEADS, head_dim=HIDDEN // HEADS,
     ffn_hidden=4 * HIDDEN, vocab=VOCAB, seq_len=SEQ_LEN, tied_embeddings=False, dropout=False,
 )  # fmt: skip
-JOB = Job(global_batch=BATCH, seq_len=SEQ_LEN, dtype="fp32", grad_dtype="fp32", stops_recompute=True)
+JOB = Job(
+    global_batch=BATCH, seq_len=SEQ_LEN, dtype="fp32", grad_dtype="fp32", stops_recompute=True
+)
 A100 = catalog.cluster("dgx-a100")
 CLUSTER = replace(
-    A100, levels=tuple(replace(A100.levels[0], name=f"of {n}", size=n, contention=0.0) for n in (4, 8, 64))
+    A100,
+    levels=tuple(
+        replace(A100.levels[0], name=f"of {n}", size=n, contention=0.0) for n in (4, 8, 64)
+    ),
 )
-"""Nodes of four in racks of eight: groups of every dimension lie inside nodes, across them and across racks."""
+"""Nodes of four in racks of eight: groups of every dimension lie inside nodes, across them and
+across racks."""
 FRAMEWORK = Framework(host_op_s=0.0, kernel_gap_s=0.0, tp_overlap_loss=1.0)
-"""A host that costs nothing; collectives of tensor-parallel ranks hold up the kernels beside them, as in programs."""
+"""A host that costs nothing; collectives of tensor-parallel ranks hold up the kernels beside them,
+as in programs."""
 POSITION_BYTES = 4 * SEQ_LEN * HIDDEN
-"""Of the replicated table of positions, of which sequence parallelism needs on a rank those of its tokens."""
+"""Of the replicated table of positions, of which sequence parallelism needs on a rank those of its
+tokens."""
 LOSS_BYTES = 4 * 2 * SEQ_LEN
 """Of collectives of the loss, one number per token; any of gradients or weights is larger."""
 
@@ -45,7 +61,8 @@ Blocks = Literal["none", "one_norm", "two_norms"]
 Pass = tuple[int, str, int]
 """Pipeline rank, phase and micro-batch."""
 Exchanged = tuple[int, str, int, int, int, int]
-"""Pipeline rank, kind of the collective, its ranks, those per node, network level, and like groups beside it."""
+"""Pipeline rank, kind of the collective, its ranks, those per node, network level, and like groups
+beside it."""
 
 
 @cache
@@ -110,7 +127,9 @@ def with_blocks(blocks: Blocks) -> Transformer:
     return replace(MODEL, parallel_blocks=blocks)
 
 
-def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MODEL) -> tuple[StepProblem, LayoutBatch]:
+def composed(
+    layout: Layout, free: Collection[str] = (), model: Transformer = MODEL
+) -> tuple[StepProblem, LayoutBatch]:
     """One step of a layout; collectives of kinds that are `free` take no time."""
     prices = Prices(free)
     problem = StepProblem(
@@ -118,29 +137,40 @@ def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MO
         site=Site(skew=0.0),  # ranks of a program reach its collectives together
     )  # fmt: skip
     (layout_batch,) = layout_batches(problem, [layout])
-    # programs have no norm of the gradient, for which a prediction lets the updates of all ranks wait, and are of one
-    # step, where a prediction of a schedule without a flush is of a stream of them
+    # programs have no norm of the gradient, for which a prediction lets the updates of all ranks
+    # wait, and are of one step, where a prediction of a schedule without a flush is of a stream of
+    # them
     spec = replace(layout_batch.spec, grad_norm_barrier=False, steps=1)
     return problem, replace(layout_batch, program=layout_batch.program.with_spec(spec))
 
 
-# --- what programs of the IR do ---------------------------------------------------------------------
+# --- what programs of the IR do
+# ---------------------------------------------------------------------
 
 
 def works(
     program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
 ) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
-    """Every instruction that is wanted with its devices, and its kernels and collectives in place."""
+    """Every instruction that is wanted with its devices, and its kernels and collectives in
+    place."""
     function, types, found, known = program.function, program.types, [], {}
-    for instruction, group in zip(function.instructions, instruction_devices(function), strict=True):
+    for instruction, group in zip(
+        function.instructions, instruction_devices(function), strict=True
+    ):
         if not wanted(instruction):
             continue
         operands = [types[name] for name in (*instruction.inputs, *instruction.outputs)]
-        key = (instruction.op, instruction.attributes, tuple(map(id, operands)))  # equal types are one object
+        key = (
+            instruction.op,
+            instruction.attributes,
+            tuple(map(id, operands)),
+        )  # equal types are one object
         if key not in known:
             inputs = len(instruction.inputs)
             attributes = dict(instruction.attributes)
-            work = OPS[instruction.op].work(tuple(operands[:inputs]), tuple(operands[inputs:]), attributes)
+            work = OPS[instruction.op].work(
+                tuple(operands[:inputs]), tuple(operands[inputs:]), attributes
+            )
             known[key] = [placed(op, group, CLUSTER, function.n_devices) for op in work]
         found.append((instruction, group, known[key]))
     return found
@@ -152,7 +182,9 @@ def is_exchange(instruction: Instruction) -> bool:
 
 def is_of_pass(instruction: Instruction) -> bool:
     return not (
-        instruction.tag.phase == "update" or instruction.op in ("send", "accumulate") or is_exchange(instruction)
+        instruction.tag.phase == "update"
+        or instruction.op in ("send", "accumulate")
+        or is_exchange(instruction)
     )
 
 
@@ -163,7 +195,9 @@ def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
         tag = instruction.tag
         known = [op for op in map(canonical, work) if op]
         for device in group:
-            of_device.setdefault((device, tag.phase, max(tag.micro_batch, 0)), Counter()).update(known)
+            of_device.setdefault((device, tag.phase, max(tag.micro_batch, 0)), Counter()).update(
+                known
+            )
     stage_size = layout.devices // layout.pp
     found: dict[Pass, Counter[Op]] = {}
     for (device, phase, micro_batch), ops in of_device.items():
@@ -172,14 +206,17 @@ def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
 
 
 def program_exchanges(program: Program, layout: Layout) -> Counter[Exchanged]:
-    """Bytes that gradients and weights are exchanged with, by pipeline rank and group; the loss left out."""
+    """Bytes that gradients and weights are exchanged with, by pipeline rank and group; the loss
+    left out."""
     found: Counter[Exchanged] = Counter()
     for instruction, group, work in works(program, is_exchange):
         for op in work:
             if isinstance(op, Collective) and program.types[instruction.inputs[0]].shape:
                 for device in group:
                     if device % (layout.devices // layout.pp) == 0:
-                        found[exchanged(device // (layout.devices // layout.pp), op)] += round(op.bytes)
+                        found[exchanged(device // (layout.devices // layout.pp), op)] += round(
+                            op.bytes
+                        )
     return found
 
 
@@ -187,7 +224,8 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
     return rank, op.collective, op.num_ranks, op.ranks_per_node, op.level, op.concurrent
 
 
-# --- what a prediction composes ---------------------------------------------------------------------
+# --- what a prediction composes
+# ---------------------------------------------------------------------
 
 
 def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pass, Counter[Op]]:
@@ -195,18 +233,24 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
     structure, slices = prepared(layout_batch.spec).structure, layout_batch.spec.scheduler.slices
     blocks = layout_batch.program.passes
     found: dict[Pass, Counter[Op]] = {}
-    for device, number, micro_batch in zip(structure.device, structure.duration, structure.micro_batch, strict=True):
+    for device, number, micro_batch in zip(
+        structure.device, structure.duration, structure.micro_batch, strict=True
+    ):
         kind = Kind(structure.class_kind[number])
         if kind not in PASS_KINDS:
             continue
         _, part, _ = structure.variants[structure.class_variant[number]].tolist()
         events = shard_events(problem.setting, layout_batch.layouts[0], slices, part)
-        of_blocks = phase_counts(kind, layout_batch.layouts[0].recompute, blocks.blocks[number], blocks.full[number])
+        of_blocks = phase_counts(
+            kind, layout_batch.layouts[0].recompute, blocks.blocks[number], blocks.full[number]
+        )
         counts = np.einsum("bp,bpo->o", of_blocks, events.counts)
         phase = "forward" if kind == Kind.FORWARD else "backward"
         span = int(structure.class_span[number])
         for op, n in zip(map(canonical, events.ops), counts, strict=True):
-            for k in range(int(micro_batch), int(micro_batch) + span):  # in one go, or one after another in a program
+            for k in range(
+                int(micro_batch), int(micro_batch) + span
+            ):  # in one go, or one after another in a program
                 if op and n:
                     found.setdefault((int(device), phase, k), Counter())[op] += round(n)
     return found
@@ -214,7 +258,10 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
 
 def composed_exchanges(problem: StepProblem, layout_batch: LayoutBatch) -> Counter[Exchanged]:
     """Bytes that gradients and weights are exchanged with."""
-    structure, events = prepared(layout_batch.spec).structure, bundle_events(problem, layout_batch, 0)
+    structure, events = (
+        prepared(layout_batch.spec).structure,
+        bundle_events(problem, layout_batch, 0),
+    )
     ops, found = list(events.ops), Counter()
     for number, index in zip(*event_entries(structure, events), strict=True):
         op = ops[index]

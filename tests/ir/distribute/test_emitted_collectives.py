@@ -9,7 +9,13 @@ from distribute_cases import program
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ir import OPS, Program, live_memory, parse_function, undistributed, work
-from perfmodel.ir.distribute import Degrees, data_parallel, distribute, expert_parallel, tensor_parallel
+from perfmodel.ir.distribute import (
+    Degrees,
+    data_parallel,
+    distribute,
+    expert_parallel,
+    tensor_parallel,
+)
 from perfmodel.ir.execution import execute, random_inputs
 from perfmodel.ir.models import (
     Adam,
@@ -27,7 +33,11 @@ SIZE = TransformerSize(layers=LAYERS, hidden=16, heads=4, vocab=16, seq_len=8)
 
 
 def collectives(spread: Program, phase: str | None = None) -> Counter[str]:
-    return Counter(i.op for i in spread.function.instructions if OPS[i.op].collective and phase in (None, i.tag.phase))
+    return Counter(
+        i.op
+        for i in spread.function.instructions
+        if OPS[i.op].collective and phase in (None, i.tag.phase)
+    )
 
 
 def parameter_bytes(spread: Program, *roles: str) -> list[int]:
@@ -43,7 +53,8 @@ def parameter_bytes(spread: Program, *roles: str) -> list[int]:
 def test_tensor_parallel_blocks_have_megatron_s_two_all_reduces_each_way() -> None:
     step = tensor_parallel(training_step(transformer_loss(SIZE, 4)), 2)
     forward, backward = collectives(step, "forward"), collectives(step, "backward")
-    # embedding, 2 per block; the vocabulary-parallel loss: maximum, sum of exponentials, label's logit
+    # embedding, 2 per block; the vocabulary-parallel loss: maximum, sum of exponentials, label's
+    # logit
     assert forward == {"all_reduce": 1 + 2 * LAYERS + 3}
     # 2 per block and the head's
     assert backward == {"all_reduce": 2 * LAYERS + 1}
@@ -58,7 +69,10 @@ def test_sub_layers_side_by_side_are_reduced_once(blocks: str, backward: int) ->
     assert collectives(plain, "forward") == {"all_reduce": 1 + LAYERS + 3}
     assert collectives(plain, "backward") == {"all_reduce": backward * LAYERS + 1}
     inference = tensor_parallel(transformer_inference(size, 4), 2, sequence_parallel=True)
-    assert collectives(inference) == {"reduce_scatter": 1 + LAYERS, "all_gather": backward * LAYERS + 1}
+    assert collectives(inference) == {
+        "reduce_scatter": 1 + LAYERS,
+        "all_gather": backward * LAYERS + 1,
+    }
     assert work(scattered.function).flops.sum() <= work(plain.function).flops.sum()
 
 
@@ -72,7 +86,15 @@ def test_a_shared_norm_has_one_gain_and_shift() -> None:
 
 def test_a_model_of_the_catalog_keeps_how_its_sub_layers_follow_one_another() -> None:
     gpt = Transformer(
-        name="gpt", layers=LAYERS, hidden=16, heads=4, kv_heads=4, head_dim=4, ffn_hidden=64, vocab=16, seq_len=8
+        name="gpt",
+        layers=LAYERS,
+        hidden=16,
+        heads=4,
+        kv_heads=4,
+        head_dim=4,
+        ffn_hidden=64,
+        vocab=16,
+        seq_len=8,
     )
     for blocks, norms in (("none", 2), ("one_norm", 1), ("two_norms", 2)):
         step = model_program(replace(gpt, parallel_blocks=blocks), 4, mode="inference")
@@ -90,10 +112,19 @@ def test_sequence_parallelism_turns_all_reduces_into_pairs_of_the_same_volume() 
     model = transformer_inference(SIZE, 4)
     plain, scattered = tensor_parallel(model, 2), tensor_parallel(model, 2, sequence_parallel=True)
     assert collectives(plain) == {"all_reduce": 1 + 2 * LAYERS}
-    assert collectives(scattered) == {"reduce_scatter": 1 + 2 * LAYERS, "all_gather": 2 * LAYERS + 1}
+    assert collectives(scattered) == {
+        "reduce_scatter": 1 + 2 * LAYERS,
+        "all_gather": 2 * LAYERS + 1,
+    }
     # Korthikanti et al., section 4.2.2: a ring all-reduce is a reduce-scatter and an all-gather
-    assert work(scattered.function).communicated_bytes[0] == 2 * work(plain.function).communicated_bytes[0]
-    assert live_memory(scattered.function).peak_bytes.max() < live_memory(plain.function).peak_bytes.max()
+    assert (
+        work(scattered.function).communicated_bytes[0]
+        == 2 * work(plain.function).communicated_bytes[0]
+    )
+    assert (
+        live_memory(scattered.function).peak_bytes.max()
+        < live_memory(plain.function).peak_bytes.max()
+    )
 
 
 def test_data_parallel_reduces_every_gradient_once_whatever_the_micro_batches() -> None:
@@ -104,8 +135,11 @@ def test_data_parallel_reduces_every_gradient_once_whatever_the_micro_batches() 
 
 @pytest.mark.parametrize(("zero", "reduced", "gathered"), [(1, 4, 4), (2, 12, 4), (3, 12, 12 + 3)])
 def test_zero_communicates_as_its_stages_say(zero: int, reduced: int, gathered: int) -> None:
-    """With 3 micro-batches: gradients are reduced once or each time; weights gathered once or in each pass."""
-    step = distribute(training_step(mlp(12, (4, 8, 4)), Adam()), Degrees(data=2, micro_batches=3, zero=zero))
+    """With 3 micro-batches: gradients are reduced once or each time; weights gathered once or in
+    each pass."""
+    step = distribute(
+        training_step(mlp(12, (4, 8, 4)), Adam()), Degrees(data=2, micro_batches=3, zero=zero)
+    )
     found = collectives(step)
     assert found["reduce_scatter"] == reduced
     # of the backward pass only the second layer's input gradient needs a weight
@@ -132,7 +166,8 @@ def test_checkpointing_lowers_the_peak_for_more_flops() -> None:
 def test_experts_exchange_tokens_by_all_to_all() -> None:
     spread = expert_parallel(program("experts"), 4)
     layers = 2
-    # to the experts and back, forward; the same of gradients, and once more of tokens for the weight gradients
+    # to the experts and back, forward; the same of gradients, and once more of tokens for the
+    # weight gradients
     assert collectives(spread, "forward")["all_to_all"] == 2 * layers
     assert collectives(spread, "backward")["all_to_all"] == 2 * layers
     whole = parameter_bytes(program("experts"), "parameter")[0]
@@ -140,16 +175,22 @@ def test_experts_exchange_tokens_by_all_to_all() -> None:
 
 
 def test_pipeline_sends_each_boundary_once_per_micro_batch_and_direction() -> None:
-    step = distribute(program("transformer"), Degrees(pipeline=4, micro_batches=4, schedule="gpipe"))
+    step = distribute(
+        program("transformer"), Degrees(pipeline=4, micro_batches=4, schedule="gpipe")
+    )
     assert collectives(step) == {"send": 2 * 3 * 4}
     memory = live_memory(step.function).peak_bytes
-    ordered = distribute(program("transformer"), Degrees(pipeline=4, micro_batches=4, schedule="1f1b"))
+    ordered = distribute(
+        program("transformer"), Degrees(pipeline=4, micro_batches=4, schedule="1f1b")
+    )
     # the last stage of 1F1B holds one micro-batch, of GPipe all
     assert live_memory(ordered.function).peak_bytes[-1] < memory[-1]
 
 
 def test_ranks_are_numbered_as_megatron_numbers_them() -> None:
-    step = distribute(program("transformer"), Degrees(data=2, tensor=2, pipeline=2, micro_batches=2))
+    step = distribute(
+        program("transformer"), Degrees(data=2, tensor=2, pipeline=2, micro_batches=2)
+    )
     groups = {
         (i.op, i.tag.stream): tuple(sorted(step.types[n].device for n in i.inputs))
         for i in step.function.instructions
@@ -157,7 +198,11 @@ def test_ranks_are_numbered_as_megatron_numbers_them() -> None:
     }
     assert groups["all_reduce", "compute"] == (0, 1)
     assert groups["all_reduce", "data_comm"] == (0, 2)
-    sends = {(step.types[i.inputs[0]].device, i.attribute("to")) for i in step.function.instructions if i.op == "send"}
+    sends = {
+        (step.types[i.inputs[0]].device, i.attribute("to"))
+        for i in step.function.instructions
+        if i.op == "send"
+    }
     assert sends == {(r, r + 4) for r in range(4)} | {(r + 4, r) for r in range(4)}
 
 

@@ -1,4 +1,5 @@
-"""Distributed programs compute what the sequential program computes: loss, every gradient, every new weight."""
+"""Distributed programs compute what the sequential program computes: loss, every gradient, every
+new weight."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ GRID = [("mlp", d) for d in grid(29)] + [("transformer", d) for d in grid(97)]
 GRID += [("one_norm", d) for d in grid(193)] + [("two_norms", d) for d in grid(211)]
 
 
-@pytest.mark.parametrize(("model", "degrees"), GRID, ids=[f"{model}-{show(d)}" for model, d in GRID])
+@pytest.mark.parametrize(
+    ("model", "degrees"), GRID, ids=[f"{model}-{show(d)}" for model, d in GRID]
+)
 def test_grid(model: str, degrees: Degrees) -> None:
     spread = distributed(model, degrees)
     assert spread.n_devices == degrees.n_devices
@@ -38,7 +41,15 @@ def test_grid(model: str, degrees: Degrees) -> None:
     "degrees",
     [
         Degrees(tensor=2, sequence_parallel=True),
-        Degrees(tensor=4, sequence_parallel=True, data=2, zero=2, pipeline=2, micro_batches=2, checkpoint=True),
+        Degrees(
+            tensor=4,
+            sequence_parallel=True,
+            data=2,
+            zero=2,
+            pipeline=2,
+            micro_batches=2,
+            checkpoint=True,
+        ),
         Degrees(pipeline=2, micro_batches=4, schedule="gpipe", send_stream="send"),
         Degrees(pipeline=2, micro_batches=4, chunks=2, schedule="interleaved", data=2, zero=3),
         Degrees(pipeline=4, micro_batches=4, schedule="chimera", tensor=2),
@@ -49,7 +60,12 @@ def test_grid(model: str, degrees: Degrees) -> None:
     ids=str,
 )
 def test_further_combinations(degrees: Degrees) -> None:
-    assert largest_error(execute(distributed("transformer", degrees), inputs("transformer")), "transformer") < TOLERANCE
+    assert (
+        largest_error(
+            execute(distributed("transformer", degrees), inputs("transformer")), "transformer"
+        )
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("model", ["one_norm", "two_norms"])
@@ -57,7 +73,15 @@ def test_further_combinations(degrees: Degrees) -> None:
     "degrees",
     [
         Degrees(tensor=2, sequence_parallel=True),
-        Degrees(tensor=4, sequence_parallel=True, data=2, zero=2, pipeline=2, micro_batches=2, checkpoint=True),
+        Degrees(
+            tensor=4,
+            sequence_parallel=True,
+            data=2,
+            zero=2,
+            pipeline=2,
+            micro_batches=2,
+            checkpoint=True,
+        ),
         Degrees(pipeline=2, micro_batches=4, schedule="seq1f1b", tensor=2, zero=3, data=2),
     ],
     ids=str,
@@ -76,16 +100,24 @@ def test_sub_layers_side_by_side(model: str, degrees: Degrees) -> None:
     ids=["ep4-dp2-zero1", "ep2-pp2-ckpt", "ep2-tp2-zero3"],
 )
 def test_expert_parallel(degrees: Degrees) -> None:
-    assert largest_error(execute(distributed("experts", degrees), inputs("experts")), "experts") < TOLERANCE
+    assert (
+        largest_error(execute(distributed("experts", degrees), inputs("experts")), "experts")
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize(
     "degrees",
-    [Degrees(data=2, tensor=2, pipeline=2, micro_batches=2), Degrees(tensor=4, sequence_parallel=True)],
+    [
+        Degrees(data=2, tensor=2, pipeline=2, micro_batches=2),
+        Degrees(tensor=4, sequence_parallel=True),
+    ],
     ids=["D2T2P2K2", "T4-sp"],
 )
 def test_gpt2_inference(degrees: Degrees) -> None:
-    model = transformer_inference(TransformerSize(layers=2, hidden=16, heads=4, vocab=12, seq_len=4), 8, "fp64")
+    model = transformer_inference(
+        TransformerSize(layers=2, hidden=16, heads=4, vocab=12, seq_len=4), 8, "fp64"
+    )
     x = random_inputs(model)
     want, found = execute(model, x)["logits"], execute(distribute(model, degrees), x)["logits"]
     np.testing.assert_allclose(found, want, rtol=TOLERANCE, atol=TOLERANCE * np.abs(want).max())
@@ -93,7 +125,9 @@ def test_gpt2_inference(degrees: Degrees) -> None:
 
 def test_a_second_step_starts_from_the_first_one_s_results() -> None:
     """Outputs are spread like the inputs that they replace, so that steps follow one another."""
-    distributed_step = distributed("transformer", Degrees(data=2, tensor=2, pipeline=2, micro_batches=2, zero=3))
+    distributed_step = distributed(
+        "transformer", Degrees(data=2, tensor=2, pipeline=2, micro_batches=2, zero=3)
+    )
     sequential_step = program("transformer")
     found, want = inputs("transformer"), inputs("transformer")
     for _ in range(2):

@@ -55,9 +55,10 @@ def test_every_schedule_computes_the_same_step_or_says_why_not(schedule: Schedul
 def test_programs_take_as_long_as_their_schedule(schedule: Schedule) -> None:
     """A product takes a second, all else nothing.
 
-    Sends that hold up both devices start where passes end, as the schedule has them, yet make the earlier device wait;
-    those on a stream of their own start as soon as the value is there, which may be inside a pass. The schedule lies
-    between, and at an end of the range unless it runs pairs of passes as one.
+    Sends that hold up both devices start where passes end, as the schedule has them, yet make the
+    earlier device wait; those on a stream of their own start as soon as the value is there, which
+    may be inside a pass. The schedule lies between, and at an end of the range unless it runs pairs
+    of passes as one.
     """
     if schedule.forward_only or schedule.slices > 1:
         with pytest.raises(LayoutError, match=r"no backward passes|apply sequence_slices first"):
@@ -67,13 +68,19 @@ def test_programs_take_as_long_as_their_schedule(schedule: Schedule) -> None:
 
     def pass_s(phase: Phase) -> np.ndarray:
         stages = range(schedule.n_stages)
-        return np.array([float(sum(i.op == "matmul" for i in passes.body(phase, stage))) for stage in stages])
+        return np.array(
+            [float(sum(i.op == "matmul" for i in passes.body(phase, stage))) for stage in stages]
+        )
 
-    times = PassTimes(pass_s(Phase.FORWARD), pass_s(Phase.BACKWARD_INPUT), pass_s(Phase.BACKWARD_WEIGHT))
+    times = PassTimes(
+        pass_s(Phase.FORWARD), pass_s(Phase.BACKWARD_INPUT), pass_s(Phase.BACKWARD_WEIGHT)
+    )
     want = starts_and_ends(schedule, times)[1].max()
     policy = get_schedule(schedule.name).weights
     blocking, beside = (
-        simulate(pipeline(STEP, schedule, weights=policy, send_stream=stream).function, products_s).makespan_s
+        simulate(
+            pipeline(STEP, schedule, weights=policy, send_stream=stream).function, products_s
+        ).makespan_s
         for stream in ("compute", "send")
     )
     if schedule.paired.any():
@@ -98,14 +105,20 @@ def test_passes_follow_the_schedule() -> None:
             tag, here = i.tag, {function.types[n].device for n in i.outputs}
             if tag.micro_batch >= 0 and here == {device} and i.op not in ("send", "accumulate"):
                 order[tag.phase, tag.micro_batch] = None
-        want = [("forward" if i.phase == 0 else "backward", i.micro_batch) for i in schedule.order(device)]
+        want = [
+            ("forward" if i.phase == 0 else "backward", i.micro_batch)
+            for i in schedule.order(device)
+        ]
         assert list(order) == want
 
 
 def test_stages_may_be_uneven() -> None:
     spread = pipeline(STEP, get_schedule("gpipe")(2, 4, 1), stage_of_layer=(0,) * 7 + (1,))
     assert differs(execute(spread, INPUTS), WANT) < 1e-12
-    count = [sum(spread.types[i.outputs[0]].device == d for i in spread.function.instructions) for d in (0, 1)]
+    count = [
+        sum(spread.types[i.outputs[0]].device == d for i in spread.function.instructions)
+        for d in (0, 1)
+    ]
     assert count[0] > 2 * count[1]
     with pytest.raises(LayoutError, match="stage_of_layer"):
         pipeline(STEP, get_schedule("gpipe")(2, 4, 1), stage_of_layer=(0,) * 8)
@@ -125,7 +138,9 @@ def test_weights_shared_by_stages_are_held_by_both() -> None:
     with b.tagged(phase="forward", layer=0):
         h = b.op("relu", b.op("matmul", x, w))
     with b.tagged(phase="forward", layer=1):
-        loss = b.op("scale", b.op("sum", b.op("matmul", h, w), axes=(0, 1)), factor=0.25, name="loss")
+        loss = b.op(
+            "scale", b.op("sum", b.op("matmul", h, w), axes=(0, 1)), factor=0.25, name="loss"
+        )
     plain = undistributed(b.build([loss]), {"w": "parameter", "loss": "loss"})
     model = replace(plain, inputs=(replace(plain.inputs[0], batch_axis=0), plain.inputs[1]))
     step = training_step(model)

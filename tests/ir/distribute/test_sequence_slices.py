@@ -1,4 +1,5 @@
-"""Sequences cut into slices: the same step, keys and values kept for later slices, and what cannot be sliced."""
+"""Sequences cut into slices: the same step, keys and values kept for later slices, and what cannot
+be sliced."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,10 +9,32 @@ import pytest
 from distribute_cases import inputs, largest_error, program
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import OPS, Builder, Program, Tensor, live_memory, parse_program, to_text, undistributed
-from perfmodel.ir.distribute import Degrees, checkpoint, distribute, pipeline, sequence_slices, staged
+from perfmodel.ir import (
+    OPS,
+    Builder,
+    Program,
+    Tensor,
+    live_memory,
+    parse_program,
+    to_text,
+    undistributed,
+)
+from perfmodel.ir.distribute import (
+    Degrees,
+    checkpoint,
+    distribute,
+    pipeline,
+    sequence_slices,
+    staged,
+)
 from perfmodel.ir.execution import execute, random_inputs
-from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
+from perfmodel.ir.models import (
+    TransformerSize,
+    mlp,
+    training_step,
+    transformer_inference,
+    transformer_loss,
+)
 from perfmodel.ops import Attention
 from perfmodel.schedule import get_schedule
 
@@ -29,11 +52,16 @@ def test_slices_compute_the_same_step(count: int, recomputes: bool) -> None:
 
 def test_tied_embeddings_and_inference_are_sliced_too() -> None:
     size = TransformerSize(layers=2, hidden=8, heads=2, vocab=16, seq_len=SEQ_LEN, tied=True)
-    for model in (training_step(transformer_loss(size, 4, "fp64")), transformer_inference(size, 4, "fp64")):
+    for model in (
+        training_step(transformer_loss(size, 4, "fp64")),
+        transformer_inference(size, 4, "fp64"),
+    ):
         x = random_inputs(model)
         found = execute(sequence_slices(model, 2), x)
         for name, value in execute(model, x).items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12 * np.abs(value).max())
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-12, atol=1e-12 * np.abs(value).max()
+            )
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -54,19 +82,26 @@ def test_the_backward_passes_of_a_sequence_run_last_slice_first() -> None:
     function = staged(done, Degrees(pipeline=2, micro_batches=2, schedule="seq1f1b:4")).function
     order: dict[tuple[str, int], None] = {}
     for i in function.instructions:
-        if i.tag.phase == "backward" and function.types[i.outputs[0]].device == 1 and i.op == "attention_grad":
+        if (
+            i.tag.phase == "backward"
+            and function.types[i.outputs[0]].device == 1
+            and i.op == "attention_grad"
+        ):
             order[i.tag.phase, i.tag.micro_batch] = None
     assert [k for _, k in order] == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
 def test_a_device_holds_less_the_more_slices_there_are() -> None:
-    """About 1 / k of the activations (Sun et al. 2024, section 3.2); gradients are summed in one place all the same."""
+    """About 1 / k of the activations (Sun et al. 2024, section 3.2); gradients are summed in one
+    place all the same."""
     size = TransformerSize(layers=4, hidden=8, heads=2, vocab=8, seq_len=64)
     step = training_step(transformer_loss(size, 8, "fp64"))
 
     def peak_bytes(schedule: str) -> float:
         cut = distribute(step, Degrees(pipeline=4, micro_batches=8, schedule=schedule))
-        weights = sum(tensor.n_bytes for w in step.inputs_of("parameter") for tensor in [step.types[w.name]])
+        weights = sum(
+            tensor.n_bytes for w in step.inputs_of("parameter") for tensor in [step.types[w.name]]
+        )
         return float(live_memory(cut.function).peak_bytes[0]) - weights / 4
 
     whole = peak_bytes("1f1b")

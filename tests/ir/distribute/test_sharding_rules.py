@@ -77,24 +77,34 @@ BY_OTHER_TESTS = {"log", "sqrt", "relu", "gelu", "dispatch", "collect"}
 
 
 def test_every_op_is_here() -> None:
-    assert {op for op, *_ in CASES} | BY_OTHER_TESTS == {name for name, d in OPS.items() if not d.collective}
+    assert {op for op, *_ in CASES} | BY_OTHER_TESTS == {
+        name for name, d in OPS.items() if not d.collective
+    }
 
 
 def choices(shape: tuple[int, ...]) -> list[Sharding]:
     return [REPLICATED, *(Sharded(axis) for axis, n in enumerate(shape) if n % 2 == 0)]
 
 
-def one_op(op: str, operands: list[tuple[str, tuple[int, ...]]], values: dict[str, object]) -> Program:
+def one_op(
+    op: str, operands: list[tuple[str, tuple[int, ...]]], values: dict[str, object]
+) -> Program:
     b = Builder(op)
-    names = [b.parameter(f"x{k}", Tensor(dtype, shape)) for k, (dtype, shape) in enumerate(operands)]
+    names = [
+        b.parameter(f"x{k}", Tensor(dtype, shape)) for k, (dtype, shape) in enumerate(operands)
+    ]
     types = OPS[op].infer(tuple(b.types[n] for n in names), dict(attributes(**values)))
-    function = b.build(b.emit(op, names, [f"y{k}" for k in range(len(types))], attributes(**values)))
+    function = b.build(
+        b.emit(op, names, [f"y{k}" for k in range(len(types))], attributes(**values))
+    )
     return undistributed(function)
 
 
 @pytest.mark.parametrize(("op", "operands", "values"), CASES, ids=[c[0] for c in CASES])
 @pytest.mark.parametrize("sequence_axis", [None, 1])
-def test_spread_over_two(op: str, operands: list, values: dict[str, object], sequence_axis: int | None) -> None:
+def test_spread_over_two(
+    op: str, operands: list, values: dict[str, object], sequence_axis: int | None
+) -> None:
     program = one_op(op, operands, values)
     x = random_inputs(program)
     want = execute(program, x)
@@ -107,19 +117,26 @@ def test_spread_over_two(op: str, operands: list, values: dict[str, object], seq
         )
         found = execute(spread(program, plan), x)
         for name, value in want.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-13, err_msg=str(shardings))
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-12, atol=1e-13, err_msg=str(shardings)
+            )
 
 
 @pytest.mark.parametrize("axes", list(product([None, 0, 1, 2], repeat=2)), ids=str)
 def test_chains_of_linear_layers_with_partial_sums(axes: tuple[int | None, int | None]) -> None:
-    """Weights sharded anyhow, so that partial sums meet additions, broadcasts, norms and collectives."""
+    """Weights sharded anyhow, so that partial sums meet additions, broadcasts, norms and
+    collectives."""
     b = Builder("chain")
     x, v, w = (b.parameter(n, Tensor(F64, s)) for n, s in (("x", X), ("v", (8, 4)), ("w", (4, 8))))
     h = b.op("matmul", x, v)
     y = b.op("add", b.op("matmul", h, w), x)
     z = b.op("add", b.op("scale", b.op("matmul", h, w), factor=2.0), b.op("matmul", h, w))
-    norm = b.op("layer_norm", y, b.op("sum", z, axes=(0, 1)), b.op("sum", b.op("matmul", h, w), axes=(0, 1)))
-    program = undistributed(b.build([norm, b.op("broadcast_like", b.op("sum", z, axes=(0, 1, 2)), z), z]))
+    norm = b.op(
+        "layer_norm", y, b.op("sum", z, axes=(0, 1)), b.op("sum", b.op("matmul", h, w), axes=(0, 1))
+    )
+    program = undistributed(
+        b.build([norm, b.op("broadcast_like", b.op("sum", z, axes=(0, 1, 2)), z), z])
+    )
     x_values = random_inputs(program)
     first, second = axes
     inputs: dict[str, Sharding] = {"x": Sharded(first)} if first is not None else {}
@@ -127,7 +144,9 @@ def test_chains_of_linear_layers_with_partial_sums(axes: tuple[int | None, int |
         inputs |= {"v": Sharded(second % 2), "w": Sharded(1 - second % 2)}
     want = execute(program, x_values)
     for sequence_axis in (None, 1):
-        spread_program = spread(program, Plan(parts=2, suffix="s", inputs=inputs, sequence_axis=sequence_axis))
+        spread_program = spread(
+            program, Plan(parts=2, suffix="s", inputs=inputs, sequence_axis=sequence_axis)
+        )
         found = execute(spread_program, x_values)
         for name, value in want.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-11, atol=1e-12)
@@ -154,7 +173,9 @@ def test_collectives_of_an_inner_dimension_take_slices_and_partial_sums_along() 
     want = execute(program, x)
     for shardings in product(choices((4, 8)), repeat=2):
         for stride in (1, 3):
-            plan = Plan(parts=2, suffix="s", inputs=dict(zip("pq", shardings, strict=True)), stride=stride)
+            plan = Plan(
+                parts=2, suffix="s", inputs=dict(zip("pq", shardings, strict=True)), stride=stride
+            )
             found = execute(spread(program, plan), x)
             for name, value in want.items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-12)

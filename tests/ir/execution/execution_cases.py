@@ -22,8 +22,11 @@ def unit_timer(ops: Sequence[Op]) -> np.ndarray:
     return np.array([0.5 if isinstance(op, Collective) else 1.0 for op in ops])
 
 
-def event_loop(function: Function, timer: Callable[[Sequence[Op]], np.ndarray]) -> dict[tuple[int, int], float]:
-    """End of each (instruction, device), by walking the program line by line with a clock per stream."""
+def event_loop(
+    function: Function, timer: Callable[[Sequence[Op]], np.ndarray]
+) -> dict[tuple[int, int], float]:
+    """End of each (instruction, device), by walking the program line by line with a clock per
+    stream."""
     clock: dict[tuple[int, str], float] = defaultdict(float)
     ready: dict[str, float] = defaultdict(float)
     ends: dict[tuple[int, int], float] = {}
@@ -31,10 +34,15 @@ def event_loop(function: Function, timer: Callable[[Sequence[Op]], np.ndarray]) 
     for index, (instruction, group) in enumerate(
         zip(function.instructions, instruction_devices(function), strict=True)
     ):
-        inputs, outputs = (tuple(types[n] for n in side) for side in (instruction.inputs, instruction.outputs))
+        inputs, outputs = (
+            tuple(types[n] for n in side) for side in (instruction.inputs, instruction.outputs)
+        )
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
         stream = instruction.tag.stream
-        start = max([clock[device, stream] for device in group] + [ready[name] for name in instruction.inputs])
+        start = max(
+            [clock[device, stream] for device in group]
+            + [ready[name] for name in instruction.inputs]
+        )
         end = start + float(sum(timer(work))) if work else start
         for device in group:
             clock[device, stream] = ends[index, device] = end

@@ -22,7 +22,10 @@ FIGURE_3_TOP = {
 def swapped() -> Function:
     """Figure 3, bottom: lines 10 (p_1) and 11 (ar_2) of figure 2 exchanged."""
     lines = (PROGRAMS / "pipeline_mlp.ir").read_text().splitlines()
-    p, ar = (next(k for k, line in enumerate(lines) if f"%{name} @1 =" in line) for name in ("p_1", "ar_2"))
+    p, ar = (
+        next(k for k, line in enumerate(lines) if f"%{name} @1 =" in line)
+        for name in ("p_1", "ar_2")
+    )
     assert ar == p + 1
     lines[p], lines[ar] = lines[ar], lines[p]
     return parse_function("\n".join(lines))
@@ -34,7 +37,10 @@ def spans(function: Function) -> dict[tuple[str, int], tuple[float, float]]:
     timeline = simulate(program, unit_timer)
     made = [instruction.outputs[0] for instruction in function.instructions]
     return {
-        (made[program.instruction[op]], int(program.structure.device[op])): (timeline.start_s[op], timeline.end_s[op])
+        (made[program.instruction[op]], int(program.structure.device[op])): (
+            timeline.start_s[op],
+            timeline.end_s[op],
+        )
         for op in np.flatnonzero(program.instruction >= 0).tolist()
     }
 
@@ -60,8 +66,12 @@ def test_trace_has_the_order_of_figure_3(device: int) -> None:
     names = FIGURE_3_TOP[device].split()
     ends = [found[name, device][1] for name in names]
     assert ends == sorted(ends)
-    drawn = [(start, name) for (name, d), (start, _) in found.items() if d == device and name in names]
-    assert [name for _, name in sorted(drawn, key=lambda item: (item[0], names.index(item[1])))] == names
+    drawn = [
+        (start, name) for (name, d), (start, _) in found.items() if d == device and name in names
+    ]
+    assert [
+        name for _, name in sorted(drawn, key=lambda item: (item[0], names.index(item[1])))
+    ] == names
 
 
 def test_both_devices_work_at_once_until_the_send_blocks() -> None:
@@ -74,7 +84,10 @@ def test_both_devices_work_at_once_until_the_send_blocks() -> None:
 def test_the_swapped_program_is_slower_and_computes_the_same() -> None:
     top, bottom = (simulate(f, unit_timer).makespan_s for f in (listing("pipeline_mlp"), swapped()))
     assert bottom > top
-    found, want = execute_function(swapped(), WHOLE), execute_function(listing("pipeline_mlp"), WHOLE)
+    found, want = (
+        execute_function(swapped(), WHOLE),
+        execute_function(listing("pipeline_mlp"), WHOLE),
+    )
     np.testing.assert_array_equal(found["w1_new"], want["w1_new"])
 
 
@@ -95,8 +108,12 @@ def test_checkpointing_reclaims_the_first_activation() -> None:
 def test_zero_frees_gathered_weights_between_uses() -> None:
     """Figure 9: no device ever holds more than its own weight and one that was sent to it."""
     function = listing("zero_mlp")
-    weights = [n for n, t in function.types.items() if t.shape == (8, 8) and n[0] == "w" and "new" not in n]
-    last = {n: max(k for k, i in enumerate(function.instructions) if n in i.inputs) for n in weights}
+    weights = [
+        n for n, t in function.types.items() if t.shape == (8, 8) and n[0] == "w" and "new" not in n
+    ]
+    last = {
+        n: max(k for k, i in enumerate(function.instructions) if n in i.inputs) for n in weights
+    }
     made = {n: k for k, i in enumerate(function.instructions) for n in i.outputs}
     assert last["w2_1_f"] < made["w2_1_b"]
     assert last["w1_2_f"] < made["w1_2_b"]

@@ -44,8 +44,14 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "layer_norm": ([(F64, X), (F64, ROW), (F64, ROW)], {"epsilon": 1e-3}),
     "softmax": ([(F64, X)], {}),
     "attention": ([(F64, (2, 3, 12))], {"heads": 2, "causal": True}),
-    "conv2d": ([(F64, IMAGE), (F64, (4, 4, 3, 2))], {"stride": (2, 1), "padding": (1, 0), "groups": 1}),
-    "pool2d": ([(F64, IMAGE)], {"kind": "max", "kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)}),
+    "conv2d": (
+        [(F64, IMAGE), (F64, (4, 4, 3, 2))],
+        {"stride": (2, 1), "padding": (1, 0), "groups": 1},
+    ),
+    "pool2d": (
+        [(F64, IMAGE)],
+        {"kind": "max", "kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)},
+    ),
     "embedding": ([(F64, TABLE), (I32, IDS)], {}),
     "row_max": ([(F64, X)], {}),
     "pick": ([(F64, X), (I32, IDS)], {}),
@@ -54,7 +60,10 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "dispatch": ([(F64, X), (I32, IDS)], {"experts": 4, "capacity": 12}),
     "collect": ([(F64, (4, 12, 6)), (I32, IDS)], {}),
     "sgd": ([(F64, X), (F64, X)], {"rate": 0.1}),
-    "adam": ([(F64, X)] * 4, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 3}),
+    "adam": (
+        [(F64, X)] * 4,
+        {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 3},
+    ),
     "constant": ([], {"dtype": F64, "value": (1.0, 2.0)}),
     "shape": ([(F64, X)], {}),
 }
@@ -76,8 +85,12 @@ OPTIONS = {
         ([(F64, (2, 3, 12))], {"heads": 2}),
         ([(F64, (2, 2, 12)), (F64, (2, 3, 12))], {"heads": 2, "causal": True}),
     ],
-    "conv2d": [([(F64, IMAGE), (F64, (6, 2, 1, 1))], {"stride": (1, 1), "padding": (0, 0), "groups": 2})],
-    "pool2d": [([(F64, IMAGE)], {"kind": "mean", "kernel": (2, 2), "stride": (2, 1), "padding": (1, 1)})],
+    "conv2d": [
+        ([(F64, IMAGE), (F64, (6, 2, 1, 1))], {"stride": (1, 1), "padding": (0, 0), "groups": 2})
+    ],
+    "pool2d": [
+        ([(F64, IMAGE)], {"kind": "mean", "kernel": (2, 2), "stride": (2, 1), "padding": (1, 1)})
+    ],
     "embedding": [([(F64, TABLE), (I32, IDS)], {"offset": 2})],
     "pick": [([(F64, X), (I32, IDS)], {"offset": 1})],
     "dispatch": [([(F64, X), (I32, IDS)], {"experts": 4, "capacity": 2})],
@@ -86,9 +99,13 @@ ALL = [(op, *case) for op in CASES for case in (CASES[op], *OPTIONS.get(op, []))
 DIFFERENTIABLE = [case for case in ALL if OPS[case[0]].gradient is not None]
 
 
-def one_op(op: str, operands: list[tuple[str, tuple[int, ...]]], values: dict[str, object]) -> Function:
+def one_op(
+    op: str, operands: list[tuple[str, tuple[int, ...]]], values: dict[str, object]
+) -> Function:
     b = Builder(op)
-    names = [b.parameter(f"x{k}", Tensor(dtype, shape)) for k, (dtype, shape) in enumerate(operands)]
+    names = [
+        b.parameter(f"x{k}", Tensor(dtype, shape)) for k, (dtype, shape) in enumerate(operands)
+    ]
     types = OPS[op].infer(tuple(b.types[n] for n in names), dict(attributes(**values)))
     return b.build(b.emit(op, names, [f"y{k}" for k in range(len(types))], attributes(**values)))
 
@@ -96,7 +113,9 @@ def one_op(op: str, operands: list[tuple[str, tuple[int, ...]]], values: dict[st
 def arrays(function: Function) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
-        p.name: rng.integers(0, 4, p.type.shape) if p.type.dtype == I32 else rng.uniform(0.2, 2.0, p.type.shape)
+        p.name: rng.integers(0, 4, p.type.shape)
+        if p.type.dtype == I32
+        else rng.uniform(0.2, 2.0, p.type.shape)
         for p in function.parameters
         if p.type is not None
     }
@@ -115,7 +134,9 @@ def test_types_are_those_of_the_results(op: str, operands: list, values: dict[st
         assert found[name].dtype.itemsize * found[name].size == function.types[name].n_bytes
 
 
-@pytest.mark.parametrize(("op", "operands", "values"), DIFFERENTIABLE, ids=[c[0] for c in DIFFERENTIABLE])
+@pytest.mark.parametrize(
+    ("op", "operands", "values"), DIFFERENTIABLE, ids=[c[0] for c in DIFFERENTIABLE]
+)
 def test_gradients_are_jax_s(op: str, operands: list, values: dict[str, object]) -> None:
     function = one_op(op, operands, values)
     b = Builder("loss")

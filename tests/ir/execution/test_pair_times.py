@@ -1,4 +1,5 @@
-"""Events of ranks, their times from two ranks, and what programs of more ranks are predicted to take."""
+"""Events of ranks, their times from two ranks, and what programs of more ranks are predicted to
+take."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ CALL_S, MESSAGE_S, S_PER_BYTE, CORE_S_PER_BYTE = 1e-4, 1e-3, 1e-6, 3e-7
 
 def cluster(ranks: int, ranks_per_host: int) -> Cluster:
     sizes = [("loopback", ranks_per_host)] + [("network", ranks)] * (ranks > ranks_per_host)
-    levels = tuple(NetworkLevel(name=n, size=s, bandwidth_bytes_per_s=1e9, latency_s=1e-5) for n, s in sizes)
+    levels = tuple(
+        NetworkLevel(name=n, size=s, bandwidth_bytes_per_s=1e9, latency_s=1e-5) for n, s in sizes
+    )
     return Cluster(name="ranks", device=catalog.device("cpu"), levels=levels)
 
 
@@ -40,7 +43,8 @@ PAIR = PairTimes({}, {(kind, True): linear(kind) for kind in ("all_reduce", "all
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_messages_of_a_ring_are_the_textbooks(ranks: int):
-    # Thakur, Rabenseifner and Gropp 2005, section 4: 2 (n - 1) steps of 1/n, and n - 1 steps of whole parts
+    # Thakur, Rabenseifner and Gropp 2005, section 4: 2 (n - 1) steps of 1/n, and n - 1 steps of
+    # whole parts
     assert messages("all_reduce", ranks) == (2 * (ranks - 1), 1 / ranks)
     assert messages("all_gather", ranks).sent == ranks - 1
     assert messages("all_to_all", ranks).sent == pytest.approx((ranks - 1) / ranks)
@@ -57,8 +61,12 @@ def test_two_ranks_tell_what_more_ranks_take(kind: str, ranks: int, concurrent: 
     sent = messages(kind, ranks)
     sent_bytes = concurrent * size * sent.sent
     # messages are copied and added up by the rank's core, however many ranks there are
-    assert found.core_s == pytest.approx(sent.count * CALL_S + sent_bytes * CORE_S_PER_BYTE, rel=0.01)
-    assert found.network_s == pytest.approx(sent.count * MESSAGE_S + sent_bytes * S_PER_BYTE, rel=0.01)
+    assert found.core_s == pytest.approx(
+        sent.count * CALL_S + sent_bytes * CORE_S_PER_BYTE, rel=0.01
+    )
+    assert found.network_s == pytest.approx(
+        sent.count * MESSAGE_S + sent_bytes * S_PER_BYTE, rel=0.01
+    )
 
 
 def test_what_was_not_measured_is_named():
@@ -75,14 +83,19 @@ def test_ranks_share_few_distinct_events():
     assert len(events) == len(program.function.instructions)
     kernels = {e for e in events if isinstance(e, Kernel)}
     assert kernels == {
-        e for e in rank_events(distribute(STEP, Degrees(data=4)).function, cluster(4, 1)) if isinstance(e, Kernel)
+        e
+        for e in rank_events(distribute(STEP, Degrees(data=4)).function, cluster(4, 1))
+        if isinstance(e, Kernel)
     }
     # every rank runs the same kernels, so that four ranks have as many as one
     assert 4 * len(kernels) <= len(events)
     # both ranks of a host are in the one group over all four, so nobody else shares the link
     assert {e.concurrent for e in events if isinstance(e, Transfer)} == {1}
     tensor = rank_events(distribute(STEP, Degrees(tensor=2, data=2)).function, cluster(4, 2))
-    assert {(e.across_hosts, e.concurrent) for e in tensor if isinstance(e, Transfer)} == {(False, 1), (True, 2)}
+    assert {(e.across_hosts, e.concurrent) for e in tensor if isinstance(e, Transfer)} == {
+        (False, 1),
+        (True, 2),
+    }
 
 
 @given(st.data())
@@ -92,7 +105,9 @@ def test_with_a_core_each_the_critical_path_decides(data: st.DataObject):
     durations_s = np.array([0.0, *data.draw(st.lists(st.floats(0, 1), min_size=structure.n_classes - 1,
                                                      max_size=structure.n_classes - 1))])  # fmt: skip
     of_op_s = durations_s[structure.duration]
-    on_core = np.array(data.draw(st.lists(st.booleans(), min_size=structure.n_ops, max_size=structure.n_ops)))
+    on_core = np.array(
+        data.draw(st.lists(st.booleans(), min_size=structure.n_ops, max_size=structure.n_ops))
+    )
     on_core &= structure.device >= 0
     simulated = simulate_on_cores(
         structure,
@@ -116,7 +131,8 @@ def test_a_shared_core_does_the_work_of_its_ranks_in_turn():
     work_s = np.where(kernels, 1.0, 0.0)
     nothing_s, one = 0 * work_s, np.ones(len(work_s), int)
     alone, shared = (
-        simulate_on_cores(structure, work_s, nothing_s, nothing_s, one, cores) for cores in (range(4), [0] * 4)
+        simulate_on_cores(structure, work_s, nothing_s, nothing_s, one, cores)
+        for cores in (range(4), [0] * 4)
     )
     # all ranks always have work, so that one core is never idle
     assert shared.makespan_s == pytest.approx(work_s.sum())
@@ -126,7 +142,9 @@ def test_a_shared_core_does_the_work_of_its_ranks_in_turn():
 def test_a_link_gives_credit_for_its_pause_only():
     program = on_one_stream(distribute(STEP, Degrees(data=2)))
     structure = program_structure(program.function).structure
-    reduces = np.isin(structure.class_kind[structure.duration], (Kind.GRAD_REDUCE,)) & (structure.device >= 0)
+    reduces = np.isin(structure.class_kind[structure.duration], (Kind.GRAD_REDUCE,)) & (
+        structure.device >= 0
+    )
     reduces |= (structure.device >= 0) & (structure.class_kind[structure.duration] == Kind.BACKWARD)
     wait_s, credit_s = np.where(reduces, 1.0, 0.0), np.where(reduces, 0.25, 0.0)
     nothing_s = np.zeros(structure.n_ops)
@@ -146,7 +164,8 @@ def test_a_link_gives_credit_for_its_pause_only():
 def test_ranks_use_a_core_while_others_wait_for_their_messages(
     work_s: float, wait_s: float, messages: int, sharing: int
 ):
-    # One op a rank, all called at once: per message the core serves every rank, or the first waits, if that is longer.
+    # One op a rank, all called at once: per message the core serves every rank, or the first waits,
+    # if that is longer.
     structure = program_structure(distribute(STEP, Degrees(data=sharing)).function).structure
     first = np.flatnonzero(np.all(structure.pred < 0, axis=1) & (structure.device >= 0))
     ops = [int(first[structure.device[first] == rank][0]) for rank in range(sharing)]

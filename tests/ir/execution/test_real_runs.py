@@ -1,4 +1,5 @@
-"""Programs on real processes: their numbers are the reference executor's, their times make sense."""
+"""Programs on real processes: their numbers are the reference executor's, their times make
+sense."""
 
 from collections.abc import Iterator
 
@@ -44,14 +45,20 @@ def two_ranks() -> Iterator[RankGroup]:
     [
         (MLP, Degrees(data=2, zero=2)),
         pytest.param(TRANSFORMER, Degrees(tensor=2), marks=pytest.mark.slow),
-        pytest.param(MLP, Degrees(pipeline=2, micro_batches=2, schedule="gpipe"), marks=pytest.mark.slow),
-        pytest.param(MLP, Degrees(pipeline=2, micro_batches=4, schedule="1f1b"), marks=pytest.mark.slow),
+        pytest.param(
+            MLP, Degrees(pipeline=2, micro_batches=2, schedule="gpipe"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            MLP, Degrees(pipeline=2, micro_batches=4, schedule="1f1b"), marks=pytest.mark.slow
+        ),
         (MLP, Degrees(pipeline=2, micro_batches=2, schedule="chimera")),
         (MLP, Degrees(pipeline=2, data=2, micro_batches=2, schedule="1f1b")),
     ],
     ids=["D2", "T2", "P2-gpipe", "P2-1f1b", "P2-chimera", "P2D2-1f1b"],
 )
-def test_real_runs_compute_what_the_reference_does(model: Program, degrees: Degrees, two_ranks: RankGroup) -> None:
+def test_real_runs_compute_what_the_reference_does(
+    model: Program, degrees: Degrees, two_ranks: RankGroup
+) -> None:
     program = distribute(model, degrees)
     x = random_inputs(program)
     result = run(program, x, repeats=2, ranks=two_ranks if degrees.n_devices == 2 else None)

@@ -29,7 +29,9 @@ STEP = training_step(transformer_loss(SIZE, 16), Adam())
 
 def random_timer(seed: int) -> Timer:
     """Different times for different kernels, the same each time."""
-    return lambda ops: np.array([zlib.crc32(f"{seed} {op}".encode()) % 1000 / 1000 + 0.1 for op in ops])
+    return lambda ops: np.array(
+        [zlib.crc32(f"{seed} {op}".encode()) % 1000 / 1000 + 0.1 for op in ops]
+    )
 
 
 def functions() -> list[Function]:
@@ -94,19 +96,27 @@ def test_collectives_on_their_own_stream_overlap() -> None:
       return %e
     }}"""
     serial = simulate(parse_function(text.format(stream="")), unit_timer).makespan_s
-    beside = simulate(parse_function(text.format(stream=" | stream=data_comm")), unit_timer).makespan_s
+    beside = simulate(
+        parse_function(text.format(stream=" | stream=data_comm")), unit_timer
+    ).makespan_s
     assert (serial, beside) == (3.5, 3.0)
 
 
 def test_equal_work_is_one_event() -> None:
-    small = program_structure(distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=2)).function)
-    large = program_structure(distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=8)).function)
+    small = program_structure(
+        distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=2)).function
+    )
+    large = program_structure(
+        distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=8)).function
+    )
     assert large.structure.n_ops > 2 * small.structure.n_ops
     assert large.structure.n_classes < small.structure.n_classes + 5
 
 
 def test_kinds_follow_phases_and_streams() -> None:
-    program = program_structure(distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=2, zero=3)).function)
+    program = program_structure(
+        distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=2, zero=3)).function
+    )
     kinds = {Kind(k) for k in program.structure.kind.tolist()}
     assert kinds == {
         Kind.ZERO, Kind.FORWARD, Kind.BACKWARD, Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.GRAD_REDUCE,
@@ -115,7 +125,8 @@ def test_kinds_follow_phases_and_streams() -> None:
 
 
 def test_groups_are_placed_on_the_cluster() -> None:
-    """Two nodes of 8: tensor ranks share a node, data ranks do not, and eight of their groups share its links."""
+    """Two nodes of 8: tensor ranks share a node, data ranks do not, and eight of their groups share
+    its links."""
     cluster = catalog.cluster("dgx-a100")
     spread = distribute(STEP, Degrees(data=4, tensor=4))
     program = program_structure(spread.function, cluster)

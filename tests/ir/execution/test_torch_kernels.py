@@ -30,14 +30,18 @@ def by_torch(torch, function: Function, arguments: dict[str, np.ndarray]) -> dic
 
 
 @pytest.mark.parametrize(("op", "operands", "values"), ALL, ids=[c[0] for c in ALL])
-def test_it_computes_what_jax_does(torch, op: str, operands: list, values: dict[str, object]) -> None:
+def test_it_computes_what_jax_does(
+    torch, op: str, operands: list, values: dict[str, object]
+) -> None:
     """Forward, and of what is differentiable the ops of its gradient."""
     function = one_op(op, operands, values)
     b = Builder(op)
     for p in function.parameters:
         assert p.type is not None
         b.parameter(p.name, p.type)
-    outputs = list(next(b.emit(i.op, i.inputs, i.outputs, i.attributes) for i in function.instructions))
+    outputs = list(
+        next(b.emit(i.op, i.inputs, i.outputs, i.attributes) for i in function.instructions)
+    )
     wrt = [p.name for p in function.parameters if p.type is not None and p.type.dtype != "int32"]
     if OPS[op].gradient is not None and op != "broadcast_like":
         terms = []
@@ -46,7 +50,9 @@ def test_it_computes_what_jax_does(torch, op: str, operands: list, values: dict[
             if b.types[name].dtype == "int32":
                 continue
             weight = b.parameter(f"weight{k}", Tensor("fp64", b.types[name].shape))
-            terms.append(b.op("sum", b.op("mul", name, weight), axes=tuple(range(b.types[name].rank))))
+            terms.append(
+                b.op("sum", b.op("mul", name, weight), axes=tuple(range(b.types[name].rank)))
+            )
         loss = terms[0]
         for term in terms[1:]:
             loss = b.op("add", loss, term)

@@ -1,4 +1,5 @@
-"""The same programs with the collectives of torch.distributed; skipped where torch is not installed."""
+"""The same programs with the collectives of torch.distributed; skipped where torch is not
+installed."""
 
 from collections.abc import Iterator
 
@@ -54,7 +55,9 @@ def test_half_precision_travels_too(two_ranks: RankGroup) -> None:
     x = random_inputs(program)
     result = run(program, x, repeats=1, ranks=two_ranks)
     for name, value in execute(program, x).items():
-        np.testing.assert_array_equal(np.asarray(result.outputs[name], float), np.asarray(value, float))
+        np.testing.assert_array_equal(
+            np.asarray(result.outputs[name], float), np.asarray(value, float)
+        )
 
 
 @pytest.mark.slow

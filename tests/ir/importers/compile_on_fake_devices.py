@@ -1,4 +1,5 @@
-"""Run with `--xla_force_host_platform_device_count=8`: writes compiled modules and XLA's counts to a folder."""
+"""Run with `--xla_force_host_platform_device_count=8`: writes compiled modules and XLA's counts to
+a folder."""
 
 import json
 import sys
@@ -16,13 +17,21 @@ MESH = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(jax.sharding.AxisType.Aut
 
 def every_collective():
     @jax.jit
-    @partial(jax.shard_map, mesh=MESH, in_specs=P("dp", "tp"), out_specs=P("dp", "tp"), check_vma=False)
+    @partial(
+        jax.shard_map, mesh=MESH, in_specs=P("dp", "tp"), out_specs=P("dp", "tp"), check_vma=False
+    )
     def f(x):
         gathered = jax.lax.all_gather(x, "tp")
         scattered = jax.lax.psum_scatter(gathered, "tp", scatter_dimension=0)
         exchanged = jax.lax.all_to_all(gathered, "dp", 0, 0, tiled=True).sum(0)
         passed_on = jax.lax.ppermute(x, "tp", [(i, (i + 1) % 4) for i in range(4)])
-        return jax.lax.psum(x, "tp") + scattered + exchanged + passed_on + jax.lax.pmax(x, ("dp", "tp"))
+        return (
+            jax.lax.psum(x, "tp")
+            + scattered
+            + exchanged
+            + passed_on
+            + jax.lax.pmax(x, ("dp", "tp"))
+        )
 
     return f.lower(jax.ShapeDtypeStruct((64, 128), jnp.float32)).compile()
 

@@ -1,4 +1,5 @@
-"""Modules compiled for eight fake devices, whose number must be set before JAX starts: another process."""
+"""Modules compiled for eight fake devices, whose number must be set before JAX starts: another
+process."""
 
 import json
 import os

@@ -10,7 +10,10 @@ class Block(nnx.Module):
     def __init__(self, hidden, heads, rngs):
         self.norm1, self.norm2 = nnx.LayerNorm(hidden, rngs=rngs), nnx.LayerNorm(hidden, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(heads, hidden, rngs=rngs, decode=False)
-        self.up, self.down = nnx.Linear(hidden, 4 * hidden, rngs=rngs), nnx.Linear(4 * hidden, hidden, rngs=rngs)
+        self.up, self.down = (
+            nnx.Linear(hidden, 4 * hidden, rngs=rngs),
+            nnx.Linear(4 * hidden, hidden, rngs=rngs),
+        )
 
     def __call__(self, x, mask):
         x = x + self.attention(self.norm1(x), mask=mask)
@@ -19,7 +22,10 @@ class Block(nnx.Module):
 
 class Gpt(nnx.Module):
     def __init__(self, vocab, seq, hidden, heads, layers, rngs):
-        self.tokens, self.positions = nnx.Embed(vocab, hidden, rngs=rngs), nnx.Embed(seq, hidden, rngs=rngs)
+        self.tokens, self.positions = (
+            nnx.Embed(vocab, hidden, rngs=rngs),
+            nnx.Embed(seq, hidden, rngs=rngs),
+        )
         self.blocks = nnx.List([Block(hidden, heads, rngs) for _ in range(layers)])
         self.norm = nnx.LayerNorm(hidden, rngs=rngs)
         self.head = nnx.Linear(hidden, vocab, use_bias=False, rngs=rngs)
@@ -33,13 +39,18 @@ class Gpt(nnx.Module):
 
 
 def training_step(vocab=512, seq=64, hidden=128, heads=4, layers=2, batch=4):
-    """The step (weights, AdamW states, tokens) -> (new weights, new states, loss) and its abstract arguments."""
-    graph, weights = nnx.split(nnx.eval_shape(lambda: Gpt(vocab, seq, hidden, heads, layers, nnx.Rngs(0))))
+    """The step (weights, AdamW states, tokens) -> (new weights, new states, loss) and its abstract
+    arguments."""
+    graph, weights = nnx.split(
+        nnx.eval_shape(lambda: Gpt(vocab, seq, hidden, heads, layers, nnx.Rngs(0)))
+    )
     optimizer = optax.adamw(1e-3)
 
     def loss(weights, tokens):
         logits = nnx.merge(graph, weights)(tokens)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.roll(tokens, -1, axis=1)).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits, jnp.roll(tokens, -1, axis=1)
+        ).mean()
 
     def step(weights, states, tokens):
         value, gradients = jax.value_and_grad(loss)(weights, tokens)

@@ -1,4 +1,5 @@
-"""Public architectures of Hugging Face's `transformers`, tiny and with random weights, made from configurations."""
+"""Public architectures of Hugging Face's `transformers`, tiny and with random weights, made from
+configurations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,13 @@ SIZES = {
     "eos_token_id": 2,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-OF_GPT = {"vocab_size": VOCAB, "n_positions": 2 * LENGTH, "n_embd": HIDDEN, "n_layer": 2, "n_head": 4}
+OF_GPT = {
+    "vocab_size": VOCAB,
+    "n_positions": 2 * LENGTH,
+    "n_embd": HIDDEN,
+    "n_layer": 2,
+    "n_head": 4,
+}
 OF_BART = {
     "vocab_size": VOCAB,
     "d_model": HIDDEN,
@@ -90,12 +97,16 @@ def masked_text(torch: Any) -> dict[str, Any]:
 
 
 def placed_text(torch: Any) -> dict[str, Any]:
-    """Tokens with their positions, which RoBERTa otherwise counts from the tokens, leaving padding out."""
+    """Tokens with their positions, which RoBERTa otherwise counts from the tokens, leaving padding
+    out."""
     return {**text(torch), "position_ids": torch.from_numpy(POSITIONS)}
 
 
 def images(torch: Any, size: int = 16) -> dict[str, Any]:
-    return {"pixel_values": torch.randn(BATCH, 3, size, size), "labels": torch.randint(0, CLASSES, (BATCH,))}
+    return {
+        "pixel_values": torch.randn(BATCH, 3, size, size),
+        "labels": torch.randint(0, CLASSES, (BATCH,)),
+    }
 
 
 def sound(torch: Any) -> dict[str, Any]:
@@ -105,7 +116,8 @@ def sound(torch: Any) -> dict[str, Any]:
 POSITIONS = np.tile(np.arange(LENGTH), (BATCH, 1)) + 1
 MASK = {"attention_mask": 1}
 BY_TOKEN = {"experts_implementation": "batched_mm"}
-"""Every token takes the weights of its experts, instead of experts their tokens, whose numbers depend on data."""
+"""Every token takes the weights of its experts, instead of experts their tokens, whose numbers
+depend on data."""
 
 
 def causal(name: str, sizes: Mapping[str, Any]) -> Architecture:
@@ -117,7 +129,9 @@ def encoder(name: str, sizes: Mapping[str, Any]) -> Architecture:
 
 
 def classifier(name: str, sizes: Mapping[str, Any], size: int = 16) -> Architecture:
-    return Architecture(f"{name}ForImageClassification", f"{name}Config", sizes, lambda torch: images(torch, size))
+    return Architecture(
+        f"{name}ForImageClassification", f"{name}Config", sizes, lambda torch: images(torch, size)
+    )
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -140,20 +154,42 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "roberta": encoder("Roberta", SIZES),
     "roberta with positions": Architecture(
-        "RobertaForMaskedLM", "RobertaConfig", SIZES, placed_text, {"position_ids": POSITIONS.tolist()}
+        "RobertaForMaskedLM",
+        "RobertaConfig",
+        SIZES,
+        placed_text,
+        {"position_ids": POSITIONS.tolist()},
     ),
     "distilbert": encoder(
         "DistilBert",
-        {"vocab_size": VOCAB, "dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "pad_token_id": 0},
+        {
+            "vocab_size": VOCAB,
+            "dim": HIDDEN,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 32,
+            "pad_token_id": 0,
+        },
     ),
-    "albert": Architecture("AlbertForMaskedLM", "AlbertConfig", {**SIZES, "embedding_size": 8}, shared_layers=True),
+    "albert": Architecture(
+        "AlbertForMaskedLM", "AlbertConfig", {**SIZES, "embedding_size": 8}, shared_layers=True
+    ),
     "electra": encoder("Electra", {**SIZES, "embedding_size": 8}),
     "deberta-v2": encoder("DebertaV2", SIZES),
-    "modernbert": encoder("ModernBert", {**SIZES, "local_attention": 4, "cls_token_id": 3, "sep_token_id": 4}),
+    "modernbert": encoder(
+        "ModernBert", {**SIZES, "local_attention": 4, "cls_token_id": 3, "sep_token_id": 4}
+    ),
     "mixtral": causal("Mixtral", {**GROUPED, "num_local_experts": 4, **BY_TOKEN}),
     "qwen3-moe": causal(
         "Qwen3Moe",
-        {**GROUPED, "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, **BY_TOKEN},
+        {
+            **GROUPED,
+            "head_dim": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            **BY_TOKEN,
+        },
     ),
     "olmoe": causal("Olmoe", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, **BY_TOKEN}),
     "opt": causal(
@@ -188,17 +224,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": causal("Gemma", {**SIZES, "num_key_value_heads": 1, "head_dim": 4}),
     "gemma2": causal("Gemma2", {**GROUPED, "head_dim": 4, "sliding_window": 4}),
     "phi": causal("Phi", SIZES),
-    "bloom": causal("Bloom", {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}),
+    "bloom": causal(
+        "Bloom", {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}
+    ),
     "falcon": causal(
-        "Falcon", {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
+        "Falcon",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
     ),
     "bart": Architecture(
-        "BartForConditionalGeneration", "BartConfig", {**OF_BART, "max_position_embeddings": 2 * LENGTH}
+        "BartForConditionalGeneration",
+        "BartConfig",
+        {**OF_BART, "max_position_embeddings": 2 * LENGTH},
     ),
     "whisper": Architecture(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
-        {**OF_BART, "num_mel_bins": 8, "max_source_positions": LENGTH, "max_target_positions": 2 * LENGTH},
+        {
+            **OF_BART,
+            "num_mel_bins": 8,
+            "max_source_positions": LENGTH,
+            "max_target_positions": 2 * LENGTH,
+        },
         sound,
     ),
     "deit": classifier("DeiT", OF_IMAGES),
@@ -216,15 +267,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "convnext": classifier(
         "ConvNext",
-        {"hidden_sizes": [4, 8, 12, 16], "depths": [1, 1, 1, 1], "image_size": 32, "num_labels": CLASSES},
+        {
+            "hidden_sizes": [4, 8, 12, 16],
+            "depths": [1, 1, 1, 1],
+            "image_size": 32,
+            "num_labels": CLASSES,
+        },
         size=32,
     ),
     "resnet": classifier(
-        "ResNet", {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "num_labels": CLASSES}
+        "ResNet",
+        {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "num_labels": CLASSES},
     ),
 }
 SORTED: Mapping[str, Architecture] = {
-    name: replace(architecture, sizes={k: v for k, v in architecture.sizes.items() if k not in BY_TOKEN})
+    name: replace(
+        architecture, sizes={k: v for k, v in architecture.sizes.items() if k not in BY_TOKEN}
+    )
     for name, architecture in ARCHITECTURES.items()
     if BY_TOKEN.items() <= architecture.sizes.items()
 }

@@ -43,16 +43,20 @@ def parameters(sharding):
 
 
 def loss(w, tokens, labels, replicated):
-    """Mean cross entropy; `replicated` says where activations are whole on every tensor-parallel rank."""
+    """Mean cross entropy; `replicated` says where activations are whole on every tensor-parallel
+    rank."""
     x = replicated(jnp.take(w["tokens"], tokens, axis=0, mode="clip") + w["positions"])
     for layer in w["layers"]:
         q, k, v = (
-            jnp.einsum("bsh,chad->cbsad", norm(x, layer["norm1"]), layer["qkv"]) + layer["qkv_bias"][:, None, None]
+            jnp.einsum("bsh,chad->cbsad", norm(x, layer["norm1"]), layer["qkv"])
+            + layer["qkv_bias"][:, None, None]
         )
         scores = jnp.einsum("bqad,bkad->baqk", q, k) / (HIDDEN // HEADS) ** 0.5
         scores = jnp.where(jnp.tril(jnp.ones((SEQ, SEQ), bool)), scores, -1e9)
         context = jnp.einsum("baqk,bkad->bqad", jax.nn.softmax(scores), v)
-        x = replicated(x + replicated(jnp.einsum("bsad,adh->bsh", context, layer["out"])) + layer["out_bias"])
+        x = replicated(
+            x + replicated(jnp.einsum("bsad,adh->bsh", context, layer["out"])) + layer["out_bias"]
+        )
         inner = jax.nn.gelu(norm(x, layer["norm2"]) @ layer["up"] + layer["up_bias"])
         x = replicated(x + replicated(inner @ layer["down"]) + layer["down_bias"])
     logits = norm(x, w["norm"]) @ w["head"]

@@ -1,4 +1,5 @@
-"""ONNX graphs and PyTorch modules as programs: their numbers, their gradients, how they distribute, what is refused."""
+"""ONNX graphs and PyTorch modules as programs: their numbers, their gradients, how they distribute,
+what is refused."""
 
 import re
 from math import prod
@@ -10,7 +11,13 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ir import Program, parse_program, to_text
 from perfmodel.ir.distribute import Degrees, distribute, pad_vocabulary
 from perfmodel.ir.execution import execute, random_inputs
-from perfmodel.ir.importers import SourceSettings, input_value, onnx_program, read_program, torch_program
+from perfmodel.ir.importers import (
+    SourceSettings,
+    input_value,
+    onnx_program,
+    read_program,
+    torch_program,
+)
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 from perfmodel.ir.models import training_step
 
@@ -29,13 +36,16 @@ def torch():
 
 
 def gpt2(onnx):
-    """As the exporter of Hugging Face's GPT-2 writes it: shapes computed in the graph, a mask by Where, a causal mask
-    cut from a constant, joint projections by Gemm on flattened rows, GELU spelled out."""
+    """As the exporter of Hugging Face's GPT-2 writes it: shapes computed in the graph, a mask by
+    Where, a causal mask cut from a constant, joint projections by Gemm on flattened rows, GELU
+    spelled out."""
     h, rng = onnx.helper, np.random.default_rng(0)
     nodes, weights = [], []
 
     def weight(name, *shape):
-        weights.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name))
+        weights.append(
+            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
+        )
         return name
 
     def known(name, value, kind=np.int64):
@@ -53,23 +63,35 @@ def gpt2(onnx):
 
     def norm(x, name):
         centred = op("Sub", x, op("ReduceMean", x, axes=[-1]))
-        variance = op("ReduceMean", op("Pow", centred, known(f"{name}.two", 2.0, np.float32)), axes=[-1])
+        variance = op(
+            "ReduceMean", op("Pow", centred, known(f"{name}.two", 2.0, np.float32)), axes=[-1]
+        )
         root = op("Sqrt", op("Add", variance, known(f"{name}.eps", 1e-5, np.float32)))
         scaled = op("Mul", op("Div", centred, root), weight(f"{name}.weight", HIDDEN))
         return op("Add", scaled, weight(f"{name}.bias", HIDDEN))
 
     def conv1d(x, name, n_in, n_out):
         shape = op("Shape", x)
-        lead = op("Slice", shape, known(f"{name}.0", [0]), known(f"{name}.-1", [-1]), known(f"{name}.ax", [0]))
+        lead = op(
+            "Slice",
+            shape,
+            known(f"{name}.0", [0]),
+            known(f"{name}.-1", [-1]),
+            known(f"{name}.ax", [0]),
+        )
         flat = op("Reshape", x, known(f"{name}.flat", [-1, n_in]))
         y = op("Gemm", flat, weight(f"{name}.weight", n_in, n_out), weight(f"{name}.bias", n_out))
         return op("Reshape", y, op("Concat", lead, known(f"{name}.n", [n_out]), axis=0))
 
     def heads(x, name, order):
-        return op("Transpose", op("Reshape", x, known(name, [0, 0, HEADS, HIDDEN // HEADS])), perm=order)
+        return op(
+            "Transpose", op("Reshape", x, known(name, [0, 0, HEADS, HIDDEN // HEADS])), perm=order
+        )
 
     padding = op("Sub", known("one", 1.0, np.float32), op("Cast", "attention_mask", to=FLOAT))
-    padding = op("Mul", op("Unsqueeze", padding, known("12", [1, 2])), known("low", -10000.0, np.float32))
+    padding = op(
+        "Mul", op("Unsqueeze", padding, known("12", [1, 2])), known("low", -10000.0, np.float32)
+    )
     x = op("Add", op("Gather", weight("wte.weight", VOCAB, HIDDEN), "input_ids"),
            op("Gather", weight("wpe.weight", 2 * SEQ, HIDDEN), "position_ids"))  # fmt: skip
     triangle = known("bias", np.tril(np.ones((1, 1, 64, 64))), bool)
@@ -79,14 +101,26 @@ def gpt2(onnx):
         q, k, v = op("Split", qkv, known(f"{a}.sizes", [HIDDEN] * 3), n=3, axis=2)
         q, k, v = (heads(y, f"{a}.{i}", p) for i, (y, p) in
                    enumerate(((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3]))))  # fmt: skip
-        scores = op("Div", op("MatMul", q, k), known(f"{a}.root", (HIDDEN // HEADS) ** 0.5, np.float32))
-        length = op("Slice", op("Shape", q), known(f"{a}.f", [2]), known(f"{a}.t", [3]), known(f"{a}.g", [0]))
+        scores = op(
+            "Div", op("MatMul", q, k), known(f"{a}.root", (HIDDEN // HEADS) ** 0.5, np.float32)
+        )
+        length = op(
+            "Slice",
+            op("Shape", q),
+            known(f"{a}.f", [2]),
+            known(f"{a}.t", [3]),
+            known(f"{a}.g", [0]),
+        )
         mask = triangle
         for axis in (2, 3):
-            mask = op("Slice", mask, known(f"{a}.z{axis}", [0]), length, known(f"{a}.a{axis}", [axis]))
+            mask = op(
+                "Slice", mask, known(f"{a}.z{axis}", [0]), length, known(f"{a}.a{axis}", [axis])
+            )
         scores = op("Where", mask, scores, known(f"{a}.lowest", -10000.0, np.float32))
         context = op("MatMul", op("Softmax", op("Add", scores, padding), axis=-1), v)
-        merged = op("Reshape", op("Transpose", context, perm=[0, 2, 1, 3]), known(f"{a}.m", [0, 0, HIDDEN]))
+        merged = op(
+            "Reshape", op("Transpose", context, perm=[0, 2, 1, 3]), known(f"{a}.m", [0, 0, HIDDEN])
+        )
         x = op("Add", x, conv1d(merged, f"{a}.c_proj", HIDDEN, HIDDEN))
         up = conv1d(norm(x, f"h.{n}.ln_2"), f"h.{n}.mlp.c_fc", HIDDEN, 4 * HIDDEN)
         cubed = op("Add", up, op("Mul", op("Pow", up, known(f"{n}.3", 3.0, np.float32)),
@@ -98,7 +132,9 @@ def gpt2(onnx):
     logits = op("MatMul", norm(x, "ln_f"), weight("lm_head", HIDDEN, VOCAB))
     inputs = [h.make_tensor_value_info(n, INT64, ["batch", "sequence"]) for n in
               ("input_ids", "position_ids", "attention_mask")]  # fmt: skip
-    graph = h.make_graph(nodes, "gpt2", inputs, [h.make_tensor_value_info(logits, FLOAT, None)], weights)
+    graph = h.make_graph(
+        nodes, "gpt2", inputs, [h.make_tensor_value_info(logits, FLOAT, None)], weights
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 13)])
 
 
@@ -134,7 +170,9 @@ def test_gpt2_of_onnx_computes_what_onnx_s_reference_does(onnx):
     (distributed,) = execute(spread, arrays).values()
     np.testing.assert_allclose(distributed, expected, rtol=2e-4, atol=2e-5)
     reductions = [i for i in spread.function.instructions if i.op == "all_reduce"]
-    assert len(reductions) == 2 * 2 * (2 * LAYERS + 1)  # per replica and micro-batch: two a layer, one of embeddings
+    assert len(reductions) == 2 * 2 * (
+        2 * LAYERS + 1
+    )  # per replica and micro-batch: two a layer, one of embeddings
     assert not [i.op for i in spread.function.instructions if i.op in ("all_gather", "all_to_all")]
     assert parse_program(to_text(spread)) == spread
 
@@ -159,9 +197,15 @@ def test_a_mask_may_be_data(onnx):
 
 def test_what_is_not_given_is_named_with_the_remedy(onnx):
     model = gpt2(onnx)
-    with pytest.raises(PerfModelError, match=r"dimension 'batch' is not fixed; give its size \(dims, or --dim batch=N"):
+    with pytest.raises(
+        PerfModelError,
+        match=r"dimension 'batch' is not fixed; give its size \(dims, or --dim batch=N",
+    ):
         onnx_program(model)
-    with pytest.raises(PerfModelError, match="no input is named mask; inputs: input_ids, position_ids, attention_mask"):
+    with pytest.raises(
+        PerfModelError,
+        match="no input is named mask; inputs: input_ids, position_ids, attention_mask",
+    ):
         onnx_program(model, dims={"batch": BATCH, "sequence": SEQ}, values={"mask": 1})
 
 
@@ -218,7 +262,9 @@ def test_a_module_of_torch_trains_as_torch_trains_it(torch):
         found = execute(program, arrays)
         np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-6)
         for name, parameter in module.named_parameters():
-            np.testing.assert_allclose(found[f"d_{name}"], parameter.grad.numpy(), rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(
+                found[f"d_{name}"], parameter.grad.numpy(), rtol=1e-3, atol=1e-6
+            )
 
 
 def test_weights_need_no_values(torch):
@@ -239,21 +285,32 @@ def test_vocabularies_are_padded(torch):
     rows = np.concatenate([arrays["wte.weight"], np.zeros((3, HIDDEN))])
     (expected,), (found,) = (
         execute(p, arrays | extra).values()
-        for p, extra in ((program, {}), (distribute(padded, Degrees(tensor=4)), {"wte.weight": rows}))
+        for p, extra in (
+            (program, {}),
+            (distribute(padded, Degrees(tensor=4)), {"wte.weight": rows}),
+        )
     )
     np.testing.assert_allclose(found[..., :29], expected, rtol=1e-4, atol=1e-5)
 
 
 OPS_OF_TORCH = {
     "grouped queries": lambda t, x: t.nn.functional.scaled_dot_product_attention(
-        x.view(2, 4, 3, 2), x[:, :6].reshape(2, 2, 3, 2), x[:, 6:].reshape(2, 2, 3, 2), is_causal=True, enable_gqa=True
+        x.view(2, 4, 3, 2),
+        x[:, :6].reshape(2, 2, 3, 2),
+        x[:, 6:].reshape(2, 2, 3, 2),
+        is_causal=True,
+        enable_gqa=True,
     ),
     "rms_norm": lambda t, x: t.nn.functional.rms_norm(x, (2,)),
     "layer_norm": lambda t, x: t.nn.functional.layer_norm(x, (2,)),
     "silu, clamp": lambda t, x: t.nn.functional.silu(x).clamp(-0.1, 0.2),
-    "masked": lambda t, x: x.masked_fill(t.arange(2) > 0, 3.0) + t.where(t.arange(12)[:, None] < 4, x, -1.0),
+    "masked": lambda t, x: (
+        x.masked_fill(t.arange(2) > 0, 3.0) + t.where(t.arange(12)[:, None] < 4, x, -1.0)
+    ),
     "stack": lambda t, x: t.stack([x, x * x], 1).permute(0, 2, 1, 3)[:, 2:7, 1],
-    "chunks": lambda t, x: t.cat([a / (b + 10) for a, b in zip(x.chunk(3, 1), x.split(4, 1), strict=True)], 2),
+    "chunks": lambda t, x: t.cat(
+        [a / (b + 10) for a, b in zip(x.chunk(3, 1), x.split(4, 1), strict=True)], 2
+    ),
     "means": lambda t, x: x.mean((1, 2), keepdim=True) - x.sum(1, keepdim=True) ** 3,
     "softmax": lambda t, x: x.softmax(1) + x.log_softmax(-1),
     "expand": lambda t, x: x.unsqueeze(1).expand(2, 3, 12, 2).flatten(1, 2) @ t.ones(2, 5) * 0.5,
@@ -262,14 +319,20 @@ OPS_OF_TORCH = {
     "argmax": lambda t, x: x.argmax(1),
     "argmin": lambda t, x: x.argmin(-1, keepdim=True),
     "argmax of all": lambda t, x: x.argmax(),
-    "repeats": lambda t, x: x.repeat_interleave(3, 1)[:, 5:20] + x.repeat_interleave(15, 2)[:, :1, :2],
+    "repeats": lambda t, x: (
+        x.repeat_interleave(3, 1)[:, 5:20] + x.repeat_interleave(15, 2)[:, :1, :2]
+    ),
     "in place": lambda t, x: (x * 2).div_(x + 10).mul_(x),
-    "roots": lambda t, x: (x * x + 1).rsqrt() + (x * x).sqrt() + x.tanh().sigmoid() - x.exp().reciprocal(),
+    "roots": lambda t, x: (
+        (x * x + 1).rsqrt() + (x * x).sqrt() + x.tanh().sigmoid() - x.exp().reciprocal()
+    ),
 }
 
 
 OPS_OF_TOKENS = {
-    "positions without padding": lambda t, ids: (ids.ne(1).int().cumsum(1).type_as(ids) * ids.ne(1)).long() + 1,
+    "positions without padding": lambda t, ids: (
+        (ids.ne(1).int().cumsum(1).type_as(ids) * ids.ne(1)).long() + 1
+    ),
     "padding": lambda t, ids: ids * 3 + (ids == 2).logical_not().long() - 0,
     "running sum of rows": lambda t, ids: ids.cumsum(0),
 }
@@ -312,7 +375,9 @@ def test_each_token_takes_the_weights_of_its_expert(torch):
     loss.backward()
     for degrees in (Degrees(), Degrees(data=2, zero=1), Degrees(tensor=2)):
         results = execute(distribute(step, degrees), arrays)
-        np.testing.assert_allclose(results["d_experts"], module.experts.grad.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            results["d_experts"], module.experts.grad.numpy(), rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", OPS_OF_TORCH)
@@ -333,19 +398,26 @@ def test_unknown_ops_are_all_named_in_one_line(torch):
 
     with pytest.raises(PerfModelError) as error:
         torch_program(Module(), (torch.rand(3, 2),))
-    assert re.search(r"cumprod \(1x, first at cumprod\): the IR has no .*lgamma \(1x.*import-model", str(error.value))
+    assert re.search(
+        r"cumprod \(1x, first at cumprod\): the IR has no .*lgamma \(1x.*import-model",
+        str(error.value),
+    )
     assert "\n" not in str(error.value)
 
 
 def grouped(torch, weights, rows, experts):
     """Products of sorted rows with their experts' weights."""
-    counts = torch.histc(experts.float(), weights.shape[0], 0, weights.shape[0] - 1).cumsum(0, dtype=torch.int32)
+    counts = torch.histc(experts.float(), weights.shape[0], 0, weights.shape[0] - 1).cumsum(
+        0, dtype=torch.int32
+    )
     return torch._grouped_mm(rows, weights, counts)
 
 
 SORTED_USES = {
     "results stay sorted": lambda torch, rows, order: rows.square().sum(0).max(),
-    "rows are added up in their order": lambda torch, rows, order: rows.cumsum(0)[torch.argsort(order)].sum(),
+    "rows are added up in their order": lambda torch, rows, order: rows.cumsum(0)[
+        torch.argsort(order)
+    ].sum(),
     "rows are put elsewhere": lambda torch, rows, order: rows[order].square().sum(),
 }
 
@@ -362,7 +434,9 @@ def test_sorted_rows_whose_order_counts_are_refused_in_one_line(torch, use):
             return SORTED_USES[use](torch, grouped(torch, self.experts, x[order], experts), order)
 
     inputs = (torch.randn(8, 16, dtype=torch.bfloat16), torch.randint(0, 4, (8,)))
-    with pytest.raises(PerfModelError, match=r"sort .*experts_implementation='batched_mm'") as error:
+    with pytest.raises(
+        PerfModelError, match=r"sort .*experts_implementation='batched_mm'"
+    ) as error:
         torch_program(Module(), inputs)
     assert "--input-value" in str(error.value)
     assert "\n" not in str(error.value)
@@ -371,7 +445,8 @@ def test_sorted_rows_whose_order_counts_are_refused_in_one_line(torch, use):
 @pytest.mark.parametrize("back", ["argsort", "index_put"])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_sorted_rows_that_are_put_back_are_those_of_each_expert(torch, back, transposed):
-    """Four experts, two for each of six tokens, with a bias for each expert and a gate for each row."""
+    """Four experts, two for each of six tokens, with a bias for each expert and a gate for each
+    row."""
 
     class Module(torch.nn.Module):
         def __init__(self) -> None:
@@ -433,8 +508,12 @@ def test_sources_that_are_none(source, says):
 
 
 def test_a_catalog_model_has_the_parameters_of_the_catalog():
-    program = read_program("gpt2-1.6b", SourceSettings(batch=2, seq_len=8, mode="inference", dtype="fp16"))
-    assert sum(prod(w.shape) for w in program.inputs_of("parameter")) == pytest.approx(1.3e9, rel=0.3)
+    program = read_program(
+        "gpt2-1.6b", SourceSettings(batch=2, seq_len=8, mode="inference", dtype="fp16")
+    )
+    assert sum(prod(w.shape) for w in program.inputs_of("parameter")) == pytest.approx(
+        1.3e9, rel=0.3
+    )
 
 
 def test_values_on_the_command_line(tmp_path):

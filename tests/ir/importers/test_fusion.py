@@ -16,7 +16,11 @@ def traffic(fn, *args):
 
 
 @given(
-    st.lists(st.sampled_from([jnp.sin, jnp.tanh, jnp.abs, jnp.negative, lambda x: x * 2 + 1]), min_size=1, max_size=9)
+    st.lists(
+        st.sampled_from([jnp.sin, jnp.tanh, jnp.abs, jnp.negative, lambda x: x * 2 + 1]),
+        min_size=1,
+        max_size=9,
+    )
 )
 def test_a_chain_reads_once_and_writes_once(steps):
     def chain(x):

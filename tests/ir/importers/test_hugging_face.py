@@ -1,4 +1,5 @@
-"""Public architectures as programs: read by three exporters, trained, distributed and run as the original computes.
+"""Public architectures as programs: read by three exporters, trained, distributed and run as the
+original computes.
 
 The whole list is the slow part; five of its kinds are in every run of the tests.
 """
@@ -25,12 +26,20 @@ from perfmodel.ir.program_search import search_programs
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAST = ("gpt2", "llama", "bert", "vit", "t5")
 ALL_AT_ONCE = "dp=2,tp=2,pp=2,micro_batches=2,zero=1"
-LAYOUTS = ("dp=2,zero=3", "tp=2,sequence_parallel=true", "pp=2,micro_batches=2,checkpoint=true", "dp=4")
+LAYOUTS = (
+    "dp=2,zero=3",
+    "tp=2,sequence_parallel=true",
+    "pp=2,micro_batches=2,checkpoint=true",
+    "dp=4",
+)
 
 
 def fast_ones(*fast: str) -> list[Any]:
     """All architectures, of which all but some are slow."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+    return [
+        name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,9 @@ def require_gradients_of(model: Made, results: dict[str, np.ndarray]) -> None:
         gradient = parameter.grad.numpy()
         # Some gradients are zero but for rounding, as those of biases of keys.
         atol = 1e-3 * np.abs(gradient).max() + 1e-6
-        np.testing.assert_allclose(results[f"d_{name}"], gradient, rtol=1e-3, atol=atol, err_msg=name)
+        np.testing.assert_allclose(
+            results[f"d_{name}"], gradient, rtol=1e-3, atol=atol, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(
@@ -80,12 +91,16 @@ def require_gradients_of(model: Made, results: dict[str, np.ndarray]) -> None:
     [
         *(pytest.param(name, (ALL_AT_ONCE,), id=name) for name in FAST),
         *(
-            pytest.param(name, (ALL_AT_ONCE, *LAYOUTS), id=f"{name}-everyhow", marks=pytest.mark.slow)
+            pytest.param(
+                name, (ALL_AT_ONCE, *LAYOUTS), id=f"{name}-everyhow", marks=pytest.mark.slow
+            )
             for name in ARCHITECTURES
         ),
     ],
 )
-def test_it_trains_as_the_original(torch: Any, transformers: Any, name: str, texts: tuple[str, ...]) -> None:
+def test_it_trains_as_the_original(
+    torch: Any, transformers: Any, name: str, texts: tuple[str, ...]
+) -> None:
     model = made(torch, transformers, name)
     step = training_step(as_program(torch, model, name))
     arrays = model.arrays
@@ -96,13 +111,18 @@ def test_it_trains_as_the_original(torch: Any, transformers: Any, name: str, tex
         distributed = execute(distribute(step, Degrees.parse(text)), arrays)
         for key, value in results.items():
             atol = 1e-3 * np.abs(value).max() + 1e-6
-            np.testing.assert_allclose(distributed[key], value, rtol=1e-3, atol=atol, err_msg=f"{text}: {key}")
+            np.testing.assert_allclose(
+                distributed[key], value, rtol=1e-3, atol=atol, err_msg=f"{text}: {key}"
+            )
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "mixtral" else pytest.param(name, marks=pytest.mark.slow) for name in SORTED]
+    "name",
+    [name if name == "mixtral" else pytest.param(name, marks=pytest.mark.slow) for name in SORTED],
 )
-def test_mixtures_that_sort_their_tokens_train_as_the_original(torch: Any, transformers: Any, name: str) -> None:
+def test_mixtures_that_sort_their_tokens_train_as_the_original(
+    torch: Any, transformers: Any, name: str
+) -> None:
     """Each token takes the weights of its expert instead."""
     model = make(torch, transformers, SORTED[name])
     export = exported(torch, model)
@@ -126,7 +146,8 @@ def test_layers_that_are_one_fill_no_pipeline(torch: Any, transformers: Any) -> 
 
 
 class LossAlone:
-    """The module that returns nothing but the loss, as ONNX's exporters want it: called with what has names."""
+    """The module that returns nothing but the loss, as ONNX's exporters want it: called with what
+    has names."""
 
     def __new__(cls, torch: Any, model: Made) -> Any:
         class Module(torch.nn.Module):
@@ -143,8 +164,12 @@ class LossAlone:
 def onnx_file(torch: Any, model: Made, *, dynamo: bool) -> Any:
     module, inputs = LossAlone(torch, model), tuple(model.inputs.values())
     buffer = io.BytesIO()
-    options: dict[str, Any] = {"dynamo": True, "verbose": False} if dynamo else {"dynamo": False, "opset_version": 17}
-    written = torch.onnx.export(module, inputs, None if dynamo else buffer, input_names=list(model.inputs), **options)
+    options: dict[str, Any] = (
+        {"dynamo": True, "verbose": False} if dynamo else {"dynamo": False, "opset_version": 17}
+    )
+    written = torch.onnx.export(
+        module, inputs, None if dynamo else buffer, input_names=list(model.inputs), **options
+    )
     import onnx
 
     return written.model_proto if dynamo else onnx.load_from_string(buffer.getvalue())
@@ -157,16 +182,20 @@ def weights_of(program: Program, graph: Any) -> dict[str, np.ndarray]:
     labels = {tensor.name for tensor in program.inputs}
     arrays = {}
     for tensor in graph.graph.initializer:
-        label = "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in tensor.name)
+        label = "".join(
+            letter if letter.isalnum() or letter in "_." else "_" for letter in tensor.name
+        )
         if label in labels:
             arrays[label] = onnx.numpy_helper.to_array(tensor)
     return arrays
 
 
 NOT_BY_TORCHSCRIPT = ("whisper",)
-"""torch's older exporter cannot write `aten::diff`, by which packed sequences are told apart without a mask."""
+"""torch's older exporter cannot write `aten::diff`, by which packed sequences are told apart
+without a mask."""
 ONE_LAYER_BY_TORCHSCRIPT = ("resnet",)
-"""Its files keep no names of the modules that repeat, so the whole network is one layer, which no pipeline divides."""
+"""Its files keep no names of the modules that repeat, so the whole network is one layer, which no
+pipeline divides."""
 NOT_BY_DYNAMO = ("t5", "swin")
 """torch's newer exporter fails to decompose them."""
 
@@ -184,7 +213,9 @@ NOT_BY_DYNAMO = ("t5", "swin")
         ),
     ],
 )
-def test_onnx_computes_what_the_original_does(torch: Any, transformers: Any, name: str, dynamo: bool) -> None:
+def test_onnx_computes_what_the_original_does(
+    torch: Any, transformers: Any, name: str, dynamo: bool
+) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed (extra: zoo)")
     if name in (NOT_BY_DYNAMO if dynamo else NOT_BY_TORCHSCRIPT):
         pytest.skip("torch cannot export it to ONNX in this way")
@@ -194,14 +225,18 @@ def test_onnx_computes_what_the_original_does(torch: Any, transformers: Any, nam
     arrays = weights_of(program, graph) | {n: t.numpy() for n, t in model.inputs.items()}
     expected = model.loss().item()
     pipelined = dynamo or name not in ONE_LAYER_BY_TORCHSCRIPT
-    distributed = layouts(ARCHITECTURES[name], ("dp=2,tp=2,pp=2,micro_batches=2",)) if pipelined else ()
+    distributed = (
+        layouts(ARCHITECTURES[name], ("dp=2,tp=2,pp=2,micro_batches=2",)) if pipelined else ()
+    )
     for text in ("dp=1", *distributed):
         (loss,) = execute(distribute(program, Degrees.parse(text)), arrays).values()
         np.testing.assert_allclose(loss, expected, rtol=1e-4, err_msg=text)
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
-def test_a_saved_export_is_the_module(torch: Any, transformers: Any, name: str, tmp_path: Path) -> None:
+def test_a_saved_export_is_the_module(
+    torch: Any, transformers: Any, name: str, tmp_path: Path
+) -> None:
     model = made(torch, transformers, name)
     path = tmp_path / "model.pt2"
     torch.export.save(exported(torch, model), path)
@@ -216,9 +251,13 @@ def test_a_saved_export_is_the_module(torch: Any, transformers: Any, name: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["dp=2,zero=3", "tp=2,sequence_parallel=true", "dp=2,pp=2,micro_batches=2"])
+@pytest.mark.parametrize(
+    "layout", ["dp=2,zero=3", "tp=2,sequence_parallel=true", "dp=2,pp=2,micro_batches=2"]
+)
 @pytest.mark.parametrize("name", FAST)
-def test_real_ranks_compute_what_the_original_does(torch: Any, transformers: Any, name: str, layout: str) -> None:
+def test_real_ranks_compute_what_the_original_does(
+    torch: Any, transformers: Any, name: str, layout: str
+) -> None:
     model = made(torch, transformers, name)
     program = distribute(training_step(as_program(torch, model, name)), Degrees.parse(layout))
     results = run(program, model.arrays, repeats=1).outputs

@@ -1,4 +1,5 @@
-"""Vision models as programs: a ResNet from `torch.export` and from ONNX, its numbers, gradients and distribution."""
+"""Vision models as programs: a ResNet from `torch.export` and from ONNX, its numbers, gradients and
+distribution."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,13 @@ from perfmodel.catalog import cluster
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ir import Program
 from perfmodel.ir.distribute import Degrees, distribute
-from perfmodel.ir.execution import cluster_timer, execute, program_structure, random_inputs, simulate
+from perfmodel.ir.execution import (
+    cluster_timer,
+    execute,
+    program_structure,
+    random_inputs,
+    simulate,
+)
 from perfmodel.ir.importers import onnx_program, torch_program
 from perfmodel.ir.models import training_step
 
@@ -21,7 +28,8 @@ def torch():
 
 @pytest.fixture(scope="module")
 def resnet(torch):
-    """Stem with pooling, two stacks of a block each, the second with a projection, mean, classifier; in evaluation."""
+    """Stem with pooling, two stacks of a block each, the second with a projection, mean,
+    classifier; in evaluation."""
     nn = torch.nn
 
     class Block(nn.Module):
@@ -34,7 +42,9 @@ def resnet(torch):
             self.relu = nn.ReLU(inplace=True)
             self.down = None
             if stride > 1:
-                self.down = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+                self.down = nn.Sequential(
+                    nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)
+                )
 
         def forward(self, x):
             y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -138,9 +148,13 @@ def test_training_batch_norm_is_synchronised_by_replicas_and_refused_for_micro_b
 @pytest.mark.parametrize("layer", ["GroupNorm(2, 4)", "InstanceNorm2d(4, affine=True)", "AvgPool2d(2, 2, 1)",
                                    "AdaptiveAvgPool2d(2)", "MaxPool2d(2)", "Conv2d(4, 4, 3, groups=2)"])  # fmt: skip
 def test_layers_of_vision_models_compute_what_torch_does(torch, layer):
-    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), eval(f"torch.nn.{layer}", {"torch": torch})).double()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 4, 1), eval(f"torch.nn.{layer}", {"torch": torch})
+    ).double()
     x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
-    (found,) = execute(torch_program(model, (x,)), {**weights_of(model), "input": x.numpy()}).values()
+    (found,) = execute(
+        torch_program(model, (x,)), {**weights_of(model), "input": x.numpy()}
+    ).values()
     np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
@@ -156,7 +170,8 @@ def test_what_convolutions_cannot_do_is_named(torch):
 
 
 def onnx_resnet(onnx):
-    """A residual block of ONNX: Conv, BatchNormalization, MaxPool, Add, GlobalAveragePool, Flatten, Gemm."""
+    """A residual block of ONNX: Conv, BatchNormalization, MaxPool, Add, GlobalAveragePool, Flatten,
+    Gemm."""
     h, rng = onnx.helper, np.random.default_rng(0)
     tensors, nodes = [], []
 
@@ -171,16 +186,35 @@ def onnx_resnet(onnx):
         return name
 
     def normed(x, name, n):
-        return op("BatchNormalization", x, *(weight(f"{name}.{part}", n) for part in ("gain", "shift", "mean", "var")))
+        return op(
+            "BatchNormalization",
+            x,
+            *(weight(f"{name}.{part}", n) for part in ("gain", "shift", "mean", "var")),
+        )
 
-    x = normed(op("Conv", "x", weight("conv1", CHANNELS, 2, 3, 3), pads=[1] * 4, strides=[1, 1]), "bn1", CHANNELS)
+    x = normed(
+        op("Conv", "x", weight("conv1", CHANNELS, 2, 3, 3), pads=[1] * 4, strides=[1, 1]),
+        "bn1",
+        CHANNELS,
+    )
     x = op("MaxPool", op("Relu", x), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    y = op("Conv", x, weight("conv2", CHANNELS, CHANNELS, 3, 3), weight("conv2.bias", CHANNELS), pads=[1] * 4)
+    y = op(
+        "Conv",
+        x,
+        weight("conv2", CHANNELS, CHANNELS, 3, 3),
+        weight("conv2.bias", CHANNELS),
+        pads=[1] * 4,
+    )
     x = op("Relu", op("Add", normed(y, "bn2", CHANNELS), x))
-    x = op("Flatten", op("GlobalAveragePool", op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])))
+    x = op(
+        "Flatten",
+        op("GlobalAveragePool", op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])),
+    )
     op("Gemm", x, weight("fc", CLASSES, CHANNELS), weight("fc.bias", CLASSES), transB=1)
     value = h.make_tensor_value_info("x", 1, ["batch", 2, SIZE, SIZE])
-    graph = h.make_graph(nodes, "resnet", [value], [h.make_tensor_value_info(nodes[-1].output[0], 1, None)], tensors)
+    graph = h.make_graph(
+        nodes, "resnet", [value], [h.make_tensor_value_info(nodes[-1].output[0], 1, None)], tensors
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 15)])
 
 
@@ -194,7 +228,9 @@ def test_resnet_of_onnx_computes_what_onnx_s_reference_does():
     expected = np.asarray(ReferenceEvaluator(model).run(None, {"x": x})[0])
     names = {w.name for w in program.inputs_of("parameter")}
     assert not [name for name in names if name.endswith((".mean", ".var"))]
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in names} | {"x": x}
+    arrays = {
+        t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in names
+    } | {"x": x}
     for degrees in (Degrees(), Degrees(data=2), Degrees(tensor=2)):
         (found,) = execute(distribute(program, degrees), arrays).values()
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)

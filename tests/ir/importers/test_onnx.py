@@ -1,4 +1,5 @@
-"""ONNX graphs: products, convolutions, attention, chains, shapes computed in the graph, bad input."""
+"""ONNX graphs: products, convolutions, attention, chains, shapes computed in the graph, bad
+input."""
 
 import sys
 from math import prod
@@ -65,7 +66,8 @@ def test_a_small_network(h):
 
 
 def test_what_follows_from_weights_alone_is_computed_once(h):
-    """ONNX Runtime folds it when it loads the model; data that meet a folded weight still cost what they do."""
+    """ONNX Runtime folds it when it loads the model; data that meet a folded weight still cost what
+    they do."""
     nodes = [
         h.make_node("Cast", ["w"], ["w64"], to=11),
         h.make_node("Cast", ["w64"], ["w32"], to=FLOAT),
@@ -94,7 +96,11 @@ def test_convolution_and_attention(h):
     net.opset_import[0].version = 23
     ops = {k.op.family: k.op for k in read_onnx(net).kernels}
     assert (ops["conv"].h_out, ops["conv"].groups, ops["conv"].stride_h) == (5, 2, 2)
-    assert (ops["attention"].heads, ops["attention"].head_dim, ops["attention"].causal) == (3, 16, True)
+    assert (ops["attention"].heads, ops["attention"].head_dim, ops["attention"].causal) == (
+        3,
+        16,
+        True,
+    )
     net = model(h, nodes, inputs, ["c", "n"], [("k", (6, 2, 3, 3))])
     net.opset_import[0].version = 23
     with pytest.raises(PerfModelError, match="depends on data"):
@@ -115,6 +121,8 @@ def test_bad_models(h, tmp_path):
     path.write_bytes(b"no model")
     with pytest.raises(PerfModelError, match=r"broken\.onnx: not a readable ONNX model"):
         read_onnx(path)
-    strange = model(h, [h.make_node("Foo", ["x"], ["y"], domain="mine")], [("x", FLOAT, (2, 2))], ["y"])
+    strange = model(
+        h, [h.make_node("Foo", ["x"], ["y"], domain="mine")], [("x", FLOAT, (2, 2))], ["y"]
+    )
     with pytest.raises(PerfModelError, match="Foo"):
         read_onnx(strange)

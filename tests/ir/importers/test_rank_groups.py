@@ -15,7 +15,12 @@ from perfmodel.ir.importers import CollectiveRow, OpTable, axis_groups, parse_gr
 def test_notations_agree():
     rows = ((0, 1, 2, 3), (4, 5, 6, 7))
     columns = ((0, 4), (1, 5), (2, 6), (3, 7))
-    for text in ("{{0,1,2,3},{4,5,6,7}}", "[2,4]<=[8]", "mesh['a'=2,'b'=4] {'b'}", "mesh['a'=8] {'a':(2)4}"):
+    for text in (
+        "{{0,1,2,3},{4,5,6,7}}",
+        "[2,4]<=[8]",
+        "mesh['a'=2,'b'=4] {'b'}",
+        "mesh['a'=8] {'a':(2)4}",
+    ):
         assert parse_groups(text, 8) == rows
     for text in ("{{0,4},{1,5},{2,6},{3,7}}", "[4,2]<=[2,4]T(1,0)", "mesh['a'=2,'b'=4] {'a'}", "mesh['a'=8] {'a':(1)2}",
                  "mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)) {'a'}",
@@ -63,7 +68,9 @@ def test_groups_on_a_cluster_of_nodes_of_eight():
 def test_collectives_wait_for_their_ranks_as_in_predictions():
     """Networks that add a latency per rank of a ring add it to imported collectives too."""
     here = cluster("aws-p4d")
-    without = replace(here, levels=tuple(replace(level, rank_latency_s=0.0) for level in here.levels))
+    without = replace(
+        here, levels=tuple(replace(level, rank_latency_s=0.0) for level in here.levels)
+    )
     row = CollectiveRow("all_reduce", 1e8, (tuple(range(16)),), "bf16", "x")
     table = OpTable(name="reduction", kernels=(), collectives=(row,), n_devices=16)
     times = [table.predict(where).collective_time_s for where in (here, without)]

@@ -1,4 +1,5 @@
-"""One rank of a tensor-parallel module of PyTorch as the program of all ranks: numbers, time, what is refused."""
+"""One rank of a tensor-parallel module of PyTorch as the program of all ranks: numbers, time, what
+is refused."""
 
 import warnings
 from collections import Counter
@@ -32,7 +33,8 @@ RANKS, SEQ, BATCH, HIDDEN, HEADS = 2, 6, 2, 16, 4
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    """Torch, in a world of two ranks of which this process is the first; its collectives do nothing."""
+    """Torch, in a world of two ranks of which this process is the first; its collectives do
+    nothing."""
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=RANKS)
@@ -41,7 +43,8 @@ def torch() -> Iterator[Any]:
 
 
 def mappings(torch: Any) -> tuple[Any, Any, Any]:
-    """Megatron-LM's functions between parallel regions, as megatron/core/tensor_parallel/mappings.py has them."""
+    """Megatron-LM's functions between parallel regions, as
+    megatron/core/tensor_parallel/mappings.py has them."""
 
     class Reduce(torch.autograd.Function):
         @staticmethod
@@ -53,7 +56,9 @@ def mappings(torch: Any) -> tuple[Any, Any, Any]:
     class Gather(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
-            gathered = torch.empty([x.shape[0] * RANKS, *x.shape[1:]], dtype=x.dtype, device=x.device)
+            gathered = torch.empty(
+                [x.shape[0] * RANKS, *x.shape[1:]], dtype=x.dtype, device=x.device
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # new names in torch 2.13
                 torch.distributed.all_gather_into_tensor(gathered, x.contiguous())
@@ -72,7 +77,8 @@ def mappings(torch: Any) -> tuple[Any, Any, Any]:
 
 
 def stage(torch: Any, ranks: int, *, sequence_parallel: bool = False) -> Any:
-    """A layer as Megatron-LM writes it: columns of the first products and rows of the second ones on every rank."""
+    """A layer as Megatron-LM writes it: columns of the first products and rows of the second ones
+    on every rank."""
     nn, f = torch.nn, torch.nn.functional
     reduce, gather, reduce_scatter = mappings(torch)
     torch.manual_seed(0)
@@ -109,8 +115,14 @@ def stage(torch: Any, ranks: int, *, sequence_parallel: bool = False) -> Any:
         def forward(self, x: Any) -> Any:
             h = before(self.norm(x))
             q, k, v = f.linear(h, self.qkv, self.qkv_bias).chunk(3, -1)
-            q, k, v = (y.view(SEQ, BATCH, HEADS // ranks, -1).permute(1, 2, 0, 3) for y in (q, k, v))
-            h = f.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
+            q, k, v = (
+                y.view(SEQ, BATCH, HEADS // ranks, -1).permute(1, 2, 0, 3) for y in (q, k, v)
+            )
+            h = (
+                f.scaled_dot_product_attention(q, k, v, is_causal=True)
+                .permute(2, 0, 1, 3)
+                .flatten(2)
+            )
             x = x + after(f.linear(h, self.proj)) + self.proj_bias
             h = before(self.norm(x))
             return x + after(f.linear(f.gelu(f.linear(h, self.up)), self.down))
@@ -120,7 +132,9 @@ def stage(torch: Any, ranks: int, *, sequence_parallel: bool = False) -> Any:
 
 def whole_inputs(torch: Any) -> dict[str, np.ndarray]:
     arrays = {name: value.detach().numpy() for name, value in stage(torch, 1).named_parameters()}
-    return arrays | {"x": np.random.default_rng(1).standard_normal((SEQ, BATCH, HIDDEN)).astype(np.float32)}
+    return arrays | {
+        "x": np.random.default_rng(1).standard_normal((SEQ, BATCH, HIDDEN)).astype(np.float32)
+    }
 
 
 def whole_module(torch: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -163,7 +177,9 @@ def trained(torch: Any, *, sequence_parallel: bool = False) -> tuple[Program, in
     return step, sum(OPS[i.op].collective for i in forward.function.instructions)
 
 
-def assert_trains(torch: Any, arrays: dict[str, np.ndarray], results: dict[str, np.ndarray]) -> None:
+def assert_trains(
+    torch: Any, arrays: dict[str, np.ndarray], results: dict[str, np.ndarray]
+) -> None:
     """The step's loss, gradients and new parameters are those of the whole module, by torch."""
     module = whole_module(torch, arrays)
     loss = module(torch.from_numpy(arrays["x"])).square().mean()
@@ -174,7 +190,9 @@ def assert_trains(torch: Any, arrays: dict[str, np.ndarray], results: dict[str, 
             by_product = gradient.reshape(3, RANKS, HIDDEN // RANKS, -1)
             gradient = by_product.swapaxes(0, 1).reshape(gradient.shape)
         np.testing.assert_allclose(results.pop(f"d_{name}"), gradient, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(results.pop(name), arrays[name] - 0.1 * gradient, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            results.pop(name), arrays[name] - 0.1 * gradient, rtol=1e-3, atol=1e-5
+        )
     (loss_of_ranks,) = results.values()
     assert loss_of_ranks == pytest.approx(float(loss.detach()), rel=1e-4)
 
@@ -192,8 +210,11 @@ def program(torch: Any) -> Program:
     columns=st.integers(1, 3),
     slices=st.booleans(),
 )
-def test_rows_of_a_weight_on_many_ranks(ranks: int, rows: int, inner: int, columns: int, slices: bool) -> None:
-    """x w is the sum over ranks of columns of x times rows of w, on all of them or a slice on each."""
+def test_rows_of_a_weight_on_many_ranks(
+    ranks: int, rows: int, inner: int, columns: int, slices: bool
+) -> None:
+    """x w is the sum over ranks of columns of x times rows of w, on all of them or a slice on
+    each."""
     collective = "reduce_scatter" if slices else "all_reduce"
     axis = "axis=0, " if slices else ""
     text = f"""func @f(%x: fp64[{rows * ranks}, {inner}] @0, %w: fp64[{inner}, {columns}] @0) {{
@@ -209,24 +230,32 @@ def test_rows_of_a_weight_on_many_ranks(ranks: int, rows: int, inner: int, colum
     np.testing.assert_allclose(found, arrays["x"] @ arrays["w"], rtol=1e-12)
 
 
-def test_all_ranks_together_compute_what_the_whole_module_does(torch: Any, program: Program) -> None:
+def test_all_ranks_together_compute_what_the_whole_module_does(
+    torch: Any, program: Program
+) -> None:
     assert program.n_devices == RANKS
     shapes = {tensor.name: tensor.shape for tensor in program.inputs}
     arrays = whole_inputs(torch)
     assert shapes == {name: array.shape for name, array in arrays.items()}
     (found,) = execute(program, arrays).values()
     np.testing.assert_allclose(found, expected(torch, arrays), rtol=1e-4, atol=1e-5)
-    assert execute(parse_program(to_text(program)), arrays).keys() == execute(program, arrays).keys()
+    assert (
+        execute(parse_program(to_text(program)), arrays).keys() == execute(program, arrays).keys()
+    )
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_all_ranks_together_train_as_the_whole_module_does(torch: Any, sequence_parallel: bool) -> None:
-    """A backward pass has as many collectives of activations as the forward pass (Shoeybi et al. 2019; Korthikanti et
-    al. 2022), but that the gradient by the layer's input is not asked for; slices of the sequence add one for each
-    parameter that all ranks hold."""
+def test_all_ranks_together_train_as_the_whole_module_does(
+    torch: Any, sequence_parallel: bool
+) -> None:
+    """A backward pass has as many collectives of activations as the forward pass (Shoeybi et al.
+    2019; Korthikanti et al. 2022), but that the gradient by the layer's input is not asked for;
+    slices of the sequence add one for each parameter that all ranks hold."""
     step, of_forward = trained(torch, sequence_parallel=sequence_parallel)
     arrays = whole_inputs(torch)
-    backward = [i for i in step.function.instructions if i.tag.phase == "backward" and OPS[i.op].collective]
+    backward = [
+        i for i in step.function.instructions if i.tag.phase == "backward" and OPS[i.op].collective
+    ]
     alike = 3 if sequence_parallel else 0
     assert len(backward) == of_forward + alike
     assert_trains(torch, arrays, execute(step, arrays))
@@ -239,7 +268,8 @@ def communication(program: Program) -> Counter[tuple[str, str, tuple[int, ...]]]
 
 
 def test_trained_ranks_do_what_the_distributed_whole_does(torch: Any) -> None:
-    """Read from one rank's module or made by the transform of a whole one, a tensor-parallel step is the same work."""
+    """Read from one rank's module or made by the transform of a whole one, a tensor-parallel step
+    is the same work."""
     of_ranks, _ = trained(torch)
     whole = stage(torch, 1)
 
@@ -276,11 +306,19 @@ def test_real_ranks_compute_it_too(torch: Any, program: Program) -> None:
 
 
 def test_ranks_that_hold_slices_of_the_sequence(torch: Any) -> None:
-    """Megatron's sequence parallelism: all-gathers before the first products, reduce-scatters after the second."""
-    module, x = stage(torch, RANKS, sequence_parallel=True), torch.zeros(SEQ // RANKS, BATCH, HIDDEN)
+    """Megatron's sequence parallelism: all-gathers before the first products, reduce-scatters after
+    the second."""
+    module, x = (
+        stage(torch, RANKS, sequence_parallel=True),
+        torch.zeros(SEQ // RANKS, BATCH, HIDDEN),
+    )
     (output,) = torch_program(module, (x,), ranks=RANKS).outputs
     program = rank_program(module, (x,), ranks=RANKS, sharded={"x": 0, output.name: 0})
-    kinds = [i.op for i in program.function.instructions if i.op in ("all_gather", "reduce_scatter", "all_reduce")]
+    kinds = [
+        i.op
+        for i in program.function.instructions
+        if i.op in ("all_gather", "reduce_scatter", "all_reduce")
+    ]
     assert kinds == ["all_gather", "reduce_scatter"] * 2
     arrays = whole_inputs(torch)
     (found,) = execute(program, arrays).values()
@@ -293,11 +331,27 @@ def joined(x: np.ndarray, axis: int) -> np.ndarray:
 
 FUNCTIONAL = {
     "sum": (lambda c, x, world: c.all_reduce(x, "sum", world), None, lambda x: x[:4] + x[4:]),
-    "mean": (lambda c, x, world: c.all_reduce(x, "avg", world), None, lambda x: (x[:4] + x[4:]) / 2),
-    "maximum": (lambda c, x, world: c.all_reduce(x, "max", world), None, lambda x: np.maximum(x[:4], x[4:])),
+    "mean": (
+        lambda c, x, world: c.all_reduce(x, "avg", world),
+        None,
+        lambda x: (x[:4] + x[4:]) / 2,
+    ),
+    "maximum": (
+        lambda c, x, world: c.all_reduce(x, "max", world),
+        None,
+        lambda x: np.maximum(x[:4], x[4:]),
+    ),
     "gather": (lambda c, x, world: c.all_gather_tensor(x, 0, world), None, lambda x: x),
-    "gather, last axis": (lambda c, x, world: c.all_gather_tensor(x, 1, world), None, lambda x: joined(x, 1)),
-    "scatter": (lambda c, x, world: c.reduce_scatter_tensor(x, "sum", 0, world), 0, lambda x: x[:4] + x[4:]),
+    "gather, last axis": (
+        lambda c, x, world: c.all_gather_tensor(x, 1, world),
+        None,
+        lambda x: joined(x, 1),
+    ),
+    "scatter": (
+        lambda c, x, world: c.reduce_scatter_tensor(x, "sum", 0, world),
+        0,
+        lambda x: x[:4] + x[4:],
+    ),
     "scatter, last axis": (
         lambda c, x, world: c.reduce_scatter_tensor(x, "sum", 1, world),
         1,
@@ -309,7 +363,8 @@ FUNCTIONAL = {
         lambda x: np.concatenate([x[:2], x[4:6], x[2:4], x[6:]]),
     ),
 }
-"""Collective of a rank's slice, axis along which ranks hold the result (None: all of it), and the whole of it."""
+"""Collective of a rank's slice, axis along which ranks hold the result (None: all of it), and the
+whole of it."""
 
 
 @pytest.mark.parametrize("kind", FUNCTIONAL)
@@ -318,7 +373,9 @@ def test_functional_collectives(torch: Any, kind: str) -> None:
 
     class Module(torch.nn.Module):
         def forward(self, x: Any) -> Any:
-            return collective(torch.distributed._functional_collectives, x, torch.distributed.group.WORLD)
+            return collective(
+                torch.distributed._functional_collectives, x, torch.distributed.group.WORLD
+            )
 
     part = torch.zeros(4, 6)
     (output,) = torch_program(Module(), (part,), ranks=RANKS).outputs
@@ -357,7 +414,9 @@ def test_what_is_no_module_of_all_ranks_is_refused(torch: Any) -> None:
     advice = r"_c10d_functional::all_reduce \(1x.*rank_program, and give the number of ranks"
     with pytest.raises(PerfModelError, match=advice):
         torch_program(stage(torch, RANKS), (x,))
-    with pytest.raises(PerfModelError, match="needs at least 2 ranks, got ranks=1; use torch_program"):
+    with pytest.raises(
+        PerfModelError, match="needs at least 2 ranks, got ranks=1; use torch_program"
+    ):
         rank_program(stage(torch, 1), (x,), ranks=1)
     module = stage(torch, RANKS, sequence_parallel=True)
     with pytest.raises(PerfModelError, match="a collective of 2 of the 4 ranks"):

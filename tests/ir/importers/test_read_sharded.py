@@ -1,4 +1,5 @@
-"""Partitioned modules: every collective with bytes and group, and the bytes that a `Layout` predicts."""
+"""Partitioned modules: every collective with bytes and group, and the bytes that a `Layout`
+predicts."""
 
 import re
 from collections import Counter
@@ -42,7 +43,9 @@ def test_a_layout_predicts_the_bytes_that_gspmd_emits(fake_devices):
     loss_bytes = 4
     assert moved[DP_GROUPS] == 4 * sum(n * block.params for block, n in parts) + loss_bytes
     phases = ("forward", "backward_input", "backward_weight")
-    assert table.matmul_flops == sum(n * matmul_flops(getattr(b, p)) for b, n in parts for p in phases)
+    assert table.matmul_flops == sum(
+        n * matmul_flops(getattr(b, p)) for b, n in parts for p in phases
+    )
 
 
 def test_flops_are_those_that_xla_counts(fake_devices):
@@ -183,13 +186,19 @@ def test_a_loop_of_unknown_length_is_named_with_its_flops(tmp_path: Path):
     [
         ("func.func @main()", "not an HLO module"),
         ("HloModule m\n\nENTRY %e (x: f32[2]) -> f32[2] {\n", "pass the complete text"),
-        ("HloModule m\n\nENTRY %e () -> f32[<=4] {\n  ROOT %x = f32[<=4]{0} parameter(0)\n}\n", "line 4.*dynamic"),
+        (
+            "HloModule m\n\nENTRY %e () -> f32[<=4] {\n  ROOT %x = f32[<=4]{0} parameter(0)\n}\n",
+            "line 4.*dynamic",
+        ),
         (
             "HloModule m\n\nENTRY %e () -> f32[4] {\n  %x = f32[4]{0} parameter(0)\n"
             "  ROOT %r = f32[4]{0} all-reduce(%x), replica_groups=rows(2), to_apply=%add\n}\n",
             "HLO %r: replica groups 'rows.2.'",
         ),
-        ("HloModule m\n\nENTRY %e () -> f32[4] {\n  ROOT %x = f32[4]{0} parameter(0\n}\n", "line 4.*cannot be read"),
+        (
+            "HloModule m\n\nENTRY %e () -> f32[4] {\n  ROOT %x = f32[4]{0} parameter(0\n}\n",
+            "line 4.*cannot be read",
+        ),
     ],
 )
 def test_bad_modules(text, message):

@@ -1,4 +1,5 @@
-"""JAX functions: FLOPs against XLA's own count, loops, custom derivatives, collectives, what cannot be mapped."""
+"""JAX functions: FLOPs against XLA's own count, loops, custom derivatives, collectives, what cannot
+be mapped."""
 
 import flax_gpt
 import jax
@@ -28,7 +29,15 @@ def test_flax_training_step():
     assert table.flops == pytest.approx(compiled.cost_analysis()["flops"], rel=5e-3)
     assert table.matmul_flops == read_sharded(compiled).matmul_flops
     net = Transformer(
-        name="gpt", layers=2, hidden=128, heads=4, kv_heads=4, head_dim=32, ffn_hidden=512, vocab=512, seq_len=64
+        name="gpt",
+        layers=2,
+        hidden=128,
+        heads=4,
+        kv_heads=4,
+        head_dim=32,
+        ffn_hidden=512,
+        vocab=512,
+        seq_len=64,
     )
     assert table.matmul_flops == step_flops(net, Job(global_batch=4, seq_len=64)).total
     assert table.unmapped == ()
@@ -39,7 +48,9 @@ def test_flax_training_step():
 def test_compiled_module_counts_like_xla():
     step, args = flax_gpt.training_step(hidden=64, layers=1)
     compiled = jax.jit(step).lower(*args).compile()
-    assert read_sharded(compiled).flops == pytest.approx(compiled.cost_analysis()["flops"], rel=1e-5)
+    assert read_sharded(compiled).flops == pytest.approx(
+        compiled.cost_analysis()["flops"], rel=1e-5
+    )
 
 
 def test_prediction():
@@ -61,7 +72,11 @@ def test_scan_counts_its_body_as_often_as_it_runs():
         return x
 
     args = struct(5, 16, 16), struct(8, 16)
-    assert trace(step, *args).matmul_flops == trace(unrolled, *args).matmul_flops == 5 * 2 * 8 * 16 * 16
+    assert (
+        trace(step, *args).matmul_flops
+        == trace(unrolled, *args).matmul_flops
+        == 5 * 2 * 8 * 16 * 16
+    )
     gradient = jax.grad(lambda w, x: step(w, x).sum())
     assert trace(gradient, *args).matmul_flops == 3 * 5 * 2 * 8 * 16 * 16
 
@@ -88,15 +103,25 @@ def test_custom_derivatives_are_looked_into():
     f.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, dy: (dy @ kept[1].T, kept[0].T @ dy))
     args = struct(8, 16), struct(16, 4)
     assert trace(f, *args).matmul_flops == 2 * 8 * 16 * 4
-    assert trace(jax.grad(lambda x, w: f(x, w).sum(), argnums=(0, 1)), *args).matmul_flops == 2 * 2 * 8 * 16 * 4
+    assert (
+        trace(jax.grad(lambda x, w: f(x, w).sum(), argnums=(0, 1)), *args).matmul_flops
+        == 2 * 2 * 8 * 16 * 4
+    )
     assert trace(jax.nn.relu, struct(8, 16)).kernels[0].bytes == 2 * 8 * 16 * 4
 
 
-@pytest.mark.parametrize(("stride", "padding", "groups"), [(1, "SAME", 1), (2, "VALID", 1), (2, "SAME", 4)])
+@pytest.mark.parametrize(
+    ("stride", "padding", "groups"), [(1, "SAME", 1), (2, "VALID", 1), (2, "SAME", 4)]
+)
 def test_convolutions_count_like_xla_padding_and_holes_left_out(stride, padding, groups):
     def conv(x, w):
         return jax.lax.conv_general_dilated(
-            x, w, (stride, stride), padding, feature_group_count=groups, dimension_numbers=("NHWC", "HWIO", "NHWC")
+            x,
+            w,
+            (stride, stride),
+            padding,
+            feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
     args = struct(2, 9, 9, 8), struct(3, 3, 8 // groups, 16)
@@ -145,7 +170,9 @@ def test_what_cannot_be_mapped_is_named_with_its_share():
     assert found["cholesky"] == pytest.approx(32**3 / 3)
     assert table.matmul_flops == product
     assert table.unmapped_share == pytest.approx(sum(found.values()) / table.flops)
-    assert set(table.to_frame().query("role == 'unmapped'")["source"].str.split(":").str[0]) >= set(found)
+    assert set(table.to_frame().query("role == 'unmapped'")["source"].str.split(":").str[0]) >= set(
+        found
+    )
     assert "while" not in {u.name for u in trace(f, struct(32, 32), trip_count=7).unmapped}
     assert trace(f, struct(32, 32), trip_count=7).matmul_flops == 8 * product
 
@@ -159,7 +186,11 @@ def test_collectives_inside_shard_map():
         return jax.lax.ppermute(y, "dp", [(0, 1), (1, 0)])
 
     sharded = jax.shard_map(
-        f, mesh=mesh, in_specs=(spec("dp", "tp"), spec("tp", None)), out_specs=spec("dp", None), check_vma=False
+        f,
+        mesh=mesh,
+        in_specs=(spec("dp", "tp"), spec("tp", None)),
+        out_specs=spec("dp", None),
+        check_vma=False,
     )
     table = trace(sharded, struct(16, 32), struct(32, 8))
     assert table.matmul_flops == 2 * 8 * 8 * 8  # of one device

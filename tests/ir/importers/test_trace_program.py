@@ -18,7 +18,10 @@ BATCH, SEQ, HIDDEN, HEADS, VOCAB = 4, 6, 8, 2, 16
 
 def norm(x, p):
     centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["gain"] + p["shift"]
+    return (
+        centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["gain"]
+        + p["shift"]
+    )
 
 
 def gpt_loss(w, tokens, labels):
@@ -44,9 +47,16 @@ def gpt_weights(layers=2):
     square = (HIDDEN, HIDDEN)
     layer = {"norm1": shapes, "norm2": shapes, "q": square, "k": square, "v": square, "out": square,
              "up": (HIDDEN, 4 * HIDDEN), "bias": (4 * HIDDEN,), "down": (4 * HIDDEN, HIDDEN)}  # fmt: skip
-    tree = {"table": (VOCAB, HIDDEN), "positions": (SEQ, HIDDEN), "norm": shapes, "layers": [layer] * layers}
+    tree = {
+        "table": (VOCAB, HIDDEN),
+        "positions": (SEQ, HIDDEN),
+        "norm": shapes,
+        "layers": [layer] * layers,
+    }
     keys = iter(np.random.default_rng(0).spawn(100))
-    return jax.tree.map(lambda s: next(keys).normal(size=s) * 0.3, tree, is_leaf=lambda s: isinstance(s, tuple))
+    return jax.tree.map(
+        lambda s: next(keys).normal(size=s) * 0.3, tree, is_leaf=lambda s: isinstance(s, tuple)
+    )
 
 
 def mlp_loss(w, x, y):
@@ -63,29 +73,46 @@ def cases():
     rng = np.random.default_rng(2)
     tokens, labels = rng.integers(0, VOCAB, (2, BATCH, SEQ)).astype(np.int32)
     x, y = rng.normal(size=(2, BATCH, HIDDEN))
-    return {"gpt": (gpt_loss, gpt_weights(), tokens, labels), "mlp": (mlp_loss, mlp_weights(), x, y)}
+    return {
+        "gpt": (gpt_loss, gpt_weights(), tokens, labels),
+        "mlp": (mlp_loss, mlp_weights(), x, y),
+    }
 
 
 def named(tree):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): np.asarray(v) for path, v in leaves}
+    return {
+        ".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): np.asarray(v)
+        for path, v in leaves
+    }
 
 
 @cache
 def of_jax(name):
-    """A loss as a program, what it is called with, and its value and gradients by JAX; once for all degrees."""
+    """A loss as a program, what it is called with, and its value and gradients by JAX; once for all
+    degrees."""
     loss, weights, *data = cases()[name]
     with jax.enable_x64(True):
         program = training_step(trace_program(loss, weights, *data), Sgd(rate=0.1))
         value, gradients = jax.jit(jax.value_and_grad(loss))(weights, *data)
         inputs = named(weights) | {f"data{i}": a for i, a in enumerate(data)}
-        return program, inputs, np.asarray(value), {f"d_{n}": g for n, g in named(gradients).items()}
+        return (
+            program,
+            inputs,
+            np.asarray(value),
+            {f"d_{n}": g for n, g in named(gradients).items()},
+        )
 
 
 @pytest.mark.parametrize("name", ["gpt", "mlp"])
 @pytest.mark.parametrize(
     "degrees",
-    [Degrees(), Degrees(data=2), Degrees(pipeline=2, micro_batches=2), Degrees(data=2, pipeline=2, micro_batches=2)],
+    [
+        Degrees(),
+        Degrees(data=2),
+        Degrees(pipeline=2, micro_batches=2),
+        Degrees(data=2, pipeline=2, micro_batches=2),
+    ],
     ids=["whole", "data", "pipeline", "both"],
 )
 def test_equal_to_jax(name, degrees):
@@ -119,16 +146,24 @@ def test_tensor_parallel_by_named_axes():
         return ((x - y) ** 2).mean()
 
     rng = np.random.default_rng(3)
-    weights = [{"up": rng.normal(size=(8, 16)) / 4, "down": rng.normal(size=(16, 8)) / 4} for _ in range(2)]
+    weights = [
+        {"up": rng.normal(size=(8, 16)) / 4, "down": rng.normal(size=(16, 8)) / 4} for _ in range(2)
+    ]
     x, y = rng.normal(size=(2, 4, 8))
     axes = {f"{i}.{name}": axis for i in range(2) for name, axis in (("up", 1), ("down", 0))}
     with jax.enable_x64(True):
-        program = distribute(training_step(trace_program(loss, weights, x, y, tensor_axis=axes)), Degrees(tensor=2))
+        program = distribute(
+            training_step(trace_program(loss, weights, x, y, tensor_axis=axes)), Degrees(tensor=2)
+        )
         results = execute(program, named(weights) | {"data0": x, "data1": y})
         gradients = named(jax.jit(jax.grad(loss))(weights, x, y))
     for key, gradient in gradients.items():
-        np.testing.assert_allclose(results[f"d_{key}"], gradient, rtol=1e-10, atol=1e-13, err_msg=key)
-    reductions = [i for i in program.function.instructions if i.op == "all_reduce" and i.tag.phase != "update"]
+        np.testing.assert_allclose(
+            results[f"d_{key}"], gradient, rtol=1e-10, atol=1e-13, err_msg=key
+        )
+    reductions = [
+        i for i in program.function.instructions if i.op == "all_reduce" and i.tag.phase != "update"
+    ]
     assert len(reductions) == 2 + 1  # backward of the first layer's input is not wanted
 
 
@@ -167,7 +202,10 @@ def test_what_has_no_op_is_named_with_its_share():
     def f(x):
         return jax.lax.lgamma(x @ x.T) + jnp.sort(x @ x.T, axis=0)
 
-    refused(f, message=r"the IR cannot express lgamma \(0.00% of FLOPs.*sort \(\d+\.\d+% of FLOPs.*use trace")
+    refused(
+        f,
+        message=r"the IR cannot express lgamma \(0.00% of FLOPs.*sort \(\d+\.\d+% of FLOPs.*use trace",
+    )
 
 
 def test_wrong_gradients_are_refused():
@@ -177,32 +215,50 @@ def test_wrong_gradients_are_refused():
 
     straight_through.defvjp(lambda x: (0 * x, None), lambda _, g: (g,))
     refused(straight_through, message="custom_vjp_call")
-    refused(lambda x: x.max(-1), message="reduce_sum .* a maximum has no gradient in the IR; wrap it in stop_gradient")
+    refused(
+        lambda x: x.max(-1),
+        message="reduce_sum .* a maximum has no gradient in the IR; wrap it in stop_gradient",
+    )
     refused(jax.lax.stop_gradient, message="stop_gradient .* only for maxima")
 
 
 def test_choices_by_data_and_integer_arithmetic_are_refused():
     refused(lambda x: jnp.where(x > 1, x, 0 * x), message="gt .* no comparisons")
-    refused(lambda x, i: x[i + 1], jax.ShapeDtypeStruct((3,), jnp.int32), message="cannot compute integers")
+    refused(
+        lambda x, i: x[i + 1],
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+        message="cannot compute integers",
+    )
     refused(lambda x: x.astype(jnp.int32) + 0.5, message="cannot convert floats")
-    refused(lambda x: jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a * 2, x), message="while .* no such op")
+    refused(
+        lambda x: jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a * 2, x),
+        message="while .* no such op",
+    )
 
 
 def in_bf16(w, tokens, labels):
-    """Weights in fp32, of which the forward pass computes with copies in bf16; the loss is fp32 again."""
+    """Weights in fp32, of which the forward pass computes with copies in bf16; the loss is fp32
+    again."""
     short = jax.tree.map(lambda value: value.astype(jnp.bfloat16), w)
     return gpt_loss(short, tokens, labels).astype(jnp.float32)
 
 
 def flax_in_bf16():
-    """A flax model that computes in bf16 with weights in fp32, as `dtype=` asks for, and what it is called with."""
+    """A flax model that computes in bf16 with weights in fp32, as `dtype=` asks for, and what it is
+    called with."""
     nnx = pytest.importorskip("flax.nnx")
 
     class Net(nnx.Module):
         def __init__(self, rngs):
             short = {"rngs": rngs, "dtype": jnp.bfloat16}
-            self.tokens, self.positions = nnx.Embed(VOCAB, HIDDEN, **short), nnx.Embed(2 * SEQ, HIDDEN, **short)
-            self.norm, self.up = nnx.LayerNorm(HIDDEN, **short), nnx.Linear(HIDDEN, 2 * HIDDEN, **short)
+            self.tokens, self.positions = (
+                nnx.Embed(VOCAB, HIDDEN, **short),
+                nnx.Embed(2 * SEQ, HIDDEN, **short),
+            )
+            self.norm, self.up = (
+                nnx.LayerNorm(HIDDEN, **short),
+                nnx.Linear(HIDDEN, 2 * HIDDEN, **short),
+            )
             self.attention = nnx.MultiHeadAttention(HEADS, HIDDEN, decode=False, **short)
             self.head = nnx.Linear(2 * HIDDEN, VOCAB, use_bias=False, **short)
 
@@ -215,7 +271,9 @@ def flax_in_bf16():
 
     def loss(w, tokens, labels):
         logits = nnx.merge(graph, w)(tokens).astype(jnp.float32)
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), labels[..., None], axis=-1).mean()
+        return -jnp.take_along_axis(
+            jax.nn.log_softmax(logits, axis=-1), labels[..., None], axis=-1
+        ).mean()
 
     _, _, tokens, labels = cases()["gpt"]
     return loss, weights, tokens, labels
@@ -228,10 +286,12 @@ def plain_in_bf16():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "degrees"), [(plain_in_bf16, Degrees(data=2, micro_batches=2)), (flax_in_bf16, Degrees())]
+    ("made", "degrees"),
+    [(plain_in_bf16, Degrees(data=2, micro_batches=2)), (flax_in_bf16, Degrees())],
 )
 def test_mixed_precision_is_jax_s(made, degrees):
-    """By hand, distributed; and by flax, whole: what is short is executed kernel by kernel, which takes long."""
+    """By hand, distributed; and by flax, whole: what is short is executed kernel by kernel, which
+    takes long."""
     loss, weights, *data = made()
     step = training_step(trace_program(loss, weights, *data), Sgd(rate=0.5))
     names = [w.name for w in step.inputs_of("parameter")]

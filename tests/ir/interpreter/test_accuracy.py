@@ -29,7 +29,8 @@ def _curve(name: str, stages: int, **words: int) -> AccuracyCurve:
 
 
 def test_one_stage_trains_alike_under_schedules_without_delay() -> None:
-    """On one device PipeDream with whole mini-batches is plain gradient descent, as 1F1B in two micro-batches is."""
+    """On one device PipeDream with whole mini-batches is plain gradient descent, as 1F1B in two
+    micro-batches is."""
     one, other = _curve("1f1b", 1), _curve("pipedream", 1)
     np.testing.assert_allclose(one.accuracy, other.accuracy, atol=2e-3)
     np.testing.assert_allclose(one.time_s, other.time_s)
@@ -46,7 +47,14 @@ def test_a_pipeline_of_convolutions_learns_digits() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: bench)")
     times = PassTimes.uniform(2, 1.0, 2.0)
     curve = accuracy_curve(
-        "1f1b", times, micro_batches=2, mini_batch=32, epochs=3, learning_rate=0.2, seed=0, task=digits_task
+        "1f1b",
+        times,
+        micro_batches=2,
+        mini_batch=32,
+        epochs=3,
+        learning_rate=0.2,
+        seed=0,
+        task=digits_task,
     )
     assert curve.accuracy[-1] > 0.5  # of ten classes
 
@@ -59,22 +67,38 @@ def test_kept_weights_are_those_of_a_shorter_run() -> None:
         whole = train(name, model, model.initial(1), inputs, targets, keep_every=3, **words)
         assert sorted(whole.weights_after) == [3, 6]
         half = train(name, model, model.initial(1), inputs[:6], targets[:6], **words)
-        for kept, last in ((whole.weights_after[6], whole.params), (whole.weights_after[3], half.params)):
+        for kept, last in (
+            (whole.weights_after[6], whole.params),
+            (whole.weights_after[3], half.params),
+        ):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), kept, last)
 
 
 def test_pipedream_gets_whole_mini_batches() -> None:
     times, data = PassTimes.uniform(2, 1.0, 2.0, transfer_s=0.5), np.zeros((8, 3, 5))
     per_step, inputs, _, longer = as_mini_batches("pipedream", 4, data, data, times)
-    assert (per_step, inputs.shape, float(longer.forward_s[0]), longer.transfer_s) == (1, (2, 12, 5), 4.0, 2.0)
+    assert (per_step, inputs.shape, float(longer.forward_s[0]), longer.transfer_s) == (
+        1,
+        (2, 12, 5),
+        4.0,
+        2.0,
+    )
     for name in ("1f1b", "nf1b", "pipedream-2bw"):
         assert as_mini_batches(name, 4, data, data, times)[1] is data
 
 
 def test_spread_is_of_the_seeds_that_reach_the_target() -> None:
-    curves = [AccuracyCurve("s", np.array([2.0, 4.0]), np.array(a)) for a in ([0.5, 0.9], [0.9, 0.8], [0.1, 0.2])]
+    curves = [
+        AccuracyCurve("s", np.array([2.0, 4.0]), np.array(a))
+        for a in ([0.5, 0.9], [0.9, 0.8], [0.1, 0.2])
+    ]
     found = TimeToAccuracy.of(curves, 0.9)
-    assert (found.reached, found.epochs, found.time_s, found.last_accuracy) == (2, (1.0, 2.0), (2.0, 4.0), (0.2, 0.9))
+    assert (found.reached, found.epochs, found.time_s, found.last_accuracy) == (
+        2,
+        (1.0, 2.0),
+        (2.0, 4.0),
+        (0.2, 0.9),
+    )
     assert TimeToAccuracy.of(curves[2:], 0.9).epochs is None
 
 

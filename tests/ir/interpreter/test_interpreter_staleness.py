@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ir.interpreter import LayeredModel, mlp_model, run_schedule, teacher_data, train, training_curve
+from perfmodel.ir.interpreter import (
+    LayeredModel,
+    mlp_model,
+    run_schedule,
+    teacher_data,
+    train,
+    training_curve,
+)
 from perfmodel.schedule import PassTimes, get_schedule, weight_versions
 from perfmodel.timeline import double_precision
 
@@ -32,8 +39,9 @@ def plain_training(
     forward: Versions,
     backward: Versions,
 ) -> tuple[list[float], list[Any]]:
-    """Gradient descent one update at a time: activations made with the forward versions, gradients taken
-    layer by layer at them with the backward versions, the step added to the newest weights."""
+    """Gradient descent one update at a time: activations made with the forward versions, gradients
+    taken layer by layer at them with the backward versions, the step added to the newest
+    weights."""
     versions = [model.initial(1)]
     losses = []
     stage_of = [s for s, layers in enumerate(model.stages(stages)) for _ in layers]
@@ -49,7 +57,9 @@ def plain_training(
             gradient = [None] * len(model.layers)
             for n in reversed(range(len(model.layers))):
                 weights = versions[backward(stage_of[n], i)][n]
-                pull = jax.vjp(lambda p, v, n=n: model.layers[n].apply(p, v, ())[0], weights, inputs[n])[1]
+                pull = jax.vjp(
+                    lambda p, v, n=n: model.layers[n].apply(p, v, ())[0], weights, inputs[n]
+                )[1]
                 gradient[n], g = pull(g)
             total = gradient if total is None else jax.tree.map(np.add, total, gradient)
         versions.append(jax.tree.map(lambda w, t: w - RATE / per_update * t, versions[-1], total))
@@ -69,10 +79,13 @@ def assert_same(run, losses, params) -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_pipedream_stashes_the_version_of_the_forward(p: int) -> None:
-    """Stage s (from 0) has seen mini-batches up to i - (p - s) when i comes: p - s - 1 are between."""
+    """Stage s (from 0) has seen mini-batches up to i - (p - s) when i comes: p - s - 1 are
+    between."""
     x, y = _data(9)
     model = mlp_model(4, p)
-    run = train("pipedream", model, model.initial(1), x, y, stages=p, per_step=1, learning_rate=RATE)
+    run = train(
+        "pipedream", model, model.initial(1), x, y, stages=p, per_step=1, learning_rate=RATE
+    )
 
     def version(stage: int, i: int) -> int:
         return max(0, i - (p - 1 - stage))
@@ -85,7 +98,16 @@ def test_pipedream_stashes_the_version_of_the_forward(p: int) -> None:
 def test_vertical_sync_uses_one_version_on_all_stages(p: int) -> None:
     x, y = _data(9)
     model = mlp_model(4, p)
-    run = train("pipedream-vertical-sync", model, model.initial(1), x, y, stages=p, per_step=1, learning_rate=RATE)
+    run = train(
+        "pipedream-vertical-sync",
+        model,
+        model.initial(1),
+        x,
+        y,
+        stages=p,
+        per_step=1,
+        learning_rate=RATE,
+    )
 
     def version(stage: int, i: int) -> int:
         return max(0, i - (p - 1))
@@ -98,7 +120,9 @@ def test_2bw_is_one_update_late(p: int, m: int) -> None:
     """W(t + 1) = W(t) - rate * gradient at W(t - 1)."""
     x, y = _data(5 * m)
     model = mlp_model(4, p)
-    run = train("pipedream-2bw", model, model.initial(1), x, y, stages=p, per_step=m, learning_rate=RATE)
+    run = train(
+        "pipedream-2bw", model, model.initial(1), x, y, stages=p, per_step=m, learning_rate=RATE
+    )
 
     def version(stage: int, i: int) -> int:
         return max(0, i // m - 1)
@@ -124,7 +148,8 @@ def test_nf1b_takes_the_latest_complete_version(p: int, n: int) -> None:
 
 
 def _figure_7(workers: int, n: int, mini_batches: int) -> tuple[list[int], list[int]]:
-    """Updates complete when each micro-batch enters, and when each backward begins, worker by worker in unit slots."""
+    """Updates complete when each micro-batch enters, and when each backward begins, worker by
+    worker in unit slots."""
     done: dict[tuple[str, int, int], int] = {}
     entered, begun, slot = [], [], 0
     forwards, backwards = [0] * workers, [0] * workers
@@ -157,14 +182,18 @@ def test_curves_show_hardware_and_statistical_efficiency_together() -> None:
     y = np.stack([np.asarray(model.output(teacher, one)) for one in x])
     passes = PassTimes(np.ones(p), np.ones(p), np.ones(p))
     curves = {
-        name: training_curve(name, model, model.initial(1), x, y, passes, per_step=n, learning_rate=0.3)
+        name: training_curve(
+            name, model, model.initial(1), x, y, passes, per_step=n, learning_rate=0.3
+        )
         for name in ("1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b", "nf1b:8")
     }
     for name, curve in curves.items():
         assert (np.diff(curve.time_s) > 0).all()
         assert curve.loss[-1] < curve.loss[0]
         assert len(curve.to_frame()) == len(curve.loss)
-        late = get_schedule(name).asynchronous and name != "nf1b"  # which is bounded to what the paper's figure has
+        late = (
+            get_schedule(name).asynchronous and name != "nf1b"
+        )  # which is bounded to what the paper's figure has
         assert (curve.version_difference > 1).any() == late
     # the same losses, sooner; and fewer seconds per update without flushes
     np.testing.assert_allclose(curves["zb-h1"].loss, curves["1f1b"].loss, rtol=1e-9)
@@ -179,8 +208,12 @@ def test_held_versions_are_those_that_the_analysis_counts() -> None:
         schedule = scheduler(3, per_step, 1, 6)
         x, y = _data(schedule.micro_batches)
         model = mlp_model(4, 3)
-        run = run_schedule(schedule, model, model.initial(0), x, y, policy=scheduler.weights, learning_rate=RATE)
-        np.testing.assert_array_equal(run.versions_held, weight_versions(schedule, scheduler.weights).stored)
+        run = run_schedule(
+            schedule, model, model.initial(0), x, y, policy=scheduler.weights, learning_rate=RATE
+        )
+        np.testing.assert_array_equal(
+            run.versions_held, weight_versions(schedule, scheduler.weights).stored
+        )
 
 
 def test_training_needs_one_whole_step() -> None:
@@ -189,6 +222,15 @@ def test_training_needs_one_whole_step() -> None:
     for name in ("1f1b", "pipedream"):
         for per_step in (0, 4):
             with pytest.raises(PerfModelError, match=r"\(one step\), got 3"):
-                train(name, model, model.initial(1), x, y, stages=2, per_step=per_step, learning_rate=0.1)
+                train(
+                    name,
+                    model,
+                    model.initial(1),
+                    x,
+                    y,
+                    stages=2,
+                    per_step=per_step,
+                    learning_rate=0.1,
+                )
     with pytest.raises(PerfModelError, match="at least one micro-batch, got -3"):
         teacher_data(model, -3, examples=2, width=4, seed=0)

@@ -43,7 +43,11 @@ def counted_peaks(function: Function) -> list[float]:
     used |= dict.fromkeys(function.outputs, n)
     for k in range(n + 1):
         for device in range(function.n_devices):
-            alive = [t.n_bytes for name, t in types.items() if made[name] <= k <= used[name] and t.device == device]
+            alive = [
+                t.n_bytes
+                for name, t in types.items()
+                if made[name] <= k <= used[name] and t.device == device
+            ]
             peaks[device] = max(peaks[device], sum(alive))
     return peaks
 
@@ -68,7 +72,12 @@ def test_peak_is_at_the_instruction_that_holds_most() -> None:
     memory = live_memory(function)
     assert memory.peak_bytes[0] == 4 * (8 + 16)
     steps, in_use = memory.profile(0)
-    assert dict(zip(steps.tolist(), in_use.tolist(), strict=True)) == {0: 64.0, 1: 96.0, 2: 68.0, 3: 4.0}
+    assert dict(zip(steps.tolist(), in_use.tolist(), strict=True)) == {
+        0: 64.0,
+        1: 96.0,
+        2: 68.0,
+        3: 4.0,
+    }
     with pytest.raises(PerfModelError, match="device 1 does not exist"):
         memory.profile(1)
 
@@ -83,7 +92,8 @@ def test_mlp_training_does_three_products_per_layer() -> None:
 
 
 def test_transformer_flops_are_the_closed_form() -> None:
-    """2 FLOPs per parameter of the products and token, and attention (Narayanan et al. 2021, section 5.1)."""
+    """2 FLOPs per parameter of the products and token, and attention (Narayanan et al. 2021,
+    section 5.1)."""
     size, batch = TransformerSize(layers=3, hidden=64, heads=4, vocab=96, seq_len=32), 2
     tokens, h = batch * size.seq_len, size.hidden
     products = 2 * tokens * (12 * h * h * size.layers + h * size.vocab)
@@ -109,8 +119,11 @@ def test_optimizer_state_doubles_what_adam_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [({"heads": 3}, "is not divisible by 3 heads"), ({"layers": 0}, "at least 1")]
+    ("change", "says"),
+    [({"heads": 3}, "is not divisible by 3 heads"), ({"layers": 0}, "at least 1")],
 )
 def test_impossible_models(change: dict[str, int], says: str) -> None:
     with pytest.raises(PerfModelError, match=says):
-        TransformerSize(**({"layers": 1, "hidden": 8, "heads": 2, "vocab": 8, "seq_len": 4} | change))
+        TransformerSize(
+            **({"layers": 1, "hidden": 8, "heads": 2, "vocab": 8, "seq_len": 4} | change)
+        )

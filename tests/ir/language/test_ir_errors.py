@@ -48,14 +48,21 @@ def test_value_returned_but_not_defined() -> None:
 
 
 def test_error_inside_a_callee_names_the_calls_line() -> None:
-    text = "func @g(%a, %b) {\n%c = add(%a, %b)\nreturn %c\n}\n" + HEADER + "%r = @g(%x, %w)\nreturn %r\n}"
+    text = (
+        "func @g(%a, %b) {\n%c = add(%a, %b)\nreturn %c\n}\n"
+        + HEADER
+        + "%r = @g(%x, %w)\nreturn %r\n}"
+    )
     with pytest.raises(ProgramError, match=r"@f line 6: %r: shapes"):
         parse(text)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
-    [("%r = @g(%x)", "2 arguments, but 1 are given"), ("%r, %q = @g(%x, %x)", "1 results, but 2 are given")],
+    [
+        ("%r = @g(%x)", "2 arguments, but 1 are given"),
+        ("%r, %q = @g(%x, %x)", "1 results, but 2 are given"),
+    ],
 )
 def test_calls_must_fit(call: str, says: str) -> None:
     text = "func @g(%a, %b) {\n%c = add(%a, %b)\nreturn %c\n}\n" + HEADER + call + "\nreturn %r\n}"
@@ -70,7 +77,10 @@ def test_calls_must_fit(call: str, says: str) -> None:
         ("func @f() {\n  %a = relu(%x\n", "line 2: the text ends"),
         ("func @f() {\n  a = relu()\n}", "line 2: expected a value, got 'a'"),
         ("func @f(%x: fp32[2]) {\n  %a = relu(%x) $\n}", r"line 2: '\$' is not valid here"),
-        ("func @f(%x: fp32[2]) {\n%a = relu(%x) | forward speed=3\nreturn %a }", "line 2: tags are"),
+        (
+            "func @f(%x: fp32[2]) {\n%a = relu(%x) | forward speed=3\nreturn %a }",
+            "line 2: tags are",
+        ),
         ("func @f(%x: fp33[2]) {\nreturn %x }", "unknown dtype 'fp33'"),
         ("func @f(%x: int64[2] = [1, 2, 3]) {\nreturn %x }", "known value has shape"),
     ],

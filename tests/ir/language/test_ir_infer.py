@@ -25,7 +25,9 @@ def test_mixed_interpretation_resolves_dynamic_shapes() -> None:
 
 
 def test_abstract_only_interpretation_cannot_and_says_so() -> None:
-    with pytest.raises(ProgramError, match=r"line 7: %flat: the target shape is not known.*%joined: int64"):
+    with pytest.raises(
+        ProgramError, match=r"line 7: %flat: the target shape is not known.*%joined: int64"
+    ):
         parse_function(FIGURE_4.format(known=""))
 
 

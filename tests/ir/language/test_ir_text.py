@@ -26,15 +26,25 @@ def functions(draw: st.DrawFn) -> Function:
     """Straight-line programs over a few devices, with all kinds of attributes, tags and names."""
     b = Builder("random")
     shape = (draw(st.integers(1, 3)) * 2, 4)
-    values = [b.parameter(f"p{d}", Tensor("fp32", shape, d)) for d in range(draw(st.integers(2, 4)))]
+    values = [
+        b.parameter(f"p{d}", Tensor("fp32", shape, d)) for d in range(draw(st.integers(2, 4)))
+    ]
     values.append(b.parameter("n", Tensor("int64", (2,), 0, (-1, 3))))
     floats = values[:-1]
     for _ in range(draw(st.integers(0, 12))):
         x = draw(st.sampled_from(floats))
         hint = draw(NAMES)
         device = b.types[x].device
-        phase, stream = draw(st.sampled_from(["", "forward", "update"])), draw(st.sampled_from(["compute", "send"]))
-        with b.tagged(phase=phase, stream=stream, layer=draw(st.integers(-1, 3)), micro_batch=draw(st.integers(-1, 3))):
+        phase, stream = (
+            draw(st.sampled_from(["", "forward", "update"])),
+            draw(st.sampled_from(["compute", "send"])),
+        )
+        with b.tagged(
+            phase=phase,
+            stream=stream,
+            layer=draw(st.integers(-1, 3)),
+            micro_batch=draw(st.integers(-1, 3)),
+        ):
             match draw(st.integers(0, 3)):
                 case 0:
                     floats.append(b.op(draw(st.sampled_from(SINGLES)), x, name=hint))
@@ -46,7 +56,9 @@ def functions(draw: st.DrawFn) -> Function:
                 case _:
                     other = next((v for v in floats if b.types[v].device != device), None)
                     if other is not None and b.types[other].shape == b.types[x].shape:
-                        floats += b.emit("all_reduce", (x, other), (hint, hint), attributes(op="max"))
+                        floats += b.emit(
+                            "all_reduce", (x, other), (hint, hint), attributes(op="max")
+                        )
     return b.build(draw(st.lists(st.sampled_from(floats), min_size=1, max_size=3)))
 
 
@@ -60,7 +72,9 @@ def test_text_parses_back(function: Function) -> None:
     [
         training_step(mlp(8, (4, 6, 4))),
         training_step(transformer_loss(TINY, 4), Adam()),
-        transformer_inference(TransformerSize(layers=1, hidden=8, heads=2, vocab=12, seq_len=4, experts=2), 2),
+        transformer_inference(
+            TransformerSize(layers=1, hidden=8, heads=2, vocab=12, seq_len=4, experts=2), 2
+        ),
     ],
     ids=["mlp", "transformer", "experts"],
 )
@@ -95,7 +109,8 @@ def test_tag_of_a_call_holds_for_its_body() -> None:
 
 
 def test_equal_attributes_are_written_as_they_are() -> None:
-    """1, 1.0 and true are equal in Python and three values in the text, whichever was written first."""
+    """1, 1.0 and true are equal in Python and three values in the text, whichever was written
+    first."""
     b = Builder("f")
     x = b.parameter("x", Tensor("fp32", (2,), 0))
     for value in (1, True, 1.0):

@@ -1,4 +1,5 @@
-"""Sick runs drawn at random: a job, a fault, how severe it is, and what the framework's log prints."""
+"""Sick runs drawn at random: a job, a fault, how severe it is, and what the framework's log
+prints."""
 
 from dataclasses import replace
 
@@ -24,7 +25,13 @@ LOGS = {
 """The framework that writes the log of each job."""
 GROWING = ("megatron", "megatron-bridge", "nemo")
 """Frameworks that print the batch of each step."""
-FREQUENCIES = {"slow_inter_node_link": 1.0, "slow_rank": 1.0, "host_bound": 0.8, "low_clocks": 0.3, "data_loading": 0.4}
+FREQUENCIES = {
+    "slow_inter_node_link": 1.0,
+    "slow_rank": 1.0,
+    "host_bound": 0.8,
+    "low_clocks": 0.3,
+    "data_loading": 0.4,
+}
 """How often each fault is drawn, relative to the others: as often as the check takes it to be."""
 LEAST_EFFECT = 0.1
 """Share of the step that a fault has to cost: smaller ones no log shows."""
@@ -39,7 +46,10 @@ def drawn_runs(count: int, seed: int) -> list[SimulatedRun]:
         problem, _ = job(run.job)
         batches = batches_of(replace(run, first_batches=()), problem.job.global_batch)
         healthy = replace(run, settings=(), loader_s=0.0, begins_at=1)
-        if steps_s(replace(run, begins_at=1), batches)[-1] > (1 + LEAST_EFFECT) * steps_s(healthy, batches)[-1]:
+        if (
+            steps_s(replace(run, begins_at=1), batches)[-1]
+            > (1 + LEAST_EFFECT) * steps_s(healthy, batches)[-1]
+        ):
             runs.append(run)
     return runs
 
@@ -56,14 +66,19 @@ def _drawn(rng: np.random.Generator) -> SimulatedRun:
     if cause == "slow_inter_node_link":
         settings = (f"inter_node_bandwidth={rng.choice([0.5, 0.25, 0.125, 0.06])}x",)
     elif cause == "slow_rank":
-        settings = (f"slow_rank={rng.integers(layout.pp)}", f"slow_factor={rng.uniform(1.15, 1.8):.2f}x")
+        settings = (
+            f"slow_rank={rng.integers(layout.pp)}",
+            f"slow_factor={rng.uniform(1.15, 1.8):.2f}x",
+        )
     elif cause == "host_bound":
         settings = (f"host_op_s={rng.uniform(1.5, 4.0):.2f}x",)
     elif cause == "low_clocks":
         rate = rng.uniform(0.6, 0.85)
         settings = (f"compute_rate={rate:.2f}x", f"power_limit={rate:.2f}x")
     else:
-        loader_s = float(steps_s(SimulatedRun(form=form, job=name), [batch])[0] * rng.uniform(0.15, 0.6))
+        loader_s = float(
+            steps_s(SimulatedRun(form=form, job=name), [batch])[0] * rng.uniform(0.15, 0.6)
+        )
 
     # Timers and a growing batch are what some logs have beside the step time.
     has_timers = form in ("megatron", "megatron-bridge", "deepspeed") and rng.random() < 0.5
@@ -78,7 +93,9 @@ def _drawn(rng: np.random.Generator) -> SimulatedRun:
         timers=bool(has_timers),
         barriers=bool(rng.random() < 0.5),
         first_batches=(batch // 4, batch // 2) if grows else (),
-        begins_at=int(rng.integers(STEPS // 3, 2 * STEPS // 3)) if begins_later and not loader_s else 1,
+        begins_at=int(rng.integers(STEPS // 3, 2 * STEPS // 3))
+        if begins_later and not loader_s
+        else 1,
         site_spread=0.08,
         cause=cause,
     )
@@ -86,4 +103,8 @@ def _drawn(rng: np.random.Generator) -> SimulatedRun:
 
 def has_evidence(run: SimulatedRun) -> bool:
     """Whether the log holds more on the fault than how long steps are."""
-    return run.timers or bool(run.first_batches) or (run.loader_s > 0 and run.form in ("deepspeed", "xtuner"))
+    return (
+        run.timers
+        or bool(run.first_batches)
+        or (run.loader_s > 0 and run.form in ("deepspeed", "xtuner"))
+    )

@@ -1,7 +1,7 @@
 """Probabilities of made-up faults under one kind of evidence each, kept in `known_evidence.csv`.
 
-Steps, timers, clocks and peaks are given, so that no prediction and no fitted constant is among what is stored: it is
-the arithmetic of `weigh`. A change that is meant to move it is followed by
+Steps, timers, clocks and peaks are given, so that no prediction and no fitted constant is among
+what is stored: it is the arithmetic of `weigh`. A change that is meant to move it is followed by
 
     PYTHONPATH=tests python tests/planning/health/known_evidence.py
 """
@@ -42,7 +42,9 @@ STEP_ONLY = Observed(
 
 
 def _fault(name: str, prior: float, *severities: Severity, setting: str = "") -> Fault:
-    return Fault(name=name, title=name, prior=prior, severities=severities, remedy="", setting=setting)
+    return Fault(
+        name=name, title=name, prior=prior, severities=severities, remedy="", setting=setting
+    )
 
 
 def _severity(weight: float, step_s: float, **effects: Any) -> Severity:
@@ -50,9 +52,21 @@ def _severity(weight: float, step_s: float, **effects: Any) -> Severity:
 
 
 FAULTS = (
-    _fault("slow link", 0.7, _severity(0.4, 10.9, gradient_sync_s=1.5), _severity(0.6, 12.0, gradient_sync_s=2.7)),
-    _fault("slow host", 0.5, _severity(0.3, 11.0, small_batch_s=4.3), _severity(0.7, 13.0, small_batch_s=5.2)),
-    _fault("low clocks", 0.4, _severity(1.0, 11.4, passes_s=9.3, small_batch_s=4.6, clock_share=0.85)),
+    _fault(
+        "slow link",
+        0.7,
+        _severity(0.4, 10.9, gradient_sync_s=1.5),
+        _severity(0.6, 12.0, gradient_sync_s=2.7),
+    ),
+    _fault(
+        "slow host",
+        0.5,
+        _severity(0.3, 11.0, small_batch_s=4.3),
+        _severity(0.7, 13.0, small_batch_s=5.2),
+    ),
+    _fault(
+        "low clocks", 0.4, _severity(1.0, 11.4, passes_s=9.3, small_batch_s=4.6, clock_share=0.85)
+    ),
     _fault(
         SLOW_RANK,
         0.6,
@@ -61,13 +75,22 @@ FAULTS = (
         _severity(0.1, 9.9, passes_s=8.0),
     ),
     _fault(DATA_LOADING, 0.3, _severity(1.0, 11.6)),
-    _fault("recompute", 0.2, _severity(1.0, 12.6, passes_s=10.5, peak_bytes={"reserved": 4e10}), setting="recompute"),
+    _fault(
+        "recompute",
+        0.2,
+        _severity(1.0, 12.6, passes_s=10.5, peak_bytes={"reserved": 4e10}),
+        setting="recompute",
+    ),
     _fault("impossible", 0.0, _severity(1.0, 11.5)),
 )
 
 
 def _timers(**seconds: tuple[float, float]) -> dict[str, Any]:
-    return {"timers": {name: PhaseTimer(least_s=least, most_s=most) for name, (least, most) in seconds.items()}}
+    return {
+        "timers": {
+            name: PhaseTimer(least_s=least, most_s=most) for name, (least, most) in seconds.items()
+        }
+    }
 
 
 EVIDENCE: dict[str, dict[str, Any]] = {
@@ -87,7 +110,9 @@ EVIDENCE: dict[str, dict[str, Any]] = {
     "synchronisation of one rank": {"one_rank": True, **_timers(gradient_sync=(1.4, 1.4))},
     "synchronisation that spreads": _timers(gradient_sync=(1.4, 2.6)),
     "synchronisation and gathers": _timers(gradient_sync=(1.1, 1.1), weight_gather=(0.5, 0.6)),
-    "synchronisation and gathers that spread": _timers(gradient_sync=(1.1, 1.9), weight_gather=(0.5, 0.6)),
+    "synchronisation and gathers that spread": _timers(
+        gradient_sync=(1.1, 1.9), weight_gather=(0.5, 0.6)
+    ),
     "synchronisation with passes": {"times_sync": False, **_timers(gradient_sync=(1.4, 1.5))},
     "much synchronisation on a fast site": {"steady_s": 9.0, **_timers(gradient_sync=(2.4, 2.4))},
     "much synchronisation with gathers on a fast site": {
@@ -135,7 +160,10 @@ def sentences() -> Iterator[tuple[str, str]]:
             yield (
                 f"{form} with {', '.join(sorted(has)) or 'steps'}",
                 undecided_sentence(
-                    form, has_timers="timers" in has, has_clocks="clocks" in has, batch_grows="batches" in has
+                    form,
+                    has_timers="timers" in has,
+                    has_clocks="clocks" in has,
+                    batch_grows="batches" in has,
                 ),
             )
 

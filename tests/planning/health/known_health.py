@@ -1,7 +1,8 @@
-"""What the check of a run says of simulated faults, with each kind of evidence, kept in `known_health.csv`.
+"""What the check of a run says of simulated faults, with each kind of evidence, kept in
+`known_health.csv`.
 
-Probabilities rest on predictions and on how far sites differ, so that a refit moves them a little. A change that is
-meant to move them, or a refit, is followed by
+Probabilities rest on predictions and on how far sites differ, so that a refit moves them a little.
+A change that is meant to move them, or a refit, is followed by
 
     PYTHONPATH=tests:tests/ingest python tests/planning/health/known_health.py
 """
@@ -24,19 +25,29 @@ RUNS = {
         stragglers=True,
     ),
     "growing batch": SimulatedRun(
-        form="megatron", job="megatron 8b", settings=("inter_node_bandwidth=0.3x",), first_batches=(32, 64)
+        form="megatron",
+        job="megatron 8b",
+        settings=("inter_node_bandwidth=0.3x",),
+        first_batches=(32, 64),
     ),
     "jump": SimulatedRun(
-        form="torchtitan", job="torchtitan 8b", settings=("slow_rank=0", "slow_factor=1.4x"), begins_at=60
+        form="torchtitan",
+        job="torchtitan 8b",
+        settings=("slow_rank=0", "slow_factor=1.4x"),
+        begins_at=60,
     ),
     "one rank": SimulatedRun(
-        form="deepspeed", job="deepspeed 8b", settings=("compute_rate=0.7x", "power_limit=0.7x"), timers=True
+        form="deepspeed",
+        job="deepspeed 8b",
+        settings=("compute_rate=0.7x", "power_limit=0.7x"),
+        timers=True,
     ),
 }
 
 
 def figures(health: RunHealth) -> dict[str, float]:
-    """Probabilities, seconds that causes explain and the next measurement, whose text counts one."""
+    """Probabilities, seconds that causes explain and the next measurement, whose text counts
+    one."""
     found = {
         "excess": health.excess_share,
         "slower_than": health.slower_than,
@@ -49,7 +60,10 @@ def figures(health: RunHealth) -> dict[str, float]:
         f"next.{health.next_measurement[:24]}".replace(" ", "-"): 1.0,
     }
     for place, cause in enumerate(health.causes):
-        found |= {f"{cause.name}.place": place + 1.0, f"{cause.name}.probability": cause.probability}
+        found |= {
+            f"{cause.name}.place": place + 1.0,
+            f"{cause.name}.probability": cause.probability,
+        }
         found[f"{cause.name}.explains"] = cause.explains_s
     return {name: value for name, value in found.items() if value}
 

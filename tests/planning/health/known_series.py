@@ -1,7 +1,7 @@
 """Step times of drawn logs, taken apart, kept in `known_series.csv`.
 
-Logs of several formats have warm-ups, stalls, checkpoints, drifts, restarts and growing batches, together and alone. A
-change that is meant to move what is said of them is followed by
+Logs of several formats have warm-ups, stalls, checkpoints, drifts, restarts and growing batches,
+together and alone. A change that is meant to move what is said of them is followed by
 
     PYTHONPATH=tests:tests/ingest python tests/planning/health/known_series.py
 """
@@ -29,7 +29,9 @@ def _steps(seed: int = 1, scatter: float = 0.01, usual_s: float = 3.0) -> np.nda
     return usual_s * np.random.default_rng(seed).normal(1.0, scatter, N)
 
 
-def _changed(places: dict[int, float], factor: np.ndarray | float = 1.0, **fields: Any) -> np.ndarray:
+def _changed(
+    places: dict[int, float], factor: np.ndarray | float = 1.0, **fields: Any
+) -> np.ndarray:
     step_s = _steps(**fields) * factor
     for place, times in places.items():
         step_s[place] *= times
@@ -46,9 +48,19 @@ RUNS: dict[str, dict[str, Any]] = {
     "jump": {"step_s": _changed({50: 3.0}, np.where(np.arange(N) < 70, 1.0, 1.25))},
     "scatter": {"step_s": _changed({}, scatter=0.12, seed=5)},
     "checkpoints": {"step_s": _steps(), "checkpoints": tuple(SAVES), "pause_after_s": SAVES},
-    "pauses that nobody names": {"step_s": _steps(), "pause_after_s": {30: 60.0, 61: 45.0, 95: 80.0}},
-    "evaluations": {"step_s": _steps(), "evaluations": (40, 80), "pause_after_s": {40: 30.0, 80: 32.0}},
-    "growing batch": {"step_s": _changed({}, np.array(BATCHES) / 512 * 0.8 + 0.2), "batches": BATCHES},
+    "pauses that nobody names": {
+        "step_s": _steps(),
+        "pause_after_s": {30: 60.0, 61: 45.0, 95: 80.0},
+    },
+    "evaluations": {
+        "step_s": _steps(),
+        "evaluations": (40, 80),
+        "pause_after_s": {40: 30.0, 80: 32.0},
+    },
+    "growing batch": {
+        "step_s": _changed({}, np.array(BATCHES) / 512 * 0.8 + 0.2),
+        "batches": BATCHES,
+    },
     "skipped": {"step_s": _steps(), "skipped": (5, 50, 51, 99)},
     "short": {"step_s": _steps()[:14]},
 }
@@ -72,12 +84,24 @@ def figures(series: StepSeries) -> dict[str, float]:
         "untimed": float(series.untimed_events),
     }
     for i, stalls in enumerate(series.stalls):
-        found |= {f"stall{i}.{stalls.kind}": float(stalls.count), f"stall{i}.each": stalls.seconds_each}
-        found |= {f"stall{i}.per_step": stalls.seconds_per_step, f"stall{i}.every": float(stalls.every or 0)}
+        found |= {
+            f"stall{i}.{stalls.kind}": float(stalls.count),
+            f"stall{i}.each": stalls.seconds_each,
+        }
+        found |= {
+            f"stall{i}.per_step": stalls.seconds_per_step,
+            f"stall{i}.every": float(stalls.every or 0),
+        }
     if series.drift is not None:
-        found |= {f"drift.{series.drift.kind}": series.drift.change, "drift.at": float(series.drift.at_step)}
+        found |= {
+            f"drift.{series.drift.kind}": series.drift.change,
+            "drift.at": float(series.drift.at_step),
+        }
     if series.small_batch is not None:
-        found |= {"small": float(series.small_batch.global_batch), "small_s": series.small_batch.step_s}
+        found |= {
+            "small": float(series.small_batch.global_batch),
+            "small_s": series.small_batch.step_s,
+        }
     return {name: value for name, value in found.items() if value}
 
 
@@ -93,7 +117,9 @@ def cases() -> Iterator[StoredCase]:
                     series = step_series(log, tokens, run.devices, run.global_batch, save_every)
                 except PerfModelError:
                     continue
-                yield StoredCase(form, name if save_every is None else f"{name}, said", figures(series))
+                yield StoredCase(
+                    form, name if save_every is None else f"{name}, said", figures(series)
+                )
 
 
 if __name__ == "__main__":

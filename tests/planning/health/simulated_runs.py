@@ -33,8 +33,8 @@ class SimulatedRun:
     """Whether the log prints the arguments that ran."""
     timers: bool = False
     barriers: bool = False
-    """Whether ranks meet before each timer starts, as `--timing-log-level 1` has it: a slow rank's time then stands in
-    the passes of all ranks."""
+    """Whether ranks meet before each timer starts, as `--timing-log-level 1` has it: a slow rank's
+    time then stands in the passes of all ranks."""
     stragglers: bool = False
     """Whether Megatron-Core's straggler detector reports."""
     clock_shows: bool = True
@@ -43,7 +43,8 @@ class SimulatedRun:
     loads_by_sequence: bool = False
     """Whether a smaller batch is loaded in less time."""
     first_batches: Sequence[int] = ()
-    """Batches of the first steps, a third of the run together, where the batch grows; the job's own follows."""
+    """Batches of the first steps, a third of the run together, where the batch grows; the job's own
+    follows."""
     begins_at: int = 1
     """Step at which the machine's fault begins."""
     site_spread: float = 0.05
@@ -87,7 +88,9 @@ def resumed(text: str) -> str:
     """A run that broke off after two thirds, and went on from a third on another node."""
     lines = text.splitlines()
     third = len(lines) // 3
-    return "\n".join([*(f"0: {line}" for line in lines[: 2 * third]), *(f"1: {line}" for line in lines[third:])])
+    return "\n".join(
+        [*(f"0: {line}" for line in lines[: 2 * third]), *(f"1: {line}" for line in lines[third:])]
+    )
 
 
 JOBS = {
@@ -98,7 +101,13 @@ JOBS = {
         "tp=2,dp=32,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
         128,
     ),
-    "megatron 70b": ("llama3-70b", "dgx-h100", "megatron-core", "tp=8,pp=8,dp=2,zero=1,recompute=full", 256),
+    "megatron 70b": (
+        "llama3-70b",
+        "dgx-h100",
+        "megatron-core",
+        "tp=8,pp=8,dp=2,zero=1,recompute=full",
+        256,
+    ),
     "deepspeed 8b": ("llama3-8b", "dgx-h100", "deepspeed", "dp=32,zero=3,recompute=full", 256),
     "hf 8b": ("llama3-8b", "dgx-h100", "generic", "dp=16,zero=3,recompute=full", 64),
     "levanter 8b": "levanter_8b.yaml",
@@ -134,7 +143,13 @@ JOBS = {
     "xtuner 7b": ("qwen2-7b", "dgx-h100", "xtuner", "dp=16,zero=3,recompute=full", 64),
     "xtuner 13b": ("llama2-13b", "dgx-h100", "xtuner", "dp=32,zero=3,recompute=full", 128),
     "nemo 8b": ("llama3-8b", "dgx-h100", "nemo", "tp=2,dp=16,sequence_parallel=true,zero=1", 128),
-    "torchtitan 8b": ("llama3-8b", "dgx-h100", "torchtitan", "dp=64,zero=2,recompute=selective", 128),
+    "torchtitan 8b": (
+        "llama3-8b",
+        "dgx-h100",
+        "torchtitan",
+        "dp=64,zero=2,recompute=selective",
+        128,
+    ),
     "automodel 7b": ("mistral-7b", "dgx-h100", "nemo-automodel", "dp=16,zero=3,recompute=full", 64),
     # Jobs of `unseen_runs`: models, layouts and clusters that no rule was written with.
     "megatron-lm 20b": (
@@ -166,7 +181,13 @@ JOBS = {
         256,
     ),
     "deepspeed gemma": ("gemma-7b", "perlmutter", "deepspeed", "dp=64,zero=2,recompute=full", 256),
-    "torchtitan 13b": ("llama2-13b", "hgx-h200", "torchtitan", "dp=64,zero=2,recompute=selective", 256),
+    "torchtitan 13b": (
+        "llama2-13b",
+        "hgx-h200",
+        "torchtitan",
+        "dp=64,zero=2,recompute=selective",
+        256,
+    ),
     "nanotron 3b": ("llama3.2-3b", "dgx-a100", "nanotron", "tp=2,dp=32,zero=1,recompute=full", 256),
     "composer 30b": ("mpt-30b", "hgx-h200", "llm-foundry", "dp=64,zero=3,recompute=full", 256),
     "maxtext llama": ("codellama-7b", "dgx-a100", "maxtext", "dp=32,zero=3,recompute=full", 256),
@@ -189,7 +210,8 @@ def job(name: str) -> tuple[Problem, Layout]:
 
 
 def checked(run: SimulatedRun, seed: int = 7) -> RunHealth:
-    """Simulate the run on a site that is a few percent off the typical one, write its log, and check it."""
+    """Simulate the run on a site that is a few percent off the typical one, write its log, and
+    check it."""
     problem, layout = job(run.job)
     return check_run(problem, layout, parse_log(log_text(run, seed)))
 
@@ -215,7 +237,9 @@ def log_text(run: SimulatedRun, seed: int = 7) -> str:
 
     settings = dict(run.states)
     if run.logs_options:
-        settings |= {name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
+        settings |= {
+            name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")
+        }
         settings |= {ARGUMENTS.get(name, name): value for name, value in run.options.items()}
     text = write_log(
         run.form,
@@ -249,7 +273,8 @@ def batches_of(run: SimulatedRun, global_batch: int) -> list[int]:
 
 
 def steps_s(run: SimulatedRun, batches: Sequence[int]) -> np.ndarray:
-    """Seconds of every step on a typical site: healthy until the fault begins, and as long as their batch takes."""
+    """Seconds of every step on a typical site: healthy until the fault begins, and as long as their
+    batch takes."""
     problem, layout = job(run.job)
     ran = replace(layout, **run.options)
     scenario = Scenario.parse(run.settings)
@@ -281,7 +306,9 @@ def straggler_report(run: SimulatedRun) -> dict[str, tuple[float, float]]:
     sick = explain(step_problem if slowed else model_in_scenario(step_problem, scenario), layout)
     factor = slowed[1] if slowed else 1.0
     forward_ms = passes_s(sick) * 1000 / (4 if layout.recompute == "full" else 3)
-    clock_share = next((setting.value for setting in scenario.settings if setting.name == "compute_rate"), 1.0)
+    clock_share = next(
+        (setting.value for setting in scenario.settings if setting.name == "compute_rate"), 1.0
+    )
     clock_mhz = 0.95 * clock_share * problem.cluster.device.clock_hz / 1e6
     least_mhz = clock_mhz / factor if run.clock_shows else clock_mhz
     return {
@@ -292,8 +319,14 @@ def straggler_report(run: SimulatedRun) -> dict[str, tuple[float, float]]:
 
 
 def passes_s(prediction: pm.Prediction) -> float:
-    """Seconds that a rank computes and communicates inside passes: the timers of passes do not hold the bubble."""
-    beside = ("data_parallel_communication_exposed", "optimizer", "pipeline_communication_exposed", "bubble")
+    """Seconds that a rank computes and communicates inside passes: the timers of passes do not hold
+    the bubble."""
+    beside = (
+        "data_parallel_communication_exposed",
+        "optimizer",
+        "pipeline_communication_exposed",
+        "bubble",
+    )
     return prediction.step_time_s - sum(prediction.breakdown_s.get(part, 0.0) for part in beside)
 
 
@@ -310,7 +343,8 @@ def timers_ms(run: SimulatedRun) -> dict[str, tuple[float, float]]:
     factor = slowed[1] if slowed else 1.0
     waited_ms = max(0.0, step_s(step_problem, layout, scenario) * 1000 - sick.step_time_s * 1000)
     if run.form == "deepspeed":
-        # Below ZeRO 3 gradients are reduced after the backward pass, and weights gathered within the step.
+        # Below ZeRO 3 gradients are reduced after the backward pass, and weights gathered within
+        # the step.
         return {
             "fwd": (passes_ms / 3, passes_ms / 3),
             "bwd": (passes_ms * 2 / 3 + sync_ms / 2, passes_ms * 2 / 3 + sync_ms / 2),

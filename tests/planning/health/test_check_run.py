@@ -1,9 +1,19 @@
-"""Runs that are simulated with a fault and written as logs of eight frameworks: the check names the fault."""
+"""Runs that are simulated with a fault and written as logs of eight frameworks: the check names the
+fault."""
 
 from pathlib import Path
 
 import pytest
-from simulated_runs import LAUNCH_FILES, STEPS, SimulatedRun, checked, coloured, job, of_two_ranks, resumed
+from simulated_runs import (
+    LAUNCH_FILES,
+    STEPS,
+    SimulatedRun,
+    checked,
+    coloured,
+    job,
+    of_two_ranks,
+    resumed,
+)
 from written_logs import WrittenRun, write_log
 
 import perfmodel as pm
@@ -23,7 +33,10 @@ SICK = {
         cause="slow_inter_node_link",
     ),
     "slow link": SimulatedRun(
-        form="torchtitan", job="torchtitan", settings=("inter_node_bandwidth=0.06x",), cause="slow_inter_node_link"
+        form="torchtitan",
+        job="torchtitan",
+        settings=("inter_node_bandwidth=0.06x",),
+        cause="slow_inter_node_link",
     ),
     "one slow rank, with timers": SimulatedRun(
         form="megatron",
@@ -33,15 +46,26 @@ SICK = {
         cause="slow_rank",
     ),
     "one slow rank": SimulatedRun(
-        form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.35x"), cause="slow_rank"
+        form="composer",
+        job="composer",
+        settings=("slow_rank=0", "slow_factor=1.35x"),
+        cause="slow_rank",
     ),
     "one slow rank under DeepSpeed": SimulatedRun(
-        form="deepspeed", job="deepspeed 8b", settings=("slow_rank=0", "slow_factor=1.4x"), cause="slow_rank"
+        form="deepspeed",
+        job="deepspeed 8b",
+        settings=("slow_rank=0", "slow_factor=1.4x"),
+        cause="slow_rank",
     ),
     "one slow rank under MaxText": SimulatedRun(
-        form="maxtext", job="maxtext", settings=("slow_rank=0", "slow_factor=1.5x"), cause="slow_rank"
+        form="maxtext",
+        job="maxtext",
+        settings=("slow_rank=0", "slow_factor=1.5x"),
+        cause="slow_rank",
     ),
-    "slow hosts under NeMo": SimulatedRun(form="nemo", job="nemo", settings=("host_op_s=2.5x",), cause="host_bound"),
+    "slow hosts under NeMo": SimulatedRun(
+        form="nemo", job="nemo", settings=("host_op_s=2.5x",), cause="host_bound"
+    ),
     "slow hosts under nanotron": SimulatedRun(
         form="nanotron", job="nanotron", settings=("host_op_s=3x",), cause="host_bound"
     ),
@@ -59,16 +83,25 @@ SICK = {
         cause="overlap_off",
     ),
     "loader runs dry": SimulatedRun(
-        form="hf-trainer", job="hf 8b", stall_s=dict.fromkeys(range(25, STEPS, 25), 30.0), cause="periodic_stalls"
+        form="hf-trainer",
+        job="hf 8b",
+        stall_s=dict.fromkeys(range(25, STEPS, 25), 30.0),
+        cause="periodic_stalls",
     ),
     "loader behind every step": SimulatedRun(
         form="megatron", job="megatron 8b", timers=True, loader_s=1.0, cause="data_loading"
     ),
     "checkpoints": SimulatedRun(
-        form="megatron", job="megatron 70b", saves=dict.fromkeys(range(40, STEPS, 40), 90.0), cause="checkpoints"
+        form="megatron",
+        job="megatron 70b",
+        saves=dict.fromkeys(range(40, STEPS, 40), 90.0),
+        cause="checkpoints",
     ),
     "evaluations under Composer": SimulatedRun(
-        form="composer", job="composer", evaluations=dict.fromkeys(range(30, STEPS, 30), 60.0), cause="evaluations"
+        form="composer",
+        job="composer",
+        evaluations=dict.fromkeys(range(30, STEPS, 30), 60.0),
+        cause="evaluations",
     ),
     "evaluations under torchtitan, coloured": SimulatedRun(
         form="torchtitan",
@@ -81,10 +114,19 @@ SICK = {
         form="levanter", job="levanter 8b", slower_later=1.3, cause="slows_down"
     ),
     "slower at once under MaxText, of two ranks": SimulatedRun(
-        form="maxtext", job="maxtext", slower_later=1.4, slower_from=70, spoil=of_two_ranks, cause="slows_down"
+        form="maxtext",
+        job="maxtext",
+        slower_later=1.4,
+        slower_from=70,
+        spoil=of_two_ranks,
+        cause="slows_down",
     ),
     "whole layers recomputed, in the log": SimulatedRun(
-        form="megatron", job="megatron 8b", options={"recompute": "full"}, logs_options=True, cause="full_recompute"
+        form="megatron",
+        job="megatron 8b",
+        options={"recompute": "full"},
+        logs_options=True,
+        cause="full_recompute",
     ),
     "slow links inside nodes, with timers": SimulatedRun(
         form="megatron",
@@ -100,7 +142,11 @@ SICK = {
         cause="low_clocks",
     ),
     "gradients overflow under DeepSpeed": SimulatedRun(
-        form="deepspeed", job="deepspeed 8b", skipped=range(10, STEPS, 8), spoil=coloured, cause="skipped_steps"
+        form="deepspeed",
+        job="deepspeed 8b",
+        skipped=range(10, STEPS, 8),
+        spoil=coloured,
+        cause="skipped_steps",
     ),
     "slow storage now and then, resumed on another node": SimulatedRun(
         form="nemo",
@@ -117,7 +163,10 @@ SICK = {
         cause="slow_rank",
     ),
     "slow link under levanter": SimulatedRun(
-        form="levanter", job="levanter 8b", settings=("inter_node_bandwidth=0.1x",), cause="slow_inter_node_link"
+        form="levanter",
+        job="levanter 8b",
+        settings=("inter_node_bandwidth=0.1x",),
+        cause="slow_inter_node_link",
     ),
 }
 
@@ -136,7 +185,9 @@ def test_eight_frameworks_are_among_the_sick_runs() -> None:
     assert len({run.form for run in SICK.values()}) >= 8
 
 
-@pytest.mark.parametrize("name", [n for n, run in SICK.items() if run.logs_options or run.timers or run.saves])
+@pytest.mark.parametrize(
+    "name", [n for n, run in SICK.items() if run.logs_options or run.timers or run.saves]
+)
 def test_what_the_log_shows_itself_is_always_found(name: str) -> None:
     assert first_cause(name) == SICK[name].cause
 
@@ -165,12 +216,16 @@ def test_a_healthy_run_is_called_healthy(form: str, name: str) -> None:
     assert abs(health.excess_share) < 0.2
     assert health.suspected is None
     # Causes are guessed where a fault is likelier than none.
-    assert ("likeliest causes" in str(health)) == (bool(health.causes) and health.no_fault_probability <= 0.5)
+    assert ("likeliest causes" in str(health)) == (
+        bool(health.causes) and health.no_fault_probability <= 0.5
+    )
 
 
 def test_a_likely_fault_behind_a_usual_step_is_in_doubt() -> None:
     """The step is one that many sites have, but the timers of this one show where it spends it."""
-    slow_link = SimulatedRun(form="megatron", job="llama 70b", settings=("inter_node_bandwidth=0.3x",), timers=True)
+    slow_link = SimulatedRun(
+        form="megatron", job="llama 70b", settings=("inter_node_bandwidth=0.3x",), timers=True
+    )
     health = checked(slow_link)
     assert health.slower_than < 0.9
     assert health.suspected == health.causes[0]
@@ -195,7 +250,10 @@ def test_what_is_named_is_worth_naming_and_no_more_than_the_excess() -> None:
             assert 0.01 * health.typical_site_s < cause.explains_s <= excess_s * (1 + 1e-9)
             assert 0 < cause.probability <= 1
             assert cause.remedy
-        assert sum(cause.probability for cause in health.causes) + health.no_fault_probability <= 1 + 1e-9
+        assert (
+            sum(cause.probability for cause in health.causes) + health.no_fault_probability
+            <= 1 + 1e-9
+        )
         assert health.next_measurement
 
 
@@ -216,13 +274,18 @@ def test_text_and_json_tell_the_same() -> None:
 
 
 def log_of(problem: Problem, layout: Layout, **changes: object) -> str:
-    settings = {"world_size": layout.devices, "global_batch_size": problem.job.global_batch} | changes
+    settings = {
+        "world_size": layout.devices,
+        "global_batch_size": problem.job.global_batch,
+    } | changes
     run = WrittenRun(
         step_s=[9.0] + [3.0] * 8,
         devices=layout.devices,
         global_batch=int(str(settings["global_batch_size"])),
         seq_len=problem.job.seq_len,
-        flops_per_token=step_problem_of(problem).flops / problem.job.global_batch / problem.job.seq_len,
+        flops_per_token=step_problem_of(problem).flops
+        / problem.job.global_batch
+        / problem.job.seq_len,
         settings=settings,
     )
     return write_log("megatron", run)
@@ -238,7 +301,9 @@ def log_of(problem: Problem, layout: Layout, **changes: object) -> str:
         ("seq_length", 4096, "seq_len is 4096 in the log and 8192 in the script"),
     ],
 )
-def test_another_job_in_the_log_is_said_and_predicted(argument: str, value: int, sentence: str) -> None:
+def test_another_job_in_the_log_is_said_and_predicted(
+    argument: str, value: int, sentence: str
+) -> None:
     problem, layout = job("megatron 8b")
     health = check_run(problem, layout, parse_log(log_of(problem, layout, **{argument: value})))
     assert sentence in health.contradictions
@@ -249,7 +314,9 @@ def test_another_job_in_the_log_is_said_and_predicted(argument: str, value: int,
 
 def test_options_of_the_log_are_compared_only_where_they_matter() -> None:
     problem, layout = job("megatron 70b")
-    text = log_of(problem, layout, overlap_param_gather=layout.overlap_param_gather, context_parallel_size=1)
+    text = log_of(
+        problem, layout, overlap_param_gather=layout.overlap_param_gather, context_parallel_size=1
+    )
     assert not check_run(problem, layout, parse_log(text)).contradictions
 
 
@@ -259,7 +326,13 @@ def test_a_log_of_another_model_is_noticed() -> None:
     text = log_of(problem, layout)
     assert not check_run(problem, layout, parse_log(text)).remarks
     flops = step_problem_of(larger).flops / larger.job.global_batch / larger.job.seq_len
-    run = WrittenRun(step_s=[3.0] * 9, devices=64, global_batch=128, seq_len=problem.job.seq_len, flops_per_token=flops)
+    run = WrittenRun(
+        step_s=[3.0] * 9,
+        devices=64,
+        global_batch=128,
+        seq_len=problem.job.seq_len,
+        flops_per_token=flops,
+    )
     health = check_run(problem, layout, parse_log(write_log("megatron", run)))
     assert any("FLOPs per token" in remark for remark in health.remarks)
 

@@ -1,6 +1,7 @@
 """Whether the check names the cause of sick runs, and how sure it is of it.
 
-The rules were written with `FOR_WRITING` in view, and `HELD_BACK` was looked at once. Drawn runs are new.
+The rules were written with `FOR_WRITING` in view, and `HELD_BACK` was looked at once. Drawn runs
+are new.
 """
 
 import zlib
@@ -32,7 +33,9 @@ FOR_WRITING: Mapping[str, SimulatedRun] = {
         timers=True,
         cause="slow_inter_node_link",
     ),
-    "slow loader under XTuner": SimulatedRun(form="xtuner", job="xtuner 7b", loader_s=1.2, cause="data_loading"),
+    "slow loader under XTuner": SimulatedRun(
+        form="xtuner", job="xtuner 7b", loader_s=1.2, cause="data_loading"
+    ),
     "slow rank, timers with barriers": SimulatedRun(
         form="megatron",
         job="gpt 13b",
@@ -42,7 +45,11 @@ FOR_WRITING: Mapping[str, SimulatedRun] = {
         cause="slow_rank",
     ),
     "slow hosts under NeMo, batch grows": SimulatedRun(
-        form="nemo", job="nemo 8b", settings=("host_op_s=4x",), first_batches=(32, 64), cause="host_bound"
+        form="nemo",
+        job="nemo 8b",
+        settings=("host_op_s=4x",),
+        first_batches=(32, 64),
+        cause="host_bound",
     ),
     "links degrade during a torchtitan run": SimulatedRun(
         form="torchtitan",
@@ -55,10 +62,16 @@ FOR_WRITING: Mapping[str, SimulatedRun] = {
         form="deepspeed", job="deepspeed 8b", loader_s=1.0, cause="data_loading"
     ),
     "another batch than in the script, under Megatron-LM": SimulatedRun(
-        form="megatron", job="gpt 13b", states={"global_batch_size": 512}, contradiction="global_batch"
+        form="megatron",
+        job="gpt 13b",
+        states={"global_batch_size": 512},
+        contradiction="global_batch",
     ),
     "checkpoints under levanter": SimulatedRun(
-        form="levanter", job="levanter 8b", saves=dict.fromkeys(range(40, STEPS, 40), 120.0), cause="checkpoints"
+        form="levanter",
+        job="levanter 8b",
+        saves=dict.fromkeys(range(40, STEPS, 40), 120.0),
+        cause="checkpoints",
     ),
     "healthy, nanotron": SimulatedRun(form="nanotron", job="nanotron"),
 }
@@ -83,16 +96,29 @@ HELD_BACK: Mapping[str, SimulatedRun] = {
         form="deepspeed", job="deepspeed 7b", loader_s=0.6, cause="data_loading"
     ),
     "slow hosts, batch grows": SimulatedRun(
-        form="megatron", job="mixtral", settings=("host_op_s=3x",), first_batches=(64, 128), cause="host_bound"
+        form="megatron",
+        job="mixtral",
+        settings=("host_op_s=3x",),
+        first_batches=(64, 128),
+        cause="host_bound",
     ),
     "slow rank under Composer": SimulatedRun(
-        form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.45x"), cause="slow_rank"
+        form="composer",
+        job="composer",
+        settings=("slow_rank=0", "slow_factor=1.45x"),
+        cause="slow_rank",
     ),
     "slow links under MaxText": SimulatedRun(
-        form="maxtext", job="maxtext", settings=("inter_node_bandwidth=0.05x",), cause="slow_inter_node_link"
+        form="maxtext",
+        job="maxtext",
+        settings=("inter_node_bandwidth=0.05x",),
+        cause="slow_inter_node_link",
     ),
     "another batch than in the script, under nanotron": SimulatedRun(
-        form="nanotron", job="nanotron", states={"global_batch_size": 128}, contradiction="global_batch"
+        form="nanotron",
+        job="nanotron",
+        states={"global_batch_size": 128},
+        contradiction="global_batch",
     ),
     "clocks fall during a NeMo run": SimulatedRun(
         form="nemo",
@@ -108,7 +134,9 @@ HELD_BACK: Mapping[str, SimulatedRun] = {
         begins_at=100,
         cause="slow_inter_node_link",
     ),
-    "slow loader under XTuner, 13B": SimulatedRun(form="xtuner", job="xtuner 13b", loader_s=1.5, cause="data_loading"),
+    "slow loader under XTuner, 13B": SimulatedRun(
+        form="xtuner", job="xtuner 13b", loader_s=1.5, cause="data_loading"
+    ),
     "slow rank under DeepSpeed with its timers": SimulatedRun(
         form="deepspeed",
         job="deepspeed 13b",
@@ -139,7 +167,8 @@ def behind_drift(health: RunHealth) -> list[Cause]:
 
 
 def is_named(run: SimulatedRun, health: RunHealth) -> bool:
-    """Whether the first cause is the true one, the contradiction is told, or a healthy run is called healthy."""
+    """Whether the first cause is the true one, the contradiction is told, or a healthy run is
+    called healthy."""
     if run.contradiction:
         return any(sentence.startswith(run.contradiction) for sentence in health.contradictions)
     if not run.cause:
@@ -197,7 +226,10 @@ def test_clocks_that_are_low_on_all_devices_are_named() -> None:
 
 def test_a_gather_of_weights_tells_slow_links_from_a_slow_device() -> None:
     # A slow device is waited for in the reduction alone; slow links lengthen reduction and gather.
-    for name in ("slow links under DeepSpeed with its timers", "slow rank under DeepSpeed with its timers"):
+    for name in (
+        "slow links under DeepSpeed with its timers",
+        "slow rank under DeepSpeed with its timers",
+    ):
         run = (FOR_WRITING | HELD_BACK)[name]
         health = checked_by_name(name, run)
         assert health.causes[0].name == run.cause, health
@@ -209,8 +241,16 @@ def test_steps_that_become_slower_at_once_are_weighed_by_the_jump() -> None:
     assert health.series.drift is not None
     assert health.causes[0].name == "slows_down"
     # Settings hold from the start of a run, so that none of them is behind a jump.
-    assert not {cause.name for cause in health.causes} & {"overlap_off", "full_recompute", "unfused_attention"}
-    assert all("if it begins at step" in cause.evidence for cause in health.causes[1:] if cause.name != "data_loading")
+    assert not {cause.name for cause in health.causes} & {
+        "overlap_off",
+        "full_recompute",
+        "unfused_attention",
+    }
+    assert all(
+        "if it begins at step" in cause.evidence
+        for cause in health.causes[1:]
+        if cause.name != "data_loading"
+    )
     assert health.no_fault_probability < 0.01
 
 
@@ -234,7 +274,9 @@ def test_drawn_runs_are_named_as_surely_as_their_logs_allow() -> None:
     # A log that holds more than step times: the fault is among the three causes in 8 of 10, and
     # mostly the first.
     telling = [check for check in checks if has_evidence(check.run)]
-    named = [check for check in telling if check.run.cause in {cause.name for cause in check.causes}]
+    named = [
+        check for check in telling if check.run.cause in {cause.name for cause in check.causes}
+    ]
     assert len(telling) > 30
     assert len(named) >= 0.8 * len(telling)
     assert sum(check.first_is_right for check in telling) > 0.5 * len(telling)
@@ -251,7 +293,9 @@ def test_drawn_runs_are_named_as_surely_as_their_logs_allow() -> None:
 
 
 def test_a_log_that_fits_several_causes_says_so_and_what_to_log() -> None:
-    run = SimulatedRun(form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.3x"))
+    run = SimulatedRun(
+        form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.3x")
+    )
     health = checked(run)
     assert health.causes[0].probability < 0.5
     assert "only has step times" in health.undecided
@@ -270,7 +314,9 @@ def test_a_log_that_fits_several_causes_says_so_and_what_to_log() -> None:
 def test_a_log_is_asked_for_nothing_that_it_has(timers: bool, stragglers: bool) -> None:
     """Of Megatron-LM: phases on the fastest and the slowest rank, and the clocks of devices."""
     settings = ("compute_rate=0.85x", "power_limit=0.85x")
-    run = SimulatedRun(form="megatron", job="megatron 8b", settings=settings, timers=timers, stragglers=stragglers)
+    run = SimulatedRun(
+        form="megatron", job="megatron 8b", settings=settings, timers=timers, stragglers=stragglers
+    )
     undecided = checked(run).undecided
     assert undecided or timers or stragglers
     if undecided:
@@ -290,7 +336,8 @@ def test_a_certain_cause_is_not_called_undecided() -> None:
 
 
 def test_what_the_log_shows_comes_before_guesses_that_are_less_likely_than_not() -> None:
-    # The overlap costs little here, and the site itself is slow: what is certain is named first all the same.
+    # The overlap costs little here, and the site itself is slow: what is certain is named first all
+    # the same.
     run = SimulatedRun(
         form="megatron",
         job="megatron-lm 20b",
@@ -310,8 +357,12 @@ def test_what_the_log_shows_comes_before_guesses_that_are_less_likely_than_not()
 @pytest.mark.parametrize("form", ["maxtext", "nemo"])
 def test_checkpoints_that_a_log_without_a_clock_cannot_time_are_told(form: str) -> None:
     job_name = {"maxtext": "maxtext", "nemo": "nemo"}[form]
-    health = checked(SimulatedRun(form=form, job=job_name, saves=dict.fromkeys(range(40, STEPS, 40), 90.0)))
+    health = checked(
+        SimulatedRun(form=form, job=job_name, saves=dict.fromkeys(range(40, STEPS, 40), 90.0))
+    )
     if not health.series.stalls:
-        assert any("neither their duration nor the time of day" in remark for remark in health.remarks)
+        assert any(
+            "neither their duration nor the time of day" in remark for remark in health.remarks
+        )
     else:
         assert health.series.untimed_events == 0

@@ -1,4 +1,5 @@
-"""Each kind of evidence moves the probabilities of faults as the table says; what a log lacks is named."""
+"""Each kind of evidence moves the probabilities of faults as the table says; what a log lacks is
+named."""
 
 from known_evidence import TABLE, cases, sentences
 from stored_figures import moved_figures
@@ -12,7 +13,10 @@ def test_evidence_counts_as_the_table_says() -> None:
 
 
 def test_what_a_log_lacks_is_what_could_decide() -> None:
-    settings = {"megatron": ("--timing-log-level", "--log-straggler"), "deepspeed": ("wall_clock_breakdown", None)}
+    settings = {
+        "megatron": ("--timing-log-level", "--log-straggler"),
+        "deepspeed": ("wall_clock_breakdown", None),
+    }
     for name, sentence in sentences():
         form, _, has = name.partition(" with ")
         timers, clocks = settings.get(form, (None, None))
@@ -22,5 +26,6 @@ def test_what_a_log_lacks_is_what_could_decide() -> None:
         if clocks is not None:
             assert (clocks in sentence) is ("clocks" not in has)
         assert ("to log more" in sentence) is any(
-            word is not None and kind not in has for word, kind in ((timers, "timers"), (clocks, "clocks"))
+            word is not None and kind not in has
+            for word, kind in ((timers, "timers"), (clocks, "clocks"))
         )

@@ -25,9 +25,13 @@ def series(
     save_interval: int | None = None,
 ) -> StepSeries:
     pause_after_s = dict(saves or {}) | dict(pauses or {})
-    run = WrittenRun(step_s=list(step_s), checkpoints=list(saves or ()), pause_after_s=pause_after_s)
+    run = WrittenRun(
+        step_s=list(step_s), checkpoints=list(saves or ()), pause_after_s=pause_after_s
+    )
     tokens = run.global_batch * run.seq_len
-    return step_series(parse_log(write_log(form, run)), tokens, run.devices, run.global_batch, save_interval)
+    return step_series(
+        parse_log(write_log(form, run)), tokens, run.devices, run.global_batch, save_interval
+    )
 
 
 def test_steady_steps_have_no_stalls_and_no_drift() -> None:
@@ -59,7 +63,9 @@ def test_pauses_for_checkpoints_are_seen_on_the_clock(form: str) -> None:
     assert stalls.seconds_per_step == pytest.approx(120 / (N - 1), rel=0.05)
 
 
-@pytest.mark.parametrize("form", ["megatron", "nemo", "torchtitan", "nanotron", "maxtext", "composer"])
+@pytest.mark.parametrize(
+    "form", ["megatron", "nemo", "torchtitan", "nanotron", "maxtext", "composer"]
+)
 def test_long_steps_at_regular_distances_are_periodic(form: str) -> None:
     step_s = steady()
     step_s[19::20] += 5.0
@@ -114,8 +120,12 @@ def test_a_trend_and_a_jump_are_told_apart() -> None:
 
 
 def test_the_step_before_a_drift() -> None:
-    assert series(steady() * np.linspace(1.0, 1.2, N)).before_drift_s == pytest.approx(3.0, rel=0.02)
-    assert series(steady() * np.where(np.arange(N) < 120, 1.0, 1.15)).before_drift_s == pytest.approx(3.0, rel=0.02)
+    assert series(steady() * np.linspace(1.0, 1.2, N)).before_drift_s == pytest.approx(
+        3.0, rel=0.02
+    )
+    assert series(
+        steady() * np.where(np.arange(N) < 120, 1.0, 1.15)
+    ).before_drift_s == pytest.approx(3.0, rel=0.02)
 
 
 def test_lines_of_several_steps_count_as_often() -> None:
@@ -139,7 +149,10 @@ def test_steps_of_a_batch_that_is_ramped_up_are_left_out() -> None:
         ("checkpoints:\n  checkpoint_interval: 1000\n", 1000),
         ("checkpoint_period: 100\n", 100),
         ('{"save_steps": 200}', 200),
-        ("[training]\nsteps = 10\n[checkpoint]\nenable = true\ninterval = 400\n[comm]\ninterval = 3\n", 400),
+        (
+            "[training]\nsteps = 10\n[checkpoint]\nenable = true\ninterval = 400\n[comm]\ninterval = 3\n",
+            400,
+        ),
         ("[comm]\ninterval = 3\n", None),
         ("python train.py", None),
     ],

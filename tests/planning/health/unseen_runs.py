@@ -1,8 +1,9 @@
 """Runs of every kind, drawn at random from jobs that no rule of the check was written with.
 
-A kind is drawn first, then one of the frameworks whose logs can hold it. Faults that a log only shows by its times cost
-at least a quarter of the step. Logs of Megatron-LM's family with such a fault have timers, a report of the straggler
-detector or a growing batch, and half of DeepSpeed's have timers; other frameworks print nothing beside the step.
+A kind is drawn first, then one of the frameworks whose logs can hold it. Faults that a log only
+shows by its times cost at least a quarter of the step. Logs of Megatron-LM's family with such a
+fault have timers, a report of the straggler detector or a growing batch, and half of DeepSpeed's
+have timers; other frameworks print nothing beside the step.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,9 @@ def _effect(run: SimulatedRun) -> float:
     return float(steps_s(always, batch)[0] / steps_s(healthy, batch)[0] - 1)
 
 
-def _plain(rng: np.random.Generator, names: tuple[str, ...] = tuple(FORMATS), cause: str = "") -> SimulatedRun:
+def _plain(
+    rng: np.random.Generator, names: tuple[str, ...] = tuple(FORMATS), cause: str = ""
+) -> SimulatedRun:
     name = str(rng.choice(names))
     return SimulatedRun(form=FORMATS[name], job=name, site_spread=0.08, cause=cause)
 
@@ -77,7 +80,10 @@ def _data_loading(rng: np.random.Generator) -> SimulatedRun:
     problem, _ = job(run.job)
     step_s = steps_s(SimulatedRun(form=run.form, job=run.job), [problem.job.global_batch])[0]
     return replace(
-        run, begins_at=1, loader_s=float(step_s * rng.uniform(0.26, 0.6)), loads_by_sequence=bool(rng.random() < 0.5)
+        run,
+        begins_at=1,
+        loader_s=float(step_s * rng.uniform(0.26, 0.6)),
+        loads_by_sequence=bool(rng.random() < 0.5),
     )
 
 
@@ -114,7 +120,9 @@ def _stalls(rng: np.random.Generator, cause: str, every: int | None) -> Simulate
     run = _plain(rng, cause=cause)
     problem, _ = job(run.job)
     step_s = float(steps_s(SimulatedRun(form=run.form, job=run.job), [problem.job.global_batch])[0])
-    steps = range(every, STEPS, every) if every else rng.choice(np.arange(20, STEPS), 8, replace=False)
+    steps = (
+        range(every, STEPS, every) if every else rng.choice(np.arange(20, STEPS), 8, replace=False)
+    )
     pauses = {int(step): step_s * float(rng.uniform(2.0, 6.0)) for step in steps}
     if cause == "checkpoints":
         return replace(run, saves=pauses)
@@ -132,12 +140,19 @@ def _contradiction(rng: np.random.Generator) -> SimulatedRun:
 
 KINDS: Final[dict[str, Callable[[np.random.Generator], SimulatedRun]]] = {
     "slow_inter_node_link": _machine(
-        "slow_inter_node_link", lambda rng, pp: (f"inter_node_bandwidth={rng.choice([0.5, 0.25, 0.125, 0.06])}x",)
+        "slow_inter_node_link",
+        lambda rng, pp: (f"inter_node_bandwidth={rng.choice([0.5, 0.25, 0.125, 0.06])}x",),
     ),
     "slow_rank": _machine(
-        "slow_rank", lambda rng, pp: (f"slow_rank={rng.integers(pp)}", f"slow_factor={rng.uniform(1.25, 1.8):.2f}x")
+        "slow_rank",
+        lambda rng, pp: (
+            f"slow_rank={rng.integers(pp)}",
+            f"slow_factor={rng.uniform(1.25, 1.8):.2f}x",
+        ),
     ),
-    "host_bound": _machine("host_bound", lambda rng, pp: (f"host_op_s={rng.uniform(2.0, 5.0):.2f}x",)),
+    "host_bound": _machine(
+        "host_bound", lambda rng, pp: (f"host_op_s={rng.uniform(2.0, 5.0):.2f}x",)
+    ),
     "low_clocks": _machine("low_clocks", lambda rng, pp: _clocks(rng.uniform(0.55, 0.79))),
     "data_loading": _data_loading,
     "overlap_off": _options("overlap_off", overlap_grad_reduce=False),
@@ -150,7 +165,9 @@ KINDS: Final[dict[str, Callable[[np.random.Generator], SimulatedRun]]] = {
         _plain(rng, (*MEGATRON, "deepspeed gemma"), "skipped_steps"),
         skipped=tuple(range(int(rng.integers(2, 9)), STEPS, int(rng.integers(7, 20)))),
     ),
-    "slows_down": lambda rng: replace(_plain(rng, cause="slows_down"), slower_later=float(rng.uniform(1.1, 1.5))),
+    "slows_down": lambda rng: replace(
+        _plain(rng, cause="slows_down"), slower_later=float(rng.uniform(1.1, 1.5))
+    ),
     "another batch": _contradiction,
     "healthy": _plain,
 }

@@ -1,8 +1,9 @@
 """How close the bound of a search comes to the step time, kept in `known_bounds.csv`.
 
-A bound that is too high is a fault that other tests find. One that is too low loses nothing but time: here is what it
-comes to for every schedule and way of keeping model states, under prices that are the same for ever, where passes bound
-a step and where exchanges do. A change that is meant to move it, or what a step consists of, is followed by
+A bound that is too high is a fault that other tests find. One that is too low loses nothing but
+time: here is what it comes to for every schedule and way of keeping model states, under prices that
+are the same for ever, where passes bound a step and where exchanges do. A change that is meant to
+move it, or what a step consists of, is followed by
 
     python tests/planning/layouts/known_bounds.py
 """
@@ -46,7 +47,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 
 LINKS = {"share": 1.0, "on slow links": 0.02}
-"""Columns of the table: on links so fast that passes bound a step, and so slow that exchanges do."""
+"""Columns of the table: on links so fast that passes bound a step, and so slow that exchanges
+do."""
 
 
 class Rates:
@@ -67,7 +69,8 @@ class Rates:
 
 
 def problem(links: float) -> StepProblem:
-    """A step at constant rates on a site without constants of its own, links so many times as fast as usual."""
+    """A step at constant rates on a site without constants of its own, links so many times as fast
+    as usual."""
     job = Job(global_batch=32, seq_len=1024)
     site = Site(sustained=(), skew=0.01, power_limited=False, population=NEUTRAL)
     problem = step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), job, site=site)
@@ -95,7 +98,8 @@ def _of(name: str) -> dict[str, Any]:
 
 
 def shares() -> dict[Layout, tuple[float, ...]]:
-    """Every possible layout, and the share of its step time that its bound comes to on each of `LINKS`."""
+    """Every possible layout, and the share of its step time that its bound comes to on each of
+    `LINKS`."""
     columns = []
     for links in LINKS.values():
         of = problem(links)
@@ -108,7 +112,9 @@ def _is_possible(of: StepProblem, layout: Layout) -> bool:
     try:
         check_layout(of.model, of.cluster, of.job, layout)
         scheduler = get_schedule(layout.schedule)
-        scheduler.require(layout.pp, of.job.num_microbatches(layout), scheduler.chunks_for(layout.vpp))
+        scheduler.require(
+            layout.pp, of.job.num_microbatches(layout), scheduler.chunks_for(layout.vpp)
+        )
     except LayoutError:
         return False
     return True
@@ -118,7 +124,9 @@ def read() -> dict[Layout, tuple[float, ...]]:
     """What was so when the table was written."""
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return {Layout.parse(row["layout"]): tuple(float(row[links]) for links in LINKS) for row in rows}
+    return {
+        Layout.parse(row["layout"]): tuple(float(row[links]) for links in LINKS) for row in rows
+    }
 
 
 def write() -> None:

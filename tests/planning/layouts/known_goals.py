@@ -1,4 +1,5 @@
-"""Formulas on intervals, and quantities and robustness of some layouts at constant rates, kept in `known_goals.csv`.
+"""Formulas on intervals, and quantities and robustness of some layouts at constant rates, kept in
+`known_goals.csv`.
 
 A change that is meant to move them is followed by
 
@@ -79,17 +80,26 @@ def layout_cases() -> Iterator[StoredCase]:
     population = replace(NEUTRAL, common={**NEUTRAL.common, **COMMON})
     site = replace(SITE, population=population)
     model = replace(catalog.model("llama3-8b"), layers=8)
-    problem = step_problem(model, catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=2048), site=site)
+    problem = step_problem(
+        model, catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=2048), site=site
+    )
     problem = problem.repriced(Rates(), Rates())
     predictions = [explain(problem, layout) for layout in LAYOUTS]
     quantity = Goal.parse(problem, tariff=TARIFF).quantities_of(predictions)
     for name in QUANTITIES:
         values = np.broadcast_to(quantity(name).lo, len(LAYOUTS)).tolist()
-        yield StoredCase(f"quantity {name}", f"quantity {name}", {f"{i}": value for i, value in enumerate(values)})
+        yield StoredCase(
+            f"quantity {name}",
+            f"quantity {name}",
+            {f"{i}": value for i, value in enumerate(values)},
+        )
     for objective in (*OBJECTIVES, "step_time_s * devices + memory_gib / 100"):
         goal = Goal.parse(problem, objective, ("memory_gib < 60",), TARIFF)
         robust = robustness(goal, predictions)
-        found = {f"value{i}": value for i, value in enumerate(goal.value(goal.quantities_of(predictions)).tolist())}
+        found = {
+            f"value{i}": value
+            for i, value in enumerate(goal.value(goal.quantities_of(predictions)).tolist())
+        }
         # Probabilities are counts of draws, of which rounding may move one.
         for name, digits in (("better", 2), ("best", 2), ("regret", 9), ("upper", 9)):
             values = np.asarray(getattr(robust, name), float).ravel().round(digits).tolist()

@@ -31,11 +31,18 @@ def plain_enumeration(space: SearchSpace, case) -> set[Layout]:
     model, job, found = case.model, case.job, set()
     divides = cache(lambda shard: blocks(model, job, shard))
     etps = space.etp if model.experts else (None,)
-    for tp, cp, pp, ep, etp, micro_batch in product(space.tp, space.cp, space.pp, space.ep, etps, space.micro_batch):
+    for tp, cp, pp, ep, etp, micro_batch in product(
+        space.tp, space.cp, space.pp, space.ep, etps, space.micro_batch
+    ):
         dp, rest = divmod(case.devices, tp * cp * pp)
         if etp == tp and None in etps:
             continue
-        if rest or not dp or tp * cp * dp % (ep * (etp or tp)) or job.global_batch % (dp * micro_batch):
+        if (
+            rest
+            or not dp
+            or tp * cp * dp % (ep * (etp or tp))
+            or job.global_batch % (dp * micro_batch)
+        ):
             continue
         alone = dp * cp == 1 and tp == ep * (etp or tp)
         for vpp, schedule, zero, recompute, again, sequence, reduce, gather, overlap in product(
@@ -66,13 +73,17 @@ def plain_enumeration(space: SearchSpace, case) -> set[Layout]:
                 divides(Shard.of(layout))
             except LayoutError:
                 continue
-            if (scheduler.chunks and stages > model.layers) or sum(again or ()) >= -(-model.layers // stages):
+            if (scheduler.chunks and stages > model.layers) or sum(again or ()) >= -(
+                -model.layers // stages
+            ):
                 continue
             found.add(layout)
     return found
 
 
-@pytest.mark.parametrize(("schedules", "options"), [("", ""), ("1f1b,zb-v,chimera", "overlap,tp_overlap,recompute")])
+@pytest.mark.parametrize(
+    ("schedules", "options"), [("", ""), ("1f1b,zb-v,chimera", "overlap,tp_overlap,recompute")]
+)
 def test_grids_hold_what_a_plain_loop_finds(case, schedules, options):
     space = default_space(case)
     space = with_options(with_schedules(space, schedules), options, case.cluster)
@@ -86,7 +97,12 @@ def test_grids_hold_what_a_plain_loop_finds(case, schedules, options):
 
 @pytest.mark.parametrize("fixed", ["", "etp=1", "tp=4,ep=8,etp=1"])
 def test_experts_are_folded_where_it_is_asked_for(case, fixed):
-    net = replace(case.model, layers=4, tied_embeddings=False, experts=Experts(count=16, topk=2, ffn_hidden=2048))
+    net = replace(
+        case.model,
+        layers=4,
+        tied_embeddings=False,
+        experts=Experts(count=16, topk=2, ffn_hidden=2048),
+    )
     of = replace(case, model=net, devices=8)
     space = with_options(default_space(of), "folding", of.cluster)
     space = replace(restrict(space, fixed), schedule=("1f1b",), micro_batch=(1, 2), vpp=(1,))
@@ -102,7 +118,11 @@ def test_orders_that_place_all_groups_alike_are_one(case):
     space = with_options(space, "order", case.cluster)
     orders = {}
     for grid in enumerate_grids(space, case.replace(devices=64), Counter()):
-        of_degrees = [grid.degrees.replace(order=shard.order) for shard in grid.shards if not shard.sequence_parallel]
+        of_degrees = [
+            grid.degrees.replace(order=shard.order)
+            for shard in grid.shards
+            if not shard.sequence_parallel
+        ]
         places = {placement_on_network(layout, case.cluster) for layout in of_degrees}
         assert len(places) == len(of_degrees)
         assert of_degrees[0].order == Layout().order or not of_degrees
@@ -116,7 +136,9 @@ def test_fewer_devices_are_offered_only_when_asked_for(case):
     few = default_space(case.replace(devices=6), fewer_devices=True)
     every = list(enumerate_layouts(few, case.replace(devices=6), Counter()))
     assert {layout.devices for layout in every} == {1, 2, 3, 4, 6}
-    exact = set(enumerate_layouts(replace(few, fewer_devices=False), case.replace(devices=6), Counter()))
+    exact = set(
+        enumerate_layouts(replace(few, fewer_devices=False), case.replace(devices=6), Counter())
+    )
     assert exact == {layout for layout in every if layout.devices == 6}
 
 

@@ -1,4 +1,5 @@
-"""A search for a framework tries exactly what the framework can run, and says what it would gain beyond."""
+"""A search for a framework tries exactly what the framework can run, and says what it would gain
+beyond."""
 
 import json
 from collections import Counter
@@ -21,7 +22,11 @@ from perfmodel.planning.layouts import (
 from perfmodel.spec import Framework
 
 NO_PIPELINED_ZERO = Framework(
-    name="ours", schedules=("1f1b",), zero_stages=(0, 1, 2, 3), zero_stages_in_pipelines=(0,), virtual_stages=False
+    name="ours",
+    schedules=("1f1b",),
+    zero_stages=(0, 1, 2, 3),
+    zero_stages_in_pipelines=(0,),
+    virtual_stages=False,
 )
 
 
@@ -34,7 +39,10 @@ def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, n
     every = list(enumerate_layouts(replace(space, any_framework=True), of, Counter()))
     expected = {layout for layout in every if not framework.cannot_run(layout)}
     # what it cannot hide is tried as it runs it
-    expected = {lay if framework.communication.hides(lay.zero, lay.tp) else _exposed(lay) for lay in expected}
+    expected = {
+        lay if framework.communication.hides(lay.zero, lay.tp) else _exposed(lay)
+        for lay in expected
+    }
     assert set(own) == expected
     assert len(own) == len(set(own))
     counted = {str(why) for why in rejected if why.reason is Reason.FRAMEWORK}
@@ -59,7 +67,9 @@ def test_what_would_be_gained_beyond_a_framework_is_the_best_of_all(case):
     assert beyond.step_time_s == pytest.approx(every.layouts[0].step_time_s, rel=1e-4)
     assert beyond.gain == pytest.approx(1 - beyond.step_time_s / best.step_time_s, rel=1e-3)
     assert beyond.cannot_run == NO_PIPELINED_ZERO.cannot_run(beyond.layout) != ()
-    assert own.to_dict()["beyond_framework"]["layout"] == NO_PIPELINED_ZERO.notation(beyond.layout, case.model)
+    assert own.to_dict()["beyond_framework"]["layout"] == NO_PIPELINED_ZERO.notation(
+        beyond.layout, case.model
+    )
 
 
 def test_nothing_is_offered_beyond_a_framework_that_can_run_the_best(case):
@@ -72,12 +82,16 @@ def test_nothing_is_offered_beyond_a_framework_that_can_run_the_best(case):
 
 def test_a_space_in_which_a_framework_runs_nothing_names_it(case):
     of = case.replace(framework=NO_PIPELINED_ZERO)
-    with pytest.raises(LayoutError, match=r"ours cannot run zero=1 in a pipeline.*another framework than ours"):
+    with pytest.raises(
+        LayoutError, match=r"ours cannot run zero=1 in a pipeline.*another framework than ours"
+    ):
         search(of, space=restrict(default_space(of), "pp=2,tp=2,zero=1"))
 
 
 def test_context_and_expert_parallelism_are_laid_out_as_the_framework_runs_them():
-    problem = catalog.problem("mixtral-8x7b", "dgx-h100", global_batch=16, seq_len=32768, devices=16)
+    problem = catalog.problem(
+        "mixtral-8x7b", "dgx-h100", global_batch=16, seq_len=32768, devices=16
+    )
     own = Framework(name="own", cp_kind="all_gather", cp_balanced=False, ep_overlap=True)
     space = SearchSpace(
         tp=(1,), pp=(1,), cp=(1, 2), ep=(1, 8), vpp=(1,), micro_batch=(1,), schedule=("1f1b",), zero=(1,),
@@ -100,7 +114,9 @@ def test_command(capsys):
     label = catalog.framework("nanotron").label
     assert told["framework"] == label
     assert any(why.startswith(f"{label} cannot run") for why in told["rejected"])
-    assert {"layout", "objective_value", "step_time_s", "gain", "cannot_run"} == set(told["beyond_framework"])
+    assert {"layout", "objective_value", "step_time_s", "gain", "cannot_run"} == set(
+        told["beyond_framework"]
+    )
     assert main(command) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"layouts that {label} can run" in out

@@ -1,4 +1,5 @@
-"""Impossible requests name what stands in the way, and what they suggest does make them possible."""
+"""Impossible requests name what stands in the way, and what they suggest does make them
+possible."""
 
 import json
 from dataclasses import replace
@@ -67,7 +68,11 @@ def test_a_loosened_constraint_is_satisfied_and_is_the_nearest(case, constraints
     texts = [change for change in result.impossible.changes if "constraint" in change.to]
     assert texts
     for change in texts:
-        which = next(i for i, text in enumerate(constraints) if f"(for {' '.join(text.split())})" in change.what)
+        which = next(
+            i
+            for i, text in enumerate(constraints)
+            if f"(for {' '.join(text.split())})" in change.what
+        )
         loosened = [*constraints[:which], change.to["constraint"], *constraints[which + 1 :]]
         assert found(case, constraints=loosened, fix="micro_batch=1").layouts, change
         head, _, threshold = change.to["constraint"].rpartition(" ")
@@ -78,7 +83,9 @@ def test_a_loosened_constraint_is_satisfied_and_is_the_nearest(case, constraints
 
 
 def test_contradictory_constraints_are_named(case):
-    result = found(case, constraints=["devices > 8", "devices < 8", "memory_bytes < 7e10"], fix="micro_batch=1")
+    result = found(
+        case, constraints=["devices > 8", "devices < 8", "memory_bytes < 7e10"], fix="micro_batch=1"
+    )
     assert changes(result, "without") == [["devices > 8", "devices < 8"]]
     assert "possible with neither devices > 8 nor devices < 8" in str(result.impossible)
     assert "memory" not in result.impossible.binding
@@ -87,7 +94,9 @@ def test_contradictory_constraints_are_named(case):
 
 def test_where_nothing_divides_the_nearest_devices_and_batch_are_offered(case):
     fix = "tp=2,pp=2,micro_batch=1"
-    with pytest.raises(LayoutError, match=r"no layout of gpt3-1\.3b is possible on 7 devices") as error:
+    with pytest.raises(
+        LayoutError, match=r"no layout of gpt3-1\.3b is possible on 7 devices"
+    ) as error:
         found(case, devices=7, fix=fix)
     assert "8 devices" in str(error.value)
     assert found(case, devices=8, fix=fix).layouts

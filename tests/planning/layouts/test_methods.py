@@ -7,13 +7,27 @@ from perfmodel.planning.layouts import default_space, restrict, search
 from perfmodel.prediction import evaluate, step_problem
 from perfmodel.spec import Job, Problem
 
-MODEL, CLUSTER, JOB = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=16, seq_len=2048)
+MODEL, CLUSTER, JOB = (
+    catalog.model("gpt3-1.3b"),
+    catalog.cluster("dgx-a100"),
+    Job(global_batch=16, seq_len=2048),
+)
 
 
 def found(method, fix="tp=1,micro_batch=1,schedule=1f1b,vpp=1", devices=7, **options):
-    space = restrict(default_space(Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=devices)), fix)
+    space = restrict(
+        default_space(Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=devices)), fix
+    )
     return search(
-        MODEL, CLUSTER, devices=devices, global_batch=16, job=JOB, space=space, method=method, top=3, **options
+        MODEL,
+        CLUSTER,
+        devices=devices,
+        global_batch=16,
+        job=JOB,
+        space=space,
+        method=method,
+        top=3,
+        **options,
     )
 
 
@@ -34,7 +48,11 @@ def test_uneven_stages_win_where_layers_do_not_divide(method):
     assert plain.method == "enumerate"
     assert plain.certificate == "exact"
     assert improved.to_dict()["improvements"][0]["certificate"]["gap"] >= 0
-    assert set(gain.changed) <= {"partition", "recompute", "recompute_full_layers"}  # the space has one micro-batch
+    assert set(gain.changed) <= {
+        "partition",
+        "recompute",
+        "recompute_full_layers",
+    }  # the space has one micro-batch
     assert gain.changed["partition"] == (None, best.layout.partition)
 
 

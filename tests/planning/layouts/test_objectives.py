@@ -38,7 +38,9 @@ def space(case):
 def every(case, space):
     """Every layout that fits with its quantities, worked out one by one."""
     layouts = list(enumerate_layouts(space, case, Counter()))
-    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
+    usable = case.cluster.device.memory_bytes * (
+        1 - case.step_problem.framework.memory.memory_margin
+    )
     peak = peak_memory(case.step_problem, layouts)[0]
     step_s = evaluate(case.step_problem, layouts).step_time_s
     tokens = case.job.global_batch * case.job.seq_len
@@ -76,15 +78,21 @@ def found(case, space, **options):
         ),
     ],
 )  # fmt: skip
-def test_the_best_is_that_of_brute_force(case, space, every, monkeypatch, objective, of, constraints, holds):
+def test_the_best_is_that_of_brute_force(
+    case, space, every, monkeypatch, objective, of, constraints, holds
+):
     monkeypatch.setattr(evaluation, "FIRST_BATCH", 8)
     monkeypatch.setattr(evaluation, "BATCH", 32)
     result = found(case, space, objective=objective, constraints=constraints, tariff=TARIFF, top=6)
     expected = sorted((of(row), row["step_time_s"]) for row in every if holds(row))[:6]
     values = [of(next(row for row in every if row["layout"] == p.layout)) for p in result.layouts]
     np.testing.assert_allclose(values, [value for value, _ in expected], rtol=1e-4)
-    np.testing.assert_allclose([abs(v) for v in result.values], [abs(value) for value, _ in expected], rtol=1e-4)
-    np.testing.assert_allclose([p.step_time_s for p in result.layouts], [s for _, s in expected], rtol=1e-3)
+    np.testing.assert_allclose(
+        [abs(v) for v in result.values], [abs(value) for value, _ in expected], rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        [p.step_time_s for p in result.layouts], [s for _, s in expected], rtol=1e-3
+    )
     assert result.certificate == "exact"
     assert result.gap == 0
     assert result.evaluated < len(every)

@@ -7,7 +7,15 @@ import pytest
 
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts import Tariff, ask, default_space, enumerate_layouts, non_dominated, pareto, restrict
+from perfmodel.planning.layouts import (
+    Tariff,
+    ask,
+    default_space,
+    enumerate_layouts,
+    non_dominated,
+    pareto,
+    restrict,
+)
 from perfmodel.prediction import evaluate
 from perfmodel.prediction.memory import peak_memory
 
@@ -16,7 +24,9 @@ def plain_front(points):
     """By all pairs: rows that no other beats or equals everywhere, each distinct one once."""
     distinct = {tuple(row) for row in points.tolist()}
     return sorted(
-        a for a in distinct if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in distinct)
+        a
+        for a in distinct
+        if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in distinct)
     )
 
 
@@ -29,15 +39,23 @@ def test_non_dominated_is_that_of_all_pairs():
 
 @pytest.mark.parametrize(
     ("objectives", "constraints"),
-    [(("time", "memory"), ()), (("time", "memory", "cost"), ()), (("memory", "tokens_per_s"), ("devices < 8",))],
+    [
+        (("time", "memory"), ()),
+        (("time", "memory", "cost"), ()),
+        (("memory", "tokens_per_s"), ("devices < 8",)),
+    ],
 )
 def test_the_front_is_that_of_brute_force(case, objectives, constraints):
     space = restrict(
         default_space(case, fewer_devices="cost" in objectives or
                       bool(constraints)), "micro_batch=1"
     )  # fmt: skip
-    question = ask(case.model, case.cluster, devices=case.devices, global_batch=16, job=case.job, space=space)
-    front = pareto(question, objectives, constraints=constraints, tariff=Tariff(price_per_device_hour=2.0))
+    question = ask(
+        case.model, case.cluster, devices=case.devices, global_batch=16, job=case.job, space=space
+    )
+    front = pareto(
+        question, objectives, constraints=constraints, tariff=Tariff(price_per_device_hour=2.0)
+    )
     layouts = list(enumerate_layouts(space, case, Counter()))
     peak = peak_memory(case.step_problem, layouts)[0]
     step_s = evaluate(case.step_problem, layouts).step_time_s
@@ -47,7 +65,9 @@ def test_the_front_is_that_of_brute_force(case, objectives, constraints):
         "time": step_s, "memory": peak, "cost": step_s * devices * 2 / 3600 * 1e6 / tokens,
         "tokens_per_s": -tokens / step_s,
     }  # fmt: skip
-    fits = peak <= case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
+    fits = peak <= case.cluster.device.memory_bytes * (
+        1 - case.step_problem.framework.memory.memory_margin
+    )
     fits &= (devices < 8) | (not constraints)
     expected = np.array(plain_front(np.stack([of[name][fits] for name in objectives], axis=1)))
     ours = np.abs(front.values)

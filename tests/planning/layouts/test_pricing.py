@@ -33,7 +33,9 @@ def test_memory_is_that_of_exact_predictions(case):
             layouts.append(cost.grid.layout(place))
             index = np.unravel_index(place, cost.grid.shape)
             ours.append(np.broadcast_to(cost.spread(cost.peak_bytes), cost.grid.shape)[index])
-            largest.append(CATEGORIES[np.broadcast_to(cost.spread(cost.largest), cost.grid.shape)[index]])
+            largest.append(
+                CATEGORIES[np.broadcast_to(cost.spread(cost.largest), cost.grid.shape)[index]]
+            )
     expected, parts = peak_memory(case.step_problem, layouts)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
     assert largest == parts
@@ -85,7 +87,10 @@ def layouts(draw) -> Layout:
     recompute = draw(st.sampled_from(["none", "selective", "full"]))
     if draw(st.integers(0, 5)) == 0:
         return Layout(
-            tp=tp, dp=dp, zero=draw(st.integers(0, 3)) if dp > 1 else 0, offload_layers=draw(st.integers(0, 9))
+            tp=tp,
+            dp=dp,
+            zero=draw(st.integers(0, 3)) if dp > 1 else 0,
+            offload_layers=draw(st.integers(0, 9)),
         )
     return Layout(
         tp=tp, pp=pp, dp=dp, micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
@@ -109,7 +114,9 @@ def test_no_layout_beats_its_bound(found, batch):
         try:
             check_layout(model, cluster, job, layout)
             scheduler = get_schedule(layout.schedule)
-            scheduler.require(layout.pp, job.num_microbatches(layout), scheduler.chunks_for(layout.vpp))
+            scheduler.require(
+                layout.pp, job.num_microbatches(layout), scheduler.chunks_for(layout.vpp)
+            )
             stages = int(scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp)).max()) + 1
         except LayoutError:
             continue
@@ -118,9 +125,16 @@ def test_no_layout_beats_its_bound(found, batch):
     if not possible:
         return
     problem = step_problem(model, cluster, job)
-    bound = np.array([cost.bound_s.item() for cost in price_grids(problem, [LayoutGrid.of(lay) for lay in possible])])
+    bound = np.array(
+        [
+            cost.bound_s.item()
+            for cost in price_grids(problem, [LayoutGrid.of(lay) for lay in possible])
+        ]
+    )
     exact = evaluate(problem, possible).step_time_s
-    assert (bound <= exact * (1 + 1e-5)).all(), [lay for lay, b, e in zip(possible, bound, exact, strict=True) if b > e]
+    assert (bound <= exact * (1 + 1e-5)).all(), [
+        lay for lay, b, e in zip(possible, bound, exact, strict=True) if b > e
+    ]
     assert (bound > 0).all()
 
 

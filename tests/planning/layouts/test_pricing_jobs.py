@@ -1,4 +1,5 @@
-"""Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and framework."""
+"""Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and
+framework."""
 
 from dataclasses import replace
 from typing import get_args
@@ -25,21 +26,49 @@ from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.session import Session
-from perfmodel.spec import OPTIMIZERS, Framework, Job, Layout, Mlp, RowKernels, Transformer, key_fields
+from perfmodel.spec import (
+    OPTIMIZERS,
+    Framework,
+    Job,
+    Layout,
+    Mlp,
+    RowKernels,
+    Transformer,
+    key_fields,
+)
 from perfmodel.spec.parts import Experts, WindowHeads
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 DENSE = Transformer(
-    name="dense", layers=12, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096, vocab=32000, seq_len=1024
+    name="dense",
+    layers=12,
+    hidden=1024,
+    heads=16,
+    kv_heads=16,
+    head_dim=64,
+    ffn_hidden=4096,
+    vocab=32000,
+    seq_len=1024,
 )
 MODELS = [
     DENSE,
     replace(DENSE, name="windowed", window=256, full_attention_every=2, tied_embeddings=False),
-    replace(DENSE, name="experts", experts=Experts(count=8, topk=2, ffn_hidden=1024, first_dense_layers=2)),
+    replace(
+        DENSE,
+        name="experts",
+        experts=Experts(count=8, topk=2, ffn_hidden=1024, first_dense_layers=2),
+    ),
     replace(catalog.model("gpt-oss-20b"), layers=10),
     replace(DENSE, name="encoder and decoder", layers=8, decoder_layers=6),
     replace(catalog.model("qwen3-next-80b-a3b"), layers=10),
-    replace(DENSE, name="further tokens", mtp_layers=1, norm_at="both", qk_norm=True, qk_norm_of_all_heads=True),
+    replace(
+        DENSE,
+        name="further tokens",
+        mtp_layers=1,
+        norm_at="both",
+        qk_norm=True,
+        qk_norm_of_all_heads=True,
+    ),
     replace(DENSE, name="side by side", parallel_blocks="one_norm"),
     replace(DENSE, name="side by side on two norms", parallel_blocks="two_norms", window=256),
     replace(
@@ -65,7 +94,13 @@ MODELS = [
 FRAMEWORKS = [
     EAGER,
     COMPILED,
-    Framework(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0),
+    Framework(
+        dp_overlap_loss=0.3,
+        straggling=0.02,
+        step_overhead_s=1e-3,
+        tp_overlap_loss=0.3,
+        host_op_s=0.0,
+    ),
     Framework(blocking_sends=True, host_op_s=0.0),
     Framework(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
 ]
@@ -80,7 +115,9 @@ JOBS = (
         "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
         "row_kernels": st.sampled_from(get_args(RowKernels)),
         "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
-        "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
+        "recompute_modules": st.sampled_from(
+            [("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]
+        ),
         "wide_modules": st.sampled_from([(), ("attention", "further_tokens")]),
         "wide_last_layers": st.sampled_from([0, 3]),
         "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
@@ -91,7 +128,9 @@ JOBS = (
         "bucket_bytes": st.sampled_from([None, 2e9]),
         "cached_tokens": st.just(0),  # of inference
         "adapter_rank": st.sampled_from([0, 0, 16]),
-        "adapter_modules": st.sampled_from([("linear_qkv", "linear_proj"), ("linear_qkv", "linear_fc1")]),
+        "adapter_modules": st.sampled_from(
+            [("linear_qkv", "linear_proj"), ("linear_qkv", "linear_fc1")]
+        ),
         "base_weights": st.sampled_from(["", "", "nf4"]),
         "mean_tokens": st.sampled_from([None, None, 700.0]),
         "rms_tokens": st.sampled_from([None, None, 720.0]),
@@ -99,7 +138,11 @@ JOBS = (
         "input_samples_per_s": st.sampled_from([None, None, 40.0]),
         "cuda_graphs": st.sampled_from(get_args(key_fields(Job)["cuda_graphs"].hint)),
     }
-    | {key: st.booleans() for key, entry in key_fields(Job).items() if isinstance(entry.default, bool)}
+    | {
+        key: st.booleans()
+        for key, entry in key_fields(Job).items()
+        if isinstance(entry.default, bool)
+    }
     | {
         "fp8_attention": st.just(False),  # of products in 8 bits
     }
@@ -109,7 +152,11 @@ JOBS = (
 @st.composite
 def layouts(draw) -> Layout:
     name, pp = draw(st.sampled_from(NAMES)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
-    tp, dp, cp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 1, 2]))
+    tp, dp, cp = (
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([1, 1, 2])),
+    )
     recompute = draw(st.sampled_from(["none", "selective", "full"]))
     etp = draw(st.sampled_from([None, None, 1]))
     ranks = dp * cp * (tp if etp else 1)
@@ -155,28 +202,45 @@ def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, c
     small_base = flags["base_weights"] if frozen and flags["dtype"] != "fp32" else ""
     job = Job(**flags | {"adapter_rank": adapters, "frozen": frozen, "base_weights": small_base})
     if not isinstance(model, Transformer):
-        job = replace(job, seq_len=1, mean_tokens=None, rms_tokens=None, head="vocabulary", base_weights="")
-        drawn = [layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1)) for layout in drawn]
+        job = replace(
+            job, seq_len=1, mean_tokens=None, rms_tokens=None, head="vocabulary", base_weights=""
+        )
+        drawn = [
+            layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1))
+            for layout in drawn
+        ]
     elif model.experts is None:
         drawn = [layout.replace(ep=1, etp=None) for layout in drawn]
     problem = step_problem(model, catalog.cluster(cluster), job, None, framework)
     drawn = [layout for layout in drawn if possible(problem, layout)]
     assume(drawn)
     costs = [cost for layout in drawn for cost in price_grids(problem, [LayoutGrid.of(layout)])]
-    bound_s, exact_s = np.array([cost.bound_s.item() for cost in costs]), evaluate(problem, drawn).step_time_s
-    too_high = [str(layout) for layout, b, e in zip(drawn, bound_s, exact_s, strict=True) if b > e * (1 + 2e-5)]
+    bound_s, exact_s = (
+        np.array([cost.bound_s.item() for cost in costs]),
+        evaluate(problem, drawn).step_time_s,
+    )
+    too_high = [
+        str(layout)
+        for layout, b, e in zip(drawn, bound_s, exact_s, strict=True)
+        if b > e * (1 + 2e-5)
+    ]
     assert not too_high
     assert (bound_s > 0).all()
-    np.testing.assert_allclose([cost.peak_bytes.item() for cost in costs], peak_memory(problem, drawn)[0], rtol=1e-9)
+    np.testing.assert_allclose(
+        [cost.peak_bytes.item() for cost in costs], peak_memory(problem, drawn)[0], rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("schedule", NAMES)
 def test_a_single_stage_is_bounded_alike_under_every_schedule(schedule):
-    """Also where the schedule, which then does not run, would ask for more of the job: equal lengths, other batches."""
+    """Also where the schedule, which then does not run, would ask for more of the job: equal
+    lengths, other batches."""
     job = Job(global_batch=6, seq_len=1025, mean_tokens=600, rms_tokens=700)
     problem = step_problem(DENSE, catalog.cluster("dgx-a100"), job, None, COMPILED)
     plain, same = Layout(dp=2), Layout(dp=2, schedule=schedule)
-    [of_plain], [of_same] = (list(price_grids(problem, [LayoutGrid.of(layout)])) for layout in (plain, same))
+    [of_plain], [of_same] = (
+        list(price_grids(problem, [LayoutGrid.of(layout)])) for layout in (plain, same)
+    )
     assert of_same.bound_s.item() == of_plain.bound_s.item()
     assert of_same.peak_bytes.item() == of_plain.peak_bytes.item()
     assert evaluate(problem, [same]).step_time_s == evaluate(problem, [plain]).step_time_s
@@ -185,7 +249,8 @@ def test_a_single_stage_is_bounded_alike_under_every_schedule(schedule):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
 def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
-    """On a slow network a bound that leaves a flag out stays where it is, or rises above the step."""
+    """On a slow network a bound that leaves a flag out stays where it is, or rises above the
+    step."""
     # Reductions that ZeRO 3 puts off overlap with nothing.
     layout = Layout(pp=2, dp=8, zero=zero, schedule=schedule, overlap_grad_reduce=zero < 3)
     cluster, job = catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024)
@@ -199,16 +264,24 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
         rose = step_s[name, True] / step_s[name, False]
         if rose == 1:
             assert bound_s[name, True] == bound_s[name, False]
-    assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
-    once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
+    assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (
+        zero == 1
+    )
+    once, each = (
+        step_s["whole_gradients_in_pipelines", True],
+        step_s["whole_gradients_in_pipelines", False],
+    )
     assert once <= each * (1 + 1e-12) if zero >= 2 else once == pytest.approx(each, rel=1e-12)
 
 
 @pytest.mark.parametrize("pp", [1, 2])
 def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp):
-    """What grids share is found by all that it follows from: asked together, each is priced as it is alone."""
+    """What grids share is found by all that it follows from: asked together, each is priced as it
+    is alone."""
     problem = step_problem(
-        catalog.model("mixtral-8x7b"), catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=4096)
+        catalog.model("mixtral-8x7b"),
+        catalog.cluster("dgx-h100"),
+        Job(global_batch=32, seq_len=4096),
     )
     layouts = [
         Layout(pp=pp, dp=8 // pp, ep=ep, ep_overlap=overlaps)
@@ -230,10 +303,12 @@ def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_bound_of_one_stage_holds_what_follows_the_last_pass(zero, frozen, overlaps):
-    """On one stage nothing is hidden by other ranks: updates and gathers that follow them are in step and bound
-    alike, and frozen weights have neither."""
+    """On one stage nothing is hidden by other ranks: updates and gathers that follow them are in
+    step and bound alike, and frozen weights have neither."""
     cluster = catalog.cluster("piz-daint")
-    problem = step_problem(DENSE, cluster, Job(global_batch=8, seq_len=1024, frozen=frozen), None, COMPILED)
+    problem = step_problem(
+        DENSE, cluster, Job(global_batch=8, seq_len=1024, frozen=frozen), None, COMPILED
+    )
     layout = Layout(dp=8, zero=zero, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
     step_s, bound_s = explain(problem, layout).step_time_s, lower_bounds_s(problem, [layout])[0]
     assert bound_s <= step_s * (1 + 2e-5)
@@ -247,16 +322,23 @@ def test_the_bound_of_one_stage_holds_what_follows_the_last_pass(zero, frozen, o
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_frozen_weights_have_no_gradients_to_reduce(zero):
     """What a faster reduction of gradients would change: nothing."""
-    problem = step_problem(DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True))
+    problem = step_problem(
+        DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True)
+    )
     (batch,) = layout_batches(problem, [Layout(dp=8, zero=zero)])
-    assert {op.collective for op in bundle_events(problem, batch, 0).ops if hasattr(op, "collective")} <= {"all_gather"}
+    assert {
+        op.collective for op in bundle_events(problem, batch, 0).ops if hasattr(op, "collective")
+    } <= {"all_gather"}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_single_micro_batch_can_be_offloaded(schedule):
     problem = step_problem(DENSE, catalog.cluster("dgx-a100"), Job(global_batch=1, seq_len=1024))
     layout = Layout(offload=True, schedule=schedule)
-    assert explain(problem, layout).memory.peak == explain(problem, layout.replace(offload=False)).memory.peak
+    assert (
+        explain(problem, layout).memory.peak
+        == explain(problem, layout.replace(offload=False)).memory.peak
+    )
 
 
 def test_refusals():

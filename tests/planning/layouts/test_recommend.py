@@ -24,7 +24,8 @@ def tight() -> SearchResult:
 
 
 def everything(result: SearchResult) -> dict[str, tuple[float, float]]:
-    """Step time and probability to fit of every layout of the space that fits by its predicted need."""
+    """Step time and probability to fit of every layout of the space that fits by its predicted
+    need."""
     every = pm.search("llama3-8b", top=10**6, every=True, distinct=False, **TIGHT)
     return {p.layout_notation: (p.step_time_s, p.fits_probability) for p in every.layouts}
 
@@ -53,7 +54,9 @@ def test_the_probability_that_is_asked_for_is_held(tight: SearchResult, min_fit:
 def test_where_nothing_surely_fits_the_likeliest_is_named(tight: SearchResult) -> None:
     every = everything(tight)
     found = pm.search("llama3-8b", top=3, min_fit=1 - 1e-15, **TIGHT)
-    assert found.first_to_try.fits_probability == pytest.approx(max(chance for _, chance in every.values()), rel=1e-9)
+    assert found.first_to_try.fits_probability == pytest.approx(
+        max(chance for _, chance in every.values()), rel=1e-9
+    )
 
 
 def test_constraints_hold_for_the_recommended_layout(tight: SearchResult) -> None:
@@ -66,14 +69,18 @@ def test_constraints_hold_for_the_recommended_layout(tight: SearchResult) -> Non
 def test_of_several_batches_the_best_safe_layout_is_recommended() -> None:
     words = TIGHT | {"global_batch": [16, 32]}
     both = pm.search("llama3-8b", top=2, **words)
-    alone = [pm.search("llama3-8b", top=2, **(TIGHT | {"global_batch": batch})) for batch in (16, 32)]
+    alone = [
+        pm.search("llama3-8b", top=2, **(TIGHT | {"global_batch": batch})) for batch in (16, 32)
+    ]
     best = max(one.first_to_try.tokens_per_s_per_device for one in alone)
     assert both.first_to_try.fits_probability >= 0.9
     assert both.first_to_try.tokens_per_s_per_device == pytest.approx(best)
 
 
 def test_probabilities_without_times_are_those_of_predictions(case) -> None:
-    layouts = [p.layout for p in search(case, space=restrict(space_of(case), "pp=2"), top=5).layouts]
+    layouts = [
+        p.layout for p in search(case, space=restrict(space_of(case), "pp=2"), top=5).layouts
+    ]
     expected = [explain(case.step_problem, layout).fits_probability for layout in layouts]
     assert fit_probabilities(case.step_problem, layouts) == pytest.approx(expected)
 
@@ -81,7 +88,9 @@ def test_probabilities_without_times_are_those_of_predictions(case) -> None:
 @pytest.mark.parametrize("probability", [0.01, 0.3, 0.5, 0.9, 0.99])
 def test_the_share_that_fits_is_the_inverse_of_the_probability(probability: float) -> None:
     spread = memory_spread()
-    assert spread.probability(spread.share_that_fits(probability), 1.0) == pytest.approx(probability)
+    assert spread.probability(spread.share_that_fits(probability), 1.0) == pytest.approx(
+        probability
+    )
     assert spread.share_that_fits(0.0) == float("inf")
 
 

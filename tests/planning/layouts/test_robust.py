@@ -48,17 +48,31 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     near = site_prior.layout_kernel.shared(at, at)
     alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
     node = rng.choice(len(site_prior.scales.weight), draws, p=site_prior.scales.weight)
-    within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.single))
+    within, own = (
+        np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.single)
+    )
     of_site = {f"site: {name}" for name in CLASSES}
     logs = [
-        sum(sd * errors[n] * (1 if n in of_site else within) for n, sd in sources[i].items() if n in errors)
-        + own * np.hypot(sources[i]["own"], site_prior.layout_kernel.nugget) * rng.standard_normal(draws)
+        sum(
+            sd * errors[n] * (1 if n in of_site else within)
+            for n, sd in sources[i].items()
+            if n in errors
+        )
+        + own
+        * np.hypot(sources[i]["own"], site_prior.layout_kernel.nugget)
+        * rng.standard_normal(draws)
         + within * alike[:, i]
         for i, p in enumerate(predictions)
     ]
-    step_s = np.stack([p.step_time_s * np.exp(log) for p, log in zip(predictions, logs, strict=True)], axis=1)
+    step_s = np.stack(
+        [p.step_time_s * np.exp(log) for p, log in zip(predictions, logs, strict=True)], axis=1
+    )
     memory = np.array([p.memory.peak for p in predictions]) / 2**30
-    value = step_s if objective != "-tokens_per_s + 1e3 * memory_gib" else -16 * 2048 / step_s + 1e3 * memory
+    value = (
+        step_s
+        if objective != "-tokens_per_s + 1e3 * memory_gib"
+        else -16 * 2048 / step_s + 1e3 * memory
+    )
     best = np.bincount(value.argmin(axis=1), minlength=len(LAYOUTS)) / draws
     np.testing.assert_allclose(sure.best, best, atol=0.015)
     better = (value[:, :, None] < value[:, None]).mean(axis=0)
@@ -78,8 +92,13 @@ def test_shared_errors_cancel(case, predictions):
     assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
     joint = joint_errors(case.step_problem, [first, last])
     site_prior = case.step_problem.site_prior
-    unknown = {**site_prior.unknown, "extrapolated": first.uncertainty.unknown_shares["extrapolated"]}
-    half = site_prior.coverage.half_width(float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown)
+    unknown = {
+        **site_prior.unknown,
+        "extrapolated": first.uncertainty.unknown_shares["extrapolated"],
+    }
+    half = site_prior.coverage.half_width(
+        float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown
+    )
     assert half == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s), rel=0.01)
 
 
@@ -88,7 +107,13 @@ def test_layouts_that_cannot_be_told_apart_share_a_rank():
     better[np.triu_indices(5, 1)] = [0.53, 0.9, 0.9, 0.9, 0.7, 0.9, 0.9, 0.54, 0.56, 0.5]
     better[np.tril_indices(5, -1)] = 1 - better.T[np.tril_indices(5, -1)]
     sure = Robustness(better, np.full(5, 0.2), np.zeros(5), np.ones(5))
-    assert sure.ranks == [1, 1, 3, 3, 5]  # the last is told from the third, though not from the fourth
+    assert sure.ranks == [
+        1,
+        1,
+        3,
+        3,
+        5,
+    ]  # the last is told from the third, though not from the fourth
     assert [sure.figures_of(place)["tied"] for place in range(5)] == [True, True, True, True, False]
     assert sure.figures_of(1)["probability_first_better"] == 0.53
 
@@ -98,7 +123,9 @@ def test_draws_are_of_the_joint_distribution():
     joint = Joint(covariance, np.array([0.8, 0.2]), np.zeros((2, 2)))
     gap = np.array([[0.0, 0.1], [-0.1, 0.0]])
     drawn = mixture_draws(square_root(joint.covariance), joint.weight)
-    assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
+    assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(
+        joint.below(gap)[0, 1], abs=0.01
+    )
     assert np.abs(drawn.mean(axis=0)).max() < 0.01
 
 
@@ -111,7 +138,11 @@ def test_points_are_those_of_scipy_to_the_bit(dimensions):
 def test_a_search_in_robust_order(case):
     space = restrict(space_of(case), "micro_batch=1")
     arguments = {"devices": 8, "global_batch": 16, "job": case.job, "space": space, "top": 4}
-    for order, key in (("regret", "expected_regret"), ("upper", "upper"), ("best", "probability_best")):
+    for order, key in (
+        ("regret", "expected_regret"),
+        ("upper", "upper"),
+        ("best", "probability_best"),
+    ):
         result = search(case.model, case.cluster, robust=order, **arguments)
         rows = [row[key] for row in result.to_dict()["layouts"]]
         assert rows == sorted(rows, reverse=order == "best")

@@ -18,7 +18,9 @@ COMMAND = [
 
 def found(case, **options):
     space = restrict(default_space(case), "micro_batch=1")
-    return search(case.model, case.cluster, devices=8, global_batch=16, job=case.job, space=space, **options)
+    return search(
+        case.model, case.cluster, devices=8, global_batch=16, job=case.job, space=space, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,9 @@ def test_dask_finds_the_same(case, alone):
         assert same(found(case, dask=cluster.scheduler_address), alone)
 
 
-def test_an_interrupted_search_gives_the_best_so_far_and_goes_on(case, alone, tmp_path, monkeypatch):
+def test_an_interrupted_search_gives_the_best_so_far_and_goes_on(
+    case, alone, tmp_path, monkeypatch
+):
     state = tmp_path / "state.npz"
     monkeypatch.setattr(evaluation, "FIRST_BATCH", 12)
     monkeypatch.setattr(evaluation, "BATCH", 16)
@@ -67,7 +71,9 @@ def test_an_interrupted_search_gives_the_best_so_far_and_goes_on(case, alone, tm
     evaluated = []
     run = evaluation._step_s
     monkeypatch.setattr(
-        evaluation, "_step_s", lambda context, layouts: evaluated.extend(layouts) or run(context, layouts)
+        evaluation,
+        "_step_s",
+        lambda context, layouts: evaluated.extend(layouts) or run(context, layouts),
     )
     whole = found(case, resume=state)
     assert whole.complete

@@ -42,14 +42,18 @@ def test_ranking_is_ascending_and_fits(result):
 
 def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
     space = default_space(case)
-    space = with_options(with_schedules(space, "1f1b,gpipe,zb-h1,chimera"), "overlap,tp_overlap", case.cluster)
+    space = with_options(
+        with_schedules(space, "1f1b,gpipe,zb-h1,chimera"), "overlap,tp_overlap", case.cluster
+    )
     space = restrict(space, "micro_batch=1")
     monkeypatch.setattr(evaluation, "FIRST_BATCH", 8)
     monkeypatch.setattr(evaluation, "BATCH", 64)
     pruned = found(case, space=space, top=8, distinct=False)
     layouts = list(enumerate_layouts(space, case, Counter()))
     peak, _ = peak_memory(case.step_problem, layouts)
-    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
+    usable = case.cluster.device.memory_bytes * (
+        1 - case.step_problem.framework.memory.memory_margin
+    )
     feasible = [layout for layout, p in zip(layouts, peak.tolist(), strict=True) if p <= usable]
     every = np.sort(evaluate(case.step_problem, feasible).step_time_s)
     assert pruned.feasible == len(feasible)
@@ -58,7 +62,8 @@ def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
     assert pruned.certificate == "exact"
     assert pruned.gap == 0
     assert all(
-        bound_s <= p.step_time_s * (1 + 1e-5) for p, bound_s in zip(pruned.layouts, pruned.bounds_s, strict=True)
+        bound_s <= p.step_time_s * (1 + 1e-5)
+        for p, bound_s in zip(pruned.layouts, pruned.bounds_s, strict=True)
     )
 
 
@@ -68,16 +73,31 @@ def test_every_layout_that_fits_has_a_row(case, result):
     evaluated = frame.dropna(subset="step_time_s")
     assert len(evaluated) == result.evaluated
     assert (evaluated["bound_s"] <= evaluated["step_time_s"] * (1 + 1e-5)).all()
-    best = frame.sort_values(["step_time_s", "peak_bytes"]).iloc[0]  # of equally fast ones that of least memory
+    best = frame.sort_values(["step_time_s", "peak_bytes"]).iloc[
+        0
+    ]  # of equally fast ones that of least memory
     winner = result.layouts[0]
     assert best["peak_bytes"] == pytest.approx(winner.memory.peak)
-    for name in ("tp", "pp", "dp", "schedule", "vpp", "zero", "recompute", "sequence_parallel", "order", "micro_batch"):
+    for name in (
+        "tp",
+        "pp",
+        "dp",
+        "schedule",
+        "vpp",
+        "zero",
+        "recompute",
+        "sequence_parallel",
+        "order",
+        "micro_batch",
+    ):
         assert best[name] == getattr(winner.layout, name), name
 
 
 def test_dimensions_can_be_fixed(case):
     space = default_space(case)
-    fixed = found(case, space=restrict(space, "tp=2,zero=1,tp_overlap=true,order=ep-dp-tp-cp-pp"), top=3)
+    fixed = found(
+        case, space=restrict(space, "tp=2,zero=1,tp_overlap=true,order=ep-dp-tp-cp-pp"), top=3
+    )
     assert {(p.layout.tp, p.layout.tp_overlap) for p in fixed.layouts} == {(2, True)}
     assert {p.layout.zero for p in fixed.layouts} <= {0, 1}
     assert {p.layout.order for p in fixed.layouts} == {"ep-dp-tp-cp-pp"}
@@ -86,7 +106,9 @@ def test_dimensions_can_be_fixed(case):
 def test_recomputing_some_layers_beats_all_or_none_where_memory_is_short(case):
     plain = "tp=1,pp=4,micro_batch=2,vpp=1,schedule=1f1b,zero=1"
     fields = Layout.parse(f"dp=2,{plain}")
-    none, full = peak_memory(case.step_problem, [fields, fields.replace(recompute="full")])[0].tolist()
+    none, full = peak_memory(case.step_problem, [fields, fields.replace(recompute="full")])[
+        0
+    ].tolist()
     # all activations do not fit, half of them do
     usable = (none + full) / 2 / (1 - case.step_problem.framework.memory.memory_margin)
     cluster = replace(case.cluster, device=replace(case.cluster.device, memory_bytes=usable))
@@ -102,7 +124,9 @@ def test_recomputing_some_layers_beats_all_or_none_where_memory_is_short(case):
 def test_fewer_devices_win_where_the_batch_is_small(case):
     job = replace(case.job, global_batch=2, seq_len=128)
     small = replace(case, job=job, devices=13)
-    space = default_space(Problem(model=small.model, cluster=small.cluster, job=job, devices=13), fewer_devices=True)
+    space = default_space(
+        Problem(model=small.model, cluster=small.cluster, job=job, devices=13), fewer_devices=True
+    )
     best = found(small, space=space, top=1).layouts[0]
     assert best.devices < 13
 
@@ -145,14 +169,24 @@ def test_explained_times_are_those_ranked_by(case, result):
 
 
 def test_a_variant_that_recomputes_or_offloads_more_is_never_faster(case):
-    """What a search leaves out unevaluated, because another that fits recomputes less, is no loss."""
-    space = restrict(with_options(default_space(case), "recompute,offload", case.cluster), "micro_batch=1,pp=2")
+    """What a search leaves out unevaluated, because another that fits recomputes less, is no
+    loss."""
+    space = restrict(
+        with_options(default_space(case), "recompute,offload", case.cluster), "micro_batch=1,pp=2"
+    )
     every = search(case, space=space, top=5, every=True)
     candidates, numbers = every.evaluation.candidates, every.evaluation.number
     lost = candidates.dominated(numbers)
     assert 0 < lost.sum() < len(lost)
     best: dict[object, float] = {}
-    rows = list(zip(candidates.layouts(numbers), every.evaluation.step_time_s.tolist(), lost.tolist(), strict=True))
+    rows = list(
+        zip(
+            candidates.layouts(numbers),
+            every.evaluation.step_time_s.tolist(),
+            lost.tolist(),
+            strict=True,
+        )
+    )
 
     def base(layout):
         return layout.replace(recompute="none", recompute_full_layers=None, offload=False)
@@ -160,10 +194,14 @@ def test_a_variant_that_recomputes_or_offloads_more_is_never_faster(case):
     for layout, step_s, dominated in rows:
         if not dominated:
             best[base(layout)] = min(step_s, best.get(base(layout), np.inf))
-    assert all(step_s >= best[base(layout)] * (1 - 1e-6) for layout, step_s, dominated in rows if dominated)
+    assert all(
+        step_s >= best[base(layout)] * (1 - 1e-6) for layout, step_s, dominated in rows if dominated
+    )
     few = search(case, space=space, top=5)
     assert few.evaluated < every.evaluated
     assert [p.layout for p in few.layouts] == [p.layout for p in every.layouts]
     assert few.lower_bound_s == few.layouts[0].step_time_s
-    counted = sum(n for why, n in few.rejections.items() if why.reason in (Reason.VARIANT, Reason.SLOWER))
+    counted = sum(
+        n for why, n in few.rejections.items() if why.reason in (Reason.VARIANT, Reason.SLOWER)
+    )
     assert few.evaluated + counted == few.feasible

@@ -1,4 +1,5 @@
-"""Searches over nodes of several kinds: against every layout, order of kinds and cut; and from the command line."""
+"""Searches over nodes of several kinds: against every layout, order of kinds and cut; and from the
+command line."""
 
 import json
 from dataclasses import replace
@@ -33,13 +34,17 @@ def test_no_layout_order_or_cut_is_faster_than_the_best_found() -> None:
     orders = sorted(set(permutations(("slow", "fast", "fast"))))
     every = [
         pm.Layout(pp=3, micro_batch=n, schedule=schedule, partition=sizes, kinds=kinds)
-        for n, schedule, sizes, kinds in product((1, 2, 3, 4, 6, 12), ("1f1b", "gpipe"), cuts, orders)
+        for n, schedule, sizes, kinds in product(
+            (1, 2, 3, 4, 6, 12), ("1f1b", "gpipe"), cuts, orders
+        )
     ]
     every = [layout for layout, fits in zip(every, fitting(problem, every), strict=True) if fits]
     best_s = evaluate(problem, every).step_time_s.min()
     assert found.layouts[0].step_time_s == pytest.approx(best_s, rel=1e-5)
     assert found.lower_bound_s <= best_s * (1 + 1e-5)
-    assert found.gap == pytest.approx(found.layouts[0].step_time_s / found.lower_bound_s - 1, rel=1e-4)
+    assert found.gap == pytest.approx(
+        found.layouts[0].step_time_s / found.lower_bound_s - 1, rel=1e-4
+    )
     assert [p.step_time_s for p in found.layouts] == sorted(p.step_time_s for p in found.layouts)
     assert all(set(p.layout.kinds or ()) == {"slow", "fast"} for p in found.layouts)
     assert found.certificate.startswith("within ")
@@ -56,7 +61,12 @@ def test_every_found_layout_predicts_the_same() -> None:
 
 def test_the_same_nodes_twice_are_searched_as_one_kind() -> None:
     alike = [replace(catalog.cluster("dgx-a100"), name=name, max_devices=8) for name in "ab"]
-    words: dict[str, Any] = {"global_batch": 16, "seq_len": 1024, "devices": 16, "fix": "tp=4,pp=4,vpp=1"}
+    words: dict[str, Any] = {
+        "global_batch": 16,
+        "seq_len": 1024,
+        "devices": 16,
+        "fix": "tp=4,pp=4,vpp=1",
+    }
     both = pm.search(MODEL, Cluster.of_kinds("alike", alike), **words)
     alone = pm.search(MODEL, "dgx-a100", method="auto", **words)
     assert both.layouts[0].step_time_s == pytest.approx(alone.layouts[0].step_time_s, rel=1e-6)
@@ -85,7 +95,9 @@ def test_objectives_of_one_device_are_refused_and_others_hold() -> None:
 
 
 def test_schedules_of_several_stages_per_rank_are_counted_out() -> None:
-    found = pm.search(MODEL, mixed(), global_batch=8, seq_len=1024, devices=4, schedules="1f1b,zb-v")
+    found = pm.search(
+        MODEL, mixed(), global_batch=8, seq_len=1024, devices=4, schedules="1f1b,zb-v"
+    )
     assert all(p.layout.schedule == "1f1b" for p in found.layouts)
     assert any("zb-v cannot be searched over several kinds" in why for why in found.rejected)
     with pytest.raises(LayoutError, match="no layout"):
@@ -95,20 +107,36 @@ def test_schedules_of_several_stages_per_rank_are_counted_out() -> None:
 def test_timeprests_schedule_is_cut_as_well_as_it_can_be() -> None:
     """Its backward passes are of several micro-batches, which dynamic programming does not know."""
     words: dict[str, Any] = {"global_batch": 128, "dtype": "fp32"}
-    found = pm.search("vgg-16", "timeprest", devices=2, schedules="nf1b", fix="pp=2,micro_batch=32", **words)
+    found = pm.search(
+        "vgg-16", "timeprest", devices=2, schedules="nf1b", fix="pp=2,micro_batch=32", **words
+    )
     question = pm.ask("vgg-16", "timeprest", devices=2, **words)
     every = [
         pm.Layout(pp=2, micro_batch=32, schedule="nf1b", partition=(n, 21 - n), kinds=kinds)
         for n, kinds in product(range(1, 21), (("rtx6000", "rtx2080"), ("rtx2080", "rtx6000")))
     ]
-    every = [layout for layout, fits in zip(every, fitting(question.step_problem, every), strict=True) if fits]
+    every = [
+        layout
+        for layout, fits in zip(every, fitting(question.step_problem, every), strict=True)
+        if fits
+    ]
     best_s = evaluate(question.step_problem, every).step_time_s.min()
     assert found.layouts[0].step_time_s == pytest.approx(best_s, rel=1e-5)
     assert found.layouts[0].layout.schedule == "nf1b"
 
 
 def test_search_on_timeprests_machines_from_the_command_line(capsys) -> None:
-    said = ["search", "--model", "vgg-16", "--cluster", "timeprest", "--devices", "2", "--global-batch", "128"]
+    said = [
+        "search",
+        "--model",
+        "vgg-16",
+        "--cluster",
+        "timeprest",
+        "--devices",
+        "2",
+        "--global-batch",
+        "128",
+    ]
     assert main([*said, "--dtype", "fp32", "--schedules", "1f1b", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     best = found["layouts"][0]

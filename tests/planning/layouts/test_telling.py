@@ -6,7 +6,12 @@ from scipy.stats import norm
 
 from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
 from perfmodel.planning.layouts import search, square_root
-from perfmodel.planning.layouts.measurement_values import MeasurementValues, Observation, expected_given, telling
+from perfmodel.planning.layouts.measurement_values import (
+    MeasurementValues,
+    Observation,
+    expected_given,
+    telling,
+)
 from perfmodel.planning.layouts.measurement_values import weighed as mixture_weighed
 from perfmodel.prediction import explain, joint_errors
 from perfmodel.prediction.sites import Adjustment, FittedRuns
@@ -24,7 +29,8 @@ def weighed(mean: np.ndarray, loads: np.ndarray, seen: list[Observation]) -> Mea
 
 
 def loss(gap: float, sd: float) -> float:
-    """E max(0, sd w - gap): of keeping to the first of two layouts, the other of which is `gap` behind."""
+    """E max(0, sd w - gap): of keeping to the first of two layouts, the other of which is `gap`
+    behind."""
     z = gap / sd
     return sd * (norm.pdf(z) - z * norm.sf(z))
 
@@ -40,8 +46,12 @@ def test_regret_of_two_layouts_is_that_of_a_normal_difference(gap):
 def test_what_a_run_saves_is_the_knowledge_gradient(noise):
     gap, loads = 0.03, np.array([[0.1, 0.03, 0.0], [0.12, 0.0, 0.04]])
     for place in (0, 1):
-        (found,) = (told := weighed(np.array([0.0, gap]), loads, [run_of(loads, place, noise=noise)])).worth
-        moved = abs((loads[1] - loads[0]) @ loads[place]) / np.sqrt(loads[place] @ loads[place] + noise**2)
+        (found,) = (
+            told := weighed(np.array([0.0, gap]), loads, [run_of(loads, place, noise=noise)])
+        ).worth
+        moved = abs((loads[1] - loads[0]) @ loads[place]) / np.sqrt(
+            loads[place] @ loads[place] + noise**2
+        )
         assert told.regret - found.regret == pytest.approx(loss(gap, moved), abs=2e-5)
         assert found.moves == pytest.approx(norm.sf(gap / moved), abs=2e-3)
         assert found.instead == 1
@@ -74,7 +84,9 @@ def test_no_measurement_is_expected_to_do_harm():
 def test_a_site_that_is_unknown_as_a_whole_needs_a_run_of_each():
     """One run does not tell whether its layout is slow, or all of them."""
     loads = np.array([[1.0, 0.05, 0.0], [1.0, 0.0, 0.05]])
-    told = weighed(np.array([0.0, 0.02]), loads, [run_of(loads, 0), run_of(loads, 1), run_of(loads, 0, 1)])
+    told = weighed(
+        np.array([0.0, 0.02]), loads, [run_of(loads, 0), run_of(loads, 1), run_of(loads, 0, 1)]
+    )
     assert told.worth[0].places == (0, 1)
     assert told.worth[0].regret == pytest.approx(0, abs=2e-5)
     assert all(one.regret > 0.95 * told.regret for one in told.worth[1:])
@@ -87,7 +99,11 @@ def test_expected_regret_is_that_of_simulated_choices():
     w = rng.standard_normal((draws, 6))
     step = mean + w @ loads.T
     shown = w @ seen.slopes[0].T + 0.03 * rng.standard_normal((draws, 2))
-    gain = loads @ seen.slopes[0].T @ np.linalg.inv(seen.slopes[0] @ seen.slopes[0].T + 0.03**2 * np.eye(2))
+    gain = (
+        loads
+        @ seen.slopes[0].T
+        @ np.linalg.inv(seen.slopes[0] @ seen.slopes[0].T + 0.03**2 * np.eye(2))
+    )
     chosen = (mean + shown @ gain.T).argmin(axis=1)
     told = weighed(mean, loads, [seen])
     regret = step[np.arange(draws), chosen] - step.min(axis=1)
@@ -116,14 +132,18 @@ def test_of_a_search(case, predictions, monkeypatch):
     own = np.stack([one.noise[:, 0] for one in seen if one.kind == "run"], axis=1)
     joint = joint_errors(case.step_problem, predictions)
     noise = own[:, :, None] ** 2 / doubt(case) * np.eye(len(predictions))
-    np.testing.assert_allclose(loads @ loads.transpose(0, 2, 1) + noise, joint.covariance, atol=1e-9)
+    np.testing.assert_allclose(
+        loads @ loads.transpose(0, 2, 1) + noise, joint.covariance, atol=1e-9
+    )
     # a profile shows the run's step, and the seconds of its classes: shares of a whole
     for one in (each for each in seen if each.kind == "profile"):
         np.testing.assert_array_equal(one.slopes[:, 0], loads[:, one.places[0]])
         assert (one.noise[:, 1:].sum(axis=1) / NAMED_SD > 0.8).all()
         assert (one.noise[:, 1:].sum(axis=1) / NAMED_SD < 1 + 1e-9).all()
     monkeypatch.undo()
-    after = {(one.kind, one.places): one.regret for one in telling(case.step_problem, predictions).worth}
+    after = {
+        (one.kind, one.places): one.regret for one in telling(case.step_problem, predictions).worth
+    }
     assert all(after["profile", (i,)] <= after["run", (i,)] + 1e-5 for i in range(5))
     assert len(after) == 5 + 5 + 4
 
@@ -152,11 +172,16 @@ def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
         for i, by in zip(places, slower, strict=True)
     ]  # fmt: skip
     fitted = calibrate_end_to_end(runs)[case.cluster.device.name]
-    after = [explain(case.step_problem.adjusted(fitted.adjustment), p.layout).step_time_s for p in predictions]
+    after = [
+        explain(case.step_problem.adjusted(fitted.adjustment), p.layout).step_time_s
+        for p in predictions
+    ]
     moved = np.log(after) - np.log([p.step_time_s for p in predictions])
     joint = joint_errors(case.step_problem, predictions)
     loads = square_root(joint.covariance - joint.noise[:, :, None] * np.eye(len(predictions)))
-    both = Observation("two runs", tuple(places), loads[:, places], np.sqrt(doubt(case) * joint.noise[:, places]))
+    both = Observation(
+        "two runs", tuple(places), loads[:, places], np.sqrt(doubt(case) * joint.noise[:, places])
+    )
     (expected,) = expected_given(loads, both, slower[None], joint.weight)
     np.testing.assert_allclose(moved, expected, atol=0.015)
     assert np.ptp(moved) > 0.03

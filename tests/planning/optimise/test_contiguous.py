@@ -30,13 +30,22 @@ def every_way(supply: tuple[int, ...], stages: int, layers: int):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([(2,), (3,), (4,), (1, 1), (2, 1), (1, 1, 1)]), st.integers(4, 7))
-def test_least_costs_equal_those_of_all_cuts(seed: int, supply: tuple[int, ...], layers: int) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([(2,), (3,), (4,), (1, 1), (2, 1), (1, 1, 1)]),
+    st.integers(4, 7),
+)
+def test_least_costs_equal_those_of_all_cuts(
+    seed: int, supply: tuple[int, ...], layers: int
+) -> None:
     stages = sum(supply)
     added, largest = (random_tables(seed + i, len(supply), stages, layers) for i in range(2))
     ways = [(added[at], largest[at]) for at in every_way(supply, stages, layers)]
     best = min(a.sum() + b.max() for a, b in ways)
-    path = min(max(b[r] + a[:r].sum() for r in range(stages)) + (0 if np.isfinite(a[-1]) else np.inf) for a, b in ways)
+    path = min(
+        max(b[r] + a[:r].sum() for r in range(stages)) + (0 if np.isfinite(a[-1]) else np.inf)
+        for a, b in ways
+    )
     assert least_critical_path(largest, added, supply) == pytest.approx(path)
     if not np.isfinite(best):
         with pytest.raises(NothingFitsError):

@@ -37,7 +37,9 @@ def all_partitions(layers: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
 def test_best_of_all_partitions_is_found_and_bounded(schedule: str) -> None:
     problem, layout = fixed_model(), Layout(tp=2, pp=3, dp=2, schedule=schedule)
-    every = evaluate(problem, [layout.replace(partition=sizes) for sizes in all_partitions(9)]).step_time_s
+    every = evaluate(
+        problem, [layout.replace(partition=sizes) for sizes in all_partitions(9)]
+    ).step_time_s
     found = partition_stages(problem, layout)
     assert found.step_time_s == pytest.approx(every.min(), rel=1e-5)
     assert found.certificate.lower_bound_s <= every.min() * (1 + 1e-6)
@@ -57,7 +59,9 @@ def test_found_layout_predicts_the_same() -> None:
     assert found.to_dict()["layout"] == found.prediction.layout_notation
 
 
-def test_layers_to_recompute_are_kept_where_recompute_is_not_chosen_and_chosen_anew_where_it_is() -> None:
+def test_layers_to_recompute_are_kept_where_recompute_is_not_chosen_and_chosen_anew_where_it_is() -> (
+    None
+):
     problem, layout = fixed_model(), Layout(tp=2, pp=3, dp=2)
     prescribed = layout.replace(recompute_full_layers=(2, 1, 1))
     free, anew = partition_stages(problem, layout), partition_stages(problem, prescribed)
@@ -65,8 +69,14 @@ def test_layers_to_recompute_are_kept_where_recompute_is_not_chosen_and_chosen_a
     assert anew.certificate == free.certificate
     kept = partition_stages(problem, prescribed, recompute=False)
     assert kept.layout.recompute_full_layers == (2, 1, 1)
-    possible = [sizes for sizes in all_partitions(9) if all(n >= k for n, k in zip(sizes, (2, 1, 1), strict=True))]
-    every = evaluate(problem, [prescribed.replace(partition=sizes) for sizes in possible]).step_time_s
+    possible = [
+        sizes
+        for sizes in all_partitions(9)
+        if all(n >= k for n, k in zip(sizes, (2, 1, 1), strict=True))
+    ]
+    every = evaluate(
+        problem, [prescribed.replace(partition=sizes) for sizes in possible]
+    ).step_time_s
     assert kept.certificate.lower_bound_s <= every.min() * (1 + 1e-6)
     assert kept.step_time_s == pytest.approx(every.min(), rel=1e-5)
 
@@ -87,7 +97,9 @@ def test_several_stages_per_rank_are_improved_by_moves() -> None:
     assert found.certificate.lower_bound_s <= found.step_time_s < found.given_s
 
 
-def test_moves_that_lengthen_the_timeline_are_ruled_out_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_that_lengthen_the_timeline_are_ruled_out_without_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And what is found does not depend on it."""
     layout = Layout(tp=2, pp=4, vpp=4)
     evaluated: list[int] = []
@@ -100,15 +112,23 @@ def test_moves_that_lengthen_the_timeline_are_ruled_out_without_evaluation(monke
     found = partition_stages(fixed_model(layers=32, batch=64), layout)
     assert sum(evaluated) < 0.25 * found.evaluated
     monkeypatch.setattr(
-        "perfmodel.planning.optimise._partition.passes_and_transfers_s", lambda problem, layouts: np.zeros(len(layouts))
+        "perfmodel.planning.optimise._partition.passes_and_transfers_s",
+        lambda problem, layouts: np.zeros(len(layouts)),
     )
     every = partition_stages(fixed_model(layers=32, batch=64), layout)
-    assert (every.layout, every.step_time_s, every.evaluated) == (found.layout, found.step_time_s, found.evaluated)
+    assert (every.layout, every.step_time_s, every.evaluated) == (
+        found.layout,
+        found.step_time_s,
+        found.evaluated,
+    )
 
 
 def cuts_of(layers: int, stages: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Layers of every stage; the first and the last may have none, as one with only an embedding or a head."""
-    ends = st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1, unique=True).map(sorted)
+    """Layers of every stage; the first and the last may have none, as one with only an embedding or
+    a head."""
+    ends = st.lists(
+        st.integers(0, layers), min_size=stages - 1, max_size=stages - 1, unique=True
+    ).map(sorted)
     return ends.map(lambda inner: tuple(np.diff([0, *inner, layers]).tolist()))
 
 
@@ -126,12 +146,17 @@ def cuts_of(layers: int, stages: int) -> st.SearchStrategy[tuple[int, ...]]:
     framework=st.sampled_from(["generic", "megatron-core", "deepspeed"]),
     data=st.data(),
 )  # fmt: skip
-def test_no_step_is_shorter_than_its_passes_and_transfers(layout: Layout, framework: str, data: st.DataObject) -> None:
+def test_no_step_is_shorter_than_its_passes_and_transfers(
+    layout: Layout, framework: str, data: st.DataObject
+) -> None:
     """And where nothing comes beside these, the timeline is little longer."""
     sizes = data.draw(cuts_of(9, layout.pp * layout.vpp))
     problem = replace(fixed_model(batch=12), framework=catalog.framework(framework))
     cut = layout.replace(partition=sizes)
-    (least_s,), (step_s,) = passes_and_transfers_s(problem, [cut]), evaluate(problem, [cut]).step_time_s
+    (least_s,), (step_s,) = (
+        passes_and_transfers_s(problem, [cut]),
+        evaluate(problem, [cut]).step_time_s,
+    )
     assert 0 <= least_s <= step_s * (1 + 1e-6)
     assert (least_s > 0) == (layout.schedule not in ("pipedream", "seq1f1b"))
     if layout == Layout(tp=2, pp=3):
@@ -147,7 +172,12 @@ def test_impossible_ones_are_refused() -> None:
 
 def test_refined_layouts_are_ranked_and_nothing_better_is_left_out() -> None:
     problem = fixed_model()
-    layouts = [Layout(tp=2, pp=3, dp=2), Layout(tp=2, pp=3, dp=2, schedule="gpipe"), Layout(tp=4, pp=3), Layout(tp=2)]
+    layouts = [
+        Layout(tp=2, pp=3, dp=2),
+        Layout(tp=2, pp=3, dp=2, schedule="gpipe"),
+        Layout(tp=4, pp=3),
+        Layout(tp=2),
+    ]
     results = refine(problem, layouts)
     every = [partition_stages(problem, layout).step_time_s for layout in layouts[:3]]
     assert results[0].step_time_s == pytest.approx(min(every))
@@ -159,7 +189,9 @@ def two_kinds(first: str, second: str, layers: int = 9, batch: int = 16, few: in
     kinds = [replace(catalog.cluster(name), name=kind, max_devices=n)
              for kind, name, n in (("many", first, 2 * few), ("few", second, few))]  # fmt: skip
     model = replace(catalog.model("llama3-8b"), layers=layers)
-    return step_problem(model, Cluster.of_kinds("mixed", kinds), Job(global_batch=batch, seq_len=2048))
+    return step_problem(
+        model, Cluster.of_kinds("mixed", kinds), Job(global_batch=batch, seq_len=2048)
+    )
 
 
 def test_one_kind_under_two_names_is_one_kind() -> None:
@@ -168,7 +200,9 @@ def test_one_kind_under_two_names_is_one_kind() -> None:
     alone = partition_stages(fixed_model(), layout)
     assert mixed.step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
     least_s = alone.certificate.lower_bound_s
-    assert 0.99 * least_s < mixed.certificate.lower_bound_s <= least_s  # what the next kind gathers is left out
+    assert (
+        0.99 * least_s < mixed.certificate.lower_bound_s <= least_s
+    )  # what the next kind gathers is left out
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
@@ -176,7 +210,12 @@ def test_best_of_all_orders_of_kinds_and_partitions_is_found_and_bounded(schedul
     problem, layout = two_kinds("dgx-a100", "dgx-h100"), Layout(tp=2, pp=3, schedule=schedule)
     orders = sorted(set(permutations(("many", "many", "few"))))
     every = evaluate(
-        problem, [layout.replace(partition=sizes, kinds=kinds) for sizes in all_partitions(9) for kinds in orders]
+        problem,
+        [
+            layout.replace(partition=sizes, kinds=kinds)
+            for sizes in all_partitions(9)
+            for kinds in orders
+        ],
     ).step_time_s
     found = partition_stages(problem, layout)
     assert found.step_time_s == pytest.approx(every.min(), rel=1e-5)

@@ -46,7 +46,10 @@ def chain_of_transfers(volume: np.ndarray) -> Relaxation:
     structure = one_micro_batch().structure
     hop = structure.class_stage - (structure.class_kind == Kind.SEND_BACKWARD)
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
-    constants = {"volume": np.where(sends, volume[np.minimum(hop, HOPS - 1)], 0.0), "hop": np.where(sends, hop, 0)}
+    constants = {
+        "volume": np.where(sends, volume[np.minimum(hop, HOPS - 1)], 0.0),
+        "hop": np.where(sends, hop, 0),
+    }
     return Relaxation({"x": Shares(HOPS, 1.0)}, one_micro_batch(), inverse_shares, constants)
 
 
@@ -70,7 +73,9 @@ def test_serial_transfers_share_by_the_root_of_their_volume(volume: list[float])
     assert far.lower_bound <= best  # from anywhere it is a bound
 
 
-def test_bound_without_a_solution_of_the_linear_program_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_without_a_solution_of_the_linear_program_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     good = {"x": np.full(HOPS, 1 / HOPS)}
     monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: SimpleNamespace(status=4))
     bounded = convex_bound(chain_of_transfers(np.ones(HOPS)), good)
@@ -94,7 +99,9 @@ def test_choices_keep_the_limit() -> None:
         "seconds": np.array([1.0, 2.0]), "bytes": np.array([1.0, 0.0]), "place": structure.class_stage,
         "forward": structure.class_kind == Kind.FORWARD,
     }  # fmt: skip
-    problem = Relaxation({"mode": Choices(5, 2)}, one_micro_batch(), chosen, constants, limits=too_many_bytes)
+    problem = Relaxation(
+        {"mode": Choices(5, 2)}, one_micro_batch(), chosen, constants, limits=too_many_bytes
+    )
     found = relax(problem, steps=300)
     assert found.feasible
     assert found.value == pytest.approx(3 * 1.0 + 2 * 2.0)
@@ -140,7 +147,9 @@ def test_bandwidth_of_a_real_step() -> None:
     found = split_bandwidth(problem, Layout.parse("pp=4,dp=2"))
     assert sum(found.links.values()) == pytest.approx(len(found.links), rel=1e-4)
     assert found.step_time_s < found.equal_s
-    assert found.equal_s == pytest.approx(evaluate(problem, [Layout.parse("pp=4,dp=2")]).step_time_s[0], rel=1e-5)
+    assert found.equal_s == pytest.approx(
+        evaluate(problem, [Layout.parse("pp=4,dp=2")]).step_time_s[0], rel=1e-5
+    )
     assert found.certificate.lower_bound_s <= found.step_time_s
     assert found.gap < 0.02
     for text, words in (

@@ -1,4 +1,5 @@
-"""Relaxation of what a launch states: never slower, within what may be stated, and exact at what is whole."""
+"""Relaxation of what a launch states: never slower, within what may be stated, and exact at what is
+whole."""
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,23 @@ from perfmodel.planning.optimise.launches import (
 from perfmodel.prediction import evaluate, step_problem
 from perfmodel.spec import Job, Layout
 
-PROBLEM = step_problem(catalog.model("gpt3-125m"), catalog.cluster("dgx-a100"), Job(global_batch=8, seq_len=1024))
+PROBLEM = step_problem(
+    catalog.model("gpt3-125m"), catalog.cluster("dgx-a100"), Job(global_batch=8, seq_len=1024)
+)
 SIZES = (1, 2)
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["by stage", "one number"]
+    scope="module",
+    params=[pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["by stage", "one number"],
 )
 def refined(request):
     """12 layers on 5 stages: no even cut is balanced."""
-    layout, choices = Layout.parse("pp=5,micro_batch=2"), LaunchChoices(SIZES, by_stage=request.param)
+    layout, choices = (
+        Layout.parse("pp=5,micro_batch=2"),
+        LaunchChoices(SIZES, by_stage=request.param),
+    )
     return layout, choices, relax_layout(PROBLEM, layout, choices)
 
 
@@ -41,7 +49,10 @@ def test_it_is_never_slower_and_states_what_a_launch_can(refined) -> None:
     assert result.certificate.lower_bound_s <= result.step_time_s * (1 + 1e-6)
     assert sum(best.partition) == 12
     assert best.micro_batch in SIZES
-    assert best.replace(partition=None, recompute="none", recompute_full_layers=None, micro_batch=2) == layout
+    assert (
+        best.replace(partition=None, recompute="none", recompute_full_layers=None, micro_batch=2)
+        == layout
+    )
     if not choices.by_stage:
         assert len(best.recompute_full_layers or ()) <= 1
         assert best.recompute == "none" or best.recompute_full_layers is None
@@ -62,17 +73,24 @@ def test_what_has_no_cuts_or_no_flush_is_refused(text: str) -> None:
 
 def test_layers_that_recompute_are_rounded_up_and_fit_their_stage() -> None:
     base = Layout.parse("pp=3,recompute=none")
-    values = {"layers": np.array([5, 4, 3]), "recompute": np.array([0.0, 0.3, 1.0]), "micro_batch": np.array([2.9])}
+    values = {
+        "layers": np.array([5, 4, 3]),
+        "recompute": np.array([0.0, 0.3, 1.0]),
+        "micro_batch": np.array([2.9]),
+    }
     by_stage = rounded_layout(base, values, (1, 2, 4), LaunchChoices((1, 2, 4)))
     assert (by_stage.partition, by_stage.recompute_full_layers) == ((5, 4, 3), (0, 2, 3))
     assert by_stage.micro_batch == 4  # nearer than 2 in the logarithm
     values["recompute"] = np.array([0.5])
-    assert rounded_layout(base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)).recompute_full_layers == (3,)
+    assert rounded_layout(
+        base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)
+    ).recompute_full_layers == (3,)
 
 
 @pytest.mark.parametrize("level", range(4))
 def test_shares_of_stages_have_a_slope_however_the_compiler_rounds(level: int) -> None:
-    """XLA's lowest level computes the softmax twice, rounded differently: its greatest part then equals no part."""
+    """XLA's lowest level computes the softmax twice, rounded differently: its greatest part then
+    equals no part."""
     cuts = WholeShares(5, 12, least=1)
 
     def shares(free: jax.Array) -> jax.Array:
@@ -84,7 +102,8 @@ def test_shares_of_stages_have_a_slope_however_the_compiler_rounds(level: int) -
 
 
 @pytest.mark.parametrize(
-    ("text", "layers"), [("pp=3,dp=2,partition=6-6-0", [6, 6, 0]), ("pp=2,dp=2,partition=0-12", [0, 12])]
+    ("text", "layers"),
+    [("pp=3,dp=2,partition=6-6-0", [6, 6, 0]), ("pp=2,dp=2,partition=0-12", [0, 12])],
 )
 def test_a_stage_without_layers_has_no_buckets(text: str, layers: list[int]) -> None:
     result = launchable_buckets(PROBLEM, Layout.parse(text))

@@ -1,4 +1,5 @@
-"""Unequal micro-batches and gradient buckets: against the structures and minima that they generalise."""
+"""Unequal micro-batches and gradient buckets: against the structures and minima that they
+generalise."""
 
 import numpy as np
 import pytest
@@ -27,13 +28,17 @@ Sizes = tuple[tuple[int, ...], ...]
 @pytest.fixture(scope="module")
 def problem() -> StepProblem:
     return step_problem(
-        catalog.model("gpt2-345m"), catalog.cluster("v100-100g"), Job(global_batch=32, seq_len=512, dtype="fp16")
+        catalog.model("gpt2-345m"),
+        catalog.cluster("v100-100g"),
+        Job(global_batch=32, seq_len=512, dtype="fp16"),
     )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 def test_classes_by_micro_batch_are_the_same_program(schedule: str) -> None:
-    spec = ProgramSpec(schedule=schedule, stages=3, micro_batches=5, grad_reduce="overlap", segments=2)
+    spec = ProgramSpec(
+        schedule=schedule, stages=3, micro_batches=5, grad_reduce="overlap", segments=2
+    )
     structure = build(spec)
     refined, old, micro_batch = by_micro_batch(structure)
     rng = np.random.default_rng(0)
@@ -55,7 +60,11 @@ def test_small_micro_batches_fill_and_drain(problem: StepProblem) -> None:
         evaluate(problem, [Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
     )
     assert found.to_dict()["sizes"] == found.sizes
-    for text in ("pp=4,micro_batch=32", "pp=4,schedule=pipedream", "pp=4,micro_batch=4,schedule=chimera-doubling"):
+    for text in (
+        "pp=4,micro_batch=32",
+        "pp=4,schedule=pipedream",
+        "pp=4,micro_batch=4,schedule=chimera-doubling",
+    ):
         with pytest.raises(LayoutError, match="only with several micro-batches"):
             size_micro_batches(problem, Layout.parse(text))
 
@@ -84,15 +93,21 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     assert [sum(of_stage) for of_stage in found.buckets] == [24]
     (batch,) = layout_batches(problem, [layout])
     every = Grouping(problem, batch, 2)
-    alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
-    assert size_buckets(problem, layout, numbers=(2,)).step_time_s <= min(alone, found.given_s) * (1 + 1e-6)
+    alone = min(
+        float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24)
+    )
+    assert size_buckets(problem, layout, numbers=(2,)).step_time_s <= min(alone, found.given_s) * (
+        1 + 1e-6
+    )
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
         with pytest.raises(LayoutError, match="no overlapped"):
             size_buckets(problem, Layout.parse(text))
 
 
 @pytest.mark.parametrize("numbers", [(1,), (1, 2, 4, 8)])
-def test_buckets_are_never_worse_than_those_of_a_prediction(problem: StepProblem, numbers: tuple[int, ...]) -> None:
+def test_buckets_are_never_worse_than_those_of_a_prediction(
+    problem: StepProblem, numbers: tuple[int, ...]
+) -> None:
     """Also where many small buckets are best, and few are looked at."""
     layout = Layout.parse("dp=16")
     found = size_buckets(problem.repriced(Rates(), Rates()), layout, numbers=numbers)
@@ -101,7 +116,9 @@ def test_buckets_are_never_worse_than_those_of_a_prediction(problem: StepProblem
 
 
 @pytest.mark.parametrize("text", ["dp=16", "pp=2,dp=4", "pp=5,dp=2"])
-def test_buckets_of_one_size_are_the_best_of_all_that_a_framework_may_fill(problem: StepProblem, text: str) -> None:
+def test_buckets_of_one_size_are_the_best_of_all_that_a_framework_may_fill(
+    problem: StepProblem, text: str
+) -> None:
     """From a stage's last layer on, so that its first bucket has what is left."""
     layout = Layout.parse(text)
     (batch,) = layout_batches(problem, [layout])
@@ -116,12 +133,15 @@ def test_buckets_of_one_size_are_the_best_of_all_that_a_framework_may_fill(probl
     found = launchable_buckets(problem, layout)
     assert [sum(of_stage) for of_stage in found.buckets] == layers
     assert found.step_time_s <= min(step_s.values()) * (1 + 1e-6)
-    assert max(map(len, found.buckets)) > 8 or found.step_time_s == pytest.approx(step_s[found.buckets], rel=1e-6)
+    assert max(map(len, found.buckets)) > 8 or found.step_time_s == pytest.approx(
+        step_s[found.buckets], rel=1e-6
+    )
     assert found.not_launchable == ""
 
 
 def filled_buckets(layers: int, size: int, number: int) -> tuple[int, ...]:
-    """Layers of each bucket in model order, counted one by one from the last layer of a stage to its first."""
+    """Layers of each bucket in model order, counted one by one from the last layer of a stage to
+    its first."""
     buckets = [0]
     for _ in range(layers):
         if buckets[0] == size:
@@ -147,6 +167,8 @@ def test_buckets_that_frameworks_fill_are_of_one_size_but_the_last(buckets, laun
 
 
 @pytest.mark.parametrize(("sizes", "launchable"), [((2, 2, 2), True), ((1, 2, 3), False)])
-def test_micro_batches_that_frameworks_run_are_of_one_size(sizes: tuple[int, ...], launchable: bool):
+def test_micro_batches_that_frameworks_run_are_of_one_size(
+    sizes: tuple[int, ...], launchable: bool
+):
     result = MicroBatchResult(sizes, 1.0, 1.0, 1.0, 2, 1, 0.0)
     assert (result.not_launchable == "") == launchable

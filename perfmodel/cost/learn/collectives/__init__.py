@@ -1,6 +1,7 @@
 """Times of collectives: the physics of a link, curves of measured series, and their fit.
 
-Beside this door are `links` (classes of links) and `expert_exchanges` (all-to-all of mixtures of experts).
+Beside this door are `links` (classes of links) and `expert_exchanges` (all-to-all of mixtures of
+experts).
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
         Priced,
         predict_collective_rows,
     )
-    from perfmodel.cost.learn.collectives._rows import collective_rows, counted, set_aside, slowdowns
+    from perfmodel.cost.learn.collectives._rows import (
+        collective_rows,
+        counted,
+        set_aside,
+        slowdowns,
+    )
     from perfmodel.cost.learn.collectives._sharing import sharing_exponents
     from perfmodel.cost.learn.collectives._studies import (
         LeftOut,

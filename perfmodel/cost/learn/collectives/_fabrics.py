@@ -1,4 +1,5 @@
-"""Fabrics: networks in the form that the collective model uses, and the constants of their links."""
+"""Fabrics: networks in the form that the collective model uses, and the constants of their
+links."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -73,12 +74,18 @@ class Fabric:
         """Key of this fabric's measurements: links inside a node, or these and the network's."""
         if not between:
             return self.inside.link
-        return self.levels[level].link if self.flat else f"{self.inside.link}+{self.levels[level].link}"
+        return (
+            self.levels[level].link
+            if self.flat
+            else f"{self.inside.link}+{self.levels[level].link}"
+        )
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Fabric":
         """The fabric of a cluster."""
-        names = tuple((x.name, x.bandwidth_bytes_per_s, x.latency_s, x.slows_at_scale) for x in cluster.levels)
+        names = tuple(
+            (x.name, x.bandwidth_bytes_per_s, x.latency_s, x.slows_at_scale) for x in cluster.levels
+        )
         return _fabric(cluster.device.name, cluster.devices_per_node, names)
 
     @classmethod
@@ -100,9 +107,10 @@ class Fabric:
     def share_between(self, level: int, ranks_per_node: float, concurrent: float) -> float:
         """One-way bytes/s between nodes per rank of a group.
 
-        A level's bandwidth is per device with all devices busy, so a node owns `node_size` times that, which
-        `concurrent` groups share. A rank alone gets at most one adapter (or the stated share, where that is
-        more): eight adapters serve eight ranks, not one. What crosses several levels gets the narrowest.
+        A level's bandwidth is per device with all devices busy, so a node owns `node_size` times
+        that, which `concurrent` groups share. A rank alone gets at most one adapter (or the stated
+        share, where that is more): eight adapters serve eight ranks, not one. What crosses several
+        levels gets the narrowest.
         """
         # levels beyond the node; the outermost where a group does not leave it
         crossed = self.levels[0 if self.flat else 1 : level + 1] or self.levels[-1:]
@@ -112,7 +120,8 @@ class Fabric:
         return min(node / (concurrent * ranks_per_node), one_rank)
 
     def carries_lines(self, level: int) -> bool:
-        """Whether groups that reach this level may use LL128, because all their links support it."""
+        """Whether groups that reach this level may use LL128, because all their links support
+        it."""
         return not self.flat and all(x.link_class.lines for x in self.levels[: level + 1])
 
     def latency_shift_s(self, level: int, between: bool) -> float:
@@ -130,8 +139,9 @@ def device_name(name: str) -> str:
 
 @lru_cache(maxsize=512)
 def names_of_parts(device: str) -> tuple[str, ...]:
-    """Names of devices whose links may resemble this part's, nearest first: those with the same die and equally fast
-    memory (collectives read and write it), those with the same die, and the part itself if its die is unknown."""
+    """Names of devices whose links may resemble this part's, nearest first: those with the same die
+    and equally fast memory (collectives read and write it), those with the same die, and the part
+    itself if its die is unknown."""
     try:
         part = catalog_device(device)
     except UnknownNameError:
@@ -143,8 +153,8 @@ def names_of_parts(device: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def _known_device(name: str) -> tuple[str, float | None]:
-    """Name in the catalog and bytes/s of the device's own link; the name itself and None if it is not in the
-    catalog."""
+    """Name in the catalog and bytes/s of the device's own link; the name itself and None if it is
+    not in the catalog."""
     # tables may put a remark behind the name: `A100(PCIe)`
     for candidate in (name, name.split("(")[0]):
         try:
@@ -156,8 +166,11 @@ def _known_device(name: str) -> tuple[str, float | None]:
 
 
 @lru_cache(maxsize=1024)
-def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]) -> Fabric:
-    """The fabric of a device with these levels: name, bandwidth, latency and whether it slows at scale."""
+def _fabric(
+    device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]
+) -> Fabric:
+    """The fabric of a device with these levels: name, bandwidth, latency and whether it slows at
+    scale."""
     flat = is_flat([name for name, *_ in stated], device)
     levels = []
     for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
@@ -165,7 +178,8 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
         link = link_class(name, device, between_nodes)
         if not between_nodes:
             link = in_node_of(node_size, link, name.lower())
-        # the name gives the rate of one adapter, the stated rate a device's share of it when all devices are busy
+        # the name gives the rate of one adapter, the stated rate a device's share of it when all
+        # devices are busy
         adapter = bandwidth if not link.known else link.bandwidth_bytes_per_s
         levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
     return Fabric(device_name(device), 1 if flat else node_size, tuple(levels))
@@ -173,7 +187,12 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
 
 @lru_cache(maxsize=4096)
 def _of_row(
-    device: str, interconnect: str, ranks_per_node: float, nics: float, nic_gbit: float, node_size: float
+    device: str,
+    interconnect: str,
+    ranks_per_node: float,
+    nics: float,
+    nic_gbit: float,
+    node_size: float,
 ) -> Fabric:
     """The fabric that a row was measured on, by its device, links and adapters."""
     name = interconnect.lower()
@@ -194,7 +213,8 @@ def _of_row(
     if one_device_per_node:
         return Fabric(device_name(device), 1, (network,))
 
-    # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or an unknown link.
+    # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or
+    # an unknown link.
     inner = link_class(interconnect, device, False)
     known, figure = _known_device(device)
     by_name = states_rate(interconnect) or not inner.known or "bridge" in inner.name
@@ -207,20 +227,27 @@ def _of_row(
 
 
 def _usual_node(name: str, device: str) -> int:
-    """Usual number of devices per node for a device and interconnect, if a row does not state it."""
+    """Usual number of devices per node for a device and interconnect, if a row does not state
+    it."""
     if is_rack(name, device):
         return NVL72_DEVICES
-    return 4 if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()) else DEVICES_PER_NODE
+    return (
+        4
+        if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower())
+        else DEVICES_PER_NODE
+    )
 
 
-# --- constants of a fabric's links ---------------------------------------------------------------------
+# --- constants of a fabric's links
+# ---------------------------------------------------------------------
 #
 # Constants of the physical curve of a collective on a fabric.
 #
-# They are sums of effects (of the kind of collective, of the link class, of both), each with an expected value and a
-# standard deviation. A fit moves an effect as far as measurements require. A link class that was never measured keeps
-# the expected effect, so that it is priced by the common behaviour of all links. Efficiencies are logistic: below one
-# whatever the fit, so that no link carries more than its rate.
+# They are sums of effects (of the kind of collective, of the link class, of both), each with an
+# expected value and a standard deviation. A fit moves an effect as far as measurements require. A
+# link class that was never measured keeps the expected effect, so that it is priced by the common
+# behaviour of all links. Efficiencies are logistic: below one whatever the fit, so that no link
+# carries more than its rate.
 
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
@@ -245,11 +272,24 @@ class Effect(NamedTuple):
 
 _OF_LINKS_INSIDE: Final = ("inside", "hop_inside", "peers", "low_latency")
 """Effects of a link class inside nodes."""
-_OF_LINKS_BETWEEN: Final = ("between", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
+_OF_LINKS_BETWEEN: Final = (
+    "between",
+    "hop_between",
+    "hop_ratio_between",
+    "post",
+    "peer_s",
+    "nodes",
+)
 """Effects of a link class between nodes."""
 _OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
 """Effects common to all links."""
-_OF_ALL_BETWEEN: Final = ("neighbours", "low_latency_between", "hop_line_between", "hop_pair", "tree")
+_OF_ALL_BETWEEN: Final = (
+    "neighbours",
+    "low_latency_between",
+    "hop_line_between",
+    "hop_pair",
+    "tree",
+)
 """Effects common to all links between nodes."""
 BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 """Effects (`Effect.part`) that do not apply inside a node."""
@@ -257,7 +297,11 @@ BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects on a collective of this kind and these link classes."""
-    kind_effects = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
+    kind_effects = (
+        Effect("launch", kind=kind),
+        Effect("inside", kind=kind),
+        Effect("between", kind=kind),
+    )
     inside_effects = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
     between_effects = (Effect(name, between) for name in _OF_LINKS_BETWEEN)
     common_effects = (Effect(name) for name in (*_OF_ALL, *_OF_ALL_BETWEEN))
@@ -272,7 +316,8 @@ def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
 _EXPECTED: Final = {
     "launch": (log(5e-6), 0.5),
     "low_latency": (-0.6, 0.4),
-    # NCCL's latencies of a hop in LL, LL128 and Simple: 0.6, 1.9 and 3.4 us by NVLink, 5, 8.5 and 14 us by the network
+    # NCCL's latencies of a hop in LL, LL128 and Simple: 0.6, 1.9 and 3.4 us by NVLink, 5, 8.5 and
+    # 14 us by the network
     "hop_ratio": (log(3.4 / 0.6 - 1), 0.5),
     "hop_line": (log(1.9 / 0.6 - 1), 0.3),
     "hop_line_between": (log(8.5 / 5 - 1), 0.5),
@@ -290,8 +335,8 @@ _EXPECTED: Final = {
     "post": (log(2**0.5 * 1e-6), 0.5),
     "low_latency_between": (-0.6, 0.5),
 }
-"""Expected value and standard deviation of effects that do not depend on the link class: logs of times and of ratios,
-logits of shares."""
+"""Expected value and standard deviation of effects that do not depend on the link class: logs of
+times and of ratios, logits of shares."""
 _EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (2.2, 0.4)}
 """Expected logit of the efficiency of a kind, and its standard deviation."""
 PEER_HOPS: Final = 0.5
@@ -311,8 +356,8 @@ def expected(effect: Effect) -> Expectation:
     part, link_name, kind = effect
     link = next((link for link in (*LINK_CLASSES, UNNAMED) if link.name == link_name), None)
 
-    # The efficiency of a kind has an expected value, which a link may raise or lower. Exchanges depend more on topology
-    # and routing than neighbours in a ring do.
+    # The efficiency of a kind has an expected value, which a link may raise or lower. Exchanges
+    # depend more on topology and routing than neighbours in a ring do.
     if part in _EFFICIENCY:
         if not link_name:
             return Expectation(*_EFFICIENCY[part])
@@ -324,13 +369,15 @@ def expected(effect: Effect) -> Expectation:
             return Expectation(0.0, sd=0.3)
         return Expectation(log(link.hop_s if link else _DEFAULT_HOP_S[part]), sd=0.5)
     if part == "peer_s":
-        return Expectation(log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), sd=0.8)
+        return Expectation(
+            log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), sd=0.8
+        )
     return _peer_exponent(link) if part == "peers" else Expectation(*_EXPECTED[part])
 
 
 def _peer_exponent(link: LinkClass | None) -> Expectation:
-    """Exponent of bandwidth in the number of peers: bandwidth grows in a mesh, is shared on a host bridge, and is
-    constant behind a switch."""
+    """Exponent of bandwidth in the number of peers: bandwidth grows in a mesh, is shared on a host
+    bridge, and is constant behind a switch."""
     if link and link.mesh:
         return Expectation(0.8, sd=0.2)
     if link and link.bridged:
@@ -348,10 +395,12 @@ def constants(
     in_network: bool,
     spans_nodes: bool,
 ) -> LinkConstants:
-    """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level `level`.
+    """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level
+    `level`.
 
-    For groups over several nodes, the links inside a node count at their full rate. Their losses are part of the time
-    of the group inside its node, and the price of a larger group is never below that.
+    For groups over several nodes, the links inside a node count at their full rate. Their losses
+    are part of the time of the group inside its node, and the price of a larger group is never
+    below that.
     """
     near, far = fabric.inside.link_class, fabric.levels[level].link_class
     inside, between = near.name, far.name
@@ -394,8 +443,10 @@ def constants(
         post_s=exp(value("post", between)),
         peer_s=exp(value("peer_s", between)),
         # effective rates, and the share of them that each protocol reaches
-        bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
-        bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
+        bandwidth_inside=fabric.inside.bandwidth
+        * (1.0 if spans_nodes else efficiency("inside", inside)),
+        bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent)
+        * efficiency("between", between),
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
         # how the rates change with ranks and nodes
@@ -403,7 +454,8 @@ def constants(
         node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
         neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
         eager_bytes=far.eager_bytes,
-        # trees and reductions in switches, relative to a ring; 0 where the fabric has no such switch
+        # trees and reductions in switches, relative to a ring; 0 where the fabric has no such
+        # switch
         tree_share=1 / (1 + exp(-value("tree"))),
         switch_share=1 / (1 + exp(-value("switch"))) if near.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,

@@ -1,7 +1,7 @@
 """Fits correction curves, and joins a site's fit with the shipped one.
 
-One curve per measured placement (ranks, ranks per node) of a key: a series with its software and element type, a
-series, a fabric on one device, or links inside a node on any device.
+One curve per measured placement (ranks, ranks per node) of a key: a series with its software and
+element type, a series, a fabric on one device, or links inside a node on any device.
 """
 
 from collections import Counter, defaultdict
@@ -34,18 +34,22 @@ class Sources:
     """Facts about the sources of tables, as in `training/collectives.toml`."""
 
     reference: tuple[str, ...] = ()
-    """Sources from which a fabric's usual price is computed, best first; by default all, largest first."""
+    """Sources from which a fabric's usual price is computed, best first; by default all, largest
+    first."""
     unhealthy: tuple[tuple[str, ...], ...] = ()
-    """Prefixes of series whose network ran far below its rate; they are not used for other series."""
-    as_timed: tuple[tuple[str, ...], ...] = ()
-    """Prefixes of series (`""`: all) whose times include more than the collective; they are not used for other
+    """Prefixes of series whose network ran far below its rate; they are not used for other
     series."""
+    as_timed: tuple[tuple[str, ...], ...] = ()
+    """Prefixes of series (`""`: all) whose times include more than the collective; they are not
+    used for other series."""
     physics_only: tuple[str, ...] = ()
     """Sources that state no licence: constants are fitted to them, their figures are not kept."""
     keep_slow: bool = False
-    """Whether placements that ran far below their links' rates are kept for their own series only."""
+    """Whether placements that ran far below their links' rates are kept for their own series
+    only."""
     forced: bool = False
-    """Whether a series with a forced algorithm may represent a fabric without other measurements."""
+    """Whether a series with a forced algorithm may represent a fabric without other
+    measurements."""
 
 
 NO_SOURCES: Final = Sources()
@@ -59,7 +63,8 @@ def fit_rows(
     start: Mapping[Effect, float] | None = None,
 ) -> CollectiveWeights:
     """Fit the link physics, unless `base` has it, and the curves of all measured series."""
-    # Physics should hold for links in general, so it is fitted without rows of faulty hosts or networks.
+    # Physics should hold for links in general, so it is fitted without rows of faulty hosts or
+    # networks.
     healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
     weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
@@ -95,7 +100,11 @@ def fit_all_curves(
     # a series run with one software and element type is its own entry
     entries_of_series = Counter(code for (code, *_), _ in entries)
     several = {code for code, count in entries_of_series.items() if count > 1}
-    of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
+    of_entries = [
+        (EntryKey(rows.keys[code], *run), index)
+        for (code, *run), index in entries
+        if code in several
+    ]
     usual_curves = _usual_curves(rows.take(healthy), healthy_series, sources)
     return {**series, **fit_curves(of_entries, *place), **usual_curves}
 
@@ -107,10 +116,12 @@ def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[Series
 
 
 def _usual_curves(
-    rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
+    rows: CollectiveRows,
+    series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]],
+    sources: Sources,
 ) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
-    """A fabric's usual curves from representative rows: at each placement, those of the best reference source that
-    measured it."""
+    """A fabric's usual curves from representative rows: at each placement, those of the best
+    reference source that measured it."""
     reference = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
     candidates: dict[_UsualPlace, list[_Candidate]] = defaultdict(list)
     for (code,), (row, *_) in groups_of(rows.series):
@@ -123,7 +134,9 @@ def _usual_curves(
         fabric: Fabric = rows.fabric[row]  # pyright: ignore[reportAssignmentType]
         for placement, curve in series[key].items():
             ranks, ranks_per_node = placement
-            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[row]), ranks > ranks_per_node, -1):
+            for usual in CollectiveWeights.usual_keys(
+                fabric, str(rows.kind[row]), ranks > ranks_per_node, -1
+            ):
                 candidates[_UsualPlace(usual, placement)].append(_Candidate(rank, curve))
 
     usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}
@@ -157,16 +170,21 @@ def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, .
     distinct = dict.fromkeys(columns)
     for code, between_nodes, kind, fabric in sorted(distinct, key=lambda parts: parts[:2]):
         link = fabric.levels[-1].link if between_nodes else fabric.inside.link
-        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between_nodes)] = None
+        result.setdefault(rows.keys[code], {})[
+            MeasuredPlace(str(kind), fabric.device, link, between_nodes)
+        ] = None
     return {key: tuple(places) for key, places in result.items()}
 
 
 def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
     """`base` with the usual curves of its fabrics and kinds replaced where the site measured them.
 
-    Shipped series stay, because they predict their own rows; usual times of links on other devices stay as well.
+    Shipped series stay, because they predict their own rows; usual times of links on other devices
+    stay as well.
     """
-    usual_curves = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
+    usual_curves = {
+        key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)
+    }
     measured: set[MeasuredPlace] = set()
     for places in site.measured_on.values():
         measured.update(places)
@@ -182,15 +200,20 @@ def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeigh
         base,
         curves={**base.curves, **usual_curves},
         measured_on={**base.measured_on, **site.measured_on},
-        most_ranks={link: max(base.most_ranks.get(link, 0), site.most_ranks.get(link, 0)) for link in links},
+        most_ranks={
+            link: max(base.most_ranks.get(link, 0), site.most_ranks.get(link, 0)) for link in links
+        },
         notes={**base.notes, "replaced": replaced, "kept": series_left, "own": len(site.series)},
     )
 
 
 def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
-    """Most ranks that were measured on every named link class: beyond twice as many a price counts as extrapolated."""
+    """Most ranks that were measured on every named link class: beyond twice as many a price counts
+    as extrapolated."""
     result: dict[str, int] = {}
-    for fabric, ranks, ranks_per_node in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
+    for fabric, ranks, ranks_per_node in set(
+        zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)
+    ):
         link = fabric.inside.link if ranks <= ranks_per_node else fabric.levels[-1].link
         if not link.startswith("unknown"):
             result[link] = max(result.get(link, 0), int(ranks))

@@ -1,12 +1,15 @@
-"""Time of a collective from first principles: launch, hops and bytes over bandwidth, the best of the algorithms.
+"""Time of a collective from first principles: launch, hops and bytes over bandwidth, the best of
+the algorithms.
 
-`launch + min over algorithm and protocol of join(hops x latency, max(bytes / bandwidth inside, bytes / bandwidth
-between))`, as NCCL itself models it (`src/graph/tuning.cc`, `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
+The time is `launch + min over algorithm and protocol of join(hops x latency, transfer)` with
+`transfer = max(bytes / bandwidth inside a node, bytes / bandwidth between nodes)`, as NCCL itself
+models it (`src/graph/tuning.cc`, `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
 
-Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009), reduction in the
-switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL, LL128 and Simple: a
-share of the bandwidth at a fraction of the latency, nearly all of it at little more, and all of it at several times
-the latency. Every term grows with bytes, ranks and latency and falls with bandwidth, and so does their minimum.
+Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009),
+reduction in the switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols
+as NCCL's LL, LL128 and Simple: a share of the bandwidth at a fraction of the latency, nearly all of
+it at little more, and all of it at several times the latency. Every term grows with bytes, ranks
+and latency and falls with bandwidth, and so does their minimum.
 
 Functions take NumPy or JAX arrays alike and are differentiable in all real arguments.
 """
@@ -33,30 +36,32 @@ OVERLAP_INSIDE: Final = 3.0
 OVERLAP_BETWEEN: Final = 1.0
 """Sharpness between nodes: the sum (Hockney's alpha and beta)."""
 OVERLAP_TREE: Final = 0.65
-"""Sharpness of a tree. 1/2 is the optimally pipelined tree, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
-section 2); the value lies between that and the sum, because chunk sizes are fixed."""
+"""Sharpness of a tree. 1/2 is the optimally pipelined tree, `(sqrt(latency) + sqrt(transfer))^2`
+(Sanders et al., section 2); the value lies between that and the sum, because chunk sizes are
+fixed."""
 CHANNELS_UNTIL: Final = 4.0
-"""Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
-channels to give them (`ncclTopoComputeP2pChannels`)."""
+"""Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers
+than the library has channels to give them (`ncclTopoComputeP2pChannels`)."""
 POSTED: Final = 0.1
 """Share of a hop that each further message costs if several are posted at once inside a node."""
 LINE_SHARE: Final = 0.92
-"""Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
+"""Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL
+`src/graph/tuning.cc`)."""
 LINE_START_S: Final = 7.4e-6
-"""Extra start time of a collective in the LL128 protocol over one in the low-latency protocol: 14 and 6.6 us (NCCL
-`src/graph/tuning.cc`)."""
+"""Extra start time of a collective in the LL128 protocol over one in the low-latency protocol: 14
+and 6.6 us (NCCL `src/graph/tuning.cc`)."""
 FULL_START_S: Final = 1.8e-6
-"""Extra start time of a collective in the Simple protocol over one in the low-latency protocol: 8.4 and 6.6 us (NCCL
-`src/graph/tuning.cc`)."""
+"""Extra start time of a collective in the Simple protocol over one in the low-latency protocol: 8.4
+and 6.6 us (NCCL `src/graph/tuning.cc`)."""
 SPREAD: Final = 0.5
-"""Share of a low-latency hop between nodes that a ring takes if its nodes have several ranks: its channels cross the
-network at different ranks (NCCL `src/graph/tuning.cc`: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per
-node pays all)."""
+"""Share of a low-latency hop between nodes that a ring takes if its nodes have several ranks: its
+channels cross the network at different ranks (NCCL `src/graph/tuning.cc`: 2.7 of 5 us in LL, 4 of
+8.5 us in LL128, where one rank per node pays all)."""
 ASKS: Final = 4
 """Sharpness of the transition to large messages, which ask the receiver before they are sent."""
 FULL_POSTS: Final = 3.0
-"""Posts to the network that a step of a ring takes in full bandwidth, where the other protocols take one (NCCL
-`src/graph/tuning.cc`, `netOverhead`)."""
+"""Posts to the network that a step of a ring takes in full bandwidth, where the other protocols
+take one (NCCL `src/graph/tuning.cc`, `netOverhead`)."""
 LEAST_HOP: Final = 0.25
 """Share of the fitted hop that is software, which remains however low the stated latency is."""
 IMPOSSIBLE_S: Final = 1e6
@@ -65,7 +70,8 @@ IMPOSSIBLE_S: Final = 1e6
 
 @dataclass(frozen=True)
 class LinkConstants:
-    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one common shape."""
+    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one
+    common shape."""
 
     launch_s: Array
     """Time that no message size and rank count changes: kernel launch, dispatch."""
@@ -84,7 +90,8 @@ class LinkConstants:
     hop_between_line_s: Array
     """Latency of one message between nodes in the protocol of lines (LL128)."""
     shift_inside_s: Array
-    """Stated latency of a hop inside a node beyond the usual one: it is added to the time of every size."""
+    """Stated latency of a hop inside a node beyond the usual one: it is added to the time of every
+    size."""
     shift_between_s: Array
     """Stated latency of a hop between nodes beyond the usual one."""
     usual_inside_s: Array
@@ -92,31 +99,33 @@ class LinkConstants:
     usual_between_s: Array
     """Latency that descriptions of clusters usually give for such links between nodes."""
     post_s: Array
-    """Least time of each step of a ring over several nodes, also of steps inside a node, because every step posts a
-    message to the network."""
+    """Least time of each step of a ring over several nodes, also of steps inside a node, because
+    every step posts a message to the network."""
     peer_s: Array
     """Time that each peer on another node adds to one rank of an all-to-all."""
     bandwidth_inside: Array
-    """Effective bytes/s of one rank inside its node in the bandwidth protocol, with `REFERENCE_PEERS` peers (with one
-    peer on a shared bridge)."""
+    """Effective bytes/s of one rank inside its node in the bandwidth protocol, with
+    `REFERENCE_PEERS` peers (with one peer on a shared bridge)."""
     bandwidth_between: Array
     """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
     low_latency_share: Array
     """Bandwidth of the low-latency protocol as a share of the full one."""
     line_share: Array
-    """Bandwidth of the protocol of lines as a share of the full one; 0: the links do not carry it."""
+    """Bandwidth of the protocol of lines as a share of the full one; 0: the links do not carry
+    it."""
     peer_exponent: Array
-    """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a mesh of
-    direct links (each pair has its own), negative where ranks share a host bridge."""
+    """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a
+    mesh of direct links (each pair has its own), negative where ranks share a host bridge."""
     node_exponent: Array
     """Bandwidth between nodes falls as (nodes / 2) to the minus this."""
     neighbour_share: Array
     """Share of the bandwidth that a send to a neighbour keeps on many nodes."""
     eager_bytes: Array
-    """Message size between nodes above which the sender first asks the receiver, which doubles the latency."""
+    """Message size between nodes above which the sender first asks the receiver, which doubles the
+    latency."""
     tree_share: Array
-    """Bandwidth between nodes of a tree that reduces without a switch, relative to a ring's: half of its channels'
-    traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
+    """Bandwidth between nodes of a tree that reduces without a switch, relative to a ring's: half
+    of its channels' traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
     switch_share: Array
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
     network_share: Array
@@ -124,7 +133,8 @@ class LinkConstants:
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """`jax.numpy` if any argument is a JAX array or tracer, else `numpy`; JAX is imported only if needed."""
+    """`jax.numpy` if any argument is a JAX array or tracer, else `numpy`; JAX is imported only if
+    needed."""
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(a, jax.Array) for a in arrays):
         return jax.numpy
@@ -151,11 +161,13 @@ ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
 """Algorithms that a run may be forced to use."""
 
 SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
-"""Algorithms that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
+"""Algorithms that reduce in switches, which have no low-latency protocol (NCCL
+`src/graph/tuning.cc`)."""
 
 
 class _Algorithm(NamedTuple):
-    """Work of the busiest rank: messages one after another, and bytes as multiples of the buffer."""
+    """Work of the busiest rank: messages one after another, and bytes as multiples of the
+    buffer."""
 
     hops_inside: Array
     hops_between: Array
@@ -177,13 +189,20 @@ class _Protocol(NamedTuple):
 
 
 def collective_time(
-    kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, link: LinkConstants, algorithm: str = ""
+    kind: str,
+    buffer_bytes: Array,
+    ranks: Array,
+    ranks_per_node: Array,
+    link: LinkConstants,
+    algorithm: str = "",
 ) -> Array:
-    """Seconds of one kind of collective on `ranks` ranks, `ranks_per_node` per node; 0 for one rank.
+    """Seconds of one kind of collective on `ranks` ranks, `ranks_per_node` per node; 0 for one
+    rank.
 
-    Sizes as nccl-tests counts them (`perfmodel.ops.Collective`). Inside a node latency hides behind transfer
-    (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the one of `ALGORITHMS` that the
-    run is held to; by default, and where the kind has no such choice, the fastest.
+    Sizes as nccl-tests counts them (`perfmodel.ops.Collective`). Inside a node latency hides behind
+    transfer (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the
+    one of `ALGORITHMS` that the run is held to; by default, and where the kind has no such choice,
+    the fastest.
     """
     rates = link.bandwidth_inside, link.bandwidth_between
     xp = namespace(buffer_bytes, ranks, ranks_per_node, *rates, link.hop_inside_s)
@@ -195,21 +214,24 @@ def collective_time(
     local = xp.minimum(per_node - 1.0, 1.0)
     inside, between = _bandwidths(kind, xp, per_node, nodes, link)
 
-    # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as libraries choose by
-    # the same estimate (`ncclTopoGetAlgoTime`).
+    # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as
+    # libraries choose by the same estimate (`ncclTopoGetAlgoTime`).
     algorithms, best = _algorithms(kind, xp, ranks, per_node, nodes, link), None
     for name, work in algorithms.items():
         if algorithm in algorithms and algorithm != name:
             continue
         is_tree = name in ("tree", "nvls_tree")
 
-        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first. Half of the bytes that
-        # LL sends are flags. No steeper than that more ranks, and smaller messages, still take longer.
+        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first.
+        # Half of the bytes that LL sends are flags. No steeper than that more ranks, and smaller
+        # messages, still take longer.
         asks = 1.0
         if name:
             wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / ranks)
             asks = 1 + 1 / (1 + (link.eager_bytes / wire_bytes) ** ASKS)
-        sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
+        sharpness = xp.where(
+            nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE
+        )
         for number, protocol in enumerate(_protocols(kind, name, xp, local, several, link)):
             hops_near, hops_far = work.hops_inside, work.hops_between
             is_low_latency = number == 1
@@ -217,19 +239,26 @@ def collective_time(
                 # in low latency its ranks do not wait for one another
                 hops_near, hops_far = local, several
 
-            # Latency: hops one after another. A cluster's stated latency beyond the usual one is a term of its own.
+            # Latency: hops one after another. A cluster's stated latency beyond the usual one is a
+            # term of its own.
             near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
             shift_s = hops_near * _shift(xp, near_s, link.shift_inside_s, link.usual_inside_s)
-            shift_s = shift_s + hops_far * _shift(xp, far_s, link.shift_between_s, link.usual_between_s)
+            shift_s = shift_s + hops_far * _shift(
+                xp, far_s, link.shift_between_s, link.usual_between_s
+            )
 
-            # Transfer: both tiers carry the same data at the same time, so that the slower one sets the pace.
+            # Transfer: both tiers carry the same data at the same time, so that the slower one sets
+            # the pace.
             inside_s = work.volume_inside * buffer_bytes / (inside * protocol.share)
             between_s = work.volume_between * buffer_bytes / (between * protocol.share)
             transfer_s = larger(inside_s, between_s, 6.0)
 
             # inside a node transfer hides what latency is stated, too
-            time_s = larger(latency_s + shift_s * (1 - several), transfer_s, sharpness) + shift_s * several
+            time_s = (
+                larger(latency_s + shift_s * (1 - several), transfer_s, sharpness)
+                + shift_s * several
+            )
             best = time_s if best is None else smaller(best, time_s)
 
     # a group of one rank takes no time at all
@@ -241,9 +270,13 @@ def peers_of(ranks: Array) -> Array:
     return namespace(ranks).clip(ranks - 1.0, 1.0, REFERENCE_PEERS)
 
 
-def _bandwidths(kind: str, xp: ModuleType, per_node: Array, nodes: Array, link: LinkConstants) -> tuple[Array, Array]:
-    """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their number."""
-    # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with one.
+def _bandwidths(
+    kind: str, xp: ModuleType, per_node: Array, nodes: Array, link: LinkConstants
+) -> tuple[Array, Array]:
+    """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their
+    number."""
+    # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with
+    # one.
     stated_peers = xp.where(link.peer_exponent < 0, 1, REFERENCE_PEERS)
     inside = link.bandwidth_inside * (peers_of(per_node) / stated_peers) ** link.peer_exponent
     between = link.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -link.node_exponent
@@ -261,8 +294,9 @@ def _protocols(
     if name in SIMPLE_ONLY:
         return (_Protocol(link.hop_switch_s, link.hop_between_full_s, 1.0, FULL_START_S),)
 
-    # A ring over nodes of several ranks crosses the network at a different rank for each of its channels, which divides
-    # the latency. Every step waits for a message to be handed to the network.
+    # A ring over nodes of several ranks crosses the network at a different rank for each of its
+    # channels, which divides the latency. Every step waits for a message to be handed to the
+    # network.
     ring = name == "ring"
     spread = 1 - (1 - SPREAD) * local if ring else 1.0
     post_s = link.post_s * several if ring and kind != "broadcast" else 0.0
@@ -270,17 +304,28 @@ def _protocols(
     # messages of pairs have one protocol between nodes
     quick_s = link.hop_between_full_s if kind in PAIRS else link.hop_between_s
     both_protocols = (
-        _Protocol(xp.maximum(link.hop_inside_full_s, FULL_POSTS * post_s), link.hop_between_full_s, 1.0, FULL_START_S),
-        _Protocol(xp.maximum(link.hop_inside_s, post_s), quick_s * spread, link.low_latency_share, 0.0),
+        _Protocol(
+            xp.maximum(link.hop_inside_full_s, FULL_POSTS * post_s),
+            link.hop_between_full_s,
+            1.0,
+            FULL_START_S,
+        ),
+        _Protocol(
+            xp.maximum(link.hop_inside_s, post_s), quick_s * spread, link.low_latency_share, 0.0
+        ),
     )
     if kind in PAIRS:
         return both_protocols
 
-    # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
+    # Lines: where the links do not carry them their time is out of reach instead, so that shapes
+    # stay those of arrays.
     share = xp.where(link.line_share > 0, link.line_share, 1.0)
     no_lines_s = xp.where(link.line_share > 0, 0.0, IMPOSSIBLE_S)
     line_s = xp.maximum(link.hop_inside_line_s, post_s)
-    return (*both_protocols, _Protocol(line_s, link.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
+    return (
+        *both_protocols,
+        _Protocol(line_s, link.hop_between_line_s * spread, share, LINE_START_S + no_lines_s),
+    )
 
 
 def _algorithms(
@@ -291,14 +336,16 @@ def _algorithms(
     # 0 where every rank of the group has a node to itself
     local = xp.minimum(per_node - 1, 1.0)
 
-    # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the ranks of a node, or
-    # through a tree of them where that is shorter, and up the tree of nodes.
+    # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the
+    # ranks of a node, or through a tree of them where that is shorter, and up the tree of nodes.
     ring_in, ring_out = ranks - nodes, nodes * several
     tree_in = smaller(per_node - 1, 2 * xp.log2(per_node))
     tree_out = xp.log2(nodes)
     match kind:
         case "all_reduce":
-            return _reductions(xp, share, per_node, nodes, (ring_in, ring_out), (tree_in, tree_out), link)
+            return _reductions(
+                xp, share, per_node, nodes, (ring_in, ring_out), (tree_in, tree_out), link
+            )
         case "all_gather" | "reduce_scatter":
             ring = _Algorithm(
                 hops_inside=ring_in,
@@ -308,7 +355,8 @@ def _algorithms(
             )
             return {"ring": ring}
         case "all_to_all":
-            # sends to all peers are posted at once; what stays in the node does not load its adapters
+            # sends to all peers are posted at once; what stays in the node does not load its
+            # adapters
             pairwise = _Algorithm(
                 hops_inside=local * (1 + POSTED * (per_node - 1)),
                 hops_between=several,
@@ -337,7 +385,8 @@ def _reductions(
     tree_hops: tuple[Array, Array],
     link: LinkConstants,
 ) -> dict[str, _Algorithm]:
-    """Work of the algorithms of an all-reduce, which reduce, then distribute: every hop and every byte twice.
+    """Work of the algorithms of an all-reduce, which reduce, then distribute: every hop and every
+    byte twice.
 
     Args:
         share: share of the buffer that a rank gets from others.
@@ -346,7 +395,8 @@ def _reductions(
     several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(per_node - 1, 1.0)
     (ring_in, ring_out), (tree_in, tree_out) = ring_hops, tree_hops
     ring_volume = 2 * share * several / per_node
-    # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
+    # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to
+    # two children
     tree_volume = xp.minimum(nodes - 1, 2.0)
     in_pairs = 2 * share * local
 
@@ -357,33 +407,43 @@ def _reductions(
     no_collnet_s = no_switch_s + no_network_s
     return {
         "ring": _Algorithm(2 * ring_in, 2 * ring_out, in_pairs, ring_volume),
-        "tree": _Algorithm(2 * tree_in, 2 * tree_out, in_pairs, tree_volume / per_node / link.tree_share),
+        "tree": _Algorithm(
+            2 * tree_in, 2 * tree_out, in_pairs, tree_volume / per_node / link.tree_share
+        ),
         "nvls": _Algorithm(2 * local, 2 * ring_out, in_switch, ring_volume, no_switch_s),
-        "nvls_tree": _Algorithm(2 * local, 2 * tree_out, in_switch, tree_volume / per_node, no_switch_s),
-        "collnet": _Algorithm(2 * local, 2 * several, in_switch, networked * several / per_node, no_collnet_s),
+        "nvls_tree": _Algorithm(
+            2 * local, 2 * tree_out, in_switch, tree_volume / per_node, no_switch_s
+        ),
+        "collnet": _Algorithm(
+            2 * local, 2 * several, in_switch, networked * several / per_node, no_collnet_s
+        ),
     }
 
 
 def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Array:
-    """Time that a stated latency adds to a hop: its excess over the usual one, in proportion for shorter hops, so that
-    twice the latency never gives more than twice the time. However low the stated latency is, a hop keeps the share
-    `LEAST_HOP` of the fitted one, which is software."""
+    """Time that a stated latency adds to a hop: its excess over the usual one, in proportion for
+    shorter hops, so that twice the latency never gives more than twice the time. However low the
+    stated latency is, a hop keeps the share `LEAST_HOP` of the fitted one, which is software."""
     return xp.maximum(stated_s * xp.minimum(hop_s / usual_s, 1.0), (LEAST_HOP - 1) * hop_s)
 
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
-    """Volume, in buffers, of a reduction in switches of this efficiency, and the time [s] that rules it out without
-    such switches."""
+    """Volume, in buffers, of a reduction in switches of this efficiency, and the time [s] that
+    rules it out without such switches."""
     return 1 / xp.where(share > 0, share, 1.0), xp.where(share > 0, 0.0, IMPOSSIBLE_S)
 
 
-def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool) -> np.ndarray:
-    """Least share of the buffer (as nccl-tests counts it) that a rank moves one way over the group's outermost tier.
+def least_volume(
+    kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool
+) -> np.ndarray:
+    """Least share of the buffer (as nccl-tests counts it) that a rank moves one way over the
+    group's outermost tier.
 
-    Whatever the algorithm: inside a node each of n ranks must receive the n - 1 shares that it lacks; for an all-reduce
-    twice (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009, section 3), or its whole
-    buffer once where switches add (`reduces`). Between N nodes the same holds of nodes, whose traffic r ranks share.
-    Copies inside one device are no traffic: 0 for one rank. float64[n].
+    Whatever the algorithm: inside a node each of n ranks must receive the n - 1 shares that it
+    lacks; for an all-reduce twice (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms",
+    JPDC 69, 2009, section 3), or its whole buffer once where switches add (`reduces`). Between N
+    nodes the same holds of nodes, whose traffic r ranks share. Copies inside one device are no
+    traffic: 0 for one rank. float64[n].
 
     >>> least_volume("all_reduce", np.array([8.0]), np.array([8.0]), False).tolist()
     [1.75]
@@ -391,7 +451,8 @@ def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduc
     n = np.asarray(ranks, np.float64)
     r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
     between_nodes = n > r
-    # The parties of the outermost tier are nodes, or the ranks of one node; ranks of a node share its traffic.
+    # The parties of the outermost tier are nodes, or the ranks of one node; ranks of a node share
+    # its traffic.
     parties = np.where(between_nodes, np.ceil(n / r), n)
     share = np.where(between_nodes, r, 1.0)
     lacking = (parties - 1) / np.maximum(parties, 1.0)

@@ -8,14 +8,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives._fabrics import BETWEEN, Effect, Fabric, constants, effects, expected
+from perfmodel.cost.learn.collectives._fabrics import (
+    BETWEEN,
+    Effect,
+    Fabric,
+    constants,
+    effects,
+    expected,
+)
 from perfmodel.cost.learn.collectives._physics import LinkConstants, collective_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of
 
 NOISE: Final = 0.25
-"""Standard deviation of the log error of one placement, relative to which priors of effects are weighted; fabrics of
-one class differ by this much."""
+"""Standard deviation of the log error of one placement, relative to which priors of effects are
+weighted; fabrics of one class differ by this much."""
 KNEE: Final = 0.15
 """Log error beyond which a point pulls no harder (soft L1): congested and misconfigured runs."""
 DISPATCH: Final = (log(3e-6), 1.5)
@@ -54,18 +61,30 @@ class _Link(NamedTuple):
     def constants(self, values: Mapping[Effect, float]) -> list[float]:
         """The constants in the order of their fields."""
         by_network = self.algorithm == "collnet"
-        link = constants(values, self.kind, self.fabric, self.level, self.ranks_per_node, 1.0, by_network, self.between)
+        link = constants(
+            values,
+            self.kind,
+            self.fabric,
+            self.level,
+            self.ranks_per_node,
+            1.0,
+            by_network,
+            self.between,
+        )
         return [getattr(link, name) for name in _FIELDS]
 
 
 class _Placements:
-    """Rows with the distinct sets of constants that they need, so that a fit computes each set once."""
+    """Rows with the distinct sets of constants that they need, so that a fit computes each set
+    once."""
 
     def __init__(self, rows: CollectiveRows) -> None:
         self.rows = rows
         numbers: dict[_Link, int] = {}
         link_of_row = []
-        for parts in zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True):
+        for parts in zip(
+            rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True
+        ):
             link_of_row.append(numbers.setdefault(_Link(*parts), len(numbers)))
         self.links = list(numbers)
         self.link_of_row = np.array(link_of_row, dtype=np.int64)
@@ -95,8 +114,9 @@ class _Placements:
         return time_s
 
     def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
-        """Derivative of every row's seconds by every effect, float64[n, names]: the derivative of the curve by its
-        constants (forward differences) times that of the constants by the few effects of each set."""
+        """Derivative of every row's seconds by every effect, float64[n, names]: the derivative of
+        the curve by its constants (forward differences) times that of the constants by the few
+        effects of each set."""
         table = self.table(values)
         time_s = self.of_table(table)
 
@@ -124,18 +144,23 @@ class _Placements:
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
     """Effects fitted to rows over several nodes only; effects inside a node are `known`."""
-    inside_effects = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
+    inside_effects = {
+        effect: value for effect, value in known.items() if effect.part not in BETWEEN
+    }
     return fit_physics(rows.take(rows.between), known, inside_effects)
 
 
 def fit_physics(
-    rows: CollectiveRows, start: Mapping[Effect, float] | None = None, fixed: Mapping[Effect, float] | None = None
+    rows: CollectiveRows,
+    start: Mapping[Effect, float] | None = None,
+    fixed: Mapping[Effect, float] | None = None,
 ) -> dict[Effect, float]:
-    """Effects of the physical curve by maximum a posteriori, robust to congested and misconfigured runs.
+    """Effects of the physical curve by maximum a posteriori, robust to congested and misconfigured
+    runs.
 
-    Every placement of every series counts alike. Tables timed from the host have a dispatch cost of their source,
-    which is fitted beside and left out of predictions. `start`: effects to begin the search at; `fixed`: effects that
-    stay as they are.
+    Every placement of every series counts alike. Tables timed from the host have a dispatch cost of
+    their source, which is fitted beside and left out of predictions. `start`: effects to begin the
+    search at; `fixed`: effects that stay as they are.
     """
     from scipy.optimize import least_squares
 
@@ -143,8 +168,8 @@ def fit_physics(
     fixed = fixed or {}
     names = [name for name in _names(thin) if name not in fixed]
 
-    # One vector: effects, then a dispatch cost for each source. The search moves in units of their standard deviations
-    # from what is expected, so that the prior is the identity.
+    # One vector: effects, then a dispatch cost for each source. The search moves in units of their
+    # standard deviations from what is expected, so that the prior is the identity.
     sources, source_of_row = np.unique(thin.of_series("source").astype(str), return_inverse=True)
     n_effects = len(names)
     middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(sources)).T
@@ -183,10 +208,16 @@ def fit_physics(
         if start is not None and name in start:
             begin[number] = start[name]
     first_move = (begin - middle) / deviation
-    solution = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
+    solution = least_squares(
+        residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4
+    )  # type: ignore[arg-type]
     vector = middle + deviation * solution.x
-    _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost)
-    fitted = {name: round(float(value), 4) for name, value in zip(names, vector[:n_effects], strict=True)}
+    _LOG.info(
+        "%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost
+    )
+    fitted = {
+        name: round(float(value), 4) for name, value in zip(names, vector[:n_effects], strict=True)
+    }
     return {**fixed, **fitted}
 
 
@@ -201,7 +232,8 @@ def _names(rows: CollectiveRows) -> list[Effect]:
 
 
 def _thinned(rows: CollectiveRows) -> tuple[CollectiveRows, np.ndarray]:
-    """`POINTS` rows of median time per series and placement, even in the logarithm of the size, and their weights."""
+    """`POINTS` rows of median time per series and placement, even in the logarithm of the size, and
+    their weights."""
     keep, weight = [], []
     for _, index in groups_of(rows.series, rows.ranks, rows.ranks_per_node):
         size = np.log2(rows.buffer_bytes[index])

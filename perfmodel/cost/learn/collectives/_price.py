@@ -1,14 +1,16 @@
 """Prices of collectives: physics times measured correction, made monotone in bytes and ranks.
 
-For one kind on one fabric the product of the physical curve and the measured correction is laid out on a grid of
-sizes and rank (or node) counts and projected onto what grows with both, with bytes in proportion to them at most
-(`rising`, which leaves alone what grows so already): twice the bytes can be sent as two messages. Between the points
-of the grid the logarithm of the time is interpolated. So a price never falls with bytes or ranks, and, as physics does
-not fall with latency nor rise with bandwidth at any point of the grid, neither does the price.
+For one kind on one fabric the product of the physical curve and the measured correction is laid out
+on a grid of sizes and rank (or node) counts and projected onto what grows with both, with bytes in
+proportion to them at most (`rising`, which leaves alone what grows so already): twice the bytes can
+be sent as two messages. Between the points of the grid the logarithm of the time is interpolated.
+So a price never falls with bytes or ranks, and, as physics does not fall with latency nor rise with
+bandwidth at any point of the grid, neither does the price.
 
-In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a node, each rank
-count stands for itself. The same holds where a row of a table names a measured series: its curve is returned as
-measured, with every rank count or size that happens to be slower than the next.
+In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a
+node, each rank count stands for itself. The same holds where a row of a table names a measured
+series: its curve is returned as measured, with every rank count or size that happens to be slower
+than the next.
 """
 
 from dataclasses import dataclass, replace
@@ -35,10 +37,36 @@ from perfmodel.cost.learn.collectives._weights import (
 from perfmodel.ingest.tables import groups_of
 from perfmodel.session import Cache
 
-_STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 96)
+_STEPS: Final = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    18,
+    20,
+    24,
+    28,
+    32,
+    36,
+    40,
+    48,
+    56,
+    64,
+    72,
+    96,
+)
 RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
 """Rank counts inside a node at which prices are computed."""
-NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
+NODES: Final = np.array(
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float
+)
 """Node counts at which prices are computed."""
 RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds whose rings run over all ranks of a group."""
@@ -73,7 +101,8 @@ class Groups:
     concurrent: np.ndarray
     """Groups that share each node's outgoing links."""
     interleaved: np.ndarray
-    """Groups whose ranks alternate within one span of a node and share its host bridge if it has one."""
+    """Groups whose ranks alternate within one span of a node and share its host bridge if it has
+    one."""
 
     @classmethod
     def on(
@@ -86,7 +115,8 @@ class Groups:
         concurrent: np.ndarray,
         interleaved: np.ndarray | float = 1.0,
     ) -> "Groups":
-        """Make groups on a fabric; groups that leave their node reach at least its first network level."""
+        """Make groups on a fabric; groups that leave their node reach at least its first network
+        level."""
         last = len(fabric.levels) - 1
         level = np.clip(level.astype(np.int64), 0, last)
         if fabric.flat:
@@ -96,8 +126,8 @@ class Groups:
             level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
         concurrent = np.maximum(concurrent, 1.0)
 
-        # Groups that leave a node share its bridge with all that leave it beside them. Behind a switch, or with links
-        # between pairs, groups do not slow one another.
+        # Groups that leave a node share its bridge with all that leave it beside them. Behind a
+        # switch, or with links between pairs, groups do not slow one another.
         bridged = fabric.inside.link_class.bridged
         sharing_inside = interleaved if bridged else 1.0
         sharing_between = concurrent if bridged else 1.0
@@ -118,12 +148,15 @@ class Priced:
     """Half-width of the interval in log time."""
     provenance: np.ndarray
     least_s: np.ndarray
-    """Shortest time that the links' full rates allow: no time, nor any end of an interval, is shorter."""
+    """Shortest time that the links' full rates allow: no time, nor any end of an interval, is
+    shorter."""
 
     @classmethod
     def unknown(cls, n: int) -> "Priced":
         """An empty record of `n` prices."""
-        return cls(np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n))
+        return cls(
+            np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n)
+        )
 
     def put(self, index: np.ndarray, prices: "Priced") -> None:
         """Set the prices at positions."""
@@ -133,7 +166,8 @@ class Priced:
 
 @dataclass(frozen=True)
 class _LogPrices:
-    """Log times, half-widths and provenances of all groups of a request, filled in table by table."""
+    """Log times, half-widths and provenances of all groups of a request, filled in table by
+    table."""
 
     log_s: np.ndarray
     half_width: np.ndarray
@@ -168,21 +202,37 @@ class CollectivePrices:
         link_bytes_per_s = np.full(n, fabric.inside.bandwidth)
         several = groups.ranks > 1
 
-        # Inside a node: one table over rank counts for each number of groups that share a host bridge.
+        # Inside a node: one table over rank counts for each number of groups that share a host
+        # bridge.
         in_node = several & (groups.ranks <= groups.ranks_per_node)
         for sharing in np.unique(groups.interleaved[in_node]).tolist():
             selected = np.flatnonzero(in_node & (groups.interleaved == sharing))
-            self._fill(prices, selected, request, self._in_node_table(request, sharing), groups, groups.ranks)
+            self._fill(
+                prices,
+                selected,
+                request,
+                self._in_node_table(request, sharing),
+                groups,
+                groups.ranks,
+            )
 
         # Between nodes: one table over node counts for each placement.
         between_nodes = np.flatnonzero(several & ~in_node)
-        columns = [groups.ranks_per_node[between_nodes], groups.level[between_nodes], groups.concurrent[between_nodes]]
+        columns = [
+            groups.ranks_per_node[between_nodes],
+            groups.level[between_nodes],
+            groups.concurrent[between_nodes],
+        ]
         placements, placement_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         for i, (per_node, level, concurrent) in enumerate(placements.tolist()):
             selected = between_nodes[placement_of.ravel() == i]
             question = (request, per_node, int(level), concurrent)
-            table = self._tables.get_or_compute(question, lambda question=question: self._between_table(*question))
-            self._fill(prices, selected, request, table, groups, groups.ranks / groups.ranks_per_node)
+            table = self._tables.get_or_compute(
+                question, lambda question=question: self._between_table(*question)
+            )
+            self._fill(
+                prices, selected, request, table, groups, groups.ranks / groups.ranks_per_node
+            )
             link_bytes_per_s[selected] = fabric.share_between(int(level), per_node, concurrent)
 
         # No algorithm beats its least volume at the links' full rate.
@@ -202,19 +252,21 @@ class CollectivePrices:
         groups: Groups,
         count: np.ndarray,
     ) -> None:
-        """Fill in the prices of the groups at positions, by a table over `count` (their ranks or nodes)."""
+        """Fill in the prices of the groups at positions, by a table over `count` (their ranks or
+        nodes)."""
         size = np.log2(np.maximum(groups.buffer_bytes[at], 1.0))
         count = count[at]
         prices.log_s[at] = _interpolated(table, size, count)
 
-        # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
+        # Measured: a size and a count that were, at these ranks per node, half an octave more or
+        # less.
         measured = np.zeros(len(at), bool)
         for known_count, curve in table.curves.items():
             in_range = (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
             measured |= (count == known_count) & in_range
 
-        # Groups that were not measured count as learned if their fabric or links were; otherwise the price is physics,
-        # which is trusted up to twice the rank counts that it was fitted to.
+        # Groups that were not measured count as learned if their fabric or links were; otherwise
+        # the price is physics, which is trusted up to twice the rank counts that it was fitted to.
         if table.source:
             unmeasured = np.full(len(at), "learned", dtype=object)
         else:
@@ -223,7 +275,9 @@ class CollectivePrices:
             if table.count is RANKS:
                 links = np.full(len(at), fabric.inside.link)
             most_ranks = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
-            unmeasured = np.where(groups.ranks[at] <= 2 * most_ranks, "analytical", "extrapolated").astype(object)
+            unmeasured = np.where(
+                groups.ranks[at] <= 2 * most_ranks, "analytical", "extrapolated"
+            ).astype(object)
 
         # Curves of links alone are those of other devices.
         measured &= not isinstance(table.source, LinksKey)
@@ -244,9 +298,10 @@ class CollectivePrices:
         return self._tables.get_or_compute((request, sharing), lambda: make(request, sharing))
 
     def _bridge_table(self, request: CollectiveRequest, sharing: float) -> _Table:
-        """Table of groups that share a host bridge: no shorter than alone, and never counted as measured."""
-        # The measured time of a group that has its bridge to itself bounds the price from below; the price does not
-        # count as measured.
+        """Table of groups that share a host bridge: no shorter than alone, and never counted as
+        measured."""
+        # The measured time of a group that has its bridge to itself bounds the price from below;
+        # the price does not count as measured.
         one_group = self._in_node_table(request, 1.0)
         shared = self._new_in_node_table(request, sharing)
         return _Table(RANKS, np.maximum(one_group.log_s, shared.log_s), {}, one_group.source)
@@ -254,9 +309,9 @@ class CollectivePrices:
     def _new_in_node_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node.
 
-        Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
-        hops. Groups whose ranks lie in turn cross the same hops as one group of all their ranks, so they get its
-        bandwidth; their latency is that of their own ranks.
+        Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them
+        crosses slower hops. Groups whose ranks lie in turn cross the same hops as one group of all
+        their ranks, so they get its bandwidth; their latency is that of their own ranks.
         """
         fabric = request.fabric
         parts, source = self._measured_curves(request, False, 0, 0.0)
@@ -291,15 +346,19 @@ class CollectivePrices:
             log_s = rising(log_s, axis=0)
         return _Table(RANKS, log_s, parts[0][1] if parts else {}, source)
 
-    def _between_table(self, request: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
-        """Table of groups over several nodes, by their number; one node first, from the table inside it."""
+    def _between_table(
+        self, request: CollectiveRequest, per_node: float, level: int, concurrent: float
+    ) -> _Table:
+        """Table of groups over several nodes, by their number; one node first, from the table
+        inside it."""
         fabric = request.fabric
         parts, source = self._measured_curves(request, True, level, per_node)
         is_measured_series = isinstance(source, SeriesKey)
         in_network = request.algorithm == "collnet"
 
-        # Concurrent groups share the nominal rate equally, unless their mutual slowdown was measured: a group alone may
-        # leave part of its links idle for others to use, or all may lose by switching between groups.
+        # Concurrent groups share the nominal rate equally, unless their mutual slowdown was
+        # measured: a group alone may leave part of its links idle for others to use, or all may
+        # lose by switching between groups.
         exponent = self.weights.sharing_exponent(fabric, request.kind, level)
         link = constants(
             self.weights.physics,
@@ -325,8 +384,8 @@ class CollectivePrices:
         if not is_measured_series:
             log_s = rising(log_s, axis=0)
 
-        # One node: the group inside it, than which no larger one is faster. Ranks with a node each have no such group;
-        # the row only serves interpolation between one node and two.
+        # One node: the group inside it, than which no larger one is faster. Ranks with a node each
+        # have no such group; the row only serves interpolation between one node and two.
         one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.link_class.bridged
@@ -336,10 +395,14 @@ class CollectivePrices:
             if not is_measured_series:
                 log_s = np.maximum(log_s, one_node)
             if bridged and request.kind in RING_KINDS and not is_measured_series:
-                # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
+                # a ring over all ranks sends more over each link inside a node than one over the
+                # node's own ranks
                 more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
                 in_ring = np.array(
-                    [_interpolated(in_node_prices, GRID + octaves, ranks_inside) for octaves in more_octaves]
+                    [
+                        _interpolated(in_node_prices, GRID + octaves, ranks_inside)
+                        for octaves in more_octaves
+                    ]
                 )
                 log_s = np.maximum(log_s, in_ring)
 
@@ -353,12 +416,13 @@ class CollectivePrices:
     def _measured_curves(
         self, request: CollectiveRequest, between: bool, level: int, per_node: float
     ) -> tuple[CovarianceTerms, CurveKey | None]:
-        """Measured curves for a table, with weights: those of the series, of the fabric or, inside a node, of the
-        links."""
+        """Measured curves for a table, with weights: those of the series, of the fabric or, inside
+        a node, of the links."""
         known = self.weights.curves
         candidates: list[tuple[CurveKey, Placements]] = []
 
-        # The series that is named; its own software and element type replace what all of it shows at a placement.
+        # The series that is named; its own software and element type replace what all of it shows
+        # at a placement.
         if request.keys:
             series: dict[tuple[float, float], Curve] = {}
             for key in reversed(request.keys):
@@ -375,7 +439,11 @@ class CollectivePrices:
                 parts = between_of(placements, per_node)
             else:
                 # Curves inside one node by ranks.
-                in_node_curves = {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
+                in_node_curves = {
+                    ranks: curve
+                    for (ranks, per_node), curve in placements.items()
+                    if ranks <= per_node
+                }
                 parts = [(1.0, in_node_curves)] if in_node_curves else []
             if parts:
                 return parts, key
@@ -383,10 +451,11 @@ class CollectivePrices:
 
 
 def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
-    """Make values non-decreasing along an axis: the mean of the running maximum from below and minimum from above.
+    """Make values non-decreasing along an axis: the mean of the running maximum from below and
+    minimum from above.
 
-    The result is monotone in every value, and order is preserved: values that are never larger than others, or larger
-    by a bounded amount, stay so along the other axes too.
+    The result is monotone in every value, and order is preserved: values that are never larger than
+    others, or larger by a bounded amount, stay so along the other axes too.
 
     Args:
         at_most: rises along the last axis, and the result by no more than it does.
@@ -404,16 +473,18 @@ def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None
 
 
 def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
-    """Make times on `GRID` grow with bytes, and at most in proportion to them unless they are those of a measured
-    series."""
+    """Make times on `GRID` grow with bytes, and at most in proportion to them unless they are those
+    of a measured series."""
     if isinstance(source, SeriesKey):
         return rising(log_s)
     return rising(log_s, at_most=GRID * np.log(2.0))
 
 
 def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Log time at log2 sizes and counts, by bilinear interpolation; in proportion to the size beyond the largest."""
-    # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
+    """Log time at log2 sizes and counts, by bilinear interpolation; in proportion to the size
+    beyond the largest."""
+    # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the
+    # lower one.
     place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
     below_size = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)
     log_counts = np.log2(table.count)
@@ -423,7 +494,10 @@ def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndar
 
     def at_count(number: np.ndarray) -> np.ndarray:
         """Log times of a count of the table, between its two nearest sizes."""
-        return table.log_s[number, below_size] * (1 - along_sizes) + table.log_s[number, below_size + 1] * along_sizes
+        return (
+            table.log_s[number, below_size] * (1 - along_sizes)
+            + table.log_s[number, below_size + 1] * along_sizes
+        )
 
     below, above = at_count(below_count), at_count(below_count + 1)
     beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
@@ -433,9 +507,19 @@ def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndar
 def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     """Prices of table rows, each alone on its fabric, using its own series if measured."""
     # Rows that ask the same table questions go together: they differ in sizes and counts alone.
-    columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
+    columns = (
+        rows.kind,
+        rows.fabric,
+        rows.series,
+        rows.software,
+        rows.dtype,
+        rows.algorithm,
+        rows.any_algorithm,
+    )
     codes: dict[tuple[Any, ...], int] = {}
-    code_of_row = np.array([codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)], dtype=np.int64)
+    code_of_row = np.array(
+        [codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)], dtype=np.int64
+    )
     distinct = list(codes)
 
     priced = Priced.unknown(len(rows))
@@ -447,7 +531,12 @@ def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> P
         outermost = np.full(len(index), len(fabric.levels) - 1)
         alone = np.ones(len(index))
         groups = Groups.on(
-            fabric, rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], outermost, alone
+            fabric,
+            rows.buffer_bytes[index],
+            rows.ranks[index],
+            rows.ranks_per_node[index],
+            outermost,
+            alone,
         )
         priced.put(index, prices.price(request, groups))
     return priced

@@ -1,9 +1,9 @@
 """Measured collectives as typed columns, and the rows that do not represent a device's links.
 
-Rows of five kinds are set aside, each with the reason in words: rows that others disturbed, rows of several groups at
-once (`_sharing` fits what they show), links that the table does not name (an efficiency would be relative to a
-guess), rates above the link (a wrong unit, size or link), and rates far below it (a host at fault, another job on the
-network).
+Rows of five kinds are set aside, each with the reason in words: rows that others disturbed, rows of
+several groups at once (`_sharing` fits what they show), links that the table does not name (an
+efficiency would be relative to a guess), rates above the link (a wrong unit, size or link), and
+rates far below it (a host at fault, another job on the network).
 """
 
 from collections import Counter, defaultdict
@@ -46,7 +46,8 @@ class SeriesKey(NamedTuple):
         return "|".join(self)
 
     def starts(self, leading: Iterable[Sequence[str]]) -> bool:
-        """Whether the key begins with the parts of one of `leading`, where `""` matches anything."""
+        """Whether the key begins with the parts of one of `leading`, where `""` matches
+        anything."""
         for parts in leading:
             pairs = zip(self, parts, strict=False)
             if all(part in ("", series_part) for series_part, part in pairs):
@@ -85,12 +86,13 @@ class CollectiveRows:
     doubtful: np.ndarray
     """Whether a row repeats the same test (`in_place`) or was marked by a `check`, bool[n]."""
     disturbed: np.ndarray
-    """Whether its collector marked the row because others used the machine while it was timed, bool[n]."""
+    """Whether its collector marked the row because others used the machine while it was timed,
+    bool[n]."""
     groups: np.ndarray
     """Groups that ran at once on the same nodes, int64[n]; 1: the row's group alone."""
     slow: np.ndarray
-    """Whether a row is known to run far below its links' rates (`usable`), so that it says nothing about others;
-    bool[n]."""
+    """Whether a row is known to run far below its links' rates (`usable`), so that it says nothing
+    about others; bool[n]."""
     skipped: np.ndarray
     """Why a row cannot be used, `""` for those that can; str[n]."""
 
@@ -117,14 +119,18 @@ class CollectiveRows:
 
     def anonymous(self) -> "CollectiveRows":
         """The rows without their source."""
-        return replace(self, series=np.zeros(len(self), np.int64), keys=(SeriesKey("", "", "", "", "auto", ""),))
+        return replace(
+            self,
+            series=np.zeros(len(self), np.int64),
+            keys=(SeriesKey("", "", "", "", "auto", ""),),
+        )
 
 
 def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     """Canonical rows of a collective table (columns of the data README); invalid rows do not raise.
 
-    Missing text columns count as empty, missing `ranks_per_node` as `num_ranks / num_nodes` or, if neither
-    is there, as up to eight ranks to a node.
+    Missing text columns count as empty, missing `ranks_per_node` as `num_ranks / num_nodes` or, if
+    neither is there, as up to eight ranks to a node.
     """
     table = clean_collectives(table)
     kind = text(table, "collective")
@@ -142,7 +148,9 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     is_send = kind == "send_recv"
     nodes = np.where(is_send & (ranks > per_node), np.ceil(ranks / np.maximum(per_node, 1)), 1)
     group = np.where(is_send & (ranks >= 2), np.maximum(nodes, 2), ranks)
-    ranks_per_node = np.where(is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group))
+    ranks_per_node = np.where(
+        is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group)
+    )
 
     series, keys = _series(table)
     return CollectiveRows(
@@ -166,9 +174,13 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     )
 
 
-def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) -> "tuple[pd.DataFrame, np.ndarray]":
-    """The table and ranks per node; the trays of a rack that NVLink joins count as one node if no node is stated."""
-    # tables count the four devices of a tray as a node, but its links go through the rack's switches
+def _in_racks(
+    table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray
+) -> "tuple[pd.DataFrame, np.ndarray]":
+    """The table and ranks per node; the trays of a rack that NVLink joins count as one node if no
+    node is stated."""
+    # tables count the four devices of a tray as a node, but its links go through the rack's
+    # switches
     names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
     in_racks = np.array([is_rack(*name) for name in names], bool)
     states_nodes = number(table, "devices_per_node") > TRAY
@@ -181,7 +193,10 @@ def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) ->
 
 def _series(table: "pd.DataFrame") -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
     """Index of every row's series, and all series."""
-    columns = [text(table, name) for name in ("source", "device", "interconnect", "collective", "algorithm", "way")]
+    columns = [
+        text(table, name)
+        for name in ("source", "device", "interconnect", "collective", "algorithm", "way")
+    ]
     place: dict[SeriesKey, int] = {}
     places = []
     for parts in zip(*columns, strict=True):
@@ -198,18 +213,25 @@ def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarra
     """Why each row cannot be priced; `""` for those that can."""
     reason = np.full(len(kind), "", dtype=object)
     known = np.isin(kind, KINDS)
-    reason[~known] = np.array([f"collective {k!r} is not modelled" for k in kind[~known]], dtype=object)
+    reason[~known] = np.array(
+        [f"collective {k!r} is not modelled" for k in kind[~known]], dtype=object
+    )
     for bad, why in ((~(size > 0), "no bytes"), (~(ranks >= 1), "no num_ranks")):
         reason[known & bad & (reason == "")] = why
     return reason
 
 
 def _fabrics(table: "pd.DataFrame", per_node: np.ndarray) -> np.ndarray:
-    """Fabric of every row, object[n]; each distinct one is made once, as reading names takes long."""
+    """Fabric of every row, object[n]; each distinct one is made once, as reading names takes
+    long."""
     import pandas as pd
 
-    figures = [number(table, name) for name in ("nics_per_node", "nic_gbit_per_s", "devices_per_node")]
-    frame = pd.DataFrame(dict(enumerate([text(table, "device"), text(table, "interconnect"), per_node, *figures])))
+    figures = [
+        number(table, name) for name in ("nics_per_node", "nic_gbit_per_s", "devices_per_node")
+    ]
+    frame = pd.DataFrame(
+        dict(enumerate([text(table, "device"), text(table, "interconnect"), per_node, *figures]))
+    )
     fabrics = np.empty(len(frame), dtype=object)
     for key, index in frame.groupby(list(frame.columns), dropna=False, sort=False).indices.items():
         fabric = Fabric.of_row(*key)  # pyright: ignore[reportGeneralTypeIssues]
@@ -220,34 +242,38 @@ def _fabrics(table: "pd.DataFrame", per_node: np.ndarray) -> np.ndarray:
 
 
 TOLERANCE: Final = 1.02
-"""Factor by which a measurement may exceed the nominal rate, because rates and clocks are rounded (25.2 GB/s on
-Slingshot of 25)."""
+"""Factor by which a measurement may exceed the nominal rate, because rates and clocks are rounded
+(25.2 GB/s on Slingshot of 25)."""
 FAR_BELOW: Final = 0.2
-"""Share of the nominal rate below which large messages do not represent the device. In the public tables, all devices
-except on faulty hosts reach 0.23 of their slowest link; most reach 0.5 to 0.9."""
+"""Share of the nominal rate below which large messages do not represent the device. In the public
+tables, all devices except on faulty hosts reach 0.23 of their slowest link; most reach 0.5 to
+0.9."""
 LARGE_S: Final = 1e-3
-"""Messages that take at least this time at the nominal rate are large: latency no longer explains low rates..."""
+"""Messages that take at least this time at the nominal rate are large: latency no longer explains
+low rates..."""
 HOPS: Final = 10.0
 """...and neither do this many hops per rank."""
 DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
 BESIDE: Final = "timed beside other groups; compared with one group alone"
 MESH_PEERS: Final = 7
-"""Peers in a node of eight without a switch, where each has a separate link, so that few ranks use only a share of the
-links."""
+"""Peers in a node of eight without a switch, where each has a separate link, so that few ranks use
+only a share of the links."""
 
 
 def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> np.ndarray:
     """The reason why each row does not represent its links; `""` if it does. str[n].
 
     Args:
-        no_guide: first parts of series that are kept as they are between nodes, since nothing is learned from
-            them for other clusters.
+        no_guide: first parts of series that are kept as they are between nodes, since nothing is
+            learned from them for other clusters.
     """
     reasons, _ = reasons_to_set_aside(rows, no_guide)
     return reasons
 
 
-def reasons_to_set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
+def reasons_to_set_aside(
+    rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """The reasons of `set_aside`, and whether the reason is a rate far below the links.
 
     Returns:
@@ -260,12 +286,16 @@ def reasons_to_set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]]
 
     # These pass no other check, and the rates of their series are those of the others.
     single_groups = np.flatnonzero(~rows.disturbed & (rows.groups == 1))
-    for (code, between), group in groups_of(rows.series[single_groups], rows.between[single_groups]):
+    for (code, between), group in groups_of(
+        rows.series[single_groups], rows.between[single_groups]
+    ):
         index = single_groups[group]
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)
-            reason[index], slow[index] = _of_tier(rows.take(index), key.kind, key.device, key.interconnect, tier)
+            reason[index], slow[index] = _of_tier(
+                rows.take(index), key.kind, key.device, key.interconnect, tier
+            )
     return reason, slow
 
 
@@ -280,10 +310,11 @@ def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
 
 
 def slowdowns(rows: CollectiveRows) -> dict[str, float]:
-    """Slowdown of collectives while other groups communicate: the median over sizes that were measured both ways.
+    """Slowdown of collectives while other groups communicate: the median over sizes that were
+    measured both ways.
 
-    Groups that share a link equally take as many times as long as there are groups, groups on links of their own take
-    no longer.
+    Groups that share a link equally take as many times as long as there are groups, groups on links
+    of their own take no longer.
 
     Returns:
         By device, kind, place and number of groups, in words.
@@ -303,12 +334,19 @@ def slowdowns(rows: CollectiveRows) -> dict[str, float]:
 def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
     """Rows of several groups at once, each with its time over that of one group alone.
 
-    Rows without a group of the same series, placement and size alone, and disturbed ones, are left out. Rows of one
-    group that were repeated count by their median.
+    Rows without a group of the same series, placement and size alone, and disturbed ones, are left
+    out. Rows of one group that were repeated count by their median.
     """
     alone_s: dict[tuple[Hashable, ...], list[float]] = defaultdict(list)
     concurrent: list[tuple[int, tuple[Hashable, ...]]] = []
-    columns = (rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node, rows.buffer_bytes)
+    columns = (
+        rows.series,
+        rows.software,
+        rows.dtype,
+        rows.ranks,
+        rows.ranks_per_node,
+        rows.buffer_bytes,
+    )
     has_time = np.isfinite(rows.time_s) & (rows.time_s > 0)
     for i in np.flatnonzero(~rows.disturbed & has_time).tolist():
         case = tuple(column[i] for column in columns)
@@ -316,14 +354,18 @@ def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
             alone_s[case].append(float(rows.time_s[i]))
         else:
             concurrent.append((i, case))
-    return [(i, float(rows.time_s[i]) / float(np.median(alone_s[case]))) for i, case in concurrent if case in alone_s]
+    return [
+        (i, float(rows.time_s[i]) / float(np.median(alone_s[case])))
+        for i, case in concurrent
+        if case in alone_s
+    ]
 
 
 def _of_tier(
     rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reasons why rows of one series and tier do not represent their links, and whether they run far below the links'
-    rates."""
+    """Reasons why rows of one series and tier do not represent their links, and whether they run
+    far below the links' rates."""
     reason = np.full(len(rows), "", dtype=object)
     below = np.zeros(len(rows), bool)
     place = "between nodes" if between else "inside a node"
@@ -339,8 +381,8 @@ def _of_tier(
     if not all(link.limited for link in links):
         return reason, below
 
-    # No algorithm moves less than its least volume, so a row faster than the fastest link has a wrong unit, size or
-    # link.
+    # No algorithm moves less than its least volume, so a row faster than the fastest link has a
+    # wrong unit, size or link.
     fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
     volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
     rate = volume * rows.buffer_bytes / rows.time_s
@@ -350,8 +392,8 @@ def _of_tier(
         f"units, or state the rate, as in '{fastest.name}@50GB/s'"
     )
 
-    # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is anybody's guess
-    # unless it is stated.
+    # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is
+    # anybody's guess unless it is stated.
     slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
     if slowest.name != "Ethernet" or states_rate(interconnect):
         below = _far_below(rows, kind, slowest, interconnect) & ~above
@@ -364,10 +406,11 @@ def _of_tier(
 
 
 def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: str) -> np.ndarray:
-    """Rows of placements and software whose large messages stay far below the link's rate, including their small
-    messages.
+    """Rows of placements and software whose large messages stay far below the link's rate,
+    including their small messages.
 
-    Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is enough to pass.
+    Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is
+    enough to pass.
     """
     import pandas as pd
 
@@ -377,12 +420,14 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     if not link.between_nodes and _is_mesh(link, interconnect):
         nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
 
-    # The time of small messages is latency and does not show the rate. The large messages of a placement therefore
-    # decide for all of its rows.
+    # The time of small messages is latency and does not show the rate. The large messages of a
+    # placement therefore decide for all of its rows.
     is_large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
     share = pd.Series(np.where(is_large, bus / rows.time_s / nominal, np.nan))
     # the median of a placement under one software, so that a few slow runs do not condemn it
-    middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform("median")
+    middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform(
+        "median"
+    )
     return np.asarray(middle, np.float64) < FAR_BELOW
 
 

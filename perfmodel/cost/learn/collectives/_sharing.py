@@ -1,9 +1,9 @@
 """Fits how groups of ranks that communicate at once share the links between nodes.
 
-Beyond its latency, each of n groups alike on the same nodes takes n^c times as long as one group alone. Links that one
-group fills and that all share give c = 1, adapters of their own c = 0, and hosts that lose by switching between groups
-c > 1. Prices of collectives use c instead of an equal share of the nominal rate (`CollectivePrices`), which still
-bounds them: no link carries more.
+Beyond its latency, each of n groups alike on the same nodes takes n^c times as long as one group
+alone. Links that one group fills and that all share give c = 1, adapters of their own c = 0, and
+hosts that lose by switching between groups c > 1. Prices of collectives use c instead of an equal
+share of the nominal rate (`CollectivePrices`), which still bounds them: no link carries more.
 """
 
 from collections import defaultdict
@@ -23,23 +23,26 @@ MOST: Final = 2.0
 _COARSE: Final = 21
 """Number of exponents tried from 0 to `MOST`, then again between the neighbours of the best."""
 _LEAST_EFFECT: Final = 0.5
-"""Least difference of log times between the smallest and largest exponent; below it messages are too small to tell
-exponents apart."""
+"""Least difference of log times between the smallest and largest exponent; below it messages are
+too small to tell exponents apart."""
 
 
 def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[FabricKey, float]:
     """Fit the exponents of `CollectiveWeights.sharing` to rows of several groups at once.
 
-    The exponent of a kind of collective on a fabric makes the predicted slowdowns lie closest to the measured ones
-    (least absolute deviations of the logs, so that single bad rows do not count). Kinds that were not measured get the
-    median of those that were.
+    The exponent of a kind of collective on a fabric makes the predicted slowdowns lie closest to
+    the measured ones (least absolute deviations of the logs, so that single bad rows do not count).
+    Kinds that were not measured get the median of those that were.
     """
-    # The exponent is that of groups which share the adapters of their nodes: rows between nodes alone tell of it.
+    # The exponent is that of groups which share the adapters of their nodes: rows between nodes
+    # alone tell of it.
     measured: dict[FabricKey, list[tuple[int, float]]] = defaultdict(list)
     for i, ratio in times_over_alone(rows):
         if rows.between[i] and rows.skipped[i] == "":
             fabric = rows.fabric[i]
-            measured[FabricKey(fabric.device, fabric.key(True), str(rows.kind[i]))].append((i, ratio))
+            measured[FabricKey(fabric.device, fabric.key(True), str(rows.kind[i]))].append(
+                (i, ratio)
+            )
 
     exponents: dict[FabricKey, float] = {}
     by_fabric: dict[FabricKey, list[float]] = defaultdict(list)
@@ -56,19 +59,26 @@ def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[
 
 
 def _closest_exponent(
-    rows: CollectiveRows, log_ratios: Float64[np.ndarray, "n"], key: FabricKey, weights: CollectiveWeights
+    rows: CollectiveRows,
+    log_ratios: Float64[np.ndarray, "n"],
+    key: FabricKey,
+    weights: CollectiveWeights,
 ) -> float | None:
-    """The exponent that predicts measured slowdowns best; None where no exponent makes a difference."""
+    """The exponent that predicts measured slowdowns best; None where no exponent makes a
+    difference."""
 
     def deviation(exponent: float) -> float:
         shared = replace(weights, sharing={**weights.sharing, key: exponent})
         return float(np.abs(_log_slowdowns(rows, shared) - log_ratios).mean())
 
-    ends = [_log_slowdowns(rows, replace(weights, sharing={key: exponent})) for exponent in (0.0, MOST)]
+    ends = [
+        _log_slowdowns(rows, replace(weights, sharing={key: exponent})) for exponent in (0.0, MOST)
+    ]
     if float(np.max(ends[1] - ends[0])) < _LEAST_EFFECT:
         return None
 
-    # A coarse grid first, as the deviation is not convex where a floor binds; then a finer one around its best point.
+    # A coarse grid first, as the deviation is not convex where a floor binds; then a finer one
+    # around its best point.
     coarse = np.linspace(0.0, MOST, _COARSE)
     best = _least(coarse.tolist(), [deviation(exponent) for exponent in coarse.tolist()])
     step = MOST / (_COARSE - 1)
@@ -84,7 +94,8 @@ def _least(values: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def _log_slowdowns(rows: CollectiveRows, weights: CollectiveWeights) -> Float64[np.ndarray, "n"]:
-    """Log of the predicted time of each row's group together with the others, relative to that alone."""
+    """Log of the predicted time of each row's group together with the others, relative to that
+    alone."""
     prices = CollectivePrices(weights)
     log_slowdowns = np.zeros(len(rows))
     for i in range(len(rows)):

@@ -1,5 +1,5 @@
-"""Held-out errors of the collective model (shapes, rank counts, devices, fabrics), and interval widths as their
-conformal quantiles."""
+"""Held-out errors of the collective model (shapes, rank counts, devices, fabrics), and interval
+widths as their conformal quantiles."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,28 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn.collectives import expert_exchanges as moe
-from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
+from perfmodel.cost.learn.collectives._fit import (
+    NO_SOURCES,
+    Sources,
+    fit_all_curves,
+    fit_rows,
+    guides,
+)
 from perfmodel.cost.learn.collectives._physics_fit import fit_between, physical_time
 from perfmodel.cost.learn.collectives._price import LARGE, CollectivePrices, predict_collective_rows
-from perfmodel.cost.learn.collectives._rows import CollectiveRows, collective_rows, counted, reasons_to_set_aside
-from perfmodel.cost.learn.collectives._weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
+from perfmodel.cost.learn.collectives._rows import (
+    CollectiveRows,
+    collective_rows,
+    counted,
+    reasons_to_set_aside,
+)
+from perfmodel.cost.learn.collectives._weights import (
+    CollectiveWeights,
+    CurveKey,
+    LinksKey,
+    Placements,
+    Scope,
+)
 from perfmodel.cost.learn.intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 
@@ -28,8 +45,8 @@ FEWEST: Final = 30
 FEWEST_SERIES: Final = 4
 """Least number of series that these errors come from, if they are used for other series."""
 LEVEL_OF_OTHERS: Final = 0.95
-"""Quantile of the errors of other fabrics and rank counts that holds 90 % of a new one's. It is above 90 % because
-errors within a fabric are correlated."""
+"""Quantile of the errors of other fabrics and rank counts that holds 90 % of a new one's. It is
+above 90 % because errors within a fabric are correlated."""
 PER_SERIES: Final = 400
 """Most rows of one series that count, so that dense sweeps do not dominate."""
 
@@ -38,16 +55,21 @@ def usable(
     tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES
 ) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
     """The usable rows, and the number of others by reason."""
-    table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
+    table = (
+        pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
+    )
     is_exchange = table["collective"].isin(moe.MOE_KINDS).to_numpy()
     exchanges = moe.moe_rows(table.loc[is_exchange])
-    exchanges = exchanges.take((exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0))
+    exchanges = exchanges.take(
+        (exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0)
+    )
 
     rows = collective_rows(table.loc[~is_exchange])
     has_time = np.isfinite(rows.time_s) & (rows.time_s > 0)
     rows = rows.take((rows.skipped == "") & ~rows.doubtful & has_time & (rows.ranks > 1))
 
-    # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
+    # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a
+    # robust fit
     no_guide = (*sources.unhealthy, *((name,) for name in sources.physics_only))
     reason, slow = reasons_to_set_aside(rows, no_guide)
     slow &= sources.keep_slow
@@ -57,12 +79,21 @@ def usable(
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
     """A reproducible random fold for each whole shape (device, kind, ranks, size)."""
-    columns = [rows.of_series("device"), rows.kind, rows.ranks, rows.ranks_per_node, rows.buffer_bytes]
+    columns = [
+        rows.of_series("device"),
+        rows.kind,
+        rows.ranks,
+        rows.ranks_per_node,
+        rows.buffer_bytes,
+    ]
     return (hashed(columns) % folds).astype(int)
 
 
-def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> tuple[np.ndarray, np.ndarray]:
-    """log(predicted / measured) of every row by its own series when its shape was left out, and whether it has one."""
+def shape_errors(
+    rows: CollectiveRows, weights: CollectiveWeights, sources: Sources
+) -> tuple[np.ndarray, np.ndarray]:
+    """log(predicted / measured) of every row by its own series when its shape was left out, and
+    whether it has one."""
     fold = shape_folds(rows)
     error = np.full(len(rows), np.nan)
     measured = np.zeros(len(rows), bool)
@@ -78,12 +109,16 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
     return error, measured
 
 
-def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> dict[Scope, float]:
-    """Half-widths for measured series, from errors of held-out shapes, and for the usual prices of a fabric."""
+def shape_spread(
+    rows: CollectiveRows, weights: CollectiveWeights, sources: Sources
+) -> dict[Scope, float]:
+    """Half-widths for measured series, from errors of held-out shapes, and for the usual prices of
+    a fabric."""
     error, measured = shape_errors(rows, weights, sources)
     of_series = quantiles(rows, np.where(measured, error, np.nan), "measured")
 
-    # the same rows as if nobody had said whose they are: how far series of a fabric lie from its usual price
+    # the same rows as if nobody had said whose they are: how far series of a fabric lie from its
+    # usual price
     usual_times = predict_collective_rows(CollectivePrices(weights), rows.anonymous())
     source = rows.of_series("source")
     is_reference = np.isin(source, sources.reference or source)
@@ -154,8 +189,9 @@ class Study:
 def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:
     """Hold out shapes, rank counts, devices and fabrics in turn.
 
-    Physics is fitted anew wherever devices, fabrics or the largest rank counts are left out; the latter two are then
-    predicted by it alone. Fabrics whose network is known to have run far below its rate are no part of these studies.
+    Physics is fitted anew wherever devices, fabrics or the largest rank counts are left out; the
+    latter two are then predicted by it alone. Fabrics whose network is known to have run far below
+    its rate are no part of these studies.
     """
     rows, exchanges, _ = usable(tables, sources)
     weights = fit_rows(rows, None, sources)
@@ -206,13 +242,17 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
 
     # 5. The largest rank counts of every series, with the widths that fabrics left out teach.
     error = _left_out(between_nodes, np.where(most_ranks(between_nodes), 0, -1), with_physics_of)
-    known = CollectiveWeights(physics={}, spread=quantiles(between_nodes, parts[-1].error, "analytical"))
+    known = CollectiveWeights(
+        physics={}, spread=quantiles(between_nodes, parts[-1].error, "analytical")
+    )
     half = half_widths(between_nodes, np.flatnonzero(np.isfinite(error)), known, "analytical")
     parts.append(LeftOut("rank counts beyond", between_nodes, error, half, {}))
 
     # inside a node physics alone is as far off as the links of other devices are
     in_node_widths = {
-        scope._replace(what="analytical"): width for scope, width in spread.items() if scope.what == "links"
+        scope._replace(what="analytical"): width
+        for scope, width in spread.items()
+        if scope.what == "links"
     }
     return Study(in_node_widths | spread, tuple(parts), left_out_exchanges(exchanges))
 
@@ -224,7 +264,8 @@ def fabric_names(rows: CollectiveRows) -> np.ndarray:
 
 
 def most_ranks(rows: CollectiveRows) -> np.ndarray:
-    """Whether a row has the most ranks of its series and ranks per node, where fewer were measured too; bool[n]."""
+    """Whether a row has the most ranks of its series and ranks per node, where fewer were measured
+    too; bool[n]."""
     result = np.zeros(len(rows), bool)
     for _, index in groups_of(rows.series, rows.ranks_per_node):
         ranks = rows.ranks[index]
@@ -243,7 +284,8 @@ def _inside_curves(curves: Mapping[CurveKey, Placements]) -> dict[CurveKey, Plac
 
 
 def ranks_fold(rows: CollectiveRows) -> np.ndarray:
-    """Assign folds by rank count; rows of the smallest and largest count of a series have none (-1)."""
+    """Assign folds by rank count; rows of the smallest and largest count of a series have none
+    (-1)."""
     fold = np.full(len(rows), -1)
     for _, part in groups_of(rows.series, rows.between):
         for position, count in enumerate(np.unique(rows.ranks[part])[1:-1]):
@@ -251,13 +293,18 @@ def ranks_fold(rows: CollectiveRows) -> np.ndarray:
     return fold
 
 
-def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveRows], CollectiveWeights]) -> np.ndarray:
-    """log(predicted / measured) of every row by weights fitted without its fold; NaN for rows in no fold (-1)."""
+def _left_out(
+    rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveRows], CollectiveWeights]
+) -> np.ndarray:
+    """log(predicted / measured) of every row by weights fitted without its fold; NaN for rows in no
+    fold (-1)."""
     error = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
         test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
         if len(test) and len(train):
-            priced = predict_collective_rows(CollectivePrices(fit(rows.take(train))), rows.take(test))
+            priced = predict_collective_rows(
+                CollectivePrices(fit(rows.take(train))), rows.take(test)
+            )
             error[test] = np.log(priced.time_s / rows.time_s[test])
     return error
 
@@ -272,19 +319,29 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _crossed(
-    basis: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, simpler: dict[str, np.ndarray], name: str
+    basis: str,
+    rows: CollectiveRows,
+    error: np.ndarray,
+    fold: np.ndarray,
+    simpler: dict[str, np.ndarray],
+    name: str,
 ) -> LeftOut:
     """Held-out rows, each with the half-width from the other folds."""
     half = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
-        known = CollectiveWeights(physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name))
+        known = CollectiveWeights(
+            physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name)
+        )
         test = np.flatnonzero((fold == k) & np.isfinite(error))
         half[test] = half_widths(rows, test, known, name)[test]
     return LeftOut(basis, rows, error, half, simpler)
 
 
-def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str) -> np.ndarray:
-    """Half-widths of the rows at `index` from the errors of this name in `known`; NaN elsewhere, float64[n]."""
+def half_widths(
+    rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str
+) -> np.ndarray:
+    """Half-widths of the rows at `index` from the errors of this name in `known`; NaN elsewhere,
+    float64[n]."""
     half = np.full(len(rows), np.nan)
     for i in index:
         tier = "between" if rows.between[i] else "inside"
@@ -296,9 +353,12 @@ def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeight
 
 
 def _interpolation(rows: CollectiveRows) -> np.ndarray:
-    """Errors of log-log interpolation between the nearest sizes of the same entry and placement, own size left out."""
+    """Errors of log-log interpolation between the nearest sizes of the same entry and placement,
+    own size left out."""
     error = np.full(len(rows), np.nan)
-    for _, index in groups_of(rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node):
+    for _, index in groups_of(
+        rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node
+    ):
         x, y = np.log(rows.buffer_bytes[index]), np.log(rows.time_s[index])
         sizes, inverse = np.unique(x, return_inverse=True)
         if len(sizes) <= 2:

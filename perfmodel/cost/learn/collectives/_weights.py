@@ -1,4 +1,5 @@
-"""The fitted collective model (physics effects, measured curves, interval widths) and its safetensors file."""
+"""The fitted collective model (physics effects, measured curves, interval widths) and its
+safetensors file."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +16,11 @@ from perfmodel.errors import CalibrationError
 from perfmodel.files import parse_json, require_intact
 from perfmodel.ingest.tables import write_bytes
 
-# --- curves of corrections -----------------------------------------------------------------------------
+# --- curves of corrections
+# -----------------------------------------------------------------------------
 #
-# Correction curves over message sizes at each measured placement (ranks, ranks per node): fit, mean, interpolation,
-# storage.
+# Correction curves over message sizes at each measured placement (ranks, ranks per node): fit,
+# mean, interpolation, storage.
 
 
 Key = TypeVar("Key")
@@ -34,7 +36,8 @@ GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCT
 
 @dataclass(frozen=True)
 class Curve:
-    """The correction at one placement: log(measured / physical time), piecewise linear over sizes."""
+    """The correction at one placement: log(measured / physical time), piecewise linear over
+    sizes."""
 
     ranks: float
     ranks_per_node: float
@@ -65,13 +68,16 @@ CovarianceTerms = list[tuple[float, dict[float, Curve]]]
 """Weights and measured curves by count."""
 
 
-def _fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
-    """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured / physical), float64[n]."""
+def _fit_curve(
+    ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray
+) -> Curve:
+    """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured /
+    physical), float64[n]."""
     order = np.argsort(size, kind="stable")
     x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
 
-    # Take a median per quarter of an octave, because repeats scatter and some runs are slow. Each median stands at the
-    # mean of its sizes; the grid is interpolated between these points.
+    # Take a median per quarter of an octave, because repeats scatter and some runs are slow. Each
+    # median stands at the mean of its sizes; the grid is interpolated between these points.
     cell = np.round(x * PER_OCTAVE).astype(int)
     first_of_cell = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
     middle = np.array([part.mean() for part in np.split(x, first_of_cell[1:])])
@@ -94,7 +100,9 @@ def fit_curves(
         places = set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))
         for place in sorted(places):
             at_place = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
-            result.setdefault(key, {})[place] = _fit_curve(*place, size[at_place], residual[at_place])
+            result.setdefault(key, {})[place] = _fit_curve(
+                *place, size[at_place], residual[at_place]
+            )
     return result
 
 
@@ -117,7 +125,8 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
         known = sorted(curves)
         values = np.array([curves[known_count].everywhere() for known_count in known])
 
-        # Between the two nearest measured counts, linear in the counts' logarithm; beyond the outermost as at these.
+        # Between the two nearest measured counts, linear in the counts' logarithm; beyond the
+        # outermost as at these.
         place = np.interp(np.log2(count), np.log2(known), np.arange(len(known)))
         low = np.minimum(place.astype(int), max(len(known) - 2, 0))
         high = np.minimum(low + 1, len(known) - 1)
@@ -126,9 +135,12 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
     return total
 
 
-def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
-    """Curves over several nodes by number of nodes, with their weights: those of the requested ranks per node or, if
-    these were not measured, of the nearest ones, weighed by nearness in the logarithm."""
+def between_of(
+    placements: Placements, ranks_per_node: float
+) -> list[tuple[float, dict[float, Curve]]]:
+    """Curves over several nodes by number of nodes, with their weights: those of the requested
+    ranks per node or, if these were not measured, of the nearest ones, weighed by nearness in the
+    logarithm."""
     between_nodes = {place: curve for place, curve in placements.items() if place[0] > place[1]}
     known = sorted({per_node for _, per_node in between_nodes})
     low = max((per_node for per_node in known if per_node <= ranks_per_node), default=None)
@@ -143,7 +155,11 @@ def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[floa
 
     parts = []
     for share, known_per_node in shares:
-        by_nodes = {n / per_node: curve for (n, per_node), curve in between_nodes.items() if per_node == known_per_node}
+        by_nodes = {
+            n / per_node: curve
+            for (n, per_node), curve in between_nodes.items()
+            if per_node == known_per_node
+        }
         parts.append((share, by_nodes))
     return parts
 
@@ -151,7 +167,8 @@ def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[floa
 def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
     """Stack all curves into arrays for a file.
 
-    `name` is the number of every curve's key, and `value` all values, one curve's behind the other's.
+    `name` is the number of every curve's key, and `value` all values, one curve's behind the
+    other's.
     """
     key_numbers: list[int] = []
     flat: list[Curve] = []
@@ -162,14 +179,18 @@ def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
     values = [curve.value for curve in flat]
     return {
         "name": np.array(key_numbers, np.int32),
-        "place": np.array([(curve.ranks, curve.ranks_per_node) for curve in flat], np.float64).reshape(-1, 2),
+        "place": np.array(
+            [(curve.ranks, curve.ranks_per_node) for curve in flat], np.float64
+        ).reshape(-1, 2),
         "start": np.array([curve.start for curve in flat], np.int32),
         "length": np.array([len(value) for value in values], np.int32),
         "value": np.concatenate(values) if values else np.zeros(0, np.float32),
     }
 
 
-def unstacked(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[Any, Placements]:
+def unstacked(
+    keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str
+) -> dict[Any, Placements]:
     """Inverse of `stacked`, for arrays with this name prefix."""
     key_numbers, places, starts, lengths, flat_values = (
         arrays[prefix + name] for name in ("name", "place", "start", "length", "value")
@@ -183,7 +204,8 @@ def unstacked(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) ->
     return dict(result)
 
 
-# --- weights -------------------------------------------------------------------------------------------
+# --- weights
+# -------------------------------------------------------------------------------------------
 
 
 SCHEMA: Final = "perfmodel-collectives/4"
@@ -201,7 +223,8 @@ class EntryKey(NamedTuple):
 
 
 class FabricKey(NamedTuple):
-    """The usual price of a kind of collective on a fabric of one device, or of all parts of a die."""
+    """The usual price of a kind of collective on a fabric of one device, or of all parts of a
+    die."""
 
     device: str
     links: str
@@ -291,15 +314,17 @@ class CollectiveWeights:
     physics: Mapping[Effect, float]
     """Effects that measurements moved."""
     curves: Mapping[CurveKey, Placements] = field(default_factory=dict)
-    """Measured corrections of series, of their software and element types, of fabrics and of links."""
+    """Measured corrections of series, of their software and element types, of fabrics and of
+    links."""
     measured_on: Mapping[SeriesKey, tuple[MeasuredPlace, ...]] = field(default_factory=dict)
     spread: Mapping[Scope, float] = field(default_factory=dict)
     """Half-widths of 90 % intervals in log time, from rows left out."""
     most_ranks: Mapping[str, int] = field(default_factory=dict)
     """Most ranks measured on each link class."""
     sharing: Mapping[FabricKey, float] = field(default_factory=dict)
-    """Measured exponents c of groups that share the links between nodes: beyond its latency, each of n groups at once
-    takes n^c times as long as one alone. A key without a kind stands for all kinds that were not measured."""
+    """Measured exponents c of groups that share the links between nodes: beyond its latency, each
+    of n groups at once takes n^c times as long as one alone. A key without a kind stands for all
+    kinds that were not measured."""
     moe: MoeWeights = field(default_factory=MoeWeights)
     notes: Mapping[str, Any] = field(default_factory=dict)
     """JSON values: numbers of rows, and rows that were replaced or set aside."""
@@ -310,32 +335,38 @@ class CollectiveWeights:
         return tuple(key for key in self.curves if isinstance(key, SeriesKey))
 
     @staticmethod
-    def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+    def usual_keys(
+        fabric: Fabric, kind: str, between: bool, level: int
+    ) -> tuple[FabricKey | LinksKey, ...]:
         """Keys that a fabric's usual curves may be filed under, most specific first."""
         links = fabric.key(between, level)
         device_key = FabricKey(fabric.device, links, kind)
-        # between nodes a price follows from devices, too; links that nobody knows are not those of other devices
+        # between nodes a price follows from devices, too; links that nobody knows are not those of
+        # other devices
         if between or fabric.inside.link.startswith("unknown"):
             return (device_key,)
         return device_key, LinksKey(links, kind)
 
     @classmethod
-    def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+    def priced_by(
+        cls, fabric: Fabric, kind: str, between: bool, level: int
+    ) -> tuple[FabricKey | LinksKey, ...]:
         """Keys for pricing, in order: the device, similar parts of its die, its links."""
         device_key, *link_keys = cls.usual_keys(fabric, kind, between, level)
         of_parts = (device_key._replace(device=name) for name in names_of_parts(fabric.device))
         return tuple(dict.fromkeys((device_key, *of_parts, *link_keys)))
 
     def sharing_exponent(self, fabric: Fabric, kind: str, level: int) -> float | None:
-        """The measured exponent of groups that share a fabric's links between nodes (`sharing`); None if unmeasured."""
+        """The measured exponent of groups that share a fabric's links between nodes (`sharing`);
+        None if unmeasured."""
         key = FabricKey(fabric.device, fabric.key(True, level), kind)
         return self.sharing.get(key, self.sharing.get(key._replace(kind="")))
 
     def by_die(self) -> "CollectiveWeights":
         """Copy the usual curves of devices to the names of similar parts (`names_of_parts`).
 
-        Parts share the mean of the curves that were measured on any of them with such links. A site's own fit to its
-        device (`_merged`) takes precedence.
+        Parts share the mean of the curves that were measured on any of them with such links. A
+        site's own fit to its device (`_merged`) takes precedence.
         """
         by_placement: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
         # Sorted, because the last digits of a mean depend on the order of its terms.
@@ -348,11 +379,16 @@ class CollectiveWeights:
         shared: dict[CurveKey, Placements] = {}
         for key, curves_by_place in by_placement.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
-        other_curves = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
+        other_curves = {
+            key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)
+        }
         return replace(self, curves={**other_curves, **shared})
 
-    def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
-        """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
+    def half_width(
+        self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None
+    ) -> float:
+        """Half-width of the interval in log time; `source`: key of the curves that a price stands
+        on."""
         # The curves behind a price determine its interval better than its provenance does.
         basis = provenance
         if isinstance(source, LinksKey):
@@ -360,8 +396,8 @@ class CollectiveWeights:
         elif isinstance(source, FabricKey) and provenance == "measured":
             basis = "usual"
 
-        # From special to general: of the series, of the kind, of all kinds. No measurement was left out beyond the
-        # measured range, so extrapolated times have the widths of analytical ones.
+        # From special to general: of the series, of the kind, of all kinds. No measurement was left
+        # out beyond the measured range, so extrapolated times have the widths of analytical ones.
         scopes = []
         if basis == "measured" and isinstance(source, SeriesKey):
             scopes.append(Scope(basis, large, series=source))
@@ -417,7 +453,9 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
         metadata, arrays = parse_weights(content)
         meta = parse_json(metadata.get("perfmodel", "{}"))
     except (SafetensorError, ValueError) as error:
-        raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
+        raise CalibrationError(
+            f"{path}: truncated or not a weights file ({error}); fit it again"
+        ) from None
     if meta.get("schema") != SCHEMA:
         raise CalibrationError(
             f"{path}: the file has schema {meta.get('schema')!r}, but this version reads {SCHEMA!r}; fit it again"
@@ -426,7 +464,9 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
     try:
         return _weights(meta, arrays)
     except (KeyError, IndexError, ValueError, TypeError) as error:
-        raise CalibrationError(f"{path}: incomplete weights file ({error!r}); fit it again") from None
+        raise CalibrationError(
+            f"{path}: incomplete weights file ({error!r}); fit it again"
+        ) from None
 
 
 def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
@@ -439,7 +479,9 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         measured_on[SeriesKey(*key)] = tuple(MeasuredPlace(*place) for place in measured_places)
     weights = CollectiveWeights(
         physics={Effect(*key): value for key, value in meta["physics"]},
-        curves=unstacked([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
+        curves=unstacked(
+            [_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"
+        ),
         measured_on=measured_on,
         spread=_widths(meta["spread"]),
         most_ranks=meta["most_ranks"],
@@ -471,6 +513,6 @@ def _widths(pairs: list[Any]) -> dict[Scope, float]:
 
 
 def _sorted(by_key: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Sort in an order that does not depend on how the keys were made: by the name of the key's type, then its parts as
-    text."""
+    """Sort in an order that does not depend on how the keys were made: by the name of the key's
+    type, then its parts as text."""
     return dict(sorted(by_key.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))

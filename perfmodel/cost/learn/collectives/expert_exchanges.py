@@ -1,7 +1,9 @@
-"""Mixture-of-experts dispatch and combine: token exchanges priced from tokens, hidden size and routing.
+"""Mixture-of-experts dispatch and combine: token exchanges priced from tokens, hidden size and
+routing.
 
-A token goes once to every distinct rank that holds one of its experts: `N (1 - (1 - 1/N)^topk)` ranks of N
-with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn Models", 1977, section 3.2).
+A token goes once to every distinct rank that holds one of its experts: `N (1 - (1 - 1/N)^topk)`
+ranks of N with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn Models",
+1977, section 3.2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +85,10 @@ def moe_rows(table: "pd.DataFrame") -> MoeRows:
     ranks = number(table, "num_ranks")
     ranks = np.where(np.isfinite(ranks), ranks, nodes * DEVICES_PER_NODE)
     # A series is one exchange of one software on one kind of machine: its rows share a curve.
-    columns = [text(table, name) for name in ("software", "device", "interconnect", "collective", "mode", "dtype")]
+    columns = [
+        text(table, name)
+        for name in ("software", "device", "interconnect", "collective", "mode", "dtype")
+    ]
     place: dict[ExchangeKey, int] = {}
     series = []
     for parts in zip(*columns, strict=True):
@@ -107,13 +112,15 @@ def moe_rows(table: "pd.DataFrame") -> MoeRows:
 
 
 def moe_prior(series: ExchangeKey) -> np.ndarray:
-    """Natural logarithms of launch [s], bandwidth inside and between nodes and per multiprocessor [bytes/s]."""
+    """Natural logarithms of launch [s], bandwidth inside and between nodes and per multiprocessor
+    [bytes/s]."""
     intra = link_class(series.interconnect, series.device, False).bandwidth_bytes_per_s
     return np.log([25e-6, 0.6 * intra, 45e9, 0.6 * intra / 16])
 
 
 def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
-    """Time [s]: the smooth maximum of the launch time and of the time to move the bytes over links and multiprocessors.
+    """Time [s]: the smooth maximum of the launch time and of the time to move the bytes over links
+    and multiprocessors.
 
     `vector` as `moe_prior`, float64[4] or [4, n].
     """
@@ -124,7 +131,8 @@ def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
     nodes_hit = rows.nodes * (1 - (1 - 1 / rows.nodes) ** rows.topk)
     token_bytes = rows.tokens * rows.hidden * TOKEN_BYTES
 
-    # Inside a node the links or the multiprocessors that copy set the pace; between nodes a token goes once to each.
+    # Inside a node the links or the multiprocessors that copy set the pace; between nodes a token
+    # goes once to each.
     inside_s = token_bytes * copies / smaller(intra, per_sm * rows.sms, 4.0)
     between_s = token_bytes * np.where(rows.nodes > 1, nodes_hit, 0.0) / inter
     return launch_s + larger(inside_s, between_s, 4.0)
@@ -149,7 +157,8 @@ def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
 
 
 def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
-    """Constants of a series that was never measured: its closest relatives' constants, scaled by nominal bandwidth."""
+    """Constants of a series that was never measured: its closest relatives' constants, scaled by
+    nominal bandwidth."""
     prior = moe_prior(series)
     # the prior itself counts a little, so that there is an answer where nothing else is known
     weights, moves = [1e-6], [np.zeros_like(prior)]
@@ -164,8 +173,8 @@ def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndar
 
 
 _PLACES: Final = (("sms", "hidden", "topk", "experts"), ("sms",), ())
-"""What a correction holds for beside series, ranks and nodes, most specific first: the routing's shape and the
-multiprocessors given to it, these alone, or neither."""
+"""What a correction holds for beside series, ranks and nodes, most specific first: the routing's
+shape and the multiprocessors given to it, these alone, or neither."""
 
 
 def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace, np.ndarray]]:
@@ -180,16 +189,20 @@ def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace
 
 
 def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
-    """Fit constants and curves of exchanges, which replace those of the same series in `base`; widths come from
-    held-out shapes and devices."""
+    """Fit constants and curves of exchanges, which replace those of the same series in `base`;
+    widths come from held-out shapes and devices."""
     series = fit_moe_series(rows)
     other_series = {key: vector for key, vector in base.series.items() if key not in series}
-    other_curves = {place: curve for place, curve in base.curves.items() if place.series not in series}
+    other_curves = {
+        place: curve for place, curve in base.curves.items() if place.series not in series
+    }
     curves = other_curves | _moe_fit_curves(rows, series)
     return MoeWeights({**other_series, **series}, curves, moe_spread(rows, series))
 
 
-def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[ExchangePlace, Placements]:
+def _moe_fit_curves(
+    rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]
+) -> dict[ExchangePlace, Placements]:
     # at every depth, as a row whose very routing was not measured falls back to the next
     residual = np.log(rows.time_s / moe_curves(rows, series))
     once = np.ones(len(rows))
@@ -213,7 +226,9 @@ def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
             uncorrected = index[~corrected[index]]
             if curve is None or not len(uncorrected):
                 continue
-            correction[uncorrected] = np.interp(position[uncorrected], np.arange(len(GRID)), curve.everywhere())
+            correction[uncorrected] = np.interp(
+                position[uncorrected], np.arange(len(GRID)), curve.everywhere()
+            )
             corrected[uncorrected] = True
             # only of the very routing, with as many multiprocessors, a time counts as measured
             if depth == 0:
@@ -227,8 +242,11 @@ def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
     return Priced(time_s, np.array(half_widths), provenance, np.zeros(len(rows)))
 
 
-def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: int = 5) -> dict[str, np.ndarray]:
-    """log(predicted / measured) by provenance: tokens of a shape left out, whole shapes left out, devices left out."""
+def moe_errors(
+    rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: int = 5
+) -> dict[str, np.ndarray]:
+    """log(predicted / measured) by provenance: tokens of a shape left out, whole shapes left out,
+    devices left out."""
     # hashing spreads rows over folds the same way every time
     name = np.array([str(key) for key in rows.keys], object)[rows.series]
     columns = [name, rows.ranks, rows.nodes, rows.hidden, rows.topk, rows.experts]
@@ -240,7 +258,9 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
             train, test = rows.take(fold != k), np.flatnonzero(fold == k)
             if len(train) and len(test):
                 without = MoeWeights(series, _moe_fit_curves(train, series))
-                error[test] = np.log(predict_moe(without, rows.take(test)).time_s / rows.time_s[test])
+                error[test] = np.log(
+                    predict_moe(without, rows.take(test)).time_s / rows.time_s[test]
+                )
         result[basis] = error
 
     # devices left out in turn: priced by the constants of all series on other ones
@@ -255,8 +275,11 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
     return result | {"extrapolated": error}
 
 
-def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Errors of held-out rows, by kind of group held out, with half-widths fitted to the other half of the rows."""
+def moe_left_out(
+    rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Errors of held-out rows, by kind of group held out, with half-widths fitted to the other half
+    of the rows."""
     titles = {"measured": "shapes", "learned": "routings", "extrapolated": "devices"}
     half = hashed([rows.tokens]) % 2
     result = {}
@@ -283,7 +306,11 @@ def moe_spread(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[
 def _by_size(rows: MoeRows, error: np.ndarray, basis: str) -> dict[Scope, float]:
     sizes = ((False, rows.tokens < SMALL_TOKENS), (True, rows.tokens >= SMALL_TOKENS))
     known = {Scope(basis, is_large): error[part & np.isfinite(error)] for is_large, part in sizes}
-    return {scope: round(conformal_quantile(errors), 4) for scope, errors in known.items() if len(errors)}
+    return {
+        scope: round(conformal_quantile(errors), 4)
+        for scope, errors in known.items()
+        if len(errors)
+    }
 
 
 def moe_curves(rows: MoeRows, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:

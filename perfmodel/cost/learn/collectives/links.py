@@ -1,7 +1,8 @@
 """Link classes: nominal figures by interconnect name.
 
-A name may state the rate of its links: `NVLink4 NVSwitch@450GB/s + AWS EFA@50GB/s` (one way per device, the tier
-inside a node first). Nominal figures are the scale that fitted efficiencies refer to.
+A name may state the rate of its links: `NVLink4 NVSwitch@450GB/s + AWS EFA@50GB/s` (one way per
+device, the tier inside a node first). Nominal figures are the scale that fitted efficiencies refer
+to.
 """
 
 import re
@@ -23,27 +24,32 @@ class LinkClass:
     bandwidth_bytes_per_s: float
     """Nominal rate of one device or adapter, one way."""
     latency_s: float
-    """Latency as cluster descriptions usually state it; a cluster that states another moves the hop."""
+    """Latency as cluster descriptions usually state it; a cluster that states another moves the
+    hop."""
     hop_s: float
     """Expected time of one small message of a collective, software included: the prior of fits."""
     between_nodes: bool = False
     """Whether it joins nodes rather than the devices of one."""
     reduces: bool = False
-    """Whether its switches may add up data on the way (NVLS, SHARP): half the volume of an all-reduce."""
+    """Whether its switches may add up data on the way (NVLS, SHARP): half the volume of an
+    all-reduce."""
     mesh: bool = False
-    """Direct links between pairs instead of a switch: a rank's bandwidth grows with the peers that take part."""
+    """Direct links between pairs instead of a switch: a rank's bandwidth grows with the peers that
+    take part."""
     limited: bool = True
     """Whether it is a link at all: ranks on one host exchange data through memory."""
     lines: bool = False
-    """Whether NCCL sends lines of 128 bytes over it (LL128): NVLink since Volta, and networks whose adapters sit beside
-    the devices and keep a line's order (NCCL `src/graph/tuning.cc`). Slingshot's hang on the host processors, EFA kept
-    no order before Hopper's instances (aws-ofi-nccl), Ethernet goes through the host's memory."""
+    """Whether NCCL sends lines of 128 bytes over it (LL128): NVLink since Volta, and networks whose
+    adapters sit beside the devices and keep a line's order (NCCL `src/graph/tuning.cc`).
+    Slingshot's hang on the host processors, EFA kept no order before Hopper's instances
+    (aws-ofi-nccl), Ethernet goes through the host's memory."""
     eager_bytes: float = 1e30
     """Largest message that is sent without asking the receiver first."""
 
     @property
     def bridged(self) -> bool:
-        """Whether devices share a bridge of their host, instead of a switch or links between pairs."""
+        """Whether devices share a bridge of their host, instead of a switch or links between
+        pairs."""
         return self.name.startswith("PCIe")
 
     @property
@@ -53,7 +59,12 @@ class LinkClass:
 
 
 def _device_links(
-    name: str, pattern: str, bandwidth_bytes_per_s: float, latency_s: float = 2e-6, hop_s: float = 1e-6, **traits: bool
+    name: str,
+    pattern: str,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 2e-6,
+    hop_s: float = 1e-6,
+    **traits: bool,
 ) -> LinkClass:
     """Links between the devices of a node."""
     return LinkClass(name, pattern, bandwidth_bytes_per_s, latency_s, hop_s, **traits)
@@ -86,11 +97,15 @@ def _network(
     )
 
 
-# The first class of a family that matches a name counts, so special names stand before general ones.
+# The first class of a family that matches a name counts, so special names stand before general
+# ones.
 LINK_CLASSES: Final = (
     _device_links("NVLink1", r"nvlink[- ]?1", 80e9, mesh=True),
     _device_links(
-        "NVLink2-switch", r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100", 150e9, lines=True
+        "NVLink2-switch",
+        r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100",
+        150e9,
+        lines=True,
     ),
     _device_links("NVLink2", r"nvlink[- ]?2", 150e9, mesh=True, lines=True),
     _device_links("NVLink3", r"nvlink[- ]?3", 300e9, lines=True),
@@ -115,17 +130,23 @@ LINK_CLASSES: Final = (
     _network("RoCE", r"roce", 25e9, latency_s=6e-6, hop_s=10e-6, lines=True),
     _network("EFA", r"efa|elastic fabric", 12.5e9, latency_s=15e-6, hop_s=30e-6),
     _device_links("loopback", r"loopback", 5e9, latency_s=50e-6, hop_s=30e-6, limited=False),
-    _network("emulated", r"gloo|emulated|veth", 12.5e9, latency_s=25e-6, hop_s=30e-6, limited=False),
-    _network("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, latency_s=25e-6, hop_s=30e-6),
+    _network(
+        "emulated", r"gloo|emulated|veth", 12.5e9, latency_s=25e-6, hop_s=30e-6, limited=False
+    ),
+    _network(
+        "Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, latency_s=25e-6, hop_s=30e-6
+    ),
     _device_links("NVLink", r"nvlink|nvswitch", 300e9, lines=True),
 )
-"""Sources: the vendors' data sheets (NVLink and all Infinity Fabric links of a GPU one way; PCIe x16; InfiniBand and
-Ethernet per port)."""
+"""Sources: the vendors' data sheets (NVLink and all Infinity Fabric links of a GPU one way; PCIe
+x16; InfiniBand and Ethernet per port)."""
 
 UNKNOWN_INTRA: Final = _device_links("unknown-intra", "", 25e9, hop_s=2e-6)
 UNNAMED: Final = _network("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, lines=True)
 """A network that is known by the rate of its adapters alone (`RDMA-400G`)."""
-UNKNOWN_INTER: Final = _network("unknown-inter", "", 12.5e9, latency_s=10e-6, hop_s=20e-6, lines=True)
+UNKNOWN_INTER: Final = _network(
+    "unknown-inter", "", 12.5e9, latency_s=10e-6, hop_s=20e-6, lines=True
+)
 
 _GENERATION: Final = (
     (r"p100", "NVLink1"),
@@ -143,11 +164,16 @@ _OF_DEVICE: Final = (
     ("PCIe5", r"b60", 31.5e9),
     ("EFA", r"h[12]00|[bg]b?[23]00", 50e9),
 )
-"""Links of one name whose rate depends on the device: class, device, bytes/s (data sheets: MI200 die to die, MI350
-seven links of 76.8 GB/s, bridges of A100 and H100 PCIe, B60 with eight PCIe lanes, EC2 p5)."""
-_ADAPTER: Final = ((r"b300", 100e9), (r"h[12]00|h20\b|h800|gh200|b200|mi3\d\d", 50e9), (r"a100|a800|mi2\d\d", 25e9))
-"""One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR, DGX H100, B200 and
-GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
+"""Links of one name whose rate depends on the device: class, device, bytes/s (data sheets: MI200
+die to die, MI350 seven links of 76.8 GB/s, bridges of A100 and H100 PCIe, B60 with eight PCIe
+lanes, EC2 p5)."""
+_ADAPTER: Final = (
+    (r"b300", 100e9),
+    (r"h[12]00|h20\b|h800|gh200|b200|mi3\d\d", 50e9),
+    (r"a100|a800|mi2\d\d", 25e9),
+)
+"""One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR,
+DGX H100, B200 and GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
 _PAIRED: Final = 4
 """Devices of a node of NVLink 4 that are joined pair by pair at most."""
 TRAY: Final = 4
@@ -157,25 +183,38 @@ _RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
 
 
 def link_class(interconnect: str, device: str, between_nodes: bool) -> LinkClass:
-    """The class of one tier of an interconnect name; mixed names (`NVLink4-intra+Slingshot11-inter`) hold both.
+    """The class of one tier of an interconnect name; mixed names
+    (`NVLink4-intra+Slingshot11-inter`) hold both.
 
-    A bare `NVLink` or `NVSwitch` takes the generation of the device; a rate that the name states replaces the nominal
-    one, and makes any link a known one. A name that matches nothing gives `UNKNOWN_INTRA` or `UNKNOWN_INTER`.
+    A bare `NVLink` or `NVSwitch` takes the generation of the device; a rate that the name states
+    replaces the nominal one, and makes any link a known one. A name that matches nothing gives
+    `UNKNOWN_INTRA` or `UNKNOWN_INTER`.
     """
     return next(iter(link_classes(interconnect, device, between_nodes)))
 
 
 def link_classes(interconnect: str, device: str, between_nodes: bool) -> tuple[LinkClass, ...]:
-    """All classes of one tier that a name holds (`NVLink-bridge+PCIe`), one of each family, best known first."""
-    parts = [_NamePart(_RATE.sub("", part), _RATE.search(part)) for part in interconnect.lower().split("+")]
+    """All classes of one tier that a name holds (`NVLink-bridge+PCIe`), one of each family, best
+    known first."""
+    parts = [
+        _NamePart(_RATE.sub("", part), _RATE.search(part))
+        for part in interconnect.lower().split("+")
+    ]
     name = "+".join(part.name for part in parts)
     links: dict[str, LinkClass] = {}
     for link in LINK_CLASSES:
-        # one generation of each family of links: the first that matches, as the list goes from special to general
+        # one generation of each family of links: the first that matches, as the list goes from
+        # special to general
         family = link.name.split("-")[0].rstrip("0123456789")
-        if family in links or link.between_nodes != between_nodes or not re.search(link.pattern, name):
+        if (
+            family in links
+            or link.between_nodes != between_nodes
+            or not re.search(link.pattern, name)
+        ):
             continue
-        rates = [part.bytes_per_s for part in parts if part.rate and re.search(link.pattern, part.name)]
+        rates = [
+            part.bytes_per_s for part in parts if part.rate and re.search(link.pattern, part.name)
+        ]
         links[family] = _by_device(device.lower(), link, name)
         if rates and rates[0] > 0:
             links[family] = replace(links[family], bandwidth_bytes_per_s=rates[0])
@@ -197,17 +236,24 @@ class _NamePart(NamedTuple):
 
 
 def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkClass:
-    """The class of a tier whose links have no known name, by the stated rate (inside a node first, then between nodes)
-    or, for a network, by the rate of the adapters that such devices come with."""
+    """The class of a tier whose links have no known name, by the stated rate (inside a node first,
+    then between nodes) or, for a network, by the rate of the adapters that such devices come
+    with."""
     unknown = UNKNOWN_INTRA
     if between_nodes:
         rates = (rate for pattern, rate in _ADAPTER if re.search(pattern, device))
-        unknown = replace(UNKNOWN_INTER, bandwidth_bytes_per_s=next(rates, UNKNOWN_INTER.bandwidth_bytes_per_s))
+        unknown = replace(
+            UNKNOWN_INTER, bandwidth_bytes_per_s=next(rates, UNKNOWN_INTER.bandwidth_bytes_per_s)
+        )
 
     # a stated rate makes any link a known one, whatever it is called
     for part in parts[1:] if between_nodes else parts[:1]:
-        if part.bytes_per_s > 0 and not any(re.search(link.pattern, part.name) for link in LINK_CLASSES):
-            return replace(unknown, bandwidth_bytes_per_s=part.bytes_per_s, pattern=re.escape(part.name))
+        if part.bytes_per_s > 0 and not any(
+            re.search(link.pattern, part.name) for link in LINK_CLASSES
+        ):
+            return replace(
+                unknown, bandwidth_bytes_per_s=part.bytes_per_s, pattern=re.escape(part.name)
+            )
 
     # a network told by the rate of its adapters: `RDMA-400G`
     full_name = "+".join(part.name for part in parts)
@@ -216,14 +262,17 @@ def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkCl
 
 
 def is_network(interconnect: str, device: str) -> bool:
-    """Whether the catalog knows a name only as a link between nodes, so that each node has a single device."""
+    """Whether the catalog knows a name only as a link between nodes, so that each node has a single
+    device."""
     return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
 
 
 def is_flat(levels: Sequence[str], device: str) -> bool:
-    """Whether every device is a node by itself: the cluster has one level, whose name is known only as a network.
+    """Whether every device is a node by itself: the cluster has one level, whose name is known only
+    as a network.
 
-    The first of several levels always joins the devices of a node, even over ports of a network (Gaudi).
+    The first of several levels always joins the devices of a node, even over ports of a network
+    (Gaudi).
     """
     return len(levels) == 1 and is_network(levels[0], device)
 
@@ -244,9 +293,12 @@ def states_rate(interconnect: str) -> bool:
 
 
 def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
-    """The class with what follows from the device: its generation, or the rate of links that share a name."""
+    """The class with what follows from the device: its generation, or the rate of links that share
+    a name."""
     if link.name == "NVLink":
-        generation = next((name for pattern, name in _GENERATION if re.search(pattern, device)), link.name)
+        generation = next(
+            (name for pattern, name in _GENERATION if re.search(pattern, device)), link.name
+        )
         link = _class_named(generation)
     # four Grace Hoppers to a node
     if link.name == "NVLink4" and "gh200" in device:
@@ -259,8 +311,8 @@ def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
 
 
 def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
-    """The link inside a node, by its number of devices: NVLink 4 joins up to four in pairs (Grace Hopper, HGX H100
-    4-GPU), and more by switches."""
+    """The link inside a node, by its number of devices: NVLink 4 joins up to four in pairs (Grace
+    Hopper, HGX H100 4-GPU), and more by switches."""
     # four to a node under a name of their own are a mesh already
     if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
         return link

@@ -1,4 +1,5 @@
-"""Training of the regressors of kernel times: recipe, base time by least squares, networks, and held-out errors."""
+"""Training of the regressors of kernel times: recipe, base time by least squares, networks, and
+held-out errors."""
 
 from typing import TYPE_CHECKING
 

@@ -58,7 +58,8 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
 
 
 def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], ...], np.ndarray]:
-    """Every pair of stack index and kind that was measured, and which of them each sample has [n]."""
+    """Every pair of stack index and kind that was measured, and which of them each sample has
+    [n]."""
     kinds = sorted(samples.rows.kinds)
     joint = samples.stack * len(kinds) + samples.rows.by_kind(kinds.index)
     unique, index = np.unique(joint, return_inverse=True)
@@ -66,7 +67,8 @@ def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], .
 
 
 def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
-    """Logs of launch, of the shares of peak rate and bandwidth, and of the floor, that fit the samples best."""
+    """Logs of launch, of the shares of peak rate and bandwidth, and of the floor, that fit the
+    samples best."""
     from scipy.optimize import least_squares
 
     physics, machine = samples.physics()
@@ -76,14 +78,16 @@ def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     lowest = float(np.quantile(target, 0.02))
     launch = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
 
-    # Priors: launch, shares of the peak rate and of the bandwidth that are typical, and the floor. The shortest times
-    # show the launch floor only if they are as short as launches are.
+    # Priors: launch, shares of the peak rate and of the bandwidth that are typical, and the floor.
+    # The shortest times show the launch floor only if they are as short as launches are.
     prior = np.array([launch, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
     spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
     free = 4 if host_launch else 3
 
     def residuals(p: Sequence[float]) -> np.ndarray:
-        kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
+        kernel = np.exp(p[0]) + power_join(
+            np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER
+        )
         log_time = np.log(kernel)
         # as `join_floor`: a kernel hides behind the host's launch
         if host_launch:

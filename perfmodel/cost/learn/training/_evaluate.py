@@ -45,7 +45,9 @@ class Evaluation:
     """Trained without the kept-out shapes."""
 
 
-def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages) -> Evaluation:
+def evaluate(
+    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages
+) -> Evaluation:
     """Train with held-out parts, and return intervals and model-card figures."""
     trials = Trials(samples, recipe, code, seed, stages)
 
@@ -61,11 +63,15 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     pairs, group = groups_of_samples(samples)
     group = group[test]
     # by stack and kind, where there are errors enough
-    known, family = in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
+    known, family = (
+        in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
+    )
     groups = {pairs[code]: quantiles for code, quantiles in known.items()}
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
     in_range = Intervals(groups, family, family, family, family)
-    record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
+    record["in_range"]["coverage_90"] = cross_coverage(
+        error, log_time, group, samples.shape_key[test]
+    )
 
     # The largest kernels, then devices kept out: intervals outside of that range.
     beyond, record["large_left_out"] = _largest_shapes(trials)
@@ -91,16 +97,25 @@ class Trials:
         return self.fit(title, file, np.flatnonzero(~left_out), np.zeros(0, np.int64), steps)
 
     def fit(
-        self, title: str, file: str, fit_on: np.ndarray, check_on: np.ndarray, steps: int | None = None
+        self,
+        title: str,
+        file: str,
+        fit_on: np.ndarray,
+        check_on: np.ndarray,
+        steps: int | None = None,
     ) -> Regressor:
-        """A regressor that has seen only `fit_on`, and was stopped by `check_on`; without intervals or record."""
+        """A regressor that has seen only `fit_on`, and was stopped by `check_on`; without intervals
+        or record."""
         samples, recipe = self.samples, self.recipe
         used_rows = np.concatenate([fit_on, check_on]).astype(np.int64)
         part = samples.take(used_rows)
 
-        # Stacks as if the rest had never been measured: plans must not rest on kinds that were left out.
+        # Stacks as if the rest had never been measured: plans must not rest on kinds that were left
+        # out.
         kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
-        for (stack, kind), count in Counter(zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)).items():
+        for (stack, kind), count in Counter(
+            zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)
+        ).items():
             kinds[stack][part.rows.kinds[kind]] = count
         stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
         base = fit_base(part, self.seed)
@@ -132,7 +147,9 @@ class Trials:
         )
 
 
-def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def log_errors(
+    regressor: Regressor, samples: Samples, index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """log(true / predicted) and predicted log seconds of the samples at `index`."""
     error = np.zeros(len(index))
     log_time = np.zeros(len(index))
@@ -140,15 +157,20 @@ def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tup
     # in parts, as the network's inputs take far more memory than the samples
     for start in range(0, len(index), 50_000):
         part = index[start : start + 50_000]
-        request = PriceQuery(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        request = PriceQuery(
+            samples.rows.take(part), queries, samples.stack[part], host_launch=True
+        )
         predicted = regressor.predict(request)
         error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
         log_time[start : start + 50_000] = predicted.log_time
     return error, log_time
 
 
-def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, keys: np.ndarray) -> float | None:
-    """Share inside intervals calibrated on the other half of the kept-out shapes; None without two halves."""
+def cross_coverage(
+    error: np.ndarray, log_time: np.ndarray, group: np.ndarray, keys: np.ndarray
+) -> float | None:
+    """Share inside intervals calibrated on the other half of the kept-out shapes; None without two
+    halves."""
     half = (keys // np.uint64(7)) % np.uint64(2) == 0
     covered = np.zeros(len(error), bool)
     # intervals of one half of the shapes, judged by the other, both ways: no shape judges itself
@@ -170,23 +192,29 @@ def _largest_shapes(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     size = samples.physics()[0].flops
     is_large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
-    # Separately for each group, because a large shape of one device or kind may not be large for another.
+    # Separately for each group, because a large shape of one device or kind may not be large for
+    # another.
     for number in range(len(pairs)):
         in_group = group == number
         if in_group.sum() >= FEWEST_OF_DEVICE:
             is_large |= in_group & (size > np.quantile(size[in_group], 1.0 - LARGE_SHARE))
     if is_large.sum() < 50:
         return _typical("beyond"), {"n": 0}
-    error, log_time = log_errors(trials.without("large out", "large", is_large), samples, np.flatnonzero(is_large))
+    error, log_time = log_errors(
+        trials.without("large out", "large", is_large), samples, np.flatnonzero(is_large)
+    )
     return bucketed(error, log_time), figures_of_errors(error)
 
 
 def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
-    """Errors on devices left out in turn: of those with near relatives, of others, and by device."""
+    """Errors on devices left out in turn: of those with near relatives, of others, and by
+    device."""
     samples = trials.samples
     names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
     counts = {d: int((names == d).sum()) for d in set(names.tolist())}
-    largest = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))
+    largest = sorted(
+        (d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d)
+    )
     chosen = trials.recipe.devices_out or largest[:MOST_DEVICES]
     errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
     record: dict[str, Any] = {}
@@ -215,7 +243,9 @@ def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.
     """Which samples were answered by a near relative (or by a ratio) rather than from far away."""
     kinds = samples.rows.kinds
     # a plan follows from stack and kind alone: few of them for many samples
-    pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
+    pairs, codes = np.unique(
+        samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True
+    )
     near_relatives = []
     for pair in pairs.tolist():
         stack = samples.stacks[pair // len(kinds)]

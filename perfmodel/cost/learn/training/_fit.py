@@ -62,22 +62,23 @@ def fit(
 ) -> dict[str, dict[str, Any]]:
     """Fit regressors to tables of kernel timings and write them to a calibration directory.
 
-    Each regressor is first trained with whole shapes left out (for errors and in-range intervals), with large shapes
-    left out, and with each device left out in turn (for out-of-range intervals). The last training, on all rows, is
-    saved as `<out>/<name>.safetensors`.
+    Each regressor is first trained with whole shapes left out (for errors and in-range intervals),
+    with large shapes left out, and with each device left out in turn (for out-of-range intervals).
+    The last training, on all rows, is saved as `<out>/<name>.safetensors`.
 
     Args:
-        tables: files (csv, csv.gz, parquet) with the columns of the measurement schema, or frames that
-            `read_table` made.
+        tables: files (csv, csv.gz, parquet) with the columns of the measurement schema, or frames
+            that `read_table` made.
         family: only this op family; all that the tables have by default.
         recipes: settings; sized to the number of rows by default.
         resume: go on from checkpoints in `out`, and keep regressors there that were fitted from the
             same files with the same recipe and seed.
 
     Returns:
-        By regressor name: `rows`, how many were `kept_out` to tell errors by, `mean_ape`, `median_ape` and
-        `coverage_90` (fractions, None without any) on shapes kept out, by reason the rows `set_aside`, and how many
-        times `longer` kernels take in other states of the machine, where these were measured (`slowdowns_by_state`).
+        By regressor name: `rows`, how many were `kept_out` to tell errors by, `mean_ape`,
+        `median_ape` and `coverage_90` (fractions, None without any) on shapes kept out, by reason
+        the rows `set_aside`, and how many times `longer` kernels take in other states of the
+        machine, where these were measured (`slowdowns_by_state`).
 
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
@@ -87,7 +88,9 @@ def fit(
     rows = {name: _rows_of_family(frames, name) for name in FAMILIES}
     names = [name for name in FAMILIES if rows[name] and family in (None, name)]
     if not names:
-        raise TableError(f"the tables have no rows of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
+        raise TableError(
+            f"the tables have no rows of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}"
+        )
     chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in names]
     # kept in the weights, so that a later run knows what they were fitted from
     hashes = table_hashes(tables)
@@ -121,9 +124,11 @@ def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
 
 
 def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str, float]:
-    """Slowdown of kernels in other states than the usual one: under load, with cold caches, beside a collective.
+    """Slowdown of kernels in other states than the usual one: under load, with cold caches, beside
+    a collective.
 
-    Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states, by state.
+    Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states,
+    by state.
     """
     ratios: dict[str, list[float]] = defaultdict(list)
     for kernel in _kernels_by_state(frames, family):
@@ -132,7 +137,8 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
 
 
 def measured_loads(frames: Sequence[pd.DataFrame], family: str) -> tuple[MeasuredLoad, ...]:
-    """Slowdown of a family's kernels under sustained load, by device and element type: medians over kernels."""
+    """Slowdown of a family's kernels under sustained load, by device and element type: medians over
+    kernels."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     for kernel in _kernels_by_state(frames, family):
         if kernel.state == LOADED:
@@ -146,8 +152,8 @@ def measured_loads(frames: Sequence[pd.DataFrame], family: str) -> tuple[Measure
 def measured_held_shares(frames: Sequence[pd.DataFrame], family: str) -> list[tuple[str, float]]:
     """Share of each device that collectives beside a family's kernels hold: medians over kernels.
 
-    A kernel that takes t alone and u beside a collective runs at t / u of its speed, so that the collective holds
-    1 - t / u.
+    A kernel that takes t alone and u beside a collective runs at t / u of its speed, so that the
+    collective holds 1 - t / u.
     """
     shares: dict[str, list[float]] = defaultdict(list)
     for kernel in _kernels_by_state(frames, family):
@@ -167,18 +173,22 @@ class _StateRatio(NamedTuple):
 
 
 def _kernels_by_state(frames: Sequence[pd.DataFrame], family: str) -> list[_StateRatio]:
-    """Kernels that `calibrate` measured in a state and as usual; others say nothing, nor do disturbed rows."""
+    """Kernels that `calibrate` measured in a state and as usual; others say nothing, nor do
+    disturbed rows."""
     usual_us: dict[tuple[str, ...], list[float]] = defaultdict(list)
     in_state: list[tuple[tuple[str, ...], _StateRatio]] = []
     for frame in frames:
         mask = (text(frame, "op_family") == family) & (text(frame, "source") == SOURCE)
         rows: Any = frame[mask]
         times_us = number(rows, "time_us").tolist()
-        # Rows that agree in everything but their times and notes are of one kernel, measured in several states.
+        # Rows that agree in everything but their times and notes are of one kernel, measured in
+        # several states.
         same_kernel = [text(rows, str(name)) for name in rows.columns if name not in _TIMING]
         labels = [text(rows, name) for name in ("device", "dtype", "variant")]
         kernels, labels_of_row = zip(*same_kernel, strict=True), zip(*labels, strict=True)
-        for kernel, (device, dtype, variant), time_us in zip(kernels, labels_of_row, times_us, strict=True):
+        for kernel, (device, dtype, variant), time_us in zip(
+            kernels, labels_of_row, times_us, strict=True
+        ):
             state = state_of(variant)
             if is_marked_suspect(variant) or not time_us > 0:
                 continue
@@ -209,7 +219,12 @@ def _fit_one(
         progress(f"{recipe.name}: reading rows", 0, 1)
     samples = gather(frames, recipe.family, recipe.dtypes)
     regressor = fit_regressor(
-        samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
+        samples,
+        recipe,
+        seed=seed,
+        hashes=hashes,
+        checkpoints=out if resume else None,
+        progress=progress,
     )
     loads = measured_loads(frames, recipe.family)
     held_shares = measured_held_shares(frames, recipe.family)
@@ -232,11 +247,16 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
     except (KeyError, TypeError):
         # of a release with other settings
         return None
-    return record if same_recipe and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
+    return (
+        record
+        if same_recipe and (record.get("seed"), record.get("tables")) == (seed, hashes)
+        else None
+    )
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:
-    """Figures of a record that a user is told: rows, and errors as fractions (None without rows kept out)."""
+    """Figures of a record that a user is told: rows, and errors as fractions (None without rows
+    kept out)."""
     kept_out = record["in_range"]
     errors = {}
     for name in ("mean_ape", "median_ape"):
@@ -264,8 +284,8 @@ def fit_regressor(
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
 
-    # The saved network is trained on every row. It continues from the evaluated network, so that its errors are
-    # similar.
+    # The saved network is trained on every row. It continues from the evaluated network, so that
+    # its errors are similar.
     base = fit_base(samples, seed)
     training = Training(
         samples,
@@ -280,7 +300,9 @@ def fit_regressor(
         checkpoint=stages.checkpoint("all"),
     )
     params = train_members(training)
-    regressor = assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
+    regressor = assemble(
+        samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {}
+    )
     stages.clear()
     return regressor
 
@@ -297,14 +319,21 @@ def assemble(
     hashes: dict[str, str],
 ) -> Regressor:
     """Put fitted parameters, intervals and the record of their making together."""
-    # cells of the shape axes in which something was measured: what lies in one of them counts as measured, too
+    # cells of the shape axes in which something was measured: what lies in one of them counts as
+    # measured, too
     axes = samples.physics()[0].axes
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
     cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
     sources = np.array([s.source for s in samples.stacks])[samples.stack]
     names, counts = np.unique(sources, return_counts=True)
     rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
+    record = {
+        "recipe": recipe.to_dict(),
+        "seed": seed,
+        "tables": hashes,
+        "rows_by_source": rows,
+        **evaluation.record,
+    }
     return Regressor(
         name=recipe.name,
         family=recipe.family,
@@ -342,8 +371,9 @@ def fit_calibration(
 ) -> FitReport:
     """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
 
-    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; the shipped weights supply what it lacks. Measured
-    series of collectives replace the shipped ones of the same fabric (device and links) and kind, and no others.
+    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; the shipped weights supply what
+    it lacks. Measured series of collectives replace the shipped ones of the same fabric (device and
+    links) and kind, and no others.
 
     Args:
         tables: files (csv, csv.gz, parquet), or frames that `read_table` made.
@@ -351,35 +381,44 @@ def fit_calibration(
         resume: go on from checkpoints in `out`.
 
     Returns:
-        By fitted file: `rows`, the errors on shapes kept out of the fit (fractions), and the rows `set_aside` by
-        reason. For collectives also the number of `series`, the number of shipped series `kept`, the names of those
-        `replaced` by fabric, how much longer they took with `groups_at_once` where that was measured (`slowdowns`),
-        and the exponents of `sharing` that predictions use (`CollectiveWeights.sharing`).
+        By fitted file: `rows`, the errors on shapes kept out of the fit (fractions), and the rows
+        `set_aside` by reason. For collectives also the number of `series`, the number of shipped
+        series `kept`, the names of those `replaced` by fabric, how much longer they took with
+        `groups_at_once` where that was measured (`slowdowns`), and the exponents of `sharing` that
+        predictions use (`CollectiveWeights.sharing`).
 
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
     """
     require_seed(seed)
     table_list = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
-    frames = [(table if isinstance(table, pd.DataFrame) else read_table(table)) for table in table_list]
+    frames = [
+        (table if isinstance(table, pd.DataFrame) else read_table(table)) for table in table_list
+    ]
     kinds = [table_kind(frame) for frame in frames]
     # tables as given: the hashes of files tell a later run that nothing has changed
     kernels = [table for table, kind in zip(table_list, kinds, strict=True) if kind == "compute"]
     collectives = [frame for frame, kind in zip(frames, kinds, strict=True) if kind == "collective"]
     summary = FitReport()
     if kernels and family != "collectives":
-        summary.update(fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress))
+        summary.update(
+            fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress)
+        )
     if collectives and family in (None, "collectives"):
         summary["collectives"] = _fit_beside_shipped(collectives, Path(out))
     if not summary:
-        raise TableError(f"no table has rows of family {family!r}; found {', '.join(sorted(set(kinds)))} tables")
+        raise TableError(
+            f"no table has rows of family {family!r}; found {', '.join(sorted(set(kinds)))} tables"
+        )
     return summary
 
 
 def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
     """Fit, join with the shipped weights, write; what became of rows and series."""
     # at a site a series of a forced algorithm counts where nothing else was measured there
-    weights = fit_collectives(tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True))
+    weights = fit_collectives(
+        tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
+    )
     notes = weights.notes
     facts = {name: notes[name] for name in ("kept", "replaced", "set_aside")}
     longer = slowdowns(collective_rows(pd.concat(list(tables), ignore_index=True)))
@@ -404,12 +443,14 @@ def fit_collectives(
 ) -> CollectiveWeights:
     """Fit the collective model and write `out/collectives.safetensors`.
 
-    With `base`, its physics is kept and the tables' series replace those of the same fabrics and kinds; `notes`
-    tells what was replaced. Without, physics is fitted too.
+    With `base`, its physics is kept and the tables' series replace those of the same fabrics and
+    kinds; `notes` tells what was replaced. Without, physics is fitted too.
 
     Args:
-        tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among them.
-        spread: widths of intervals from studies (`study_collectives`), beside those of the measured series.
+        tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among
+            them.
+        spread: widths of intervals from studies (`study_collectives`), beside those of the measured
+            series.
 
     Raises:
         TableError: if no row of the tables can be used.
@@ -429,9 +470,12 @@ def fit_collectives(
         weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
 
     if len(rows):
-        # Rows of several concurrent groups do not describe a single group, so the curves leave them out.
+        # Rows of several concurrent groups do not describe a single group, so the curves leave them
+        # out.
         all_rows = collective_rows(pd.concat(list(tables), ignore_index=True))
-        weights = replace(weights, sharing={**weights.sharing, **sharing_exponents(all_rows, weights)})
+        weights = replace(
+            weights, sharing={**weights.sharing, **sharing_exponents(all_rows, weights)}
+        )
 
     # the weights record their own sources
     facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}

@@ -1,4 +1,5 @@
-"""The trainable part as a Flax module, whose arrays become the `Parameters` used everywhere else; checkpoints."""
+"""The trainable part as a Flax module, whose arrays become the `Parameters` used everywhere else;
+checkpoints."""
 
 import io
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ _SMALL: Final = nnx.initializers.normal(0.01)
 
 
 class Residual(nnx.Module):
-    """Three hidden layers over features, a stack embedding and per-stack tables along shape axes."""
+    """Three hidden layers over features, a stack embedding and per-stack tables along shape
+    axes."""
 
-    def __init__(self, family: str, features: int, stacks: int, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, family: str, features: int, stacks: int, recipe: Recipe, *, rngs: nnx.Rngs
+    ) -> None:
         axes = FAMILIES[family].axes
         inputs = features + recipe.stack_size + recipe.table_size * len(axes)
         first, second, third = recipe.hidden
@@ -66,7 +70,8 @@ class Residual(nnx.Module):
 
 
 def stack_members(members: Sequence[Parameters]) -> Parameters:
-    """Stack the networks of several trained members into one set of arrays; the rest comes from the first member."""
+    """Stack the networks of several trained members into one set of arrays; the rest comes from the
+    first member."""
     networks = [_network(member) for member in members]
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *networks)
     return members[0]._replace(**stacked)

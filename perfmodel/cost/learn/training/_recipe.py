@@ -47,7 +47,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise UnknownNameError("op family", self.family, FAMILIES)
-        if min(self.steps, self.batch, self.members) < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
+        if (
+            min(self.steps, self.batch, self.members) < 1
+            or not 0 < self.holdout < 1
+            or len(self.hidden) != 3
+        ):
             raise CalibrationError(
                 f"recipe {self.name}: steps, batch and members must be positive, holdout between 0 and 1, "
                 "hidden three layer widths"
@@ -69,7 +73,8 @@ def read_recipe(path: Path | str) -> Recipe:
     """Read one recipe.
 
     Raises:
-        CalibrationError: for a file that is not TOML, lacks `name` or `family`, or has unknown keys.
+        CalibrationError: for a file that is not TOML, lacks `name` or `family`, or has unknown
+            keys.
     """
     path = Path(path)
     try:
@@ -79,7 +84,9 @@ def read_recipe(path: Path | str) -> Recipe:
     known = {f.name for f in fields(Recipe)}
     unknown = set(values) - known
     if unknown:
-        raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
+        raise CalibrationError(
+            f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}"
+        )
     missing = {"name", "family"} - set(values)
     if missing:
         raise CalibrationError(f"{path}: {sorted(missing)} missing")
@@ -109,14 +116,16 @@ def small_recipe(family: str, rows: int) -> Recipe:
 
 
 StepReport = Callable[[int, int, float], None]
-"""Function that reports the progress of a training: its arguments are the step, the number of steps, and the mean
-absolute log error on the shapes that stop training early."""
+"""Function that reports the progress of a training: its arguments are the step, the number of
+steps, and the mean absolute log error on the shapes that stop training early."""
 
 
 class Stages:
     """Checkpoint files and progress lines of one regressor's trainings."""
 
-    def __init__(self, name: str, checkpoints: Path | None = None, progress: Report | None = None) -> None:
+    def __init__(
+        self, name: str, checkpoints: Path | None = None, progress: Report | None = None
+    ) -> None:
         self._name = name
         self._folder = checkpoints
         self._progress = progress

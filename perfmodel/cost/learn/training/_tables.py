@@ -38,14 +38,21 @@ class Samples:
     time_s: Float64[np.ndarray, "n"]
     stacks: tuple[Stack, ...]
     shape_key: np.ndarray
-    """Hash of each row's shape, uint64 [n]: equal shapes have equal keys on all devices and in all passes."""
+    """Hash of each row's shape, uint64 [n]: equal shapes have equal keys on all devices and in all
+    passes."""
 
     def __len__(self) -> int:
         return len(self.time_s)
 
     def take(self, index: np.ndarray) -> "Samples":
         """The samples at `index`, with the same stacks."""
-        return Samples(self.rows.take(index), self.stack[index], self.time_s[index], self.stacks, self.shape_key[index])
+        return Samples(
+            self.rows.take(index),
+            self.stack[index],
+            self.time_s[index],
+            self.stacks,
+            self.shape_key[index],
+        )
 
     @property
     def dtypes(self) -> np.ndarray:
@@ -80,7 +87,8 @@ def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.Da
     family_rows: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
     if not len(family_rows):
         return None
-    # Rows that lack a size, or are of a type that is not asked for, are left out last, so that columns stay aligned.
+    # Rows that lack a size, or are of a type that is not asked for, are left out last, so that
+    # columns stay aligned.
     rows, complete = rows_from_table(family_rows, family)
     if dtypes:
         complete &= np.isin(rows.dtypes, dtypes)
@@ -104,7 +112,9 @@ def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
 def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     """Samples of a frame with a row per measurement."""
     # Repeats of a kernel on a stack count once, by their median.
-    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
+    names = [
+        c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")
+    ]
     same_kernel = [*_STACK, *KindColumns._fields, *names]
     merged: Any = frame.groupby(same_kernel, sort=True, as_index=False)["time_s"].median()
 
@@ -116,8 +126,14 @@ def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     names_and_facts = zip(facts.index, facts.to_numpy(object), strict=True)
     for index, ((device, source, software), (host_launch, order)) in enumerate(names_and_facts):
         counts = np.bincount(kind[codes == index], minlength=len(kinds))
-        rows_by_kind = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
-        stacks.append(Stack(figures_named(device), source, software, rows_by_kind, bool(host_launch), int(order)))
+        rows_by_kind = {
+            known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count
+        }
+        stacks.append(
+            Stack(
+                figures_named(device), source, software, rows_by_kind, bool(host_launch), int(order)
+            )
+        )
     rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
     shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
     return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
@@ -142,13 +158,16 @@ def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def table_hashes(tables: "Iterable[Path | str | pd.DataFrame]") -> dict[str, str]:
-    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's
+    record."""
     import pandas as pd
 
     hashes = {}
     for index, table in enumerate(tables):
         if isinstance(table, pd.DataFrame):
-            hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+            hashes[f"frame {index}"] = hashlib.sha256(
+                table.to_csv(index=False).encode()
+            ).hexdigest()
         else:
             # The folder tells tables of one name apart, wherever the data lie.
             path = Path(table)

@@ -14,10 +14,24 @@ import optax
 from flax import nnx
 from jaxtyping import Float32, Float64
 
-from perfmodel.cost.learn.parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
+from perfmodel.cost.learn.parameters import (
+    Inputs,
+    Parameters,
+    base_time,
+    feature_matrix,
+    join_floor,
+    standardise,
+)
 from perfmodel.cost.learn.rows import KindCode, machine_of, one_hot, shape_with_flags
 from perfmodel.cost.learn.training._base import Base
-from perfmodel.cost.learn.training._network import Residual, Run, load_run, member, save_run, stack_members
+from perfmodel.cost.learn.training._network import (
+    Residual,
+    Run,
+    load_run,
+    member,
+    save_run,
+    stack_members,
+)
 from perfmodel.cost.learn.training._recipe import Recipe, StepReport
 from perfmodel.cost.learn.training._tables import Samples
 from perfmodel.ops import FAMILIES
@@ -45,11 +59,19 @@ class Design(NamedTuple):
     """The measured target, float32 [n]."""
 
 
-def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray) -> tuple[Design, Parameters]:
+def build_design(
+    samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray
+) -> tuple[Design, Parameters]:
     """Features of all samples, and parameters whose scaling and ranges come from `fit_on` only."""
     family = samples.rows.family
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    inputs = Inputs(shape_with_flags(samples.rows), machine, one_hot(code, samples.rows), samples.stack, base.index)
+    inputs = Inputs(
+        shape_with_flags(samples.rows),
+        machine,
+        one_hot(code, samples.rows),
+        samples.stack,
+        base.index,
+    )
     physics, raw, positions = feature_matrix(np, family, inputs)
 
     # Scaling and ranges come from the fitted rows alone: left-out rows must look new.
@@ -85,7 +107,8 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
 
 
 def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Range of the positions in which every stack was measured; that of all for stacks without samples."""
+    """Range of the positions in which every stack was measured; that of all for stacks without
+    samples."""
     low = np.tile(positions.min(axis=0), (stacks, 1))
     high = np.tile(positions.max(axis=0), (stacks, 1))
     for s in np.unique(stack):
@@ -94,9 +117,13 @@ def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.n
     return low, high
 
 
-def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) -> Float64[np.ndarray, "n"]:
-    """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are heard."""
-    # probabilities of rows, so that a group's own is its rows to the power of 0.75: each row's to that of -0.25
+def sampling_weights(
+    base: Base, rows: np.ndarray, stack: np.ndarray, cap: int
+) -> Float64[np.ndarray, "n"]:
+    """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are
+    heard."""
+    # probabilities of rows, so that a group's own is its rows to the power of 0.75: each row's to
+    # that of -0.25
     group = base.index[rows]
     per_group = np.bincount(group, minlength=len(base.groups)).astype(float)
     per_stack = np.bincount(stack[rows]).astype(float)
@@ -121,13 +148,15 @@ class Training:
     fit_on: np.ndarray
     """Samples that gradient steps see, int64[n]."""
     check_on: np.ndarray | None = None
-    """Samples by which the best weights are chosen and the training stops early; None or empty: it runs to its end."""
+    """Samples by which the best weights are chosen and the training stops early; None or empty: it
+    runs to its end."""
     steps: int | None = None
     """Length of the learning-rate schedule; the recipe's by default."""
     start: Parameters | None = None
     """Weights from which training continues, at a third of the learning rate."""
     seed: int = 0
-    """Seed of the initial weights and of the order of batches; member i of a recipe uses seed + i."""
+    """Seed of the initial weights and of the order of batches; member i of a recipe uses seed +
+    i."""
     report: StepReport | None = None
     checkpoint: Path | None = None
     """A file that is written now and then, and resumed from if it is of this very run."""
@@ -174,7 +203,8 @@ def train(training: Training) -> Parameters:
     device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
     moments = _optimiser(recipe.weight_decay).init(state)
 
-    # A run is known by all that it follows from, so that a checkpoint of another one is never resumed.
+    # A run is known by all that it follows from, so that a checkpoint of another one is never
+    # resumed.
     origin = repr((recipe, training.seed, steps, len(training.fit_on)))
     run = Run(zlib.crc32(design.log_time.tobytes() + origin.encode()))
     best = state
@@ -193,8 +223,13 @@ def train(training: Training) -> Parameters:
         if done % per_check and done < steps:
             continue
 
-        # At a check, keep the weights that predict left-out rows best; stop when no weights have improved for long.
-        error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
+        # At a check, keep the weights that predict left-out rows best; stop when no weights have
+        # improved for long.
+        error = (
+            float(_error(form, device_frozen, state, checked))
+            if checked is not None
+            else float("nan")
+        )
         gained = checked is None or error < run.best_error
         run = run.after(done, error, gained)
         if gained:
@@ -208,14 +243,18 @@ def train(training: Training) -> Parameters:
     return jax.tree.map(np.asarray, nnx.merge(graph, best).arrays(frozen))
 
 
-def _batches(training: Training, design: Design, first_step: int, per_check: int) -> Iterator[Design]:
+def _batches(
+    training: Training, design: Design, first_step: int, per_check: int
+) -> Iterator[Design]:
     """The samples of every step from `first_step` on.
 
-    They are drawn for all steps between two checks with the check's own seed, so that a run resumed at a check draws
-    the same batches.
+    They are drawn for all steps between two checks with the check's own seed, so that a run resumed
+    at a check draws the same batches.
     """
     recipe, fit_on = training.recipe, training.fit_on
-    probability = sampling_weights(training.base, fit_on, training.samples.stack, recipe.rows_per_stack)
+    probability = sampling_weights(
+        training.base, fit_on, training.samples.stack, recipe.rows_per_stack
+    )
     size = min(recipe.batch, max(8, len(fit_on)))
     order = fit_on
     for step in range(first_step, training.n_steps):
@@ -227,8 +266,8 @@ def _batches(training: Training, design: Design, first_step: int, per_check: int
 
 
 def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
-    """Learning rate of every step: rising over the first fortieth, then falling by half a cosine to 1e-5 (SGDR, arXiv
-    1608.03983, equation 5, without restarts)."""
+    """Learning rate of every step: rising over the first fortieth, then falling by half a cosine to
+    1e-5 (SGDR, arXiv 1608.03983, equation 5, without restarts)."""
     step, rising = np.arange(steps), max(1, steps // 40)
     fallen_share = np.clip((step - rising) / max(1, steps - rising), 0, 1)
     falling = 0.5 * (1 + np.cos(np.pi * fallen_share))
@@ -237,8 +276,8 @@ def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
 
 
 StaticArgs = tuple[str, Any, float]
-"""Family, graph of the network and weight decay: with the arrays' shapes all that a compiled step depends on, so that
-all trainings of a regressor share one."""
+"""Family, graph of the network and weight decay: with the arrays' shapes all that a compiled step
+depends on, so that all trainings of a regressor share one."""
 
 
 def _optimiser(weight_decay: float) -> optax.GradientTransformation:
@@ -251,21 +290,26 @@ def _optimiser(weight_decay: float) -> optax.GradientTransformation:
 
 
 def _log_times(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
-    """Log times as they are measured: with the launch floor where the host's launch was timed, too."""
+    """Log times as they are measured: with the launch floor where the host's launch was timed,
+    too."""
     family, graph, _ = form
-    kernel = batch.log_base + nnx.merge(graph, state)(family, frozen, batch.z, batch.positions, batch.stack)
+    kernel = batch.log_base + nnx.merge(graph, state)(
+        family, frozen, batch.z, batch.positions, batch.stack
+    )
     return join_floor(jnp, kernel, batch.log_floor)
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
+def _step(
+    form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design
+) -> tuple[Any, Any]:
     """Weights and moments after one more batch."""
 
     def loss(state: Any) -> Any:
         return jnp.mean(percentage_loss(_log_times(form, frozen, state, batch) - batch.log_time))
 
-    # The optimiser gets its learning rate as an argument, because the rate changes from step to step and the compiled
-    # program must not.
+    # The optimiser gets its learning rate as an argument, because the rate changes from step to
+    # step and the compiled program must not.
     updates, moments = _optimiser(form[2]).update(jax.grad(loss)(state), moments, state)
     return optax.apply_updates(state, jax.tree.map(lambda u: -rate * u, updates)), moments
 
@@ -291,7 +335,8 @@ def _of_member(checkpoint: Path | None, index: int) -> Path | None:
 
 
 def percentage_loss(error: Any) -> Any:
-    """Smooth version of |predicted / true - 1| for log errors, so that training minimises the figure that is reported.
+    """Smooth version of |predicted / true - 1| for log errors, so that training minimises the
+    figure that is reported.
 
     Linear beyond a factor e either way, so that a bad start does not blow up.
     """

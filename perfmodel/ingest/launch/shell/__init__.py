@@ -1,4 +1,5 @@
-"""Shell scripts of launches, read without a shell: the commands that they start, with their arguments.
+"""Shell scripts of launches, read without a shell: the commands that they start, with their
+arguments.
 
 Variables, loops, functions and what schedulers set are followed. Nothing is executed.
 """

@@ -1,4 +1,5 @@
-"""Commands that are a part of the shell: assignments, conditions, arguments and the files that a script names."""
+"""Commands that are a part of the shell: assignments, conditions, arguments and the files that a
+script names."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ LONGEST_VALUE: Final = 500_000
 
 
 class Builtins(Expander):
-    """Commands that the shell runs itself; a method takes a command and its expanded words, and returns its status."""
+    """Commands that the shell runs itself; a method takes a command and its expanded words, and
+    returns its status."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
@@ -35,7 +37,8 @@ class Builtins(Expander):
         self.folder = "."
         """Folder in which a command inside `$(...)` runs."""
         self.streams: list[list[str] | None] = []
-        """For every block that reads a text, the lines that are left of it; None where nobody knows the text."""
+        """For every block that reads a text, the lines that are left of it; None where nobody knows
+        the text."""
         self.locals: list[dict[str, Value | None]] = []
         """For every running function, the outer values of its local variables."""
 
@@ -56,7 +59,8 @@ class Builtins(Expander):
 
     def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
         """Run `declare`, `typeset`, `local`, `export` or `readonly`."""
-        # The outer value of a local variable is kept from the first declaration, to be put back when the function ends.
+        # The outer value of a local variable is kept from the first declaration, to be put back
+        # when the function ends.
         declares = bool(argv) and argv[0].text in ("declare", "typeset", "local")
         is_global = any(re.fullmatch(r"-[a-zA-Z]*g[a-zA-Z]*", word.text) for word in argv[1:])
         if self.locals and declares and not is_global:
@@ -64,7 +68,9 @@ class Builtins(Expander):
         if declares and any(re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word.text) for word in argv[1:]):
             # `declare -n A=B` makes A another name of B.
             for assignment in node.assignments:
-                self.state.references[assignment.name] = self.joined(assignment.value).text if assignment.value else ""
+                self.state.references[assignment.name] = (
+                    self.joined(assignment.value).text if assignment.value else ""
+                )
             return True
         for assignment in node.assignments if declares else ():
             self.state.references.pop(assignment.name, None)
@@ -77,7 +83,8 @@ class Builtins(Expander):
         return True
 
     def _make_local(self, node: tree.Simple, argv: Sequence[Word]) -> None:
-        """Keep the outer values of the variables that a function declares, with a value or without."""
+        """Keep the outer values of the variables that a function declares, with a value or
+        without."""
         bare_names = [word.text for word in argv[1:] if word.text.isidentifier()]
         for name in [*bare_names, *(assignment.name for assignment in node.assignments)]:
             if name not in self.locals[-1]:
@@ -95,7 +102,11 @@ class Builtins(Expander):
             else:
                 value = self._with_word(assignment, name, before)
             if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
-                raise broken(self.state.place, assignment.line, f"{name} grows too large; this is not a launch script")
+                raise broken(
+                    self.state.place,
+                    assignment.line,
+                    f"{name} grows too large; this is not a launch script",
+                )
             self.state.variables[name] = value
 
     def _array(self, elements: Sequence[tuple[str | None, tree.RawWord]], before: Value) -> Value:
@@ -106,7 +117,8 @@ class Builtins(Expander):
             if index is not None:
                 position = self.index(index)
                 value[position] = self.joined(raw)
-                # Elements without an index go on behind the one before them, which need not be the last.
+                # Elements without an index go on behind the one before them, which need not be the
+                # last.
                 following = next_index({position: value[position]})
                 continue
             # One word of the script may become many: `$HOSTS`, `{1..8}`.
@@ -166,11 +178,17 @@ class Builtins(Expander):
         return unset_as_empty(text)
 
     def exists(self, name: str) -> bool | None:
-        """Whether a file exists, which is known only for files in the script's folder and for those that it writes."""
+        """Whether a file exists, which is known only for files in the script's folder and for those
+        that it writes."""
         if unknown(name) or not name:
             return None
         local_file = self.beside(name)
-        return True if Path(name).name in self.state.files or (local_file is not None and local_file.exists()) else None
+        return (
+            True
+            if Path(name).name in self.state.files
+            or (local_file is not None and local_file.exists())
+            else None
+        )
 
     def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
         # `set -- a b` replaces the arguments; `set -euo pipefail` sets options of the shell.
@@ -232,11 +250,14 @@ class Builtins(Expander):
         # The last name takes what is left; names without a piece are empty.
         values = [*divided_at(text, characters, len(names)), *[""] * len(names)]
         for name, value in zip(names, values, strict=False):
-            self.state.variables[name] = {"0": Word(value, node.line if node.here is None else node.here.line)}
+            self.state.variables[name] = {
+                "0": Word(value, node.line if node.here is None else node.here.line)
+            }
         return not is_last
 
     def next_line(self, argv: Sequence[Word]) -> str | None:
-        """The next line of the text that the block around reads, empty at its end; None if nobody knows it."""
+        """The next line of the text that the block around reads, empty at its end; None if nobody
+        knows it."""
         lines = self.streams[-1] if self.streams else None
         # Options that read from another descriptor, or up to another character.
         if lines is None or any(re.match(r"-[A-Za-z]*[dnNut]", word.text) for word in argv[1:]):
@@ -254,7 +275,8 @@ class Builtins(Expander):
             self.streams.pop()
 
     def known_text(self, here_text: tree.HereText) -> str | None:
-        """A text to be read; None for the output of an unknown program, but not for a text with unset variables."""
+        """A text to be read; None for the output of an unknown program, but not for a text with
+        unset variables."""
         text = self.text_of(here_text)
         return None if here_text.is_output and unknown(text) else text
 
@@ -301,13 +323,19 @@ class Builtins(Expander):
         argument = attached
         if takes_value and not attached and position < len(arguments):
             argument, position = arguments[position].text, position + 1
-        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(position + 1))):
+        for variable, value in (
+            (name, letter),
+            ("OPTARG", argument),
+            ("OPTIND", str(position + 1)),
+        ):
             self.state.variables[variable] = {"0": Word(value, node.line)}
         return True
 
     def value_of(self, name: str, default: str) -> str:
         value = self.state.variables.get(name)
-        return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
+        return (
+            value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
+        )
 
     def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
         if self.captured_output is not None:
@@ -317,13 +345,15 @@ class Builtins(Expander):
         return True
 
     def beside(self, name: str) -> Path | None:
-        """The file of this name in the script's folder, its parent or below; None for files elsewhere."""
+        """The file of this name in the script's folder, its parent or below; None for files
+        elsewhere."""
         if not name or self.state.place in ("", "-"):
             return None
         # A stranger's script must not make this program read files elsewhere on the machine.
         folder = Path(self.state.place).parent
         outermost = folder.resolve().parent
-        # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.
+        # A part that is not known may be the folder itself, as in
+        # `$(git rev-parse --show-toplevel)/sizes.sh`.
         known = re.sub(r"^.*[})]/", "", name) if unknown(name) else name
         try:
             for candidate in (Path(known), folder / known):
@@ -341,6 +371,10 @@ class Builtins(Expander):
             return written
         path = self.beside(name)
         try:
-            return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
+            return (
+                None
+                if path is None or path.stat().st_size > LONGEST_VALUE
+                else path.read_text("utf-8")
+            )
         except (OSError, UnicodeDecodeError):
             return None

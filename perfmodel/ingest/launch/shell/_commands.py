@@ -1,6 +1,8 @@
-"""Simple commands of a launch script: functions, parts of the shell, other scripts, and the programs that it launches.
+"""Simple commands of a launch script: functions, parts of the shell, other scripts, and the
+programs that it launches.
 
-A program is not run: it is collected with its arguments. Inner shells and scripts beside this one are followed.
+A program is not run: it is collected with its arguments. Inner shells and scripts beside this one
+are followed.
 """
 
 import re
@@ -31,7 +33,21 @@ PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "sa
 WRITING: Final = ("cat", "echo", "printf", "tee")
 """Commands by which a script writes scripts and configurations."""
 _HANDLING: Final = (
-    *("cp", "mv", "ln", "rm", "chmod", "chown", "install", "rsync", "scp", "touch", "ls", "stat", "wc"),
+    *(
+        "cp",
+        "mv",
+        "ln",
+        "rm",
+        "chmod",
+        "chown",
+        "install",
+        "rsync",
+        "scp",
+        "touch",
+        "ls",
+        "stat",
+        "wc",
+    ),
     *("head", "tail", "sed", "grep", "awk", "diff", "git", "tar", "zip"),
 )
 """Commands whose arguments are files to handle; a script among them is not run."""
@@ -58,11 +74,14 @@ class Commands(Builtins):
     Statuses are True (success), False, or None where the script does not say.
     """
 
-    def __init__(self, state: State, obeys_exit: bool = True, prefix: tuple[Word, ...] = ()) -> None:
+    def __init__(
+        self, state: State, obeys_exit: bool = True, prefix: tuple[Word, ...] = ()
+    ) -> None:
         super().__init__(state)
         self.obeys_exit = obeys_exit
         self.prefix = prefix
-        """Words of the command that started this shell: `srun --nodes 4` of `srun --nodes 4 bash -c '...'`."""
+        """Words of the command that started this shell: `srun --nodes 4` of
+        `srun --nodes 4 bash -c '...'`."""
         self.certain = True
 
     def sequence(self, node: tree.Sequence) -> bool | None:
@@ -101,7 +120,8 @@ class Commands(Builtins):
         return self.command(node, argv)
 
     def command(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        """Run a command: it changes the script's state if it is a part of the shell, else it is collected."""
+        """Run a command: it changes the script's state if it is a part of the shell, else it is
+        collected."""
         head = argv[0].text
         if head == "printf" and [word.text for word in argv[1:2]] == ["-v"]:
             return self.print_into(argv)
@@ -115,7 +135,8 @@ class Commands(Builtins):
                 return self.call(head, argv)
         if head in WRITING and self.writes(node, argv) and node.here is not None:
             return True
-        # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if no other trains.
+        # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if
+        # no other trains.
         if head in PRINTING:
             self.collect(argv, certain=False)
             return True
@@ -123,7 +144,8 @@ class Commands(Builtins):
         return None
 
     def writes(self, node: tree.Simple, argv: Sequence[Word], stdin: str | None = None) -> bool:
-        """Record the files that a command writes, which may be run or read later; return whether it wrote any.
+        """Record the files that a command writes, which may be run or read later; return whether it
+        wrote any.
 
         Args:
             node: the command.
@@ -152,7 +174,8 @@ class Commands(Builtins):
 
     def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
         """The function that runs a command of the shell itself; None for a program."""
-        # Commands that change the script's own state, or whose status follows from it. All others are programs.
+        # Commands that change the script's own state, or whose status follows from it. All others
+        # are programs.
         tables: dict[str, Callable[[tree.Simple, list[Word]], bool | None]] = {
             "[": self.old_test,
             "test": self.old_test,
@@ -194,7 +217,10 @@ class Commands(Builtins):
             return False
         name = self.state.references.get(target[1], target[1])
         before = self.state.variables.get(name, {}) if target[2] else {}
-        self.state.variables[name] = {**before, self.index(target[2]) if target[2] else "0": Word(text, argv[0].line)}
+        self.state.variables[name] = {
+            **before,
+            self.index(target[2]) if target[2] else "0": Word(text, argv[0].line),
+        }
         return True
 
     def stop(self, node: tree.Simple, argv: list[Word]) -> bool | None:
@@ -233,9 +259,11 @@ class Commands(Builtins):
         """Run a function; its local variables are forgotten afterwards."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.place, 0, f"the function {name} calls itself forever; fix the script")
-        # Variables of shell are dynamic: a function sees and sets those of its caller, except those that it declares
-        # `local`.
+            raise broken(
+                self.state.place, 0, f"the function {name} calls itself forever; fix the script"
+            )
+        # Variables of shell are dynamic: a function sees and sets those of its caller, except those
+        # that it declares `local`.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
         references = dict(self.state.references)
@@ -264,9 +292,16 @@ class Commands(Builtins):
             self.depth -= 1
 
     def in_inner_shell(
-        self, text: str, line: int, prefix: Sequence[Word], arguments: Sequence[Word], *, counts: bool = True
+        self,
+        text: str,
+        line: int,
+        prefix: Sequence[Word],
+        arguments: Sequence[Word],
+        *,
+        counts: bool = True,
     ) -> None:
-        """Run a text in a sub-shell that inherits this one's variables; its commands are recorded after `prefix`."""
+        """Run a text in a sub-shell that inherits this one's variables; its commands are recorded
+        after `prefix`."""
         outer, self.prefix = self.prefix, (*self.prefix, *prefix)
         with self.subshell():
             self.state.arguments = list(arguments)
@@ -277,7 +312,8 @@ class Commands(Builtins):
 
     def source(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         """Run `source FILE`."""
-        # A file that is sourced runs in this very shell: its variables stay, and its `return` ends it alone.
+        # A file that is sourced runs in this very shell: its variables stay, and its `return` ends
+        # it alone.
         name = argv[1].text if len(argv) > 1 else ""
         text = self.script_beside(name)
         if text is None:
@@ -301,9 +337,10 @@ class Commands(Builtins):
             self.state.arguments = arguments
 
     def launch(self, node: tree.Simple, argv: list[Word]) -> None:
-        """Launch a program: an inner shell is followed, everything else is recorded with its arguments."""
-        # From the plainest to the least likely: an inner shell, a job submitted as a here-document, a script beside
-        # this one, a whole command in one word; else a program.
+        """Launch a program: an inner shell is followed, everything else is recorded with its
+        arguments."""
+        # From the plainest to the least likely: an inner shell, a job submitted as a here-document,
+        # a script beside this one, a whole command in one word; else a program.
         names = [Path(word.text).name for word in argv]
         shell_at = next((i for i, name in enumerate(names) if name in SHELLS), None)
         if shell_at is not None and self.shell(node, argv, shell_at):
@@ -316,7 +353,9 @@ class Commands(Builtins):
             # Words after a Python program are its arguments, and a script among them is not run.
             if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
                 break
-            is_script = word.text.endswith((".sh", ".slurm", ".sbatch")) and not word.text.startswith("-")
+            is_script = word.text.endswith(
+                (".sh", ".slurm", ".sbatch")
+            ) and not word.text.startswith("-")
             text = self.script_beside(word.text) if is_script else None
             if text is not None and self.depth < MOST_SCRIPTS:
                 self.submit(argv[:i], text, node.line, argv[i + 1 :], counts=False)
@@ -330,9 +369,11 @@ class Commands(Builtins):
                 return
         self.collect(argv)
 
-    def submit(self, argv: Sequence[Word], text: str, line: int, arguments: Sequence[Word], *, counts: bool) -> None:
-        """Run a script that a program starts. `sbatch` reads its `#SBATCH` lines, which options on the command line
-        override."""
+    def submit(
+        self, argv: Sequence[Word], text: str, line: int, arguments: Sequence[Word], *, counts: bool
+    ) -> None:
+        """Run a script that a program starts. `sbatch` reads its `#SBATCH` lines, which options on
+        the command line override."""
         prefix = list(argv)
         if prefix and Path(prefix[0].text).name == "sbatch":
             prefix[1:1] = [Word(option, line) for option in directives(text)]
@@ -343,7 +384,8 @@ class Commands(Builtins):
             self.in_inner_shell(text, line, prefix, arguments, counts=counts)
 
     def shell(self, node: tree.Simple, argv: list[Word], at: int) -> bool:
-        """Follow `bash -c text`, `bash file` or `bash <<EOF`; return False if there is nothing to follow."""
+        """Follow `bash -c text`, `bash file` or `bash <<EOF`; return False if there is nothing to
+        follow."""
         arguments = argv[at + 1 :]
         while arguments and arguments[0].text.startswith(("-", "+")):
             option = arguments.pop(0).text
@@ -352,7 +394,9 @@ class Commands(Builtins):
                 with self.subshell():
                     self.set_by_scheduler(argv[:at])
                     self.state.name = arguments[1].text if len(arguments) > 1 else self.state.name
-                    self.in_inner_shell(arguments[0].text, arguments[0].line, argv[:at], arguments[2:])
+                    self.in_inner_shell(
+                        arguments[0].text, arguments[0].line, argv[:at], arguments[2:]
+                    )
                 return True
             # Options with a value, which is not the script's name.
             if option in ("-o", "+o", "-O", "--rcfile") and arguments:
@@ -367,7 +411,8 @@ class Commands(Builtins):
         return False
 
     def set_by_scheduler(self, argv: Sequence[Word]) -> None:
-        """Set SLURM's variables for a program that `srun -N 4 ...` starts, unless a job has set them before."""
+        """Set SLURM's variables for a program that `srun -N 4 ...` starts, unless a job has set
+        them before."""
         if not argv or Path(argv[0].text).name not in ("srun", "salloc"):
             return
         numbers = slurm_numbers([word.text for word in argv])
@@ -377,7 +422,8 @@ class Commands(Builtins):
             self.state.variables.setdefault(name, {"0": Word(value, argv[0].line)})
 
     def collect(self, argv: Sequence[Word], *, certain: bool = True) -> None:
-        """Add a command to those that the script runs; `certain`: whether it is run, not only printed."""
+        """Add a command to those that the script runs; `certain`: whether it is run, not only
+        printed."""
         spread: list[Word] = []
         for word in argv:
             # Whole arguments in one word are taken apart, though a shell would not.
@@ -386,15 +432,17 @@ class Commands(Builtins):
             else:
                 spread += [word]
         spread = [Word(shown(word.text), word.line) for word in spread]
-        # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU, CONFIG_FILE), which may change
-        # later in the script: a command keeps those of its moment.
+        # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU,
+        # CONFIG_FILE), which may change later in the script: a command keeps those of its moment.
         variables = {}
         settings = [name for name in self.state.variables if name.startswith(SETTING_PREFIX)]
         for name in (*LAUNCH_VARIABLES, *settings):
             value = self.state.variables.get(name, {}).get("0")
             if value is not None:
                 variables[name] = value.text
-        self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain, variables))
+        self.state.commands.append(
+            Command((*self.prefix, *spread), certain and self.certain, variables)
+        )
 
 
 def has_options(command: Command) -> bool:

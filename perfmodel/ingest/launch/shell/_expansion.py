@@ -1,4 +1,5 @@
-"""Expansion of the words of a launch script: variables, arithmetic and the output of a few commands."""
+"""Expansion of the words of a launch script: variables, arithmetic and the output of a few
+commands."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,10 +23,12 @@ _PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\]
 _SLICE: Final = re.compile(r":(?![-=+?])([^:]*)(?::(.*))?", re.DOTALL)
 """`:start` or `:start:size` behind a name; `:-`, `:=` and the like begin a default."""
 _REPLACEMENT: Final = re.compile(r"/(/?)((?:\\.|\$\{[^}]*\}|[^/\\])*)(?:/(.*))?", re.DOTALL)
-"""`/pattern/replacement` behind a name, with a second slash in front where all matches are replaced; a slash behind a
-backslash is one of the pattern."""
+"""`/pattern/replacement` behind a name, with a second slash in front where all matches are
+replaced; a slash behind a backslash is one of the pattern."""
 _COUNTED_FIRST: Final = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
-_ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
+_ASSIGNED: Final = re.compile(
+    r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Word:
     text: str
     line: int
     is_uncounted: bool = field(default=False, compare=False)
-    """Whether it stands for any number of words: its value is not known, and no quotes hold it together."""
+    """Whether it stands for any number of words: its value is not known, and no quotes hold it
+    together."""
 
 
 LAUNCH_VARIABLES: Final = (
@@ -51,7 +55,8 @@ LAUNCH_VARIABLES: Final = (
 )
 """Variables that set the number of processes or the recipe of programs."""
 SETTING_PREFIX: Final = "M_"
-"""Start of the names of variables that are settings of MaxText (`M_MAX_TARGET_LENGTH`; its pyconfig.py)."""
+"""Start of the names of variables that are settings of MaxText (`M_MAX_TARGET_LENGTH`; its
+pyconfig.py)."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,11 @@ class Command:
     argv: tuple[Word, ...]
     """The program, or the launcher that starts it, and the arguments."""
     certain: bool = True
-    """Whether the command certainly runs: no condition that cannot be evaluated guards it, and it is not only
-    printed."""
+    """Whether the command certainly runs: no condition that cannot be evaluated guards it, and it
+    is not only printed."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of `LAUNCH_VARIABLES`, and those with `SETTING_PREFIX`, that are set when the command runs."""
+    """Variables of `LAUNCH_VARIABLES`, and those with `SETTING_PREFIX`, that are set when the
+    command runs."""
 
 
 Value = dict[str, Word]
@@ -115,7 +121,9 @@ class Expander:
         for part in raw.parts:
             values = self.values(part)
             separator = self.separator() if _is_joined(part) else " "
-            texts.append(part.written if values is None else separator.join(word.text for word in values))
+            texts.append(
+                part.written if values is None else separator.join(word.text for word in values)
+            )
         return Word("".join(texts), raw.line)
 
     def separators(self) -> str:
@@ -124,7 +132,8 @@ class Expander:
         return _BLANKS if separators is None else separators.text
 
     def separator(self) -> str:
-        """Separator of the elements of an array that are written as one word: the first character of IFS."""
+        """Separator of the elements of an array that are written as one word: the first character
+        of IFS."""
         return self.separators()[:1]
 
     def divided(self, word: Word) -> list[Word]:
@@ -135,10 +144,12 @@ class Expander:
         return [Word(piece, word.line) for piece in divided_at(word.text, separators)]
 
     def expand(self, raw: tree.RawWord) -> list[Word]:
-        """Expand a word to words: unquoted values are split at blanks, arrays into their elements."""
+        """Expand a word to words: unquoted values are split at blanks, arrays into their
+        elements."""
         expanded: list[Word] = []
-        # A word is built from its parts; a part with several values closes the word with its first value and begins
-        # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from none.
+        # A word is built from its parts; a part with several values closes the word with its first
+        # value and begins another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun`
+        # tells an empty word (`""`) from none.
         text, line, begun, is_uncounted = "", raw.line, False, False
         for part in raw.parts:
             if part.kind == "text":
@@ -149,14 +160,18 @@ class Expander:
                 text, begun = text + part.written, True
                 is_uncounted = is_uncounted or not part.quoted
                 continue
-            is_uncounted = is_uncounted or (not part.quoted and any(unknown(value.text) for value in values))
+            is_uncounted = is_uncounted or (
+                not part.quoted and any(unknown(value.text) for value in values)
+            )
             if not part.quoted:
                 divided: list[Word] = []
                 for value in values:
                     divided += self.divided(value)
                 values = divided
             elif len(values) > 1 and _is_joined(part):
-                values = [Word(self.separator().join(value.text for value in values), values[0].line)]
+                values = [
+                    Word(self.separator().join(value.text for value in values), values[0].line)
+                ]
             elif not values and (_is_joined(part) or not _is_list(part)):
                 begun = True
             for i, value in enumerate(values):
@@ -221,7 +236,11 @@ class Expander:
             return {"0": Word(self.state.name if name == "0" else self.state.place, line)}
         if name.isdecimal():
             number = int(name)
-            return {"0": self.state.arguments[number - 1]} if number <= len(self.state.arguments) else None
+            return (
+                {"0": self.state.arguments[number - 1]}
+                if number <= len(self.state.arguments)
+                else None
+            )
         name = self.state.references.get(name, name)
         if name in self.state.variables:
             return self.state.variables[name]
@@ -248,7 +267,11 @@ class Expander:
         if indirect:
             # `${!NAME}` is the variable whose name NAME holds.
             target = self.stated(name, line)
-            return self.parameter(target["0"].text + change, line) if target and "0" in target else None
+            return (
+                self.parameter(target["0"].text + change, line)
+                if target and "0" in target
+                else None
+            )
         value = self.stated(name, line)
         several = index in ("@", "*") or name in ("@", "*")
         if value is None:
@@ -279,7 +302,8 @@ class Expander:
         stated = self.stated(match[1], line)
         value = stated or {}
         is_array = bool(match[2]) or match[1] in "@*"
-        # A loop or a program whose output nobody knows may have filled an array that the script never empties.
+        # A loop or a program whose output nobody knows may have filled an array that the script
+        # never empties.
         if is_array and (stated is None or any(word.is_uncounted for word in value.values())):
             return None
         plain_text = value["0"].text if "0" in value else ""
@@ -288,8 +312,11 @@ class Expander:
         size = len(value) if is_array else len(plain_text)
         return [Word(str(size), line)]
 
-    def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
-        """A parameter with a default, a removed part or another modification (`${NAME:-default}`, `${NAME%.sh}`)."""
+    def changed(
+        self, name: str, values: list[Word] | None, change: str, line: int, several: bool
+    ) -> list[Word] | None:
+        """A parameter with a default, a removed part or another modification (`${NAME:-default}`,
+        `${NAME%.sh}`)."""
         # POSIX: `-` default, `=` default that is kept, `+` replacement, `?`
         # error; with a colon an empty value counts as unset.
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
@@ -324,14 +351,21 @@ class Expander:
         return [Word(self.altered(word.text, change, line), word.line) for word in values]
 
     def altered(self, text: str, change: str, line: int) -> str:
-        """Apply the change of `${name<change>}` to the variable's text: trim, replace, or turn into other case."""
+        """Apply the change of `${name<change>}` to the variable's text: trim, replace, or turn into
+        other case."""
         # A pattern is tried at every position of the text, so that long texts are left alone.
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
         if operand:
-            return trimmed(text, operand[1], self.default(operand[2], line).text) if len(text) < 2000 else text
+            return (
+                trimmed(text, operand[1], self.default(operand[2], line).text)
+                if len(text) < 2000
+                else text
+            )
         replacement = _REPLACEMENT.fullmatch(change)
         if replacement:
-            pattern, new_text = (self.default(part or "", line).text for part in replacement.groups()[1:])
+            pattern, new_text = (
+                self.default(part or "", line).text for part in replacement.groups()[1:]
+            )
             return replaced(text, pattern, new_text, everywhere=bool(replacement[1]))
         if change in ("^^", ",,", "^", ","):
             if change in ("^^", ",,"):
@@ -350,7 +384,8 @@ class Expander:
         try:
             if self.depth > syntax.DEEPEST:
                 return None
-            # Python's parser knows no assignments inside expressions: counting and assigning are taken apart here.
+            # Python's parser knows no assignments inside expressions: counting and assigning are
+            # taken apart here.
             counted = _COUNTED_FIRST.fullmatch(text)
             if counted:
                 self.assigned(counted[2], counted[1], "", line)
@@ -383,14 +418,19 @@ class Expander:
         return "?" if value is None else f"({value})"
 
     def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:
-        # `i++` counts and has the value from before, as in C; a value that is not known makes the variable unknown.
+        # `i++` counts and has the value from before, as in C; a value that is not known makes the
+        # variable unknown.
         before = self.arithmetic(name, line)
         if sign in ("++", "--"):
             after = None if before is None else before + (1 if sign == "++" else -1)
         elif sign == "=":
             after = self.arithmetic(expression, line)
         else:
-            after = None if before is None else self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
+            after = (
+                None
+                if before is None
+                else self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
+            )
         if after is not None:
             self.state.variables[name] = {"0": Word(str(after), line)}
         else:
@@ -402,13 +442,16 @@ class Expander:
             return self.joined(here_text.word).text
         if here_text.literal:
             return here_text.text
-        return self.joined(parse_word(here_text.text, self.state.place, here_text.line, quoted=True)).text
+        return self.joined(
+            parse_word(here_text.text, self.state.place, here_text.line, quoted=True)
+        ).text
 
 
 def pieces(word: Word) -> list[Word]:
     """Words of a text, each with its line."""
     divided: list[Word] = []
-    # Continued lines inside a variable are marked by `JOINED`: each piece can still say on which line it was written.
+    # Continued lines inside a variable are marked by `JOINED`: each piece can still say on which
+    # line it was written.
     line, before = word.line, 0
     for match in re.finditer(r"\S+", word.text):
         line += tree.lines_in(word.text[before : match.start()])
@@ -418,19 +461,24 @@ def pieces(word: Word) -> list[Word]:
 
 
 def _slice(text: str, start: int, size: int | None) -> str:
-    """`${text:start:size}`: negative numbers count from the end of the text, which has nothing before its start."""
+    """`${text:start:size}`: negative numbers count from the end of the text, which has nothing
+    before its start."""
     if start < -len(text):
         return ""
     return text[start:size] if size is not None and size < 0 else text[start:][:size]
 
 
 def _is_list(part: tree.Part) -> bool:
-    """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
-    return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
+    """Whether a part stands for any number of words, also when it is quoted (`"$@"`,
+    `"${A[@]}"`)."""
+    return part.kind == "parameter" and (
+        part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text
+    )
 
 
 def _is_joined(part: tree.Part) -> bool:
-    """Whether a part stands for all elements as one word when it is quoted (`"$*"`, `"${A[*]}"`)."""
+    """Whether a part stands for all elements as one word when it is quoted (`"$*"`,
+    `"${A[*]}"`)."""
     return part.kind == "parameter" and (part.text == "*" or "[*]" in part.text)
 
 
@@ -450,7 +498,8 @@ def next_index(value: Value) -> str:
 
 
 def _ordered(value: Value) -> list[Word]:
-    """Elements of an array, sorted by index, or in order of assignment if indices are not numbers."""
+    """Elements of an array, sorted by index, or in order of assignment if indices are not
+    numbers."""
     if all(index.isdecimal() for index in value):
         return [value[index] for index in sorted(value, key=int)]
     return list(value.values())
@@ -466,7 +515,9 @@ def with_braces(argv: list[Word]) -> list[Word]:
             continue
         first, last = int(match[2]), int(match[3])
         step = 1 if last >= first else -1
-        written += [Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)]
+        written += [
+            Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)
+        ]
     return written
 
 
@@ -479,7 +530,8 @@ def divided_at(text: str, separators: str, most: int = 0) -> list[str]:
 
     Args:
         text: the text to divide.
-        separators: characters of IFS: blanks among them divide together, and the others each for itself.
+        separators: characters of IFS: blanks among them divide together, and the others each for
+            itself.
         most: number of pieces, the last of which keeps its separators; 0 for as many as there are.
     """
     if not separators:

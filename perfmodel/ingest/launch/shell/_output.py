@@ -1,6 +1,7 @@
 """Output of the few commands whose arguments determine it: `$(dirname $0)`, `$(expr 2 + 3)`.
 
-Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
+Nothing is executed: every command has its meaning written here, and all others have an output that
+nobody knows.
 """
 
 import re
@@ -18,7 +19,8 @@ MOST_NODES: Final = 100_000
 
 
 def as_lines(here_text: tree.HereText, text: str) -> str:
-    """The text of a here-document as a program reads it: the shell ends the word behind `<<<` with a line break."""
+    """The text of a here-document as a program reads it: the shell ends the word behind `<<<` with
+    a line break."""
     # A command's output already ends with a newline before it is cut off, or is empty.
     if here_text.word is None or (here_text.is_output and (not text or text.endswith("\n"))):
         return text
@@ -43,7 +45,8 @@ def pipeline_output(
         file_text: text of a file; None of one that is not there.
         folder: folder in which it runs.
     """
-    # Each command reads the output of the one before it; an unknown command makes the whole output unknown.
+    # Each command reads the output of the one before it; an unknown command makes the whole output
+    # unknown.
     text: str | None = None
     for command in node.commands:
         if not isinstance(command, tree.Simple):
@@ -57,7 +60,11 @@ def pipeline_output(
                 return None
             stdin = as_lines(command.here, stdin)
         # Files that the script writes or that lie beside it are known.
-        if stdin is None and argv[:1] in (["cat"], ["sort"], ["uniq"], ["wc"], ["head"]) and not unknown(argv[-1]):
+        if (
+            stdin is None
+            and argv[:1] in (["cat"], ["sort"], ["uniq"], ["wc"], ["head"])
+            and not unknown(argv[-1])
+        ):
             text = file_text(argv[-1])
             if text is not None:
                 argv, stdin = argv[:-1], text
@@ -70,17 +77,23 @@ def pipeline_output(
 def command_output(
     argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]
 ) -> str | None:
-    """Output of one command with the input `stdin` from the previous one in a pipeline; None if unknown."""
+    """Output of one command with the input `stdin` from the previous one in a pipeline; None if
+    unknown."""
     if not argv:
         return None
     head, arguments = argv[0], argv[1:]
-    operands = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
-    # Each command is understood in the forms that launch scripts use, and with others its output is not known.
+    operands = [
+        argument for argument in arguments if not argument.startswith("-") or argument == "-"
+    ]
+    # Each command is understood in the forms that launch scripts use, and with others its output is
+    # not known.
     if head == "pwd":
         return folder + "\n"
     if head == "cat" and stdin is not None and operands in ([], ["-"]):
         return stdin
-    if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
+    if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(
+        " ".join(arguments)
+    ):
         return None
     if head == "echo":
         texts = [argument for argument in arguments if argument not in ("-e", "-n", "-E")]
@@ -98,13 +111,19 @@ def command_output(
     # The folder itself does not matter here, only that a path leads to a file beside the script.
     if head in ("readlink", "realpath") and operands:
         return operands[-1] + "\n"
-    if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in operands) and 1 <= len(operands) <= 2:
+    if (
+        head == "seq"
+        and all(re.fullmatch(r"-?\d+", word) for word in operands)
+        and 1 <= len(operands) <= 2
+    ):
         numbers = [int(operand) for operand in operands]
         first, last = (1, numbers[0]) if len(numbers) == 1 else numbers[:2]
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     # Names of nodes are made up: scripts count them and take the first as master.
     is_list = head in ("cat", "sort", "uniq") and operands == ["${PBS_NODEFILE}"]
-    if is_list or (head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"])):
+    if is_list or (
+        head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"])
+    ):
         nodes = variable("SLURM_NNODES") or ""
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
             return None
@@ -183,7 +202,8 @@ def _reversed(arguments: list[str], text: str) -> str | None:
 
 
 def _translated(arguments: list[str], text: str) -> str | None:
-    """Output of `tr A B` for single characters, and of `tr -d` for characters that are listed one by one."""
+    """Output of `tr A B` for single characters, and of `tr -d` for characters that are listed one
+    by one."""
     if len(arguments) != 2:
         return None
     old, new = (argument.replace("\\n", "\n") for argument in arguments)
@@ -196,8 +216,8 @@ def _translated(arguments: list[str], text: str) -> str | None:
 
 
 def _field(arguments: list[str], text: str) -> str | None:
-    """Output of `cut -d , -f 2`: one field of each line, empty where the line has fewer, but all of a line that has no
-    separator."""
+    """Output of `cut -d , -f 2`: one field of each line, empty where the line has fewer, but all of
+    a line that has no separator."""
     options = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments))
     if options is None:
         return None
@@ -241,8 +261,11 @@ def _columns(arguments: list[str], text: str) -> str | None:
 
 
 _SET: Final = r"(?:\\[dwS]|\[\^?[\w .,=:/-]+\])"
-_EXTRACTS: Final = re.compile(rf"(\(\?<=[\w =:./,-]*\)|[\w =:./,-]*)(\\K)?({_SET}[+*]?)?([\w =:./,-]*)")
-"""Patterns of `grep -o`: a plain text, perhaps only in front of what is written, and one set of characters."""
+_EXTRACTS: Final = re.compile(
+    rf"(\(\?<=[\w =:./,-]*\)|[\w =:./,-]*)(\\K)?({_SET}[+*]?)?([\w =:./,-]*)"
+)
+"""Patterns of `grep -o`: a plain text, perhaps only in front of what is written, and one set of
+characters."""
 
 
 def _matches(arguments: list[str], text: str) -> str | None:
@@ -251,10 +274,17 @@ def _matches(arguments: list[str], text: str) -> str | None:
     patterns = [argument for argument in arguments if not argument.startswith("-")]
     parts = _EXTRACTS.fullmatch(patterns[0]) if len(patterns) == 1 else None
     # `+` and `(?<=` mean more than themselves only in Perl's and the extended patterns.
-    if parts is None or "o" not in options or set(options) - set("oPE") or not set(options) & set("PE"):
+    if (
+        parts is None
+        or "o" not in options
+        or set(options) - set("oPE")
+        or not set(options) & set("PE")
+    ):
         return None
     before, keep, characters, behind = parts.groups(default="")
-    pattern = re.compile(f"{before}(?P<written>{characters}{behind})" if keep else f"(?P<written>{patterns[0]})")
+    pattern = re.compile(
+        f"{before}(?P<written>{characters}{behind})" if keep else f"(?P<written>{patterns[0]})"
+    )
     pieces: list[str] = []
     for line in text.splitlines():
         pieces += [match["written"] for match in pattern.finditer(line)]
@@ -267,10 +297,17 @@ def _replaced(arguments: list[str], text: str) -> str | None:
     if len(programs) != 1:
         return None
     program = re.fullmatch(r"s([/,|#:])([\w ./,:=-]*)\1([\w ./,:=-]*)\1(g?)", programs[0])
-    if program is None or "." in program[2] or not program[2] or program[1] in program[2] + program[3]:
+    if (
+        program is None
+        or "." in program[2]
+        or not program[2]
+        or program[1] in program[2] + program[3]
+    ):
         return None
     times = -1 if program[4] else 1
-    return "".join(line.replace(program[2], program[3], times) for line in text.splitlines(keepends=True))
+    return "".join(
+        line.replace(program[2], program[3], times) for line in text.splitlines(keepends=True)
+    )
 
 
 _FILTERS: Final[dict[str, Callable[[list[str], str], str | None]]] = {
@@ -288,5 +325,5 @@ _FILTERS: Final[dict[str, Callable[[list[str], str], str | None]]] = {
     "wc": _counted,
     "xargs": _on_one_line,
 }
-"""Commands that read the output of the one before: each is given its arguments and that text, and returns None for
-forms whose output is not known."""
+"""Commands that read the output of the one before: each is given its arguments and that text, and
+returns None for forms whose output is not known."""

@@ -1,4 +1,5 @@
-"""Nodes, tasks and GPUs that a job requests from its scheduler, and the variables that SLURM sets from them.
+"""Nodes, tasks and GPUs that a job requests from its scheduler, and the variables that SLURM sets
+from them.
 
 Source: sbatch(1), section OUTPUT ENVIRONMENT VARIABLES.
 """
@@ -8,13 +9,22 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-NUMBERED: Final = ("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task")
+NUMBERED: Final = (
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "cpus-per-task",
+)
 """Options of sbatch and srun that are numbers; `gres-gpus` is that of `--gres=gpu:N`, per node."""
 _SHORT: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _PBS: Final = re.compile(r"^#PBS[ \t]+-l[ \t]+(?:select|nodes)=(\d+)(\S*)", re.MULTILINE)
 _GRID: Final = re.compile(r"^#\$[ \t]+-l[ \t]+rt_A?F=(\d+)", re.MULTILINE)
-"""Whole nodes that a job of ABCI asks Grid Engine for (its documentation, Job Execution Resource)."""
+"""Whole nodes that a job of ABCI asks Grid Engine for (its documentation, Job Execution
+Resource)."""
 _MPI: Final = {
     "-n": "ntasks",
     "-np": "ntasks",
@@ -81,8 +91,13 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
                 nodes_are_known = False
     if nodes_are_known:
         return numbers
-    # A number of nodes that is only a variable or a placeholder leaves open how many devices there are in all.
-    return {name: number for name, number in numbers.items() if name in ("nodes", "ntasks", "gpus", "cpus-per-task")}
+    # A number of nodes that is only a variable or a placeholder leaves open how many devices there
+    # are in all.
+    return {
+        name: number
+        for name, number in numbers.items()
+        if name in ("nodes", "ntasks", "gpus", "cpus-per-task")
+    }
 
 
 def mpi_numbers(options: Sequence[str], has_nodes: bool) -> dict[str, int]:
@@ -98,7 +113,11 @@ def mpi_numbers(options: Sequence[str], has_nodes: bool) -> dict[str, int]:
         is_open |= _MPI.get(option) == "ntasks" and not following.isdecimal()
         if option in _MPI and following.isdecimal():
             numbers[_MPI[option]] = int(following)
-        per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following) if option in ("--map-by", "-map-by") else None
+        per_node = (
+            re.fullmatch(r"ppr:(\d+):node(:.*)?", following)
+            if option in ("--map-by", "-map-by")
+            else None
+        )
         if per_node:
             numbers["ntasks-per-node"] = int(per_node[1])
     # Processes of a node do not tell how many there are on nodes that nobody counts.

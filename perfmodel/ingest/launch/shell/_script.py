@@ -1,8 +1,8 @@
 """Interprets a launch script: variables, functions and conditions are followed as in the shell.
 
-Nothing is executed. Programs that are started are collected with their arguments. Text that depends on their output, on
-files or on the cluster stays as it is written, and conditions on it are not decided. The tree of a script comes from
-`perfmodel.ingest.launch.shell._syntax`.
+Nothing is executed. Programs that are started are collected with their arguments. Text that depends
+on their output, on files or on the cluster stays as it is written, and conditions on it are not
+decided. The tree of a script comes from `perfmodel.ingest.launch.shell._syntax`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,8 +58,9 @@ def run_script(
 ) -> Script:
     """Commands of a script with their variables expanded.
 
-    Assignments, arrays, parameters, arithmetic, conditions, `case`, loops over known words, functions, inner shells
-    (`bash -c '...'`) and files beside the script are followed; the output of programs is not known.
+    Assignments, arrays, parameters, arithmetic, conditions, `case`, loops over known words,
+    functions, inner shells (`bash -c '...'`) and files beside the script are followed; the output
+    of programs is not known.
 
     Args:
         text: the script.
@@ -69,22 +70,29 @@ def run_script(
         variables: environment variables set before it starts, as a scheduler does.
 
     Raises:
-        LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
+        LaunchFileError: a quote, bracket or block that is never closed, or a script that never
+            ends.
     """
     try:
-        # The first run believes every `exit`. Scripts that check their arguments ("usage: ...") leave before they
-        # launch anything when they are read without any; a second run then passes over the exits.
+        # The first run believes every `exit`. Scripts that check their arguments ("usage: ...")
+        # leave before they launch anything when they are read without any; a second run then passes
+        # over the exits.
         script_tree = syntax.parse(text, place)
-        state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=True)
+        state = _run_tree(
+            script_tree, place, environment, arguments, variables or {}, obeys_exit=True
+        )
         launched = any(map(has_options, state.commands))
         if state.stopped_at and not launched:
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
-            state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
+            state = _run_tree(
+                script_tree, place, environment, arguments, variables or {}, obeys_exit=False
+            )
             state.notes.append(f"the script exits on line {line}; perfmodel reads the rest anyway")
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
-    # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
+    # Numbers from the reader's own environment may differ on the cluster: they are named in the
+    # answer.
     assumed = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
     return Script(
         commands=tuple(state.commands),
@@ -113,7 +121,8 @@ def _run_tree(
         interpreter.sequence(script_tree)
     except Stop as stop:
         state.stopped_at = stop.line
-    # A function that nobody calls by its name may be called by a program (`srun bash -c "export -f ..."`).
+    # A function that nobody calls by its name may be called by a program
+    # (`srun bash -c "export -f ..."`).
     for name in [name for name in state.functions if name not in state.called]:
         with interpreter.tentatively():
             interpreter.call(name, [Word(name, 0)])
@@ -156,7 +165,15 @@ class _Interpreter(Commands):
         if isinstance(last, tree.Test):
             return True
         head = last.raw_words[0].parts if isinstance(last, tree.Simple) and last.raw_words else ()
-        return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
+        return len(head) == 1 and head[0].text in (
+            "[",
+            "test",
+            "command",
+            "type",
+            "which",
+            "grep",
+            "hash",
+        )
 
     def pipeline(self, node: tree.Pipeline) -> bool | None:
         """Run `a | b`; returns the last command's status, None if unknown."""
@@ -175,7 +192,11 @@ class _Interpreter(Commands):
             if last and i and isinstance(command, tree.Simple) and command.raw_words:
                 self.pipe_into_file(node, command)
             printed = self.echoed_text(command) if not last else None
-            piped = self.piped_text(node) if last and i and isinstance(command, (tree.While, tree.Group)) else None
+            piped = (
+                self.piped_text(node)
+                if last and i and isinstance(command, (tree.While, tree.Group))
+                else None
+            )
             if piped is None:
                 status = self.run(command)
                 continue
@@ -203,12 +224,15 @@ class _Interpreter(Commands):
             return [word.text for word in self.expand(raw)]
 
         before = tree.Pipeline(node.commands[:-1], False)
-        return pipeline_output(before, expand, self.text_of, self.variable, self.script_beside, self.folder)
+        return pipeline_output(
+            before, expand, self.text_of, self.variable, self.script_beside, self.folder
+        )
 
     # Output of commands, `$(...)`.
 
     def output(self, part: tree.Part) -> str | None:
-        # `$(...)` is a subshell: variables that it sets are gone afterwards, and `exit` ends it alone.
+        # `$(...)` is a subshell: variables that it sets are gone afterwards, and `exit` ends it
+        # alone.
         outer, folder = self.captured_output, self.folder
         self.captured_output = []
         try:
@@ -234,12 +258,15 @@ class _Interpreter(Commands):
         return len(node.commands) > 1 or not is_own
 
     def capture(self, node: tree.Pipeline) -> bool:
-        """Add the output of a pipeline to the captured text; raises `_Unknown` if it cannot be determined."""
+        """Add the output of a pipeline to the captured text; raises `_Unknown` if it cannot be
+        determined."""
 
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
-        text = pipeline_output(node, expand, self.text_of, self.variable, self.script_beside, self.folder)
+        text = pipeline_output(
+            node, expand, self.text_of, self.variable, self.script_beside, self.folder
+        )
         if text is None or self.captured_output is None:
             raise _Unknown
         self.captured_output.append(text)
@@ -248,7 +275,9 @@ class _Interpreter(Commands):
     def is_shell(self, node: tree.Node) -> bool:
         if not isinstance(node, tree.Simple) or len(node.raw_words) != 1:
             return False
-        return [word.text for word in self.expand(node.raw_words[0])][:1] in [[name] for name in SHELLS]
+        return [word.text for word in self.expand(node.raw_words[0])][:1] in [
+            [name] for name in SHELLS
+        ]
 
     def echoed_text(self, node: tree.Node) -> Word | None:
         """Text that an `echo` writes."""
@@ -257,13 +286,19 @@ class _Interpreter(Commands):
         argv = self.expanded(node.raw_words)
         if not argv or argv[0].text != "echo":
             return None
-        return Word(" ".join(word.text for word in argv[1:] if word.text not in ("-e", "-n")), node.line)
+        return Word(
+            " ".join(word.text for word in argv[1:] if word.text not in ("-e", "-n")), node.line
+        )
 
     def run(self, node: tree.Node) -> bool | None:
         """Run a node of any kind, and return its status."""
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
-            raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is not a launch script")
+            raise broken(
+                self.state.place,
+                0,
+                f"more than {MOST_STEPS:,} commands; this is not a launch script",
+            )
         # Statuses are those of a shell: of blocks that ran the status of their last command.
         match node:
             case tree.Simple():
@@ -297,9 +332,10 @@ class _Interpreter(Commands):
 
     @contextmanager
     def tentatively(self) -> Iterator[None]:
-        """Run a block that may or may not run: its commands are marked as uncertain, and it changes and stops
-        nothing."""
-        # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
+        """Run a block that may or may not run: its commands are marked as uncertain, and it changes
+        and stops nothing."""
+        # Variables are put back, commands stay: a launch behind a condition that cannot be judged
+        # is better than none.
         certain, self.certain = self.certain, False
         variables = dict(self.state.variables)
         arguments = list(self.state.arguments)
@@ -312,8 +348,8 @@ class _Interpreter(Commands):
             self.state.variables, self.state.arguments = variables, arguments
 
     def left_out(self, body: tree.Sequence, line: int, reason: str) -> list[str]:
-        """Skip commands that may or may not run, or that run an unknown number of times, and record it if they change
-        anything.
+        """Skip commands that may or may not run, or that run an unknown number of times, and record
+        it if they change anything.
 
         Returns:
             Names of the variables that they set.
@@ -344,7 +380,8 @@ class _Interpreter(Commands):
                 remaining = [branch for _, branch in node.branches[i:]]
                 if node.otherwise is not None:
                     remaining += [node.otherwise]
-                # A launch that comes later is not reached by a branch that exits: the other one was taken.
+                # A launch that comes later is not reached by a branch that exits: the other one was
+                # taken.
                 going_on = [branch for branch in remaining if not _exits(branch)]
                 if len(going_on) == 1 and len(remaining) > 1 and node.otherwise is not None:
                     return self.sequence(going_on[0])
@@ -359,7 +396,9 @@ class _Interpreter(Commands):
         subject = self.condition_text(node.subject)
         if unknown(subject):
             for _, body in node.clauses:
-                self.left_out(body, node.line, f"{subject} is not defined, and no case can be chosen")
+                self.left_out(
+                    body, node.line, f"{subject} is not defined, and no case can be chosen"
+                )
             return None
         for patterns, body in node.clauses:
             if any(fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
@@ -373,13 +412,15 @@ class _Interpreter(Commands):
         ran = -1
         for _ in range(MOST_TURNS):
             status = self.sequence(node.condition)
-            # Commands of the condition certainly run before the first turn (`until torchrun ...; do sleep 9; done`).
+            # Commands of the condition certainly run before the first turn
+            # (`until torchrun ...; do sleep 9; done`).
             ran = len(self.state.commands) if ran < 0 else ran
             if status is None:
                 break
             if status is node.until or not self.turn(node.body):
                 return True
-        # A loop that waits for something outside, or runs for very long: as if it had not been entered.
+        # A loop that waits for something outside, or runs for very long: as if it had not been
+        # entered.
         self.state.variables, self.state.arguments = variables, arguments
         del self.state.commands[ran:]
         self.loop_left_out(node.body, node.line)
@@ -416,7 +457,8 @@ class _Interpreter(Commands):
                 self.arithmetic(expression, line)
 
     def loop_left_out(self, body: tree.Sequence, line: int) -> None:
-        """Skip a loop that cannot be followed: the variables that it sets are unknown afterwards."""
+        """Skip a loop that cannot be followed: the variables that it sets are unknown
+        afterwards."""
         for name in self.left_out(body, line, "the loop cannot be followed"):
             self.state.variables.pop(name, None)
 
@@ -424,7 +466,8 @@ class _Interpreter(Commands):
         values = list(self.state.arguments)
         if node.raw_words is not None:
             values = with_braces(self.expanded(node.raw_words))
-        # A loop over what nobody knows (files, hosts) has no turns to follow, and its variable no value.
+        # A loop over what nobody knows (files, hosts) has no turns to follow, and its variable no
+        # value.
         if any(unknown(value.text) for value in values) or len(values) > MOST_TURNS:
             self.state.variables.pop(node.name, None)
             return self.loop_left_out(node.body, node.line)

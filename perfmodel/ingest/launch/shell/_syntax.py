@@ -1,4 +1,5 @@
-"""Parses shell scripts into trees: the part of POSIX shell and bash (arrays, `[[`, `((`) that launch scripts use.
+"""Parses shell scripts into trees: the part of POSIX shell and bash (arrays, `[[`, `((`) that
+launch scripts use.
 
 The parser only divides text. It expands nothing and runs nothing: `_script` walks the tree.
 """
@@ -35,7 +36,9 @@ from perfmodel.ingest.launch.shell._words import NAME, WordParser
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
 _ELEMENT: Final = re.compile(r"\[([^\]\n]*)\]=")
-_REDIRECTION: Final = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\()|&>>|&>)")
+_REDIRECTION: Final = re.compile(
+    r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\()|&>>|&>)"
+)
 _FUNCTION: Final = re.compile(r"(?:function\s+)?([\w.:-]+)[ \t]*\([ \t]*\)|function\s+([\w.:-]+)")
 _RESERVED: Final = re.compile(
     r"(then|elif|else|fi|do|done|esac|\}|if|while|until|for|case|select|\{|\[\[|!|time|in)(?![\w=.+-])"
@@ -98,9 +101,15 @@ class _Parser(WordParser):
     def here_text(self, here: HereText) -> None:
         # `<<-EOF` allows tabs before the end word. An indented one is taken for
         # the end of `<<EOF` too, which the shell would only warn about.
-        end = re.compile(rf"^[ \t]*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+        end = re.compile(rf"^[ \t]*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(
+            self.text, self.at
+        )
         if end is None:
-            raise broken(self.place, here.line, f"the here-document is never closed; add its {here.delimiter}")
+            raise broken(
+                self.place,
+                here.line,
+                f"the here-document is never closed; add its {here.delimiter}",
+            )
         here.text, here.line = self.text[self.at : end.start()], self.line
         self.line += self.text.count("\n", self.at, end.end() + 1)
         self.at = min(len(self.text), end.end() + 1)
@@ -113,9 +122,13 @@ class _Parser(WordParser):
     def require_end(self) -> None:
         word = self.reserved()
         if word in _CLOSERS:
-            raise broken(self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; fix the script")
+            raise broken(
+                self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; fix the script"
+            )
         if self.at < len(self.text):
-            raise broken(self.place, self.line, f"{self.char()!r} closes nothing here; fix the script")
+            raise broken(
+                self.place, self.line, f"{self.char()!r} closes nothing here; fix the script"
+            )
 
     def expect(self, word: str, opened_by: str, opened: int) -> None:
         self.newlines()
@@ -124,7 +137,11 @@ class _Parser(WordParser):
             self.at += 1
             self.newlines()
         if self.reserved() != word and not (word in "()" and self.char() == word):
-            raise broken(self.place, opened, f"{opened_by!r} is opened here and never closed; add its {word!r}")
+            raise broken(
+                self.place,
+                opened,
+                f"{opened_by!r} is opened here and never closed; add its {word!r}",
+            )
         self.at += len(word)
 
     # Lists of commands.
@@ -137,7 +154,11 @@ class _Parser(WordParser):
         items: list[AndOr] = []
         while True:
             self.newlines()
-            if self.at >= len(self.text) or self.char() == ")" or self.text.startswith((";;", ";&"), self.at):
+            if (
+                self.at >= len(self.text)
+                or self.char() == ")"
+                or self.text.startswith((";;", ";&"), self.at)
+            ):
                 break
             # A background command (`&`) is just one more command, because nothing is run here.
             if self.char() in ";&" and not self.text.startswith("&>", self.at):
@@ -209,7 +230,8 @@ class _Parser(WordParser):
             return self.redirected(self.group(line))
         if word in blocks:
             return self.redirected(blocks[word](line))
-        # Only a following `()` or the word `function` tells a definition from a command of this name.
+        # Only a following `()` or the word `function` tells a definition from a command of this
+        # name.
         header = _FUNCTION.match(self.text, self.at)
         if header is not None:
             self.line += header[0].count("\n")
@@ -219,7 +241,8 @@ class _Parser(WordParser):
         return self.simple()
 
     def redirected(self, node: Node) -> Node:
-        """A block with the text that it reads; other redirections change nothing that matters here."""
+        """A block with the text that it reads; other redirections change nothing that matters
+        here."""
         self.blanks()
         redirection = _REDIRECTION.match(self.text, self.at)
         fed = None
@@ -285,7 +308,11 @@ class _Parser(WordParser):
             raw_words = self.words_of_line()
         body = self.body(kind, line)
         # `select` asks a person, so that nobody knows how often it runs.
-        return CountingFor(None, body, line) if kind == "select" else For(match[0], raw_words, body, line)
+        return (
+            CountingFor(None, body, line)
+            if kind == "select"
+            else For(match[0], raw_words, body, line)
+        )
 
     def words_of_line(self) -> tuple[RawWord, ...]:
         raw_words: list[RawWord] = []
@@ -305,7 +332,9 @@ class _Parser(WordParser):
         self.newlines()
         while self.reserved() != "esac":
             if self.at >= len(self.text):
-                raise broken(self.place, line, "'case' is opened here and never closed; add its 'esac'")
+                raise broken(
+                    self.place, line, "'case' is opened here and never closed; add its 'esac'"
+                )
             if self.char() == "(":
                 self.at += 1
             patterns = [self.word()]
@@ -316,11 +345,14 @@ class _Parser(WordParser):
                 patterns.append(self.word())
                 self.blanks()
             if self.char() != ")":
-                raise broken(self.place, self.line, "a pattern of 'case' has no ')'; fix the script")
+                raise broken(
+                    self.place, self.line, "a pattern of 'case' has no ')'; fix the script"
+                )
             self.at += 1
             body = self.sequence(("esac",))
             clauses.append((tuple(patterns), body))
-            # `;;` ends a clause; `;&` and `;;&` of bash fall through to others, which is not followed.
+            # `;;` ends a clause; `;&` and `;;&` of bash fall through to others, which is not
+            # followed.
             while self.char() in (";", "&"):
                 self.at += 1
             self.newlines()
@@ -342,13 +374,16 @@ class _Parser(WordParser):
             self.newlines()
             if self.at >= len(self.text):
                 raise broken(self.place, line, "'[[' is opened here and never closed; add its ']]'")
-            # `]]` ends the test only as a word of its own: `${A[${B[0]}]}` has these characters too.
+            # `]]` ends the test only as a word of its own: `${A[${B[0]}]}` has these characters
+            # too.
             if re.match(r"\]\](?![\w\]])", self.text[self.at : self.at + 3]):
                 self.at += 2
                 return Test(tuple(raw_words), line)
             operator = re.match(r"&&|\|\||[()<>|&;]", self.text[self.at : self.at + 2])
             # Behind `=~` a bracket begins a group of the expression.
-            is_expression = bool(raw_words and raw_words[-1].parts) and raw_words[-1].parts[0].text == "=~"
+            is_expression = (
+                bool(raw_words and raw_words[-1].parts) and raw_words[-1].parts[0].text == "=~"
+            )
             if operator and not (is_expression and operator[0] == "("):
                 raw_words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
                 self.at += len(operator[0])
@@ -379,10 +414,16 @@ class _Parser(WordParser):
             if redirection:
                 target = self.redirection(redirection)
                 # `wc -l < hosts` writes what `cat hosts | wc -l` does.
-                if isinstance(target, RawWord) and redirection[0] == "<" and _is_plain(raw_words, _COUNTING):
+                if (
+                    isinstance(target, RawWord)
+                    and redirection[0] == "<"
+                    and _is_plain(raw_words, _COUNTING)
+                ):
                     file = self.text[redirection.end() : self.at].strip()
                     catenated = Part("output", f"cat {file}", False, self.line)
-                    target = HereText("", False, word=RawWord((catenated,), self.line), line=self.line)
+                    target = HereText(
+                        "", False, word=RawWord((catenated,), self.line), line=self.line
+                    )
                 here = target if isinstance(target, HereText) else here
                 # `read A B < <(command)`, as if the text stood behind `<<<`.
                 if (
@@ -393,13 +434,18 @@ class _Parser(WordParser):
                 ):
                     here = HereText("", False, word=target, line=self.line)
                 # Output to descriptor 2 consists of messages.
-                if isinstance(target, RawWord) and ">" in redirection[1] and not redirection[0].startswith("2"):
+                if (
+                    isinstance(target, RawWord)
+                    and ">" in redirection[1]
+                    and not redirection[0].startswith("2")
+                ):
                     output, appends = target, redirection[1] == ">>"
                 continue
             if self.char() in ("", "\n", ";", "&", "|", ")"):
                 break
-            # `NAME=value` is an assignment before the command's name or behind `export`; behind another command it is
-            # an argument. An array, `NAME=(`, can be no argument, so that it always is an assignment.
+            # `NAME=value` is an assignment before the command's name or behind `export`; behind
+            # another command it is an argument. An array, `NAME=(`, can be no argument, so that it
+            # always is an assignment.
             assignment = _ASSIGNMENT.match(self.text, self.at)
             of_array = assignment is not None and self.text.startswith("(", assignment.end())
             if assignment and (declares or not raw_words or of_array):
@@ -419,7 +465,9 @@ class _Parser(WordParser):
         if match[1].startswith("<<"):
             delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
             if delimiter is None:
-                raise broken(self.place, self.line, "a here-document has no end word; fix the script")
+                raise broken(
+                    self.place, self.line, "a here-document has no end word; fix the script"
+                )
             # Quotes around the end word keep the shell from expanding the text: `<<'EOF'`.
             literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
             here = HereText(delimiter[2], literal, line=self.line)
@@ -463,4 +511,6 @@ _COUNTING: Final = ("wc", "sort", "uniq", "head")
 
 def _is_plain(raw_words: list[RawWord], names: tuple[str, ...]) -> bool:
     """Whether a command is one of these."""
-    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [[name] for name in names]
+    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [
+        [name] for name in names
+    ]

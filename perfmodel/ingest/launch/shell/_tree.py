@@ -19,17 +19,21 @@ class Part:
     """A piece of a word that is expanded independently of the rest."""
 
     kind: Literal["text", "parameter", "arithmetic", "output"]
-    """`text` stands for itself; `parameter` is the inside of `${...}`, `arithmetic` of `$((...))`, `output` of
-    `$(...)`."""
+    """`text` stands for itself; `parameter` is the inside of `${...}`, `arithmetic` of `$((...))`,
+    `output` of `$(...)`."""
     text: str
     quoted: bool
     line: int
 
     @property
     def written(self) -> str:
-        """The piece as written in the script, for text that cannot be expanded; it stays one word."""
-        # Blanks inside `$(git rev-parse HEAD)` divide no word, because the command's output is unknown.
-        form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
+        """The piece as written in the script, for text that cannot be expanded; it stays one
+        word."""
+        # Blanks inside `$(git rev-parse HEAD)` divide no word, because the command's output is
+        # unknown.
+        form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[
+            self.kind
+        ]
         return form.format(re.sub(r"\s", HELD, self.text))
 
 
@@ -133,7 +137,8 @@ class Sequence:
 
 @dataclass(frozen=True)
 class If:
-    """Conditions with the commands that run if they hold, and the commands that run if none does."""
+    """Conditions with the commands that run if they hold, and the commands that run if none
+    does."""
 
     branches: tuple[tuple[Sequence, Sequence], ...]
     otherwise: Sequence | None
@@ -197,7 +202,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Fed:
-    """A block that reads a text: that of a here-document (`done <<EOF`), or of a file (`done < runs.txt`)."""
+    """A block that reads a text: that of a here-document (`done <<EOF`), or of a file
+    (`done < runs.txt`)."""
 
     block: "Node"
     here: HereText | None

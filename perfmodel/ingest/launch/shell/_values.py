@@ -23,7 +23,24 @@ _COMPARISONS: Final[Mapping[type, Callable[[int, int], bool]]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
 }
-_FILE_TESTS: Final = ("-a", "-b", "-c", "-d", "-e", "-f", "-h", "-L", "-p", "-r", "-s", "-S", "-w", "-x", "-t", "-O")
+_FILE_TESTS: Final = (
+    "-a",
+    "-b",
+    "-c",
+    "-d",
+    "-e",
+    "-f",
+    "-h",
+    "-L",
+    "-p",
+    "-r",
+    "-s",
+    "-S",
+    "-w",
+    "-x",
+    "-t",
+    "-O",
+)
 _LARGEST: Final = 2**63
 """Whole numbers of a shell have 64 bits."""
 
@@ -70,8 +87,8 @@ _UNARY: Final[Mapping[type, Callable[[int], int]]] = {
 
 def calculate(text: str) -> int | None:
     """The value of a whole-number expression without variables; None if it is not one."""
-    # Syntax of C that differs from Python is rewritten; the tree of Python's parser is then evaluated node by node, so
-    # that nothing but arithmetic can run.
+    # Syntax of C that differs from Python is rewritten; the tree of Python's parser is then
+    # evaluated node by node, so that nothing but arithmetic can run.
     condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
     if condition:
         chosen = calculate(condition[1])
@@ -118,13 +135,15 @@ def _value(node: ast.AST) -> int:
 
 
 def trimmed(value: str, mark: str, pattern: str) -> str:
-    """Expand `${value#pattern}`, `##`, `%` or `%%`: remove the shortest or longest match at the start or end."""
+    """Expand `${value#pattern}`, `##`, `%` or `%%`: remove the shortest or longest match at the
+    start or end."""
     longest = len(mark) == 2
     # Both signs negate a class of characters in the shell.
     pattern = pattern.replace("[^", "[!")
     ends = range(len(value) + 1)
     if mark[0] == "#":
-        # Patterns of the shell are not greedy or lazy by themselves: all lengths are tried, and the sign chooses.
+        # Patterns of the shell are not greedy or lazy by themselves: all lengths are tried, and the
+        # sign chooses.
         matches = [end for end in ends if fnmatchcase(value[:end], pattern)]
         if not matches:
             return value
@@ -138,7 +157,8 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
 
 
 def replaced(value: str, pattern: str, replacement: str, *, everywhere: bool) -> str:
-    """Expand `${value/pattern/replacement}`: replace the first match of a pattern, or all matches."""
+    """Expand `${value/pattern/replacement}`: replace the first match of a pattern, or all
+    matches."""
     anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
     expression = _expression(pattern.removeprefix(anchor))
     if anchor:
@@ -165,9 +185,12 @@ def _expression(pattern: str) -> str:
 
 
 class Condition:
-    """Evaluates `[ ... ]` and `[[ ... ]]` to True, False, or None if the script does not determine it."""
+    """Evaluates `[ ... ]` and `[[ ... ]]` to True, False, or None if the script does not determine
+    it."""
 
-    def __init__(self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
+    def __init__(
+        self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]
+    ) -> None:
         self.tokens = list(tokens)
         self.double = double
         """Whether it is `[[`, in which the right side of `==` is a pattern."""
@@ -179,7 +202,8 @@ class Condition:
     def value(self) -> bool | None:
         if not self.tokens:
             return False
-        # Tokens that are left over mean an operator that is not known, and then the value is not known either.
+        # Tokens that are left over mean an operator that is not known, and then the value is not
+        # known either.
         value = self._either()
         return value if not self.tokens else None
 

@@ -1,7 +1,8 @@
-"""Words of shell scripts: quotes, variables and outputs of commands in one word, read character by character.
+"""Words of shell scripts: quotes, variables and outputs of commands in one word, read character by
+character.
 
-A word is not expanded here: it becomes a `RawWord`, a sequence of parts that are text, a parameter (`$NAME`),
-arithmetic (`$((...))`) or the output of a command (`$(...)`).
+A word is not expanded here: it becomes a `RawWord`, a sequence of parts that are text, a parameter
+(`$NAME`), arithmetic (`$((...))`) or the output of a command (`$(...)`).
 """
 
 import re
@@ -18,13 +19,15 @@ _PLAIN_QUOTED: Final = re.compile(r"[^\"$`\\]+")
 """Characters that mean themselves inside double quotes."""
 _QUOTED: Final = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _HERE: Final = re.compile(
-    r"(?<!<)<<(?!<)-?[ \t]*\\?(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(?:.*?\n)??[ \t]*\2(?=[ \t]*(?:\n|\Z))", re.DOTALL
+    r"(?<!<)<<(?!<)-?[ \t]*\\?(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(?:.*?\n)??[ \t]*\2(?=[ \t]*(?:\n|\Z))",
+    re.DOTALL,
 )
 """A here-document, from the mark before its end word to this word on a line of its own."""
 
 
 def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
-    """A text as one word, including its blanks: the default of a parameter, the text of a here-document."""
+    """A text as one word, including its blanks: the default of a parameter, the text of a
+    here-document."""
     parser = WordParser(text, place, line)
     parser.in_text(quoted)
     return RawWord(tuple(parser.parts), line)
@@ -32,7 +35,8 @@ def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
 
 _ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
-"""Signs behind a backslash in `$'...'`; others, such as numbers of characters, stay as they are written."""
+"""Signs behind a backslash in `$'...'`; others, such as numbers of characters, stay as they are
+written."""
 
 
 class WordParser:
@@ -60,7 +64,8 @@ class WordParser:
         return self.text[self.at : self.at + 1]
 
     def blanks(self) -> None:
-        """Skip blanks, continued lines and comments, up to a word, an operator or the end of a line."""
+        """Skip blanks, continued lines and comments, up to a word, an operator or the end of a
+        line."""
         while self.at < len(self.text):
             if self.text.startswith("\\\n", self.at):
                 self.at, self.line = self.at + 2, self.line + 1
@@ -80,13 +85,19 @@ class WordParser:
         line = self.line
         while self.at < len(self.text):
             char = self.char()
-            if char.isspace() or char in ";&|)" or (char in "<>" and not self.text.startswith("(", self.at + 1)):
+            if (
+                char.isspace()
+                or char in ";&|)"
+                or (char in "<>" and not self.text.startswith("(", self.at + 1))
+            ):
                 break
             if char == "(" and not self.parts:
-                # No word of shell begins so; lists of arguments have such values, as in `--moe-layer-freq ([1]*4)`.
+                # No word of shell begins so; lists of arguments have such values, as in
+                # `--moe-layer-freq ([1]*4)`.
                 self.literal(self.enclosed("(", ")"))
             elif char == "(":
-                # `name()` defines a function; other brackets inside a word belong to it, as in a list of layers.
+                # `name()` defines a function; other brackets inside a word belong to it, as in a
+                # list of layers.
                 if re.compile(r"\(\s*\)").match(self.text, self.at):
                     break
                 self.literal(self.enclosed("(", ")"))
@@ -141,7 +152,9 @@ class WordParser:
     def single_quoted(self) -> None:
         end = self.text.find("'", self.at + 1)
         if end < 0:
-            raise broken(self.place, self.line, "a quote is opened here and never closed; add its '")
+            raise broken(
+                self.place, self.line, "a quote is opened here and never closed; add its '"
+            )
         self.literal(self.text[self.at + 1 : end], quoted=True)
         self.line += lines_in(self.text[self.at : end])
         self.at = end + 1
@@ -150,8 +163,12 @@ class WordParser:
         """`$'...'`, in which a backslash begins a sign, as in `IFS=$'\\n'`."""
         match = _ESCAPED.match(self.text, self.at)
         if match is None:
-            raise broken(self.place, self.line, "a quote is opened here and never closed; add its '")
-        self.literal(re.sub(r"\\(.)", lambda sign: _SIGNS.get(sign[1], sign[0]), match[1]), quoted=True)
+            raise broken(
+                self.place, self.line, "a quote is opened here and never closed; add its '"
+            )
+        self.literal(
+            re.sub(r"\\(.)", lambda sign: _SIGNS.get(sign[1], sign[0]), match[1]), quoted=True
+        )
         self.line += lines_in(match[0])
         self.at = match.end()
 
@@ -179,7 +196,8 @@ class WordParser:
             self.literal(following, quoted=True)
             self.at += 2
         elif char == "\\" and following == "\n":
-            # A continued line is joined. Between words it stays a blank, so that lines can be counted later.
+            # A continued line is joined. Between words it stays a blank, so that lines can be
+            # counted later.
             around = self.text[self.at - 1 : self.at] + self.text[self.at + 2 : self.at + 3]
             if re.search(r"[\s\"]", around):
                 self.literal(JOINED, quoted=True)
@@ -211,7 +229,8 @@ class WordParser:
         self.at += 1
         if self.char() == "(":
             inside = self.enclosed("(", ")")
-            # `$((2 + 3))` calculates, `$( (cd there; pwd) )` runs: only brackets that stand together mean arithmetic.
+            # `$((2 + 3))` calculates, `$( (cd there; pwd) )` runs: only brackets that stand
+            # together mean arithmetic.
             if inside.startswith("((") and inside.endswith("))"):
                 self.parts.append(Part("arithmetic", inside[2:-2], quoted, line))
             else:
@@ -235,7 +254,8 @@ class WordParser:
         self.at = end + 1
 
     def enclosed(self, opening: str, closing: str) -> str:
-        """The text from the bracket at this position to its closing one, skipping quotes; moves past it."""
+        """The text from the bracket at this position to its closing one, skipping quotes; moves
+        past it."""
         start, opened, depth = self.at, self.line, 0
         while self.at < len(self.text):
             char = self.char()
@@ -243,15 +263,20 @@ class WordParser:
                 self.line += self.text[self.at + 1 : self.at + 2] == "\n"
                 self.at += 2
                 continue
-            # A bracket in quotes closes nothing. Inside `${...}` quotes may be unbalanced (`${NAME#'}`), so that they
-            # count there as plain characters.
+            # A bracket in quotes closes nothing. Inside `${...}` quotes may be unbalanced
+            # (`${NAME#'}`), so that they count there as plain characters.
             quoted = _QUOTED.match(self.text, self.at) if opening == "(" else None
             if quoted:
                 self.line += quoted[0].count("\n")
                 self.at = quoted.end()
                 continue
-            # Quotes and brackets in a here-document are plain characters too. In `((1 << N))` none begins.
-            here = _HERE.match(self.text, self.at) if opening == "(" and self.text[start : start + 2] != "((" else None
+            # Quotes and brackets in a here-document are plain characters too. In `((1 << N))` none
+            # begins.
+            here = (
+                _HERE.match(self.text, self.at)
+                if opening == "(" and self.text[start : start + 2] != "(("
+                else None
+            )
             if here:
                 self.line += here[0].count("\n")
                 self.at = here.end()

@@ -1,8 +1,9 @@
-"""One table from the ops of ONNX (`Add`) and ATen (`add.Tensor`) to those of the IR: an op is one entry.
+"""One table from the ops of ONNX (`Add`) and ATen (`add.Tensor`) to those of the IR: an op is one
+entry.
 
-A `ForeignOp` names the operands of an op and has a rule, which takes a `Call` and returns the item of its output, or a
-list of several. One rule often serves ONNX and ATen, whose operands have the same names in our table. What ONNX keeps
-in an attribute is read by the name of the attribute first.
+A `ForeignOp` names the operands of an op and has a rule, which takes a `Call` and returns the item
+of its output, or a list of several. One rule often serves ONNX and ATen, whose operands have the
+same names in our table. What ONNX keeps in an attribute is read by the name of the attribute first.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.ir import INTEGER_DTYPES, ITEM_BYTES, Shape
-from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, collapsed
+from perfmodel.ir.importers._emitter import (
+    CannotMapError,
+    Emitter,
+    IndexCheck,
+    Item,
+    Known,
+    Ref,
+    collapsed,
+)
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
 
@@ -81,8 +89,8 @@ class Call:
 
     def value(self, name: str, default: Any = _ABSENT) -> Any:
         """A plain value: an attribute, or else a known operand, of this name."""
-        # One name serves ONNX's attributes of old operator sets and its inputs of new ones, where axes and the like
-        # moved.
+        # One name serves ONNX's attributes of old operator sets and its inputs of new ones, where
+        # axes and the like moved.
         if name in self.attributes:
             return self.attributes[name]
         operand = self.operands.get(name)
@@ -126,7 +134,8 @@ class Call:
         return self.emitter.transpose(x, order)
 
     def expanded(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """The value repeated along axes of size 1 to the sizes in `shape`; -1 leaves an axis unchanged."""
+        """The value repeated along axes of size 1 to the sizes in `shape`; -1 leaves an axis
+        unchanged."""
         # Broadcasting aligns axes at the right.
         missing_axes = len(shape) - self.rank(x)
         aligned = (1,) * missing_axes + self.shape(x)
@@ -136,7 +145,8 @@ class Call:
             return x
         dtype = self.emitter.dtype(x)
         if dtype not in INTEGER_DTYPES:
-            # A product with ones keeps how samples are dealt out, which copies joined along their axis would not.
+            # A product with ones keeps how samples are dealt out, which copies joined along their
+            # axis would not.
             return self.op("mul", x, self.emitter.literal(np.ones(copies), dtype))
         for axis, n in enumerate(copies):
             if n > 1:
@@ -159,7 +169,8 @@ class ForeignOp:
     """An op of ONNX or ATen, with its operands and its translation into the IR."""
 
     operands: tuple[str, ...]
-    """Names of the operands in the order of the foreign graph; the last may be `*name` for all remaining ones."""
+    """Names of the operands in the order of the foreign graph; the last may be `*name` for all
+    remaining ones."""
     rule: Rule
 
     def write(self, emitter: Emitter, args: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
@@ -181,8 +192,8 @@ def foreign_ops(*signatures: str, rule: Rule) -> dict[str, ForeignOp]:
     """Ops that one rule writes, by name.
 
     Args:
-        signatures: an op's name and operands, as `slice.Tensor(x, axes, starts, ends)`. Operands that the rule does not
-            look at may be left out at the end.
+        signatures: an op's name and operands, as `slice.Tensor(x, axes, starts, ends)`. Operands
+            that the rule does not look at may be left out at the end.
     """
     ops = {}
     for signature in signatures:
@@ -199,14 +210,24 @@ def graph_dtype(name: str) -> str:
 
 def primitive(call: Call, name: str, *items: Item) -> Item:
     """Emit the operation of a JAX primitive."""
-    # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the instructions.
+    # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the
+    # instructions.
     items = promoted(call, items)
     dtypes = [call.emitter.dtype(item) for item in items if isinstance(item, Ref)]
-    if name in _OF_INTEGERS and dtypes and set(dtypes) <= set(INTEGER_DTYPES) and _are_integers(items):
-        refs = [call.emitter.constant(x.array, dtypes[0]) if isinstance(x, Known) else x for x in items]
+    if (
+        name in _OF_INTEGERS
+        and dtypes
+        and set(dtypes) <= set(INTEGER_DTYPES)
+        and _are_integers(items)
+    ):
+        refs = [
+            call.emitter.constant(x.array, dtypes[0]) if isinstance(x, Known) else x for x in items
+        ]
         return call.op(name, *refs)  # pyright: ignore[reportArgumentType]
     if any(dtype.startswith("int") for dtype in dtypes):
-        raise CannotMapError("the IR cannot compute integers; give the value of the input that they come from")
+        raise CannotMapError(
+            "the IR cannot compute integers; give the value of the input that they come from"
+        )
     out = Array(dtypes[0] if dtypes else call.dtype, (), 4)
     floats = [Known.of(item.array, float) if isinstance(item, Known) else item for item in items]
     arrays = [Array(call.dtype, call.shape(item), 4) for item in items]
@@ -215,7 +236,9 @@ def primitive(call: Call, name: str, *items: Item) -> Item:
 
 def _are_integers(items: Sequence[Item]) -> bool:
     """Whether all known items are whole numbers by their type."""
-    return all(np.asarray(item.array).dtype.kind in "iub" for item in items if isinstance(item, Known))
+    return all(
+        np.asarray(item.array).dtype.kind in "iub" for item in items if isinstance(item, Known)
+    )
 
 
 def promoted(call: Call, items: Sequence[Item]) -> tuple[Item, ...]:
@@ -224,11 +247,14 @@ def promoted(call: Call, items: Sequence[Item]) -> tuple[Item, ...]:
     floats = dtypes - set(INTEGER_DTYPES)
     if len(dtypes) < 2 or not floats:
         return tuple(items)
-    # The IR wants one dtype per op, so casts are written out. Neither of fp16 and bf16 holds the other.
+    # The IR wants one dtype per op, so casts are written out. Neither of fp16 and bf16 holds the
+    # other.
     most_bytes = max(ITEM_BYTES[dtype] for dtype in floats)
     widest = [dtype for dtype in floats if ITEM_BYTES[dtype] == most_bytes]
     common = widest[0] if len(widest) == 1 else "fp32"
-    return tuple(call.emitter.cast(item, common) if isinstance(item, Ref) else item for item in items)
+    return tuple(
+        call.emitter.cast(item, common) if isinstance(item, Ref) else item for item in items
+    )
 
 
 def axes_of(values: Any, rank: int) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ def _axis_last(call: Call, x: Ref, axis: int) -> tuple[Ref, list[int]]:
 
 
 def _largest_first(call: Call, largest: bool) -> Ref:
-    """The operand, negated if the smallest entries are requested, because the IR finds only the largest."""
+    """The operand, negated if the smallest entries are requested, because the IR finds only the
+    largest."""
     x = call.ref("x")
     return x if largest else call.scaled(x, -1.0)
 
@@ -77,8 +78,12 @@ CHOICES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
         **foreign_ops("ArgMax(x)", rule=lambda call: _onnx_best(call, largest=True)),
         **foreign_ops("ArgMin(x)", rule=lambda call: _onnx_best(call, largest=False)),
-        **foreign_ops("argmax(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=True)),
-        **foreign_ops("argmin(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=False)),
+        **foreign_ops(
+            "argmax(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=True)
+        ),
+        **foreign_ops(
+            "argmin(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=False)
+        ),
         **foreign_ops("sort(x)", "argsort(x)", rule=_sort),
         **foreign_ops("TopK(x, k)", "topk(x, k, axis, largest)", rule=_top_k),
     }

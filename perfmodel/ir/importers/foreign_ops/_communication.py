@@ -1,7 +1,8 @@
 """Collectives of torch.distributed in the functional form that `torch.export` produces.
 
-The graph is one rank's part, and stands for those of all ranks of its group, which do the same at the same time. So a
-collective becomes an instruction with `replicas` (`perfmodel.ir.ops`), and the graph a program of one device.
+The graph is one rank's part, and stands for those of all ranks of its group, which do the same at
+the same time. So a collective becomes an instruction with `replicas` (`perfmodel.ir.ops`), and the
+graph a program of one device.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ _REDUCTIONS: Final = ("sum", "avg", "max")
 
 
 def _replicas(call: Call) -> tuple[int, int]:
-    """Return the attributes of a group of ranks, which must be all ranks of the module, one device apart."""
+    """Return the attributes of a group of ranks, which must be all ranks of the module, one device
+    apart."""
     ranks = int(call.attributes.get("ranks", 1))
     if ranks == 1:
         raise CannotMapError(
@@ -60,20 +62,28 @@ def _all_to_all(call: Call) -> Ref:
     part_sizes = {*call.integers("received_sizes"), *call.integers("sent_sizes")}
     if len(part_sizes) != 1:
         raise CannotMapError("an all-to-all of unequal parts; the IR has equal parts only")
-    return call.op("all_to_all", call.ref("x"), split_axis=0, concat_axis=0, replicas=_replicas(call))
+    return call.op(
+        "all_to_all", call.ref("x"), split_axis=0, concat_axis=0, replicas=_replicas(call)
+    )
 
 
 def _waited(call: Call) -> Ref:
-    """The result of a wait for a collective, which is the collective's result because instructions are synchronous."""
+    """The result of a wait for a collective, which is the collective's result because instructions
+    are synchronous."""
     return call.ref("x")
 
 
 COMMUNICATION: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
         **foreign_ops("_c10d_functional::all_reduce(x, reduction)", rule=_all_reduce),
-        **foreign_ops("_c10d_functional::reduce_scatter_tensor(x, reduction, group_size)", rule=_reduce_scatter),
+        **foreign_ops(
+            "_c10d_functional::reduce_scatter_tensor(x, reduction, group_size)",
+            rule=_reduce_scatter,
+        ),
         **foreign_ops("_c10d_functional::all_gather_into_tensor(x, group_size)", rule=_all_gather),
-        **foreign_ops("_c10d_functional::all_to_all_single(x, received_sizes, sent_sizes)", rule=_all_to_all),
+        **foreign_ops(
+            "_c10d_functional::all_to_all_single(x, received_sizes, sent_sizes)", rule=_all_to_all
+        ),
         **foreign_ops("_c10d_functional::wait_tensor(x)", rule=_waited),
     }
 )

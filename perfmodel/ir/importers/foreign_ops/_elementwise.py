@@ -27,7 +27,9 @@ def _as_primitive(name: str) -> Rule:
     """Return the rule of an op that equals a JAX primitive of the same operands."""
 
     def rule(call: Call) -> Item:
-        return primitive(call, name, *(call.item(operand) for operand in call.operands if call.has(operand)))
+        return primitive(
+            call, name, *(call.item(operand) for operand in call.operands if call.has(operand))
+        )
 
     return rule
 
@@ -48,7 +50,11 @@ def _weighted(name: str) -> Rule:
         # ATen's `add` and `sub` scale their second operand; ONNX's have no such factor.
         b, alpha = call.item("b"), call.value("alpha", 1)
         if alpha != 1:
-            b = Known(b.array * alpha) if isinstance(b, Known) else call.scaled(call.as_ref(b), alpha)
+            b = (
+                Known(b.array * alpha)
+                if isinstance(b, Known)
+                else call.scaled(call.as_ref(b), alpha)
+            )
         return primitive(call, name, call.item("a"), b)
 
     return rule
@@ -111,7 +117,8 @@ def _copied(call: Call) -> Item:
 
 
 def _cast(call: Call) -> Item:
-    """Cast to the element type that the reader states; all integers become int32, and checks are unchanged."""
+    """Cast to the element type that the reader states; all integers become int32, and checks are
+    unchanged."""
     x = call.item("x")
     if not isinstance(x, Ref):
         return x
@@ -139,12 +146,14 @@ def _masked_fill(call: Call) -> Item:
 
 def _chosen(call: Call, condition: Item, if_true: Item, if_false: Item) -> Item:
     """The elements of one of two values, chosen by a condition."""
-    # A choice by a mask that is known is arithmetic; by a guard of indices it is settled; by data it cannot be
-    # written.
+    # A choice by a mask that is known is arithmetic; by a guard of indices it is settled; by data
+    # it cannot be written.
     if isinstance(condition, IndexCheck):
         return if_false if condition.kind == "negative" else if_true
     if not isinstance(condition, Known):
-        raise CannotMapError("a selection by data; give the value of the input that the mask comes from")
+        raise CannotMapError(
+            "a selection by data; give the value of the input that the mask comes from"
+        )
 
     # JAX's `select_n` counts its cases from false to true.
     cases = promoted(call, (if_false, if_true))
@@ -166,11 +175,13 @@ _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
         "gt": ("valid", False),
     }
 )
-"""Outcome of comparing an index with a negative number, and whether it is the same for 0: indices are in range."""
+"""Outcome of comparing an index with a negative number, and whether it is the same for 0: indices
+are in range."""
 
 
 def _compared(name: str) -> Rule:
-    """Comparison of an index with a number; only equality is supported, because others would be choices by data."""
+    """Comparison of an index with a number; only equality is supported, because others would be
+    choices by data."""
 
     def rule(call: Call) -> IndexCheck | Ref:
         x, bound = call.item("x"), call.item("bound")
@@ -213,14 +224,19 @@ def _logical_not(call: Call) -> IndexCheck | Ref:
 def _running_sum(call: Call) -> Ref:
     """Sums of integers along an axis, each up to its element."""
     x = call.ref("x")
-    if call.emitter.dtype(x) not in INTEGER_DTYPES or call.value("exclusive", 0) or call.value("reverse", 0):
+    if (
+        call.emitter.dtype(x) not in INTEGER_DTYPES
+        or call.value("exclusive", 0)
+        or call.value("reverse", 0)
+    ):
         raise CannotMapError("a running sum of floats, or one that leaves its last element out")
     return call.op("running_sum", x, axis=call.axis(call.rank(x)))
 
 
 def _logical(name: str) -> Rule:
     """Conjunction or disjunction of checks, and of known booleans."""
-    # A false operand decides a conjunction, a true one a disjunction; a neutral one leaves the other.
+    # A false operand decides a conjunction, a true one a disjunction; a neutral one leaves the
+    # other.
     if name == "and":
         neutral, decides = "valid", "negative"
     else:
@@ -330,7 +346,9 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
             "detach_(x)",
             rule=_identity,
         ),
-        **foreign_ops("copy(x, source)", "copy_(x, source)", "fill.Tensor(x, source)", rule=_copied),
+        **foreign_ops(
+            "copy(x, source)", "copy_(x, source)", "fill.Tensor(x, source)", rule=_copied
+        ),
         **foreign_ops("CastLike(x, target)", rule=_cast_like),
         **foreign_ops(
             "Cast(x)",
@@ -368,7 +386,11 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
             "where.Scalar(condition, if_true, if_false)",
             rule=_where,
         ),
-        **foreign_ops("masked_fill.Scalar(x, mask, value)", "masked_fill.Tensor(x, mask, value)", rule=_masked_fill),
+        **foreign_ops(
+            "masked_fill.Scalar(x, mask, value)",
+            "masked_fill.Tensor(x, mask, value)",
+            rule=_masked_fill,
+        ),
     }
 )
 """Ops by name."""

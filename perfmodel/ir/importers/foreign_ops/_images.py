@@ -1,7 +1,8 @@
 """Ops of ONNX and ATen on images: convolutions, pooling, and norms over channels.
 
-Norms are written as sums and element-wise ops, which the IR differentiates and shards: a batch norm that trains sums
-over all samples, so that replicas all-reduce its sums (synchronised batch norm) and micro-batches are refused.
+Norms are written as sums and element-wise ops, which the IR differentiates and shards: a batch norm
+that trains sums over all samples, so that replicas all-reduce its sums (synchronised batch norm)
+and micro-batches are refused.
 """
 
 from collections.abc import Mapping
@@ -59,13 +60,16 @@ def _convolution(call: Call) -> Item:
     stride = _pair(call.value("strides", 1))
     padding = _padding(call)
 
-    # The IR convolves images alone. A line gets an axis of size 1, which the kernel neither slides along nor pads.
+    # The IR convolves images alone. A line gets an axis of size 1, which the kernel neither slides
+    # along nor pads.
     is_line = len(shape) == 3
     if is_line:
         x = call.reshape(x, (*shape[:2], 1, shape[2]))
         weight = call.reshape(weight, (*kernel[:2], 1, kernel[2]))
         stride, padding = (1, stride[1]), (0, padding[1])
-    y = call.op("conv2d", x, weight, stride=stride, padding=padding, groups=int(call.value("group", 1)))
+    y = call.op(
+        "conv2d", x, weight, stride=stride, padding=padding, groups=int(call.value("group", 1))
+    )
     if call.has("bias"):
         y = call.op("add", y, _by_channel(call, call.ref("bias"), 4))
     if is_line:
@@ -136,7 +140,8 @@ def _adaptive_mean(call: Call) -> Ref:
         return _global_mean(call)
     if out == (height, width):
         return x
-    # Where the image does not divide, ATen's windows overlap and differ in size (`start = floor(i * in / out)`).
+    # Where the image does not divide, ATen's windows overlap and differ in size
+    # (`start = floor(i * in / out)`).
     if height % out[0] or width % out[1]:
         raise CannotMapError(f"windows of different sizes from {(height, width)} to {out}")
     kernel = (height // out[0], width // out[1])
@@ -164,7 +169,8 @@ def _by_channel(call: Call, item: Item, rank: int) -> Any:
 
 def _normalised(call: Call, x: Ref, axes: tuple[int, ...]) -> Ref:
     """Normalise to zero mean and unit variance over some axes."""
-    # Written out, so that sharding rules see sums: replicas then all-reduce them, as synchronised batch norm does.
+    # Written out, so that sharding rules see sums: replicas then all-reduce them, as synchronised
+    # batch norm does.
     centred = call.op("sub", x, _mean_over(call, x, axes))
     variance = _mean_over(call, call.op("mul", centred, centred), axes)
     shifted = call.as_ref(primitive(call, "add", variance, Known.of(_epsilon(call))))
@@ -195,7 +201,8 @@ def _batch_norm(call: Call) -> Item:
 
     mean = _by_channel(call, call.item("mean"), rank)
     variance = _by_channel(call, call.item("variance"), rank)
-    # Running statistics with values fold into one factor per channel; on the meta device they are data.
+    # Running statistics with values fold into one factor per channel; on the meta device they are
+    # data.
     if isinstance(variance, Known):
         factor = Known((variance.array + _epsilon(call)) ** -0.5)
         y = primitive(call, "mul", primitive(call, "sub", x, mean), factor)
@@ -241,14 +248,18 @@ IMAGES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
             rule=_convolution,
         ),
         **foreign_ops("MaxPool(x)", f"max_pool2d({_POOL}, dilations, ceil_mode)", rule=_max_pool),
-        **foreign_ops(f"max_pool2d_with_indices({_POOL}, dilations, ceil_mode)", rule=_max_pool_with_places),
+        **foreign_ops(
+            f"max_pool2d_with_indices({_POOL}, dilations, ceil_mode)", rule=_max_pool_with_places
+        ),
         **foreign_ops(
             "AveragePool(x)",
             f"avg_pool2d({_POOL}, ceil_mode, count_include_pad, divisor)",
             rule=_mean_pool,
         ),
         **foreign_ops("GlobalAveragePool(x)", rule=_global_mean),
-        **foreign_ops("adaptive_avg_pool2d(x, size)", "_adaptive_avg_pool2d(x, size)", rule=_adaptive_mean),
+        **foreign_ops(
+            "adaptive_avg_pool2d(x, size)", "_adaptive_avg_pool2d(x, size)", rule=_adaptive_mean
+        ),
         **foreign_ops("adaptive_avg_pool1d(x, size)", rule=_adaptive_mean_of_lines),
         **foreign_ops(
             "BatchNormalization(x, gain, shift, mean, variance)",

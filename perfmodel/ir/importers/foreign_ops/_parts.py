@@ -9,7 +9,13 @@ import numpy as np
 
 from perfmodel.ir import INTEGER_DTYPES, Shape
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
-from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, axes_of, foreign_ops, with_axis
+from perfmodel.ir.importers.foreign_ops._call import (
+    Call,
+    ForeignOp,
+    axes_of,
+    foreign_ops,
+    with_axis,
+)
 
 NO_END: Final = int(np.iinfo(np.int64).max)
 """End of a range that reaches to the end of its axis."""
@@ -20,7 +26,8 @@ _FROM_DATA: Final = "indices that depend on data; give the value of the input th
 
 
 def _split(call: Call) -> list[Ref]:
-    """Split along an axis: by sizes or `num_outputs` (ONNX), by sizes or the size of each part (ATen)."""
+    """Split along an axis: by sizes or `num_outputs` (ONNX), by sizes or the size of each part
+    (ATen)."""
     x = call.ref("x")
     axis = call.axis(call.rank(x), default=0)
     if "num_outputs" in call.attributes:
@@ -59,7 +66,10 @@ def _unbind(call: Call) -> list[Ref]:
     x = call.ref("x")
     shape = call.shape(x)
     axis = call.axis(len(shape), default=0)
-    return [call.reshape(part, with_axis(shape, axis)) for part in call.emitter.parts(x, axis, shape[axis])]
+    return [
+        call.reshape(part, with_axis(shape, axis))
+        for part in call.emitter.parts(x, axis, shape[axis])
+    ]
 
 
 def _slice(call: Call) -> Item:
@@ -117,7 +127,9 @@ def _element(call: Call, x: Ref, axis: int, index: int, axis_shape: Shape) -> Re
     """One element of an axis, which is removed or replaced by axes of size 1."""
     shape = call.shape(x)
     index %= shape[axis]
-    return call.reshape(range_of(call, x, axis, index, index + 1), with_axis(shape, axis, *axis_shape))
+    return call.reshape(
+        range_of(call, x, axis, index, index + 1), with_axis(shape, axis, *axis_shape)
+    )
 
 
 # Looking up.
@@ -139,7 +151,8 @@ def _elements_at(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
     """Known elements of an axis, which is replaced by the axes of `indices`."""
     shape = call.shape(x)
     indices = np.where(indices < 0, indices + shape[axis], indices)
-    # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that of a table's rows.
+    # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that
+    # of a table's rows.
     flat = indices.ravel()
     if (np.diff(flat) == 1).all():
         neighbours = range_of(call, x, axis, int(flat[0]), int(flat[-1]) + 1)
@@ -162,12 +175,17 @@ def _elements_at(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
 
 def _index(call: Call) -> Ref:
     """Elements at known indices of adjacent axes, which are broadcast to one another."""
-    by_axis = {axis: indices for axis, indices in enumerate(call.operands["indices"]) if indices is not None}
+    by_axis = {
+        axis: indices
+        for axis, indices in enumerate(call.operands["indices"])
+        if indices is not None
+    }
     return _indexed(call, call.ref("x"), by_axis)
 
 
 def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
-    """Parts along the first axis with indices that are data: each token takes the weights of its expert."""
+    """Parts along the first axis with indices that are data: each token takes the weights of its
+    expert."""
     if call.emitter.dtype(numbers) not in INTEGER_DTYPES:
         raise CannotMapError(_FROM_DATA)
     count, *sizes = call.shape(x)
@@ -178,7 +196,11 @@ def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
 def _gather_nd(call: Call) -> Ref:
     """Gather with indices whose last axis addresses the first axes of the data."""
     numbers = call.item("indices")
-    if isinstance(numbers, Ref) and call.shape(numbers)[-1] == 1 and not call.value("batch_dims", 0):
+    if (
+        isinstance(numbers, Ref)
+        and call.shape(numbers)[-1] == 1
+        and not call.value("batch_dims", 0)
+    ):
         return _parts_by_data(call, call.ref("x"), call.reshape(numbers, call.shape(numbers)[:-1]))
     indices = known_indices(call)
     if call.value("batch_dims", 0):
@@ -193,7 +215,8 @@ def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
     if len(by_axis) == 1 and isinstance(of_first, Ref):
         return _parts_by_data(call, x, of_first)
 
-    # Along other axes only known indices: a mask, say, would leave a number of elements that is not known.
+    # Along other axes only known indices: a mask, say, would leave a number of elements that is not
+    # known.
     arrays = []
     for indices in by_axis.values():
         if not isinstance(indices, Known):
@@ -208,7 +231,9 @@ def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
     # Several indexed axes are one axis of all their combinations.
     shape = call.shape(x)
     sizes = shape[first : last + 1]
-    from_start = [np.where(array < 0, array + size, array) for array, size in zip(arrays, sizes, strict=True)]
+    from_start = [
+        np.where(array < 0, array + size, array) for array, size in zip(arrays, sizes, strict=True)
+    ]
     combined = np.ravel_multi_index(np.broadcast_arrays(*from_start), sizes)
     merged = call.reshape(x, (*shape[:first], prod(sizes), *shape[last + 1 :]))
     return _elements_at(call, merged, first, np.asarray(combined))
@@ -227,12 +252,15 @@ def _gather(call: Call) -> Ref:
     if axis == 0 and isinstance(indices, Ref):
         return _parts_by_data(call, x, indices)
     if not isinstance(indices, Known):
-        raise CannotMapError("indices that depend on data, along an axis other than the first; give their value")
+        raise CannotMapError(
+            "indices that depend on data, along an axis other than the first; give their value"
+        )
     return _elements_at(call, x, axis, indices.array)
 
 
 def _gather_elements(call: Call) -> Item:
-    """Elements of a known array whose elements are all equal, as segment numbers of single sequences are."""
+    """Elements of a known array whose elements are all equal, as segment numbers of single
+    sequences are."""
     x, indices = call.item("x"), call.item("indices")
     if not isinstance(x, Known) or not x.array.size or (x.array != x.array.flat[0]).any():
         raise CannotMapError(_FROM_DATA)
@@ -269,13 +297,19 @@ PARTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         ),
         **foreign_ops("chunk(x, chunks, axis)", rule=_chunk),
         **foreign_ops("unbind.int(x, axis)", rule=_unbind),
-        **foreign_ops("Slice(x, starts, ends, axes, steps)", "slice.Tensor(x, axes, starts, ends, steps)", rule=_slice),
+        **foreign_ops(
+            "Slice(x, starts, ends, axes, steps)",
+            "slice.Tensor(x, axes, starts, ends, steps)",
+            rule=_slice,
+        ),
         **foreign_ops("select.int(x, axis, index)", rule=_select),
         **foreign_ops("index_select(x, axis, indices)", rule=_index_select),
         **foreign_ops("index.Tensor(x, indices)", rule=_index),
         **foreign_ops("GatherND(x, indices)", rule=_gather_nd),
         **foreign_ops("Gather(x, indices)", rule=_gather),
-        **foreign_ops("GatherElements(x, indices)", "gather(x, axis, indices)", rule=_gather_elements),
+        **foreign_ops(
+            "GatherElements(x, indices)", "gather(x, axis, indices)", rule=_gather_elements
+        ),
         **foreign_ops("embedding(x, indices, padding)", rule=_rows),
     }
 )

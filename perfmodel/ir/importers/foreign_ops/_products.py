@@ -9,7 +9,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
-from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, ForeignOp, axes_of, foreign_ops, primitive
+from perfmodel.ir.importers.foreign_ops._call import (
+    LOWEST,
+    Call,
+    ForeignOp,
+    axes_of,
+    foreign_ops,
+    primitive,
+)
 from perfmodel.ir.models import surprise
 
 _HIDDEN: Final = -1e9
@@ -25,8 +32,10 @@ def _matmul(call: Call) -> Ref:
 
 
 def _product(call: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
-    """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul` wants them."""
-    # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or one matrix.
+    """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul`
+    wants them."""
+    # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or
+    # one matrix.
     shape_a, shape_b = call.shape(a), call.shape(b)
     if len(shape_a) == 1:
         row = call.reshape(a, (1, *shape_a))
@@ -35,7 +44,8 @@ def _product(call: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
         column = call.reshape(b, (*shape_b, 1))
         return call.reshape(_product(call, a, column), shape_a[:-1])
 
-    # One matrix serves a whole batch of the first operand, so only other differences are written out.
+    # One matrix serves a whole batch of the first operand, so only other differences are written
+    # out.
     if len(shape_b) > 2 and shape_a[:-2] != shape_b[:-2]:
         batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
         a = call.expanded(a, (*batch, *shape_a[-2:]))
@@ -130,7 +140,8 @@ def _layer_norm(call: Call) -> Ref:
 
 
 def _check_one_axis(call: Call, x: Ref) -> None:
-    """Refuse a norm over more than the last axis, stated by the first axis (ONNX) or the shape (ATen)."""
+    """Refuse a norm over more than the last axis, stated by the first axis (ONNX) or the shape
+    (ATen)."""
     rank = call.rank(x)
     first_axis = call.axis(rank, default=-1)
     if call.has("normalised_shape"):
@@ -176,8 +187,8 @@ def _attention(call: Call) -> Ref:
         key = _repeat_heads(call, key, group_size)
         value = _repeat_heads(call, value, group_size)
 
-    # The fused kernel has the usual scale and at most a causal mask. Everything else is written out as products and a
-    # softmax.
+    # The fused kernel has the usual scale and at most a causal mask. Everything else is written out
+    # as products and a softmax.
     stated_mask = call.item("mask") if call.has("mask") else None
     mask, causal = _settled_mask(stated_mask, bool(call.value("causal", False)))
     same_shapes = call.shape(query) == call.shape(key) == call.shape(value)
@@ -194,7 +205,8 @@ def _attention(call: Call) -> Ref:
 
 
 def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool) -> Ref:
-    """The IR's attention, which takes the heads of query, key and value joined: [batch, sequence, 3 heads size]."""
+    """The IR's attention, which takes the heads of query, key and value joined: [batch, sequence, 3
+    heads size]."""
     batch, heads, seq, head_size = call.shape(query)
     heads_last = [call.transpose(x, (0, 2, 1, 3)) for x in (query, key, value)]
     joint = call.op("concat", *heads_last, axis=3)
@@ -204,12 +216,13 @@ def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool)
 
 
 def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
-    """Drop a mask that is known to hide nothing, or only later positions (attention is then causal)."""
+    """Drop a mask that is known to hide nothing, or only later positions (attention is then
+    causal)."""
     if not isinstance(mask, Known):
         return mask, causal
 
-    # Masks come as booleans or as large negative numbers to be added. What is neither is a bias, as relative positions
-    # are.
+    # Masks come as booleans or as large negative numbers to be added. What is neither is a bias, as
+    # relative positions are.
     if mask.array.dtype == bool:
         visible = mask.array
     else:
@@ -237,10 +250,11 @@ def _repeat_heads(call: Call, x: Ref, group_size: int) -> Ref:
 
 
 def _cross_entropy(call: Call) -> Ref:
-    """Mean over the labels that count; with more than two axes, ATen and ONNX have the classes in axis 1.
+    """Mean over the labels that count; with more than two axes, ATen and ONNX have the classes in
+    axis 1.
 
-    Labels that are data are in range. Those that the graph itself puts in the place of a missing one (the next token
-    of the last position) are known, and so is how many count.
+    Labels that are data are in range. Those that the graph itself puts in the place of a missing
+    one (the next token of the last position) are known, and so is how many count.
     """
     # ATen numbers its reductions: 1 is the mean.
     if call.has("class_weights") or call.value("reduction", 1) not in (1, b"mean", "mean"):
@@ -259,7 +273,8 @@ def _cross_entropy(call: Call) -> Ref:
     with emitter.builder.tagged(phase="forward", layer=logits.layer):
         losses = replace(logits, name=surprise(emitter.builder, logits.name, labels.name))
     if not counts.all():
-        # A part that is the same for every sample is written once, so that samples can be distributed.
+        # A part that is the same for every sample is written once, so that samples can be
+        # distributed.
         period = _period(counts.ravel())
         losses = call.reshape(losses, (counts.size // period, period))
         weights = counts.ravel()[:period].astype(float)
@@ -272,7 +287,9 @@ def _period(values: np.ndarray) -> int:
     """Elements after which a vector repeats itself."""
     n = len(values)
     divisors = [length for length in range(1, n + 1) if n % length == 0]
-    return next(length for length in divisors if (values.reshape(-1, length) == values[:length]).all())
+    return next(
+        length for length in divisors if (values.reshape(-1, length) == values[:length]).all()
+    )
 
 
 def _mse(call: Call) -> Ref:
@@ -295,7 +312,9 @@ PRODUCTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("sum(x)", rule=lambda call: _sum(call, keep=False)),
         **foreign_ops("mean(x)", rule=lambda call: _mean(call, keep=False)),
         **foreign_ops("Softmax(x)", "softmax.int(x, axis)", "_softmax(x, axis)", rule=_softmax),
-        **foreign_ops("LogSoftmax(x)", "log_softmax.int(x, axis)", "_log_softmax(x, axis)", rule=_log_softmax),
+        **foreign_ops(
+            "LogSoftmax(x)", "log_softmax.int(x, axis)", "_log_softmax(x, axis)", rule=_log_softmax
+        ),
         **foreign_ops(
             "LayerNormalization(x, gain, shift)",
             "layer_norm(x, normalised_shape, gain, shift, epsilon)",

@@ -8,7 +8,13 @@ from typing import Final
 import numpy as np
 
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref
-from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, axes_of, foreign_ops, with_axis
+from perfmodel.ir.importers.foreign_ops._call import (
+    Call,
+    ForeignOp,
+    axes_of,
+    foreign_ops,
+    with_axis,
+)
 from perfmodel.ir.importers.foreign_ops._parts import range_of, strided
 
 # Shapes and orders of axes.
@@ -70,7 +76,9 @@ def _squeeze(call: Call) -> Ref:
     shape = call.shape(x)
     stated_axes = call.value("axes", None)
     axes = range(len(shape)) if stated_axes is None else axes_of(stated_axes, len(shape))
-    return call.reshape(x, [size for axis, size in enumerate(shape) if size != 1 or axis not in axes])
+    return call.reshape(
+        x, [size for axis, size in enumerate(shape) if size != 1 or axis not in axes]
+    )
 
 
 def _unsqueeze(call: Call) -> Ref:
@@ -181,7 +189,14 @@ def _padded(call: Call, sides: Mapping[int, tuple[int, int]]) -> Item:
             size = call.shape(x)[axis]
             x = strided(call, call.as_ref(x), axis, max(0, -before), size + min(0, after), 1)
         if before > 0 or after > 0:
-            x = call.op("pad", call.as_ref(x), axis=axis, before=max(0, before), after=max(0, after), value=value)
+            x = call.op(
+                "pad",
+                call.as_ref(x),
+                axis=axis,
+                before=max(0, before),
+                after=max(0, after),
+                value=value,
+            )
     return x
 
 
@@ -234,7 +249,9 @@ SHAPES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("Concat(*parts)", "cat(parts, axis)", rule=_concat),
         **foreign_ops("stack(parts, axis)", rule=_stack),
         **foreign_ops("Pad(x, pads, value, axes)", rule=_pad_by_sides),
-        **foreign_ops("pad(x, pads, mode, value)", "constant_pad_nd(x, pads, value)", rule=_pad_by_axes),
+        **foreign_ops(
+            "pad(x, pads, mode, value)", "constant_pad_nd(x, pads, value)", rule=_pad_by_axes
+        ),
         **foreign_ops("roll(x, shifts, axes)", rule=_roll),
     }
 )

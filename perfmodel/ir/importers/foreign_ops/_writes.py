@@ -77,7 +77,8 @@ def _scatter_nd(call: Call) -> Item:
     if not indices.size:
         raise CannotMapError(_NOT_A_RANGE)
 
-    # Number all elements; the places that are written must be exactly a block of them, cut along one axis at most.
+    # Number all elements; the places that are written must be exactly a block of them, cut along
+    # one axis at most.
     numbers = np.arange(prod(shape)).reshape(shape)
     written = numbers[tuple(np.moveaxis(indices, -1, 0))]
     lowest = np.unravel_index(written.min(), shape)
