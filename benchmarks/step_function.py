@@ -15,6 +15,7 @@ import optax
 from timing import entry
 
 import perfmodel as pm
+from perfmodel.spec import NetworkLevel
 
 JOB = ("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8")
 BATCH = 1536
@@ -65,7 +66,7 @@ def run() -> dict[str, dict[str, object]]:
     began = time.perf_counter()
     for factor in np.linspace(0.9, 1.1, 5):  # each on a machine of its own, as differences need it
         cluster = pm.cluster(JOB[1])
-        level = pm.NetworkLevel(
+        level = NetworkLevel(
             **vars(cluster.levels[1]) | {"latency_s": cluster.levels[1].latency_s * float(factor)}
         )
         machine = pm.Cluster(**vars(cluster) | {"levels": (cluster.levels[0], level)})

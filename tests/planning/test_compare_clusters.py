@@ -10,6 +10,7 @@ from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.planning.compare_clusters import clusters_named, compare_clusters
+from perfmodel.planning.goodput import Reliability
 from perfmodel.planning.layouts import Tariff
 from perfmodel.planning.training_run import training_run
 
@@ -138,7 +139,7 @@ def test_failures_make_a_run_dearer():
     p = pm.predict(problem, layout="dp=8")
     of = {"tariff": Tariff(tokens=1e12)}
     usual = training_run(p, problem, **of)
-    worse = training_run(p, problem, **of, reliability=pm.Reliability(device_mtbf_s=86400.0))
+    worse = training_run(p, problem, **of, reliability=Reliability(device_mtbf_s=86400.0))
     assert usual.cost_usd is not None
     assert worse.cost_usd == pytest.approx(
         usual.cost_usd * usual.goodput.fraction / worse.goodput.fraction

@@ -8,7 +8,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import PerfModelError
-from perfmodel.serving import folded
+from perfmodel.serving import engine_commands, folded
 
 ASKED: dict[str, Any] = {"prompt_tokens": 1024, "output_tokens": 256}
 
@@ -81,7 +81,7 @@ def test_commands_say_the_server(
     model: str, layout: str, words: dict[str, Any], engine: str, flags: dict[str, str]
 ) -> None:
     serving = pm.serve(model, "dgx-h100", layout, **ASKED, **words)
-    command = pm.engine_commands(serving, "my/model")[engine]
+    command = engine_commands(serving, "my/model")[engine]
     parsed = shlex.split(command)
     assert "my/model" in parsed
     for flag, value in flags.items():

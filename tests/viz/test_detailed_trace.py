@@ -8,6 +8,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cli import main
+from perfmodel.spec import Problem
 from perfmodel.viz import trace_events
 
 LAYOUT = "tp=2,pp=2,dp=2,micro_batch=1,recompute=full"
@@ -15,7 +16,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro_batch=1,recompute=full"
 
 @pytest.fixture(scope="module")
 def events() -> list[dict[str, Any]]:
-    problem = pm.Problem(
+    problem = Problem(
         model=pm.catalog.model("gpt3-125m"), cluster=pm.catalog.cluster("dgx-a100"),
         job=pm.Job(global_batch=4, seq_len=512), devices=8,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def read_sharded(
     narrow.
 
         step = jax.jit(train_step, in_shardings=..., out_shardings=...)
-        pm.read_sharded(step, params, batch).predict("dgx-h100")
+        read_sharded(step, params, batch).predict("dgx-h100")
 
     Args:
         program: a jitted function (with `args` to lower it for), what `lower` or `compile`

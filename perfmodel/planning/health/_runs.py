@@ -25,7 +25,7 @@ def runs_of_logs(
     Where a log and its script state different layouts, batches or options, the log counts.
 
         runs = pm.runs_of_logs([("small.sh", "small.log"), ("large.sh", "large.log")], "dgx-h100")
-        pm.calibrate_end_to_end(runs, out="mine")
+        calibrate_end_to_end(runs, out="mine")
 
     Args:
         pairs: (launch script, log).
