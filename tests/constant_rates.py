@@ -11,6 +11,7 @@ from perfmodel.ops import Collective, KernelOp
 from perfmodel.prediction import Site
 from perfmodel.prediction.sites import NEUTRAL
 from perfmodel.prediction.sites.constants import MemorySpread
+from perfmodel.spec import Cluster
 
 SITE = Site(
     sustained=(("Hopper", 0.08), ("Ampere", 0.03)),
@@ -40,3 +41,18 @@ def _seconds(op: KernelOp | Collective) -> float:
         rate = 1.5e11 if op.ranks_per_node == op.num_ranks else 2e10 / op.concurrent**0.5
         return 1e-5 * op.num_ranks**0.5 + op.bytes * (1 - 1 / op.num_ranks) / rate
     return 4e-6 + op.flops / 3e14 + op.bytes / 2e12
+
+
+class Links:
+    """Collectives that take the latency of a link and their bytes at its bandwidth."""
+
+    def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
+        seconds = []
+        for op in ops:
+            level = cluster.levels[0 if op.ranks_per_node == op.num_ranks else -1]
+            share = 1 - 1 / op.num_ranks
+            seconds.append(
+                op.num_ranks**0.5 * level.latency_s + share * op.bytes / level.bandwidth_bytes_per_s
+            )
+        time_s = np.array(seconds, float)
+        return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))

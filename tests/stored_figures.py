@@ -9,6 +9,8 @@ from pathlib import Path
 
 Figures = Mapping[str, float]
 ROUNDING = 1e-6
+MOST_MOVED = 10
+"""So many figures that moved say enough: no further case is computed after them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def read_cases(table: Path) -> Iterator[StoredCase]:
 def moved_figures(
     now: Iterable[StoredCase], table: Path, rounding: float = ROUNDING, exact: Collection[str] = ()
 ) -> list[str]:
-    """Sentences on cases that came, went or moved since the table was written.
+    """Sentences on cases that came, went or moved since the table was written; the first of many.
 
     Args:
         rounding: relative difference of figures that are the same.
@@ -79,6 +81,8 @@ def moved_figures(
                 moved.append(
                     f"{case.base}: {case.name}: {name} was {values[0]:.9g}, is {values[1]:.9g}"
                 )
+        if len(moved) >= MOST_MOVED:
+            return moved
     return [*moved, *(f"{base}: {name} is gone" for base, name in then)]
 
 

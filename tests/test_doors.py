@@ -38,6 +38,7 @@ LOOK_INSIDE = {
     "prediction/test_fitted_files.py",
     # Arithmetic that everything else shows through predictions alone.
     "planning/health/known_evidence.py",
+    "planning/health/known_faults.py",
 }
 """Files of tests that import private modules, and why."""
 

@@ -40,10 +40,10 @@ def check(schedule: Schedule) -> tuple[Problem, ...]:
     problems = _work(schedule)
 
     # A backward needs the activations that its forward left on one chunk of one device.
-    device = schedule.device
-    place = device * schedule.chunks + schedule.chunk
+    device, chunk = schedule.device, schedule.chunk
     for i, j in _pairs(
-        schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]
+        schedule.dependencies.same_stage,
+        lambda here, there: (device[here] != device[there]) | (chunk[here] != chunk[there]),
     ):
         message = f"{schedule[i]} must run on the same device as {schedule[j]}"
         problems.append(Problem("placement", schedule[i], message))

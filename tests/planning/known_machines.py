@@ -10,18 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from constant_rates import SITE, Rates
+from constant_rates import SITE, Links, Rates
 from stored_figures import Figures, StoredCase, write_cases
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes
 from perfmodel.errors import PerfModelError
-from perfmodel.ops import Collective
 from perfmodel.planning.design import memory_to_fit
 from perfmodel.planning.what_if import NAMES, Scenario, in_scenario, parse_sweep, step_s, sweep
 from perfmodel.prediction import EAGER, StepProblem, step_problem
-from perfmodel.spec import Cluster, Job, Layout, Transformer
+from perfmodel.spec import Job, Layout, Transformer
 
 TABLE = Path(__file__).with_suffix(".csv")
 LAYOUTS = {
@@ -44,21 +41,6 @@ TOGETHER = (
     ("all_gather_delay_s=0.002", "reduce_scatter_delay_s=0.001"),
     ("host_bandwidth=0.5x",),
 )
-
-
-class Links:
-    """Collectives that take the latency of a link and their bytes at its bandwidth."""
-
-    def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
-        seconds = []
-        for op in ops:
-            level = cluster.levels[0 if op.ranks_per_node == op.num_ranks else -1]
-            share = 1 - 1 / op.num_ranks
-            seconds.append(
-                op.num_ranks**0.5 * level.latency_s + share * op.bytes / level.bandwidth_bytes_per_s
-            )
-        time_s = np.array(seconds, float)
-        return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
 
 
 def problem_of(name: str, cluster: str = "dgx-a100") -> StepProblem:

@@ -230,8 +230,10 @@ def figures(prediction: Prediction) -> dict[str, float]:
 
 def cases() -> Iterator[StoredCase]:
     """Figures of every base and of its possible variants."""
+    # All bases are first, so that most changes of a formula are seen within seconds.
     for base, step in BASES.items():
         yield StoredCase(base, base, figures(predicted(step)) | structure(step))
+    for base, step in BASES.items():
         changes = list(dict.fromkeys(changes_of(step)))
         for change in changes:
             if change[0] in VARIED.get(base, ()):

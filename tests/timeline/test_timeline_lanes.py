@@ -140,6 +140,20 @@ def test_threads_share_out_programs_evenly(asked, parts: int):
         assert len(bounds) == 1
 
 
+@pytest.mark.parametrize("lanes", [1, LANES, LANES + 1])
+def test_a_batch_is_divided_from_its_least_work_on(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work is ops times rows of lanes."""
+    programs = [compile_structure(PIPELINE)] * 3
+    work = 3 * programs[0].n_ops * -(-lanes // LANES)
+    monkeypatch.setattr("perfmodel.timeline._many.LEAST_DIVIDED", work)
+    assert _divided(programs, [lanes] * 3, 3) == [(0, 1), (1, 2), (2, 3)]
+    assert _divided(programs, [lanes] * 3, 4) == _divided(programs, [lanes] * 3, 1) == [(0, 3)]
+    monkeypatch.setattr("perfmodel.timeline._many.LEAST_DIVIDED", work + 1)
+    assert _divided(programs, [lanes] * 3, 3) == [(0, 3)]
+
+
 def test_derivatives_of_many():
     programs = [compile_structure(PIPELINE), compile_structure(LAGGED)]
     durations = [lanes_of(PIPELINE, 20), lanes_of(LAGGED, 3)]

@@ -321,7 +321,6 @@ class _ShapeEvents:
         stored = stored_params(blocks, pipelined, setting.job)
         trained = trained_params(blocks, pipelined, setting.job)
         groups: list[Group] = [group for group, params in stored.items() if params.any()]
-        some_frozen = any((stored[group] != trained[group]).any() for group in groups)
 
         units = {
             by_layer: exchanged_units(3 if by_layer else 0, blocks.layers, counts)
@@ -336,10 +335,8 @@ class _ShapeEvents:
             for by_layer, units_of_segment in units.items():
                 for kind in EXCHANGES:
                     # Weights that are kept sharded are gathered whether they are trained or not.
-                    gathers_frozen = (
-                        by_layer and some_frozen and (kind,) in (GATHER, GATHER_BACKWARD)
-                    )
-                    params = stored[group] if gathers_frozen else trained[group]
+                    gathers_sharded = by_layer and (kind,) in (GATHER, GATHER_BACKWARD)
+                    params = stored[group] if gathers_sharded else trained[group]
                     numbers = _exchange_numbers(
                         kind, counts @ params / units_of_segment, place, setting, events
                     )

@@ -23,16 +23,18 @@ def tight() -> SearchResult:
     return pm.search("llama3-8b", top=3, **TIGHT)
 
 
-def everything(result: SearchResult) -> dict[str, tuple[float, float]]:
+@pytest.fixture(scope="module")
+def every() -> dict[str, tuple[float, float]]:
     """Step time and probability to fit of every layout of the space that fits by its predicted
     need."""
-    every = pm.search("llama3-8b", top=10**6, every=True, distinct=False, **TIGHT)
-    return {p.layout_notation: (p.step_time_s, p.fits_probability) for p in every.layouts}
+    result = pm.search("llama3-8b", top=10**6, every=True, distinct=False, **TIGHT)
+    return {p.layout_notation: (p.step_time_s, p.fits_probability) for p in result.layouts}
 
 
-def test_the_fastest_that_surely_fits_is_recommended(tight: SearchResult) -> None:
+def test_the_fastest_that_surely_fits_is_recommended(
+    tight: SearchResult, every: dict[str, tuple[float, float]]
+) -> None:
     assert tight.layouts[0].fits_probability < 0.9  # or the case shows nothing
-    every = everything(tight)
     safe_s = [step_s for step_s, probability in every.values() if probability >= 0.9]
     assert tight.first_to_try.fits_probability >= 0.9
     assert tight.first_to_try.step_time_s == pytest.approx(min(safe_s), rel=1e-6)
@@ -42,8 +44,9 @@ def test_the_fastest_that_surely_fits_is_recommended(tight: SearchResult) -> Non
 
 
 @pytest.mark.parametrize("min_fit", [0.0, 0.3, 0.6, 0.99])
-def test_the_probability_that_is_asked_for_is_held(tight: SearchResult, min_fit: float) -> None:
-    every = everything(tight)
+def test_the_probability_that_is_asked_for_is_held(
+    every: dict[str, tuple[float, float]], min_fit: float
+) -> None:
     found = pm.search("llama3-8b", top=3, min_fit=min_fit, **TIGHT)
     safe_s = [step_s for step_s, probability in every.values() if probability >= min_fit]
     assert found.first_to_try.fits_probability >= min_fit
@@ -51,8 +54,9 @@ def test_the_probability_that_is_asked_for_is_held(tight: SearchResult, min_fit:
     assert (found.riskier is None) == (found.first_to_try is found.layouts[0])
 
 
-def test_where_nothing_surely_fits_the_likeliest_is_named(tight: SearchResult) -> None:
-    every = everything(tight)
+def test_where_nothing_surely_fits_the_likeliest_is_named(
+    tight: SearchResult, every: dict[str, tuple[float, float]]
+) -> None:
     found = pm.search("llama3-8b", top=3, min_fit=1 - 1e-15, **TIGHT)
     assert found.first_to_try.fits_probability == pytest.approx(
         max(chance for _, chance in every.values()), rel=1e-9
@@ -92,6 +96,16 @@ def test_the_share_that_fits_is_the_inverse_of_the_probability(probability: floa
         probability
     )
     assert spread.share_that_fits(0.0) == float("inf")
+
+
+def test_a_safe_layout_is_sought_beyond_the_first_that_are_looked_at(
+    tight: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order by value is looked at piece by piece, and the first piece may hold no safe one."""
+    monkeypatch.setattr("perfmodel.planning.layouts._recommend.FIRST_SOUGHT", 1)
+    found = pm.search("llama3-8b", top=1, **TIGHT)
+    assert found.layouts[0].fits_probability < 0.9
+    assert found.first_to_try.layout == tight.first_to_try.layout
 
 
 def test_any_probability_is_enough_for_several_batches_too() -> None:
