@@ -252,11 +252,10 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
         return default_part
     # If several devices have the stated memory, the one with the usual form factor and kind of
     # memory is meant.
-    form = (
-        next((known.form for known in parts[default_part].names if known.form), "")
-        if default_part
-        else ""
-    )
+    if default_part:
+        form = next((known.form for known in parts[default_part].names if known.form), "")
+    else:
+        form = ""
     fitting_form = [
         name
         for name in fitting

@@ -127,11 +127,10 @@ def _check_keys(data: Mapping[str, Any], place: str) -> None:
     # where it goes.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
-            remark = (
-                f"{key} belongs under [job]"
-                if key in JOB_WORDS
-                else UnknownNameError("key", key, JOB_FILE_KEYS)
-            )
+            if key in JOB_WORDS:
+                remark = f"{key} belongs under [job]"
+            else:
+                remark = UnknownNameError("key", key, JOB_FILE_KEYS)
             raise PerfModelError(f"{place}: {remark} (give launch files with --from)")
         if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")

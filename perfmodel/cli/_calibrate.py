@@ -218,11 +218,10 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
             "--processes N"
         )
     if arguments.backend == "nccl-tests" or arguments.dry_run:
-        flag = (
-            "--dry-run"
-            if arguments.dry_run
-            else "--backend nccl-tests, which starts its own programs,"
-        )
+        if arguments.dry_run:
+            flag = "--dry-run"
+        else:
+            flag = "--backend nccl-tests, which starts its own programs,"
         raise PerfModelError(f"calibrate: {flag} cannot be used with a launcher or --launched")
     if arguments.out is None:
         raise PerfModelError("calibrate: give --out DIR, the folder for the tables")

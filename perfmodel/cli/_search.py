@@ -249,11 +249,9 @@ def _export_framework(arguments: argparse.Namespace) -> str:
     launch: Launch | None = arguments.launch
     if launch is not None and Path(launch.path).suffix == path.suffix:
         # Accelerate launches frameworks that have files of their own.
-        return (
-            launch.framework
-            if launch_format(launch.framework).name == launch.format
-            else launch.format
-        )
+        if launch_format(launch.framework).name == launch.format:
+            return launch.framework
+        return launch.format
     if launch is None and arguments.framework is not None:
         return arguments.framework
     return format_of_path(path).frameworks[0]
@@ -283,11 +281,10 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
 
     # A file of the same format is the template: settings that the layout does not determine stay as
     # they are.
-    template = (
-        launch.path
-        if launch is not None and launch.format == launch_format(framework).name
-        else None
-    )
+    if launch is not None and launch.format == launch_format(framework).name:
+        template = launch.path
+    else:
+        template = None
     write_launch(arguments.export, _launch_text(arguments, result, framework, template))
 
 

@@ -95,11 +95,10 @@ class Replay:
             return high_s
         for _ in range(_BISECTIONS):
             middle_s = (low_s + high_s) / 2
-            low_s, high_s = (
-                (middle_s, high_s)
-                if self.calls_felt(kind, middle_s) <= first
-                else (low_s, middle_s)
-            )
+            if self.calls_felt(kind, middle_s) <= first:
+                low_s, high_s = (middle_s, high_s)
+            else:
+                low_s, high_s = (low_s, middle_s)
         return low_s
 
 

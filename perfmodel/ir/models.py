@@ -273,11 +273,9 @@ def model_program(
     """
     if isinstance(model, Mlp):
         sizes = (model.hidden,) * (model.layers + 1)
-        return (
-            training_step(mlp(batch, sizes, dtype))
-            if mode == "train"
-            else mlp_inference(batch, sizes, dtype)
-        )
+        if mode == "train":
+            return training_step(mlp(batch, sizes, dtype))
+        return mlp_inference(batch, sizes, dtype)
     # The written architecture has one attention and one feed-forward kernel; whatever it cannot
     # express is refused rather than approximated.
     if not isinstance(model, Transformer) or not _is_like_gpt2(model):

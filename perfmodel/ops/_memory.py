@@ -274,11 +274,10 @@ def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, .
 
     # Forward draws the mask by a key; backward has it from the forward.
     if op.op in ("dropout", "bias_dropout_add"):
-        mask = (
-            jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS
-            if op.pass_ == "bwd"
-            else None
-        )
+        if op.pass_ == "bwd":
+            mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS
+        else:
+            mask = None
         inputs += (jax.random.key(0) if mask is None else mask,)
     return inputs, differentiable
 

@@ -193,11 +193,10 @@ def _add_orthogonalisation(
     # exchanges the results.
     blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
     for group in STATES:
-        shards = (
-            StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size
-            if states.zero
-            else 1
-        )
+        if states.zero:
+            shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size
+        else:
+            shards = 1
         products: dict[Op, Float[np.ndarray, " stages"]] = {}
         for number, block in enumerate(blocks.blocks):
             for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():

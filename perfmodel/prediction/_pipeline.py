@@ -118,11 +118,10 @@ def summarise(
     schedule = spec.build_schedule()
     live = live_state(schedule, spec.offload, spec.scheduler.weights)
     combines = spec.combines_passes
-    paths = (
-        flushed_paths(schedule, combines)
-        if spec.steps == 1
-        else steady_paths(schedule, spec.steps, combines)
-    )
+    if spec.steps == 1:
+        paths = flushed_paths(schedule, combines)
+    else:
+        paths = steady_paths(schedule, spec.steps, combines)
     if spec.scheduler.staggered and spec.steps > 1:
         paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps, combines))
 

@@ -235,11 +235,10 @@ def _warnings(
     """Warnings about parts that the figures leave out, about assumptions, and about times without a
     measurement (unless negligible)."""
     model = problem.model
-    left_out = (
-        (f"{model.name}: {model.left_out}",)
-        if isinstance(model, Transformer) and model.left_out
-        else ()
-    )
+    if isinstance(model, Transformer) and model.left_out:
+        left_out = (f"{model.name}: {model.left_out}",)
+    else:
+        left_out = ()
     warnings = (*left_out, *layout.remarks, *problem.job.assumed)
     if provenance["extrapolated"] + provenance["analytical"] < 0.01:
         return warnings

@@ -58,11 +58,9 @@ def _fused_quantisation(problem: StepProblem) -> StepProblem:
 
 
 def _whole_rows(problem: StepProblem) -> StepProblem:
-    return (
-        _job(row_kernels="generated")(problem)
-        if problem.job.kernels.row_kernels == "by_reduction"
-        else problem
-    )
+    if problem.job.kernels.row_kernels == "by_reduction":
+        return _job(row_kernels="generated")(problem)
+    return problem
 
 
 STEP_TERMS: Final = (

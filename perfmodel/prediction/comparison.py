@@ -50,11 +50,9 @@ class Compared:
         return {"schedule": self.schedule, "prediction": prediction, "reason": self.reason}
 
     def _repr_html_(self) -> str:
-        return (
-            self.prediction._repr_html_()
-            if self.prediction
-            else paragraph(f"{self.schedule}: {self.reason}")
-        )
+        if self.prediction:
+            return self.prediction._repr_html_()
+        return paragraph(f"{self.schedule}: {self.reason}")
 
 
 class Comparison(list[Compared]):

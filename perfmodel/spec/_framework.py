@@ -177,11 +177,10 @@ class Framework(Stated, Sectioned):
         """
         can = self.capabilities
         usual = self.default_layout
-        names = (
-            _OF_EVERY_LAYOUT
-            if stated.get("tp", 1) == 1
-            else (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
-        )
+        if stated.get("tp", 1) == 1:
+            names = _OF_EVERY_LAYOUT
+        else:
+            names = (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
         defaults = {name: getattr(usual, name) for name in names}
         # Pipelines may have another default, and not every stage of ZeRO runs with them.
         if stated.get("pp", 1) > 1:
@@ -226,11 +225,9 @@ class Framework(Stated, Sectioned):
             return default
         if self.launch.micro_batches_per_stage:
             return max(1, batch_per_replica // (self.launch.micro_batches_per_stage * stages))
-        return (
-            default
-            if self.launch.pipeline_micro_batch is None
-            else self.launch.pipeline_micro_batch
-        )
+        if self.launch.pipeline_micro_batch is None:
+            return default
+        return self.launch.pipeline_micro_batch
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
         """This framework's defaults for the kinds of context and expert parallelism, if the layout

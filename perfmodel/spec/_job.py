@@ -243,11 +243,9 @@ class Job(Implementation):
     def input_s(self) -> float:
         """Seconds that the input pipeline needs for the samples of a step; 0 if it is never the
         limit."""
-        return (
-            0.0
-            if self.input_samples_per_s is None
-            else self.global_batch / self.input_samples_per_s
-        )
+        if self.input_samples_per_s is None:
+            return 0.0
+        return self.global_batch / self.input_samples_per_s
 
     @property
     def varied_lengths(self) -> bool:

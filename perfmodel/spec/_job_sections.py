@@ -326,11 +326,9 @@ class ExpertTokens:
     @property
     def load(self) -> float:
         """Load of the busiest rank's experts, relative to the mean over ranks."""
-        return (
-            self.expert_imbalance
-            if self.expert_capacity_factor is None
-            else self.expert_capacity_factor
-        )
+        if self.expert_capacity_factor is None:
+            return self.expert_imbalance
+        return self.expert_capacity_factor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,11 +181,10 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
     elif layer.op == "linear":
         yield linear(precision, batch, layer.c_out, layer.c_in * layer.size_in**2, bias=layer.c_out)
     else:
-        name = (
-            "max_pool3x3s2"
-            if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2)
-            else layer.op
-        )
+        if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2):
+            name = "max_pool3x3s2"
+        else:
+            name = layer.op
         yield pointwise(
             precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor
         )

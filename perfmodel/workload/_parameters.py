@@ -188,11 +188,10 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
     # stand side by side.
     ends = 2 if model.norms.norm_at == "both" else 1
-    normed = (
-        attending
-        if model.block.parallel_blocks == "one_norm"
-        else len(letters) - sum(n[x] for x in "IAPU")
-    )
+    if model.block.parallel_blocks == "one_norm":
+        normed = attending
+    else:
+        normed = len(letters) - sum(n[x] for x in "IAPU")
     if hybrid.parallel_mixers:
         normed -= n["M"]
     if hybrid.shortcut_experts:

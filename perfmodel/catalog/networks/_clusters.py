@@ -188,11 +188,10 @@ def cluster_for(
     node = inner.size
     if _is_rack(accelerator, rack):
         # Adapters are stated for a tray, not for the rack.
-        node = (
-            devices_per_node
-            if devices_per_node and devices_per_node < inner.size
-            else NVL_TRAY_DEVICES
-        )
+        if devices_per_node and devices_per_node < inner.size:
+            node = devices_per_node
+        else:
+            node = NVL_TRAY_DEVICES
     outer = None if network.absent else _outer_level(accelerator, network, node, inner.size)
     inter_words = inter_link if isinstance(inter_link, str) else network.words
     stated_links = "; ".join(text.strip() for text in (intra_link, inter_words) if text.strip())

@@ -324,11 +324,9 @@ def answer_method(
     # Norms in 16 bits on a die where fused norms were timed.
     is_norm = kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd")
     if is_norm and query.figures.die in _FUSED:
-        return (
-            "itself"
-            if timed_for(plan(query, kind), stacks, query.figures, query.source)
-            else "by bandwidth"
-        )
+        if timed_for(plan(query, kind), stacks, query.figures, query.source):
+            return "itself"
+        return "by bandwidth"
 
     # Backward of attention that was timed on the device's own die in few rows.
     if is_backward_of_attention:

@@ -122,11 +122,10 @@ class _Installed:
             source = bound.get("src", default)
             orders = self._orders
             if source is not None and source not in orders.exchanging:
-                why = (
-                    "excluded from data exchange by --apart; leave that out"
-                    if source in orders.real_ranks
-                    else f"emulated and has no objects; make it real with --real-ranks {source},{orders.rank}"
-                )
+                if source in orders.real_ranks:
+                    why = "excluded from data exchange by --apart; leave that out"
+                else:
+                    why = f"emulated and has no objects; make it real with --real-ranks {source},{orders.rank}"
                 error = EmulationError(
                     f"rank {orders.rank}: {name} from rank {source}, which is {why}"
                 )

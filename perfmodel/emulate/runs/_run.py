@@ -174,11 +174,9 @@ class EmulatedRun:
 
 def _steady_iterations(table: "pd.DataFrame") -> Any:
     """Iterations without the first ones, if there are enough others."""
-    return (
-        table[table.iteration > _WARM_UP]
-        if len(table) and table.iteration.max() > 2 * _WARM_UP
-        else table
-    )
+    if len(table) and table.iteration.max() > 2 * _WARM_UP:
+        return table[table.iteration > _WARM_UP]
+    return table
 
 
 def _slowest_s(table: Any) -> Float[np.ndarray, " iterations"]:

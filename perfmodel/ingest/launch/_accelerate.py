@@ -171,11 +171,9 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError(
             "recompute: without FSDP the training script decides on recomputation; use recompute=none"
         )
-    return (
-        {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"}
-        if fields["zero"]
-        else {}
-    )
+    if fields["zero"]:
+        return {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"}
+    return {}
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:

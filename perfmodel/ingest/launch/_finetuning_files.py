@@ -269,11 +269,10 @@ def _missing_file(settings: Mapping[str, Any]) -> Fields:
     if _ACCELERATE_BY_NAME not in settings:
         return {}
     engine = _ENGINE_TITLES.get(str(settings.get("distributed_type")))
-    assumed = (
-        f"{engine} is taken from its name, and bf16"
-        if engine
-        else "plain data parallelism in bf16 is assumed"
-    )
+    if engine:
+        assumed = f"{engine} is taken from its name, and bf16"
+    else:
+        assumed = "plain data parallelism in bf16 is assumed"
     return {
         "doubt.accelerate": (
             f"the layout, the precision and memory may be wrong: {settings[_ACCELERATE_BY_NAME]}, the file of "

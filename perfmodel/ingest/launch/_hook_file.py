@@ -176,11 +176,10 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
         fp8 = source.entries.get("trainer.plugins.fp8")
         recipe = source.entries.get("trainer.plugins.fp8_recipe")
         if fp8 is not None and fp8.value is not None:
-            narrow = (
-                f"fp8 {recipe.value}"
-                if recipe is not None and isinstance(recipe.value, str)
-                else "fp8"
-            )
+            if recipe is not None and isinstance(recipe.value, str):
+                narrow = f"fp8 {recipe.value}"
+            else:
+                narrow = "fp8"
             renamed["mixed_precision"] = replace(precision, value=narrow)
     return replace(source, entries=with_precision(renamed)), _NEMO
 

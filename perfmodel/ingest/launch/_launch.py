@@ -344,11 +344,9 @@ def _assumed_sizes(stated: Stated, default_name: str) -> list[str]:
         for name in _SIZES
         if f"model.{name}" in stated.defaults and f"model.{name}" not in stated.fields
     ]
-    return (
-        [f"a model of {', '.join(filled)} ({default_name}'s own sizes; --model sets others)"]
-        if filled
-        else []
-    )
+    if filled:
+        return [f"a model of {', '.join(filled)} ({default_name}'s own sizes; --model sets others)"]
+    return []
 
 
 def _assumed_vocabulary(stated: Stated) -> list[str]:

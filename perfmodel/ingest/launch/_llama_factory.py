@@ -134,11 +134,10 @@ def _plugin_tuning(settings: Mapping[str, Any]) -> Fields:
     kind = settings.get("peft_config.name")
     if not is_on(kind):
         return {}
-    bits = (
-        settings.get("quant_config.quantization_bit", 4)
-        if is_on(settings.get("quant_config.name"))
-        else 0
-    )
+    if is_on(settings.get("quant_config.name")):
+        bits = settings.get("quant_config.quantization_bit", 4)
+    else:
+        bits = 0
     adapters = Adapters(
         rank=settings.get("peft_config.r", 8),
         targets=settings.get("peft_config.target_modules", "all"),

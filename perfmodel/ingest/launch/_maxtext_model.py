@@ -188,11 +188,9 @@ def _block(settings: Mapping[str, Any]) -> Fields:
     kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)
-        return (
-            {"model.window": window}
-            if window and settings.get("attention_type") == "local_sliding"
-            else {}
-        )
+        if window and settings.get("attention_type") == "local_sliding":
+            return {"model.window": window}
+        return {}
     # Norms before and after each sub-layer, and a window in every second or in five of six layers.
     if kind == "gemma2":
         return {

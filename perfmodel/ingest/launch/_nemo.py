@@ -201,11 +201,9 @@ _POSITIONS: Final = {
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Framework of a configuration: NeMo 1, on Megatron-Core if it says so."""
-    return (
-        "nemo@2024"
-        if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True
-        else "nemo@2023"
-    )
+    if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True:
+        return "nemo@2024"
+    return "nemo@2023"
 
 
 _HYBRID: Final = {

@@ -145,11 +145,9 @@ _FP8: Final = f"{_MEGATRON}fp8_cfg.enabled"
 def _dtype(settings: Mapping[str, Any]) -> Fields:
     if is_on(settings.get(_IS_MEGATRON)) and is_on(settings.get(_FP8)):
         return {"dtype": "fp8"}
-    return (
-        {"dtype": _PRECISIONS.read(settings["policy.precision"])}
-        if "policy.precision" in settings
-        else {}
-    )
+    if "policy.precision" in settings:
+        return {"dtype": _PRECISIONS.read(settings["policy.precision"])}
+    return {}
 
 
 def _adapter_keys(block: str) -> tuple[str, ...]:

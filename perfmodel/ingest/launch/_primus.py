@@ -198,8 +198,6 @@ def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
     line = command.argv[0].line
     # Where the nodes are not known, the argument that says so is refused like every other one.
     devices = world_of(settings).get("devices")
-    return (
-        {"nnodes": Entry(settings["nnodes"], line)}
-        if devices is None
-        else {"num-processes": Entry(str(devices), line)}
-    )
+    if devices is None:
+        return {"nnodes": Entry(settings["nnodes"], line)}
+    return {"num-processes": Entry(str(devices), line)}

@@ -163,11 +163,10 @@ class Calls(Expressions):
             case Symbol():
                 return self._outside(function.path, positional, keywords, node)
             case _:
-                path = (
-                    function.maker
-                    if isinstance(function, ScriptObject)
-                    else expression_text(node.func)
-                )
+                if isinstance(function, ScriptObject):
+                    path = function.maker
+                else:
+                    path = expression_text(node.func)
                 made = ScriptObject(
                     f"{path}.__call__", positional, dict(keywords), line=node.lineno
                 )

@@ -197,11 +197,10 @@ class Expressions(ABC):
                 continue
             if not isinstance(part, ast.FormattedValue):
                 return MISSING
-            specification = (
-                self._text(part.format_spec, scope)
-                if isinstance(part.format_spec, ast.JoinedStr)
-                else ""
-            )
+            if isinstance(part.format_spec, ast.JoinedStr):
+                specification = self._text(part.format_spec, scope)
+            else:
+                specification = ""
             text = formatted(
                 self.value(part.value, scope),
                 specification if specification is not MISSING else "?",

@@ -405,11 +405,9 @@ def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
     not known."""
     known = all(is_known(argument) for argument in (*arguments, *keywords.values()))
     if name in _OF_NUMBERS:
-        return (
-            _guarded(_OF_NUMBERS[name], *arguments, **keywords)
-            if known and not keywords
-            else MISSING
-        )
+        if known and not keywords:
+            return _guarded(_OF_NUMBERS[name], *arguments, **keywords)
+        return MISSING
     if name in ("any", "all"):
         return _any_or_all(any if name == "any" else all, arguments)
     if name == "dict":

@@ -396,11 +396,9 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
     if of_factory is not None:
         return of_factory, MEGATRON
-    return (
-        None
-        if front_end is None
-        else with_named_files(source, front_end, Neighbours(Path(source.place).parent))
-    )
+    if front_end is None:
+        return None
+    return with_named_files(source, front_end, Neighbours(Path(source.place).parent))
 
 
 def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:

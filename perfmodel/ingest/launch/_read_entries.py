@@ -245,11 +245,10 @@ def _merged_tables(root: Any) -> set[int]:
         for item in node.value:
             key_node, child = item if isinstance(item, tuple) else (None, item)
             if key_node is not None and key_node.value == "<<":
-                sources = (
-                    child.value
-                    if isinstance(child.value, list) and child.id == "sequence"
-                    else [child]
-                )
+                if isinstance(child.value, list) and child.id == "sequence":
+                    sources = child.value
+                else:
+                    sources = [child]
                 tables.update(map(id, sources))
             waiting.append(child)
     return tables

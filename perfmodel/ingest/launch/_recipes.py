@@ -151,11 +151,10 @@ def _own_script(
         if word.endswith(".py") and _is_read_script(word, neighbours)
     )
     file = neighbours.find(argv[at])
-    read = (
-        user_script(file.text, str(file.path), argv[at + 1 :], command.variables)
-        if file is not None
-        else None
-    )
+    if file is not None:
+        read = user_script(file.text, str(file.path), argv[at + 1 :], command.variables)
+    else:
+        read = None
     if read is None:
         raise broken(
             place,

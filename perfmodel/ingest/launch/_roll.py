@@ -77,11 +77,9 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
         stated.pop("flash_attn", None)
         stated |= _config(worker)
         arguments = factory_arguments(replace(source, entries=stated))
-        return (
-            None
-            if arguments is None
-            else (arguments, replace(MEGATRON, always={**MEGATRON.always, **remarks}))
-        )
+        if arguments is None:
+            return None
+        return (arguments, replace(MEGATRON, always={**MEGATRON.always, **remarks}))
     form = replace(
         LLAMA_FACTORY,
         name="roll",
@@ -111,11 +109,10 @@ def _of_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
         prompt, response = (entries[name] for name in _LENGTHS)
         stated["cutoff_len"] = replace(response, value=_sum(prompt.value, response.value))
     # Adapters are trained where a target of them is named (roll/models/model_providers.py).
-    has_adapters = (
-        is_on(worker["model_args.lora_target"].value)
-        if "model_args.lora_target" in worker
-        else False
-    )
+    if "model_args.lora_target" in worker:
+        has_adapters = is_on(worker["model_args.lora_target"].value)
+    else:
+        has_adapters = False
     stated["finetuning_type"] = Entry("lora" if has_adapters else "full", 0)
     if not has_adapters:
         stated = {name: entry for name, entry in stated.items() if not name.startswith("lora_")}

@@ -99,11 +99,10 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 def _types(settings: Mapping[str, Any]) -> Fields:
     """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16
     bits."""
-    fields = (
-        optimizer_fields(settings["optimizer._component_"])
-        if "optimizer._component_" in settings
-        else {}
-    )
+    if "optimizer._component_" in settings:
+        fields = optimizer_fields(settings["optimizer._component_"])
+    else:
+        fields = {}
     dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(
         settings.get("dtype", "fp32")
     )

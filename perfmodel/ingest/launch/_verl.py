@@ -151,11 +151,11 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     rank = WHOLE_OR_NONE.read(settings["model.lora_rank"]) if "model.lora_rank" in settings else 0
-    return (
-        Adapters(rank=rank, targets=settings.get("model.target_modules", "all-linear")).fields
-        if rank
-        else {}
-    )
+    if rank:
+        return Adapters(
+            rank=rank, targets=settings.get("model.target_modules", "all-linear")
+        ).fields
+    return {}
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:

@@ -239,11 +239,9 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
     """DPO, ORPO and reward models, which are model classes here; names of classes are all that a
     file tells of them."""
     fields = objective_fields(settings.get("model.type", ""), "model.type")
-    return (
-        fields
-        if fields or not settings.keys() - {"model.type"}
-        else objective_fields("reward", "model.type")
-    )
+    if fields or not settings.keys() - {"model.type"}:
+        return fields
+    return objective_fields("reward", "model.type")
 
 
 def _tower_within(settings: Mapping[str, Any]) -> Fields:

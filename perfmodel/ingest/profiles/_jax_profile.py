@@ -159,11 +159,10 @@ def xplane_rows(
     for position, file in enumerate(files):
         for device, _, event in file.work:
             name = str(event.stats.get("hlo_module", ""))
-            row = (
-                file.modules[name].row(_instruction(event), n_devices)
-                if name in file.modules
-                else _NO_MODULE
-            )
+            if name in file.modules:
+                row = file.modules[name].row(_instruction(event), n_devices)
+            else:
+                row = _NO_MODULE
             if isinstance(row, str):
                 skipped[row] += 1
             elif event.duration_ps > 0:

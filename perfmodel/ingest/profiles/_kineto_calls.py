@@ -213,11 +213,10 @@ def kineto_calls(files: Sequence[KinetoFile]) -> list[tuple[Activity, Detail]]:
     """Activities of all ranks on one clock, each with the call that it belongs to."""
     calls: list[tuple[tuple[int, int], Activity, Detail]] = []
     for number, (file, shift_us) in enumerate(on_one_clock(files)):
-        calls_of_file = (
-            _activities_of_device(file, shift_us, number)
-            if file.device_work
-            else _of_host(file, shift_us, number)
-        )
+        if file.device_work:
+            calls_of_file = _activities_of_device(file, shift_us, number)
+        else:
+            calls_of_file = _of_host(file, shift_us, number)
         calls += [
             ((file.rank, activity.device), activity, detail) for activity, detail in calls_of_file
         ]

@@ -96,11 +96,9 @@ class Profile:
         """Calls within the steps of `step_numbers`."""
         # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
         numbers = set(self.step_numbers())
-        return (
-            self.calls
-            if -1 in numbers
-            else tuple(call for call in self.calls if call.step in numbers)
-        )
+        if -1 in numbers:
+            return self.calls
+        return tuple(call for call in self.calls if call.step in numbers)
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,10 @@ class _Routing:
     def _kind(self, node: Any) -> str:
         """The kind of a node, from the kinds of its operands; empty if unknown."""
         name = _name(node)
-        first = (
-            self.kinds.get(node.args[0], "")
-            if node.args and not isinstance(node.args[0], list)
-            else ""
-        )
+        if node.args and not isinstance(node.args[0], list):
+            first = self.kinds.get(node.args[0], "")
+        else:
+            first = ""
         if node.target is operator.getitem and first == "sort":
             return (_IDS, _ORDER)[node.args[1]]
         if first == _ORDER and name == "floor_divide" and isinstance(node.args[1], int):

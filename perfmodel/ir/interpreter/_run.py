@@ -296,11 +296,10 @@ class _Machine:
             gradient: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(
                 jnp.zeros_like, newest
             )
-            gradients[stage] = (
-                gradient
-                if stage not in gradients
-                else jax.tree.map(jnp.add, gradients[stage], gradient)
-            )
+            if stage not in gradients:
+                gradients[stage] = gradient
+            else:
+                gradients[stage] = jax.tree.map(jnp.add, gradients[stage], gradient)
             params |= dict(zip(self.layers[stage], newest, strict=True))
         micro_batches = s.micro_batches
         by_layer: list[Params] = []

@@ -195,11 +195,10 @@ class Server:
                 self._socket.settimeout(max(left_s, 1e-3))
                 peer, _ = self._socket.accept()
             except TimeoutError:
-                turned = (
-                    f"; {self._turned_away} connections used another secret"
-                    if self._turned_away
-                    else ""
-                )
+                if self._turned_away:
+                    turned = f"; {self._turned_away} connections used another secret"
+                else:
+                    turned = ""
                 raise CalibrationError(
                     f"{_processes_text(missing)} of {launch.count} did not connect to {self._meeting.host} within "
                     f"{timeout_s:g} s{turned}; check that all were started with this --out and can reach this node"

@@ -192,11 +192,9 @@ def _source_words(name: str) -> str:
     kind, _, part = name.partition(": ")
     if kind == "site":
         return _SITE_WORDS[part]
-    return (
-        "parameters fitted to your runs"
-        if kind == "fit"
-        else f"measured times of {part.replace('_', ' ')}"
-    )
+    if kind == "fit":
+        return "parameters fitted to your runs"
+    return f"measured times of {part.replace('_', ' ')}"
 
 
 def _setting(layout: Layout, name: str) -> Any:

@@ -276,11 +276,10 @@ def faults(
         if setting.differs(problem.job.values()):
             changed = replace(problem, job=replace(problem.job, **setting.fields))
             candidates.append(_setting_fault(changed, layout, setting, small_batch))
-    small_batch_s = (
-        None
-        if small_batch is None
-        else step_s(with_batch(problem, small_batch), layout, Scenario())
-    )
+    if small_batch is None:
+        small_batch_s = None
+    else:
+        small_batch_s = step_s(with_batch(problem, small_batch), layout, Scenario())
     candidates.append(_data_loading(expected_s, small_batch_s))
     return [fault for fault in candidates if fault is not None and _has_effect(fault, expected_s)]
 
@@ -390,11 +389,10 @@ def _setting_fault(
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
         changed = explain(problem, layout)
-        small_batch_s = (
-            None
-            if small_batch is None
-            else step_s(with_batch(problem, small_batch), layout, Scenario())
-        )
+        if small_batch is None:
+            small_batch_s = None
+        else:
+            small_batch_s = step_s(with_batch(problem, small_batch), layout, Scenario())
     except PerfModelError:
         # A setting that this layout cannot have is not the cause.
         return None

@@ -54,11 +54,10 @@ def _causes(health: "RunHealth") -> list[str]:
     # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is
     # wrong.
     if any(cause.probability < 1 for cause in causes):
-        no_fault = (
-            f"{health.no_fault_probability:.0%}"
-            if health.no_fault_probability >= 0.005
-            else "below 1%"
-        )
+        if health.no_fault_probability >= 0.005:
+            no_fault = f"{health.no_fault_probability:.0%}"
+        else:
+            no_fault = "below 1%"
         lines.append(
             f"probability that there is no fault and the site is just slower than most: {no_fault}"
         )

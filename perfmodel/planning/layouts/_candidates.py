@@ -161,11 +161,9 @@ class Candidates:
             for cost, part, start in zip(self.costs, parts, starts.tolist(), strict=True)
             if len(part)
         ]
-        return (
-            pd.concat(frames, ignore_index=True).assign(number=numbers)
-            if frames
-            else pd.DataFrame()
-        )
+        if frames:
+            return pd.concat(frames, ignore_index=True).assign(number=numbers)
+        return pd.DataFrame()
 
 
 def _recomputes_no_more(

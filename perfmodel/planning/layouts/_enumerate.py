@@ -162,11 +162,10 @@ class _Runnable:
         # so that one verdict serves all such degrees.
         degrees_above_one = _above_one(degrees)
         for choice in axis:
-            layout = (
-                degrees
-                if (degrees_above_one, choice) in self._refused
-                else degrees.replace(**choice._asdict())
-            )
+            if (degrees_above_one, choice) in self._refused:
+                layout = degrees
+            else:
+                layout = degrees.replace(**choice._asdict())
             if self._runs((degrees_above_one, choice), layout, choice._fields):
                 yield choice
 

@@ -249,11 +249,10 @@ def _loosened(constraint: Constraint, violation: float) -> str:
         )
     if not rhs.names:
         threshold = float(rhs(_none).lo)
-        loosened = (
-            _rounded_up(threshold + violation)
-            if sign[0] == "<"
-            else _rounded_down(threshold - violation)
-        )
+        if sign[0] == "<":
+            loosened = _rounded_up(threshold + violation)
+        else:
+            loosened = _rounded_down(threshold - violation)
         return f"{lhs.text} {sign} {loosened:.12g}"
     return (
         f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_rounded_up(violation)!r}"

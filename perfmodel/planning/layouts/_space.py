@@ -111,11 +111,10 @@ class SearchSpace:
             for name, values in shown.items()
             if len(values) > 1 or values != defaults[name]
         ]
-        devices = (
-            "dp up to the remaining devices"
-            if self.fewer_devices
-            else "dp from the remaining devices"
-        )
+        if self.fewer_devices:
+            devices = "dp up to the remaining devices"
+        else:
+            devices = "dp from the remaining devices"
         return ", ".join([*varied, devices])
 
 

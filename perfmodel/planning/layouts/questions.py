@@ -196,11 +196,10 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
         return step_problem
 
     def changed() -> StepProblem:
-        priced = (
-            step_problem
-            if kernels is None
-            else step_problem.repriced(kernels, step_problem.collectives)
-        )
+        if kernels is None:
+            priced = step_problem
+        else:
+            priced = step_problem.repriced(kernels, step_problem.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
     # The session remembers prices by step problem, so that equal questions share one.

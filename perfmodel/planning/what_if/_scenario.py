@@ -76,11 +76,9 @@ class Setting:
         if self.how == "times":
             return f"{self.name}={self.value:g}x"
         kind = _kind_of(self.name)
-        return (
-            f"{self.name}={self.value:g}"
-            if kind is None
-            else f"{self.name}={quantity_text(self.value, kind)}"
-        )
+        if kind is None:
+            return f"{self.name}={self.value:g}"
+        return f"{self.name}={quantity_text(self.value, kind)}"
 
 
 def parse_setting(text: str) -> Setting:

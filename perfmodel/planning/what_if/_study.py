@@ -306,11 +306,10 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     """The step model of the scenario's machine (without a slow rank)."""
     device = scenario.device(problem.cluster.device)
     cluster = scenario.cluster(problem.cluster)
-    kernels = (
-        problem.kernels
-        if device == problem.cluster.device
-        else ScaledKernels(problem.kernels, device)
-    )
+    if device == problem.cluster.device:
+        kernels = problem.kernels
+    else:
+        kernels = ScaledKernels(problem.kernels, device)
 
     # Slowdowns measured under one power limit do not hold under another. There, the energies of the
     # die are used.

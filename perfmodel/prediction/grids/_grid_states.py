@@ -369,11 +369,10 @@ class _ShapeEvents:
         if self.host is not None:
             of_host = self.host.seconds
             is_gather = kinds in (GATHER, GATHER_BACKWARD)
-            copies_s = (
-                self.host.stored * of_host.gather
-                if is_gather
-                else self.host.updated * of_host.reduce
-            )
+            if is_gather:
+                copies_s = self.host.stored * of_host.gather
+            else:
+                copies_s = self.host.updated * of_host.reduce
             seconds = seconds + copies_s
         if not seconds.any():
             return NONE

@@ -122,11 +122,10 @@ def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
         return table
 
     def column(name: str) -> np.ndarray:
-        values = (
-            pd.to_numeric(table[name], errors="coerce")
-            if name in table
-            else np.full(len(table), np.nan)
-        )
+        if name in table:
+            values = pd.to_numeric(table[name], errors="coerce")
+        else:
+            values = np.full(len(table), np.nan)
         return np.asarray(values, float)
 
     # A batch that is not stated is that of the micro-batches of all replicas.

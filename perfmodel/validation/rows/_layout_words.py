@@ -35,11 +35,9 @@ def _words_and_number(row: Row) -> tuple[str, str]:
     """The words of the column `schedule`, and the number that some schedules take behind a colon
     (`chimera:4`)."""
     words, _, figure = text(row, "schedule").rpartition(":")
-    return (
-        (words, figure.strip())
-        if words and figure.strip().isdecimal()
-        else (text(row, "schedule"), "")
-    )
+    if words and figure.strip().isdecimal():
+        return (words, figure.strip())
+    return (text(row, "schedule"), "")
 
 
 def _is_file(row: Row) -> bool:
@@ -350,8 +348,6 @@ def _states_on_host(reading: Reading, zero: int | None, is_fsdp: bool) -> str:
     )
     if zero == 3 and moves_weights:
         return "weights"
-    return (
-        "optimizer"
-        if zero and reading.first("offload", "offload optimizer", "offload weights", "infinity")
-        else ""
-    )
+    if zero and reading.first("offload", "offload optimizer", "offload weights", "infinity"):
+        return "optimizer"
+    return ""

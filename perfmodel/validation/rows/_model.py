@@ -172,11 +172,10 @@ def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
         )
         # Gated feed-forward blocks have three matrices for two, so that their inner size is two
         # thirds of 4 h.
-        ffn = (
-            8 * hidden // 3 // multiple * multiple
-            if _FAMILY[family].get("gated_ffn")
-            else 4 * hidden
-        )
+        if _FAMILY[family].get("gated_ffn"):
+            ffn = 8 * hidden // 3 // multiple * multiple
+        else:
+            ffn = 4 * hidden
         shapes.append(
             (
                 {"family": family, "params_b": billions, "hidden": hidden, "ffn_hidden": ffn},

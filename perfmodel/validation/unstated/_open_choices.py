@@ -155,11 +155,10 @@ class Sharding(OpenChoice):
         # Several frameworks refuse ZeRO stages in pipelines that they run without (DeepSpeed
         # runtime/pipe/engine.py: 2 and 3 are incompatible with pipeline parallelism).
         capabilities = case.framework.capabilities
-        stages = (
-            capabilities.zero_stages_in_pipelines
-            if case.layout.pp > 1
-            else capabilities.zero_stages
-        )
+        if case.layout.pp > 1:
+            stages = capabilities.zero_stages_in_pipelines
+        else:
+            stages = capabilities.zero_stages
         return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
 
 

@@ -74,11 +74,9 @@ class Fabric:
         """Key of this fabric's measurements: links inside a node, or these and the network's."""
         if not between:
             return self.inside.link
-        return (
-            self.levels[level].link
-            if self.flat
-            else f"{self.inside.link}+{self.levels[level].link}"
-        )
+        if self.flat:
+            return self.levels[level].link
+        return f"{self.inside.link}+{self.levels[level].link}"
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Fabric":
@@ -231,11 +229,9 @@ def _usual_node(name: str, device: str) -> int:
     it."""
     if is_rack(name, device):
         return NVL72_DEVICES
-    return (
-        4
-        if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower())
-        else DEVICES_PER_NODE
-    )
+    if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()):
+        return 4
+    return DEVICES_PER_NODE
 
 
 # --- constants of a fabric's links

@@ -247,11 +247,9 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
     except (KeyError, TypeError):
         # of a release with other settings
         return None
-    return (
-        record
-        if same_recipe and (record.get("seed"), record.get("tables")) == (seed, hashes)
-        else None
-    )
+    if same_recipe and (record.get("seed"), record.get("tables")) == (seed, hashes):
+        return record
+    return None
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:

@@ -225,11 +225,10 @@ def train(training: Training) -> Parameters:
 
         # At a check, keep the weights that predict left-out rows best; stop when no weights have
         # improved for long.
-        error = (
-            float(_error(form, device_frozen, state, checked))
-            if checked is not None
-            else float("nan")
-        )
+        if checked is not None:
+            error = float(_error(form, device_frozen, state, checked))
+        else:
+            error = float("nan")
         gained = checked is None or error < run.best_error
         run = run.after(done, error, gained)
         if gained:

@@ -183,12 +183,9 @@ class Builtins(Expander):
         if unknown(name) or not name:
             return None
         local_file = self.beside(name)
-        return (
-            True
-            if Path(name).name in self.state.files
-            or (local_file is not None and local_file.exists())
-            else None
-        )
+        if Path(name).name in self.state.files or (local_file is not None and local_file.exists()):
+            return True
+        return None
 
     def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
         # `set -- a b` replaces the arguments; `set -euo pipefail` sets options of the shell.
@@ -371,10 +368,8 @@ class Builtins(Expander):
             return written
         path = self.beside(name)
         try:
-            return (
-                None
-                if path is None or path.stat().st_size > LONGEST_VALUE
-                else path.read_text("utf-8")
-            )
+            if path is None or path.stat().st_size > LONGEST_VALUE:
+                return None
+            return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return None

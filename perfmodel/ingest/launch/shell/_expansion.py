@@ -236,11 +236,9 @@ class Expander:
             return {"0": Word(self.state.name if name == "0" else self.state.place, line)}
         if name.isdecimal():
             number = int(name)
-            return (
-                {"0": self.state.arguments[number - 1]}
-                if number <= len(self.state.arguments)
-                else None
-            )
+            if number <= len(self.state.arguments):
+                return {"0": self.state.arguments[number - 1]}
+            return None
         name = self.state.references.get(name, name)
         if name in self.state.variables:
             return self.state.variables[name]
@@ -267,11 +265,9 @@ class Expander:
         if indirect:
             # `${!NAME}` is the variable whose name NAME holds.
             target = self.stated(name, line)
-            return (
-                self.parameter(target["0"].text + change, line)
-                if target and "0" in target
-                else None
-            )
+            if target and "0" in target:
+                return self.parameter(target["0"].text + change, line)
+            return None
         value = self.stated(name, line)
         several = index in ("@", "*") or name in ("@", "*")
         if value is None:
@@ -356,11 +352,9 @@ class Expander:
         # A pattern is tried at every position of the text, so that long texts are left alone.
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
         if operand:
-            return (
-                trimmed(text, operand[1], self.default(operand[2], line).text)
-                if len(text) < 2000
-                else text
-            )
+            if len(text) < 2000:
+                return trimmed(text, operand[1], self.default(operand[2], line).text)
+            return text
         replacement = _REPLACEMENT.fullmatch(change)
         if replacement:
             pattern, new_text = (
@@ -426,11 +420,10 @@ class Expander:
         elif sign == "=":
             after = self.arithmetic(expression, line)
         else:
-            after = (
-                None
-                if before is None
-                else self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
-            )
+            if before is None:
+                after = None
+            else:
+                after = self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
         if after is not None:
             self.state.variables[name] = {"0": Word(str(after), line)}
         else:

@@ -113,11 +113,10 @@ def mpi_numbers(options: Sequence[str], has_nodes: bool) -> dict[str, int]:
         is_open |= _MPI.get(option) == "ntasks" and not following.isdecimal()
         if option in _MPI and following.isdecimal():
             numbers[_MPI[option]] = int(following)
-        per_node = (
-            re.fullmatch(r"ppr:(\d+):node(:.*)?", following)
-            if option in ("--map-by", "-map-by")
-            else None
-        )
+        if option in ("--map-by", "-map-by"):
+            per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following)
+        else:
+            per_node = None
         if per_node:
             numbers["ntasks-per-node"] = int(per_node[1])
     # Processes of a node do not tell how many there are on nodes that nobody counts.

@@ -192,11 +192,10 @@ class _Interpreter(Commands):
             if last and i and isinstance(command, tree.Simple) and command.raw_words:
                 self.pipe_into_file(node, command)
             printed = self.echoed_text(command) if not last else None
-            piped = (
-                self.piped_text(node)
-                if last and i and isinstance(command, (tree.While, tree.Group))
-                else None
-            )
+            if last and i and isinstance(command, (tree.While, tree.Group)):
+                piped = self.piped_text(node)
+            else:
+                piped = None
             if piped is None:
                 status = self.run(command)
                 continue

@@ -308,11 +308,9 @@ class _Parser(WordParser):
             raw_words = self.words_of_line()
         body = self.body(kind, line)
         # `select` asks a person, so that nobody knows how often it runs.
-        return (
-            CountingFor(None, body, line)
-            if kind == "select"
-            else For(match[0], raw_words, body, line)
-        )
+        if kind == "select":
+            return CountingFor(None, body, line)
+        return For(match[0], raw_words, body, line)
 
     def words_of_line(self) -> tuple[RawWord, ...]:
         raw_words: list[RawWord] = []

@@ -272,11 +272,10 @@ class WordParser:
                 continue
             # Quotes and brackets in a here-document are plain characters too. In `((1 << N))` none
             # begins.
-            here = (
-                _HERE.match(self.text, self.at)
-                if opening == "(" and self.text[start : start + 2] != "(("
-                else None
-            )
+            if opening == "(" and self.text[start : start + 2] != "((":
+                here = _HERE.match(self.text, self.at)
+            else:
+                here = None
             if here:
                 self.line += here[0].count("\n")
                 self.at = here.end()

@@ -50,11 +50,10 @@ def _weighted(name: str) -> Rule:
         # ATen's `add` and `sub` scale their second operand; ONNX's have no such factor.
         b, alpha = call.item("b"), call.value("alpha", 1)
         if alpha != 1:
-            b = (
-                Known(b.array * alpha)
-                if isinstance(b, Known)
-                else call.scaled(call.as_ref(b), alpha)
-            )
+            if isinstance(b, Known):
+                b = Known(b.array * alpha)
+            else:
+                b = call.scaled(call.as_ref(b), alpha)
         return primitive(call, name, call.item("a"), b)
 
     return rule
