@@ -209,8 +209,13 @@ def fit_physics(
             begin[number] = start[name]
     first_move = (begin - middle) / deviation
     solution = least_squares(
-        residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4
-    )  # type: ignore[arg-type]
+        residual,
+        first_move,
+        jac=jacobian,  # pyright: ignore[reportArgumentType]
+        method="trf",
+        max_nfev=25,
+        ftol=1e-4,
+    )
     vector = middle + deviation * solution.x
     _LOG.info(
         "%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost
