@@ -95,13 +95,20 @@ def speed_and_growth() -> dict[str, dict[str, object]]:
         )
         interpret_ns = 1e9 * best_s(lambda f=function: interpret(f), 2) / n
     results["ir/speed"] = {
-        "ratio": interpret_ns / evaluate_ns[-1], "baseline": "line-by-line Python interpreter", "unit": "x faster",
-        "target": ">= 100", "ns_per_instruction": evaluate_ns[-1], "instructions": n,
-    }  # fmt: skip
+        "ratio": interpret_ns / evaluate_ns[-1],
+        "baseline": "line-by-line Python interpreter",
+        "unit": "x faster",
+        "target": ">= 100",
+        "ns_per_instruction": evaluate_ns[-1],
+        "instructions": n,
+    }
     results["ir/growth"] = {
-        "ratio": evaluate_ns[-1] / evaluate_ns[0], "baseline": f"{SIZES[0]} micro-batches", "target": "<= 1.5",
-        "unit": f"x time per instruction at {SIZES[-1]}", "structure_ns_per_instruction": build_ns,
-    }  # fmt: skip
+        "ratio": evaluate_ns[-1] / evaluate_ns[0],
+        "baseline": f"{SIZES[0]} micro-batches",
+        "target": "<= 1.5",
+        "unit": f"x time per instruction at {SIZES[-1]}",
+        "structure_ns_per_instruction": build_ns,
+    }
     return results
 
 
@@ -121,10 +128,15 @@ def million() -> dict[str, dict[str, object]]:
     )
     return {
         "ir/million": {
-            "ratio": peak / MEMORY_LIMIT_BYTES, "baseline": "2 GB", "unit": "x peak memory of the process",
-            "target": "<= 1", "instructions": n, "seconds_to_structure": made, "makespan_s": span_s,
+            "ratio": peak / MEMORY_LIMIT_BYTES,
+            "baseline": "2 GB",
+            "unit": "x peak memory of the process",
+            "target": "<= 1",
+            "instructions": n,
+            "seconds_to_structure": made,
+            "makespan_s": span_s,
         }
-    }  # fmt: skip
+    }
 
 
 def run() -> dict[str, dict[str, object]]:

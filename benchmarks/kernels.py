@@ -53,7 +53,9 @@ def run() -> dict[str, dict[str, Any]]:
     text = f"{COUNT:,} new ops in {1e3 * batch:.0f} ms"
     return {
         "kernels: batch of new ops, per op": {
-            "ratio": COUNT * single / batch, "baseline": f"one call per op; {text}", "unit": "x faster",
+            "ratio": COUNT * single / batch,
+            "baseline": f"one call per op; {text}",
+            "unit": "x faster",
         },
         "kernels: known ops again": {"ratio": batch / known, "baseline": text, "unit": "x faster"},
-    }  # fmt: skip
+    }

@@ -36,13 +36,26 @@ def run() -> dict[str, dict[str, object]]:
     batch_cpu_s = best_cpu_s(lambda: evaluate(problem, feasible), 5) / len(feasible)
     return {
         "predict/warm": {
-            "ratio": one_s / 1.5e-3, "baseline": "1.5 ms", "unit": "x", "target": "<= 1", "seconds": one_s,
+            "ratio": one_s / 1.5e-3,
+            "baseline": "1.5 ms",
+            "unit": "x",
+            "target": "<= 1",
+            "seconds": one_s,
         },
         "predict/warm_with_timeline": {
-            "ratio": timeline_s / 20e-3, "baseline": "20 ms", "unit": "x", "target": "<= 1", "seconds": timeline_s,
+            "ratio": timeline_s / 20e-3,
+            "baseline": "20 ms",
+            "unit": "x",
+            "target": "<= 1",
+            "seconds": timeline_s,
         },
         "predict/batched_per_layout": {
-            "ratio": batch_s / 20e-6, "baseline": "20 us", "unit": "x", "target": "<= 1",
-            "seconds": batch_s, "cpu_seconds": batch_cpu_s, "layouts": len(feasible),
+            "ratio": batch_s / 20e-6,
+            "baseline": "20 us",
+            "unit": "x",
+            "target": "<= 1",
+            "seconds": batch_s,
+            "cpu_seconds": batch_cpu_s,
+            "layouts": len(feasible),
         },
-    }  # fmt: skip
+    }

@@ -84,17 +84,24 @@ def exact_evaluations(
     ops = sum(len(b.lanes) * prepared(b.spec).structure.duration.size for b in found) / len(layouts)
     return {
         f"exact_evaluations_per_s_{model.name}_{devices}_devices": {
-            "ratio": 1 / together_s, "unit": "layouts/s", "target": 5e4,
+            "ratio": 1 / together_s,
+            "unit": "layouts/s",
+            "target": 5e4,
             "baseline": f"{len(layouts):,} layouts, {len(found):,} cached programs of {ops:,.0f} ops on average",
         },
         f"together_over_singly_{model.name}_{devices}_devices": {
-            "ratio": singly_s / together_s, "unit": "x", "baseline": "the same evaluated one after the other",
+            "ratio": singly_s / together_s,
+            "unit": "x",
+            "baseline": "the same evaluated one after the other",
         },
         f"exact_evaluation_over_its_loops_{model.name}_{devices}_devices": {
-            "ratio": cpu_s / loops_s, "unit": "x", "baseline": "the loops over ops alone, processor time",
-            "cpu_seconds": cpu_s, "loops_cpu_seconds": loops_s,
+            "ratio": cpu_s / loops_s,
+            "unit": "x",
+            "baseline": "the loops over ops alone, processor time",
+            "cpu_seconds": cpu_s,
+            "loops_cpu_seconds": loops_s,
         },
-    }  # fmt: skip
+    }
 
 
 def sample(candidates: Candidates, count: int) -> np.ndarray:
@@ -110,10 +117,12 @@ def run() -> dict[str, dict[str, object]]:
     everything = sum(grid.size for grid in enumerate_grids(space, problem_on(1024), Counter()))
     results: dict[str, dict[str, object]] = {
         "layouts_priced_per_s": {
-            "ratio": everything / seconds, "unit": "layouts/s", "target": 1e6,
+            "ratio": everything / seconds,
+            "unit": "layouts/s",
+            "target": 1e6,
             "baseline": f"{everything:,} layouts of GPT-3 175B on 1,024 devices, memory and bound of each",
         }
-    }  # fmt: skip
+    }
     for model, devices, batch in (("gpt3-13b", 128, 512), (MODEL.name, 1024, JOB.global_batch)):
         results |= exact_evaluations(catalog.model(model), devices, batch)
     for devices, target_s in ((1024, 3.0), (16384, 20.0)):
@@ -125,7 +134,9 @@ def run() -> dict[str, dict[str, object]]:
         ]
         found = min(searches, key=lambda result: result.seconds)
         results[f"search_gpt3_{devices}_devices"] = {
-            "ratio": found.seconds, "unit": "s", "target": target_s,
+            "ratio": found.seconds,
+            "unit": "s",
+            "target": target_s,
             "baseline": f"every schedule and option; {found.certificate}, {found.evaluated:,} evaluated",
-        }  # fmt: skip
+        }
     return results

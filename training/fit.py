@@ -39,9 +39,12 @@ def main() -> None:
     paths = kernel_table_paths(arguments.data)
     names = arguments.recipes or [p.stem for p in sorted((HERE / "recipes").glob("*.toml"))]
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
-    )  # fmt: skip
+    )
     with bar:
         tasks = {}
 

@@ -114,10 +114,15 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
             ratio = RatioOnly(**vars(ours) | {"_plans": Cache(PLANS)})
             query = Query(figures)
             yield {
-                "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": str(kind),
-                "n": len(index), "mode": ours.plan(query, kind).mode,
-                "ratio": error(ratio, samples, index, query), "ours": error(ours, samples, index, query),
-            }  # fmt: skip
+                "regressor": regressor.name,
+                "device": figures.name,
+                "source": stack.source,
+                "kind": str(kind),
+                "n": len(index),
+                "mode": ours.plan(query, kind).mode,
+                "ratio": error(ratio, samples, index, query),
+                "ours": error(ours, samples, index, query),
+            }
 
 
 def without(stack: Stack, kind: KernelKind) -> Stack:

@@ -32,9 +32,13 @@ from perfmodel.ingest.tables import write_text
 ROOT = Path(__file__).parents[1]
 FACTORS_PAGE = ROOT / "docs" / "explanation" / "where_it_is_wrong.md"
 GROUPS = {
-    "H100": "steps on H100", "H200": "steps on H200", "B200": "steps on B200", "GB200": "steps on GB200",
-    "mixtures of experts": "steps of mixtures of experts", "context parallelism": "steps with context parallelism",
-}  # fmt: skip
+    "H100": "steps on H100",
+    "H200": "steps on H200",
+    "B200": "steps on B200",
+    "GB200": "steps on GB200",
+    "mixtures of experts": "steps of mixtures of experts",
+    "context parallelism": "steps with context parallelism",
+}
 APART = 0.1
 """Share of a mean by which the mean over rows differs before it stands beside."""
 COLLECTIVES = {
@@ -91,20 +95,33 @@ def steps() -> list[str]:
             f"steps of {cases['all']['n']:,} runs of {mean['sources']} sources known from the beginning",
             mean["mean_ape"],
             f"{by_row}bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a "
-            f"factor {mean['width_90']:.2f} apart", report,
+            f"factor {mean['width_90']:.2f} apart",
+            report,
         ),
         row(
-            "the same without the factors that a framework's name brings", _without_factors(),
+            "the same without the factors that a framework's name brings",
+            _without_factors(),
             f"{cases['generic']['over_sources']['mean_ape']:.1%} with `--framework generic`",
             "`docs/explanation/where_it_is_wrong.md`",
         ),
         row("the worst of these sources", worst[0], worst[1], report),
         *(
-            row(words, of["error"], f"{of['sources']} sources, {_of_group(of)}bias {of['bias']:+.1%}", report)
-            for name, words in GROUPS.items() if (of := groups.get(name))
+            row(
+                words,
+                of["error"],
+                f"{of['sources']} sources, {_of_group(of)}bias {of['bias']:+.1%}",
+                report,
+            )
+            for name, words in GROUPS.items()
+            if (of := groups.get(name))
         ),
-        row("peak memory", memory_error, f"{beside(memory_error, memory_by_row)}{len(memory)} sources", report),
-    ]  # fmt: skip
+        row(
+            "peak memory",
+            memory_error,
+            f"{beside(memory_error, memory_by_row)}{len(memory)} sources",
+            report,
+        ),
+    ]
 
 
 def kernels() -> list[str]:

@@ -48,9 +48,15 @@ def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, fl
         large = record.get("large_left_out", NOT_STUDIED)
         covered = f"{inside['coverage_90']:.1%}" if "coverage_90" in inside else ""
         cells = [
-            name, f"{inside['n']:,}", f"**{inside['mean_ape']:.1f}**", *theirs, covered,
-            f"{large['mean_ape']:.1f}" if large["n"] else "", left_out(record, "near"), left_out(record, "far"),
-        ]  # fmt: skip
+            name,
+            f"{inside['n']:,}",
+            f"**{inside['mean_ape']:.1f}**",
+            *theirs,
+            covered,
+            f"{large['mean_ape']:.1f}" if large["n"] else "",
+            left_out(record, "near"),
+            left_out(record, "far"),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -89,9 +95,10 @@ def card(
         "",
         f"Mean {inside['mean_ape']} %, median {inside['median_ape']} %, 90th percentile {inside['p90_ape']} %, "
         f"bias {inside['bias']} %. {coverage(inside)}Baselines: "
-        + ", ".join(f"{k.replace('_', ' ')} {v} %" for k, v in baselines.items()) + ".",
+        + ", ".join(f"{k.replace('_', ' ')} {v} %" for k, v in baselines.items())
+        + ".",
         "",
-    ]  # fmt: skip
+    ]
     for title, key in (("dtype", "by_dtype"), ("device", "by_device"), ("source", "by_source")):
         lines += table(title, inside[key])
     lines += ["Beyond the data (trained without them):", ""]

@@ -141,9 +141,12 @@ def inference_row(model: str) -> dict[str, Any]:
     ratio = best.candidates[0].samples_per_s / rate if rate else float("inf")
     row = {"model": model, "batch": paper_batch, "paper": f"{paper_batch} / {paper}"}
     return row | {
-        "ours": f"{best.batch} / {best.candidates[0].dtpk}", "paper's/ours": ratio, "held": ratio <= 1 + TOLERANCE,
-        "evaluated": sum(s.evaluated for s in searches), "fit": sum(len(s.candidates) for s in searches),
-    }  # fmt: skip
+        "ours": f"{best.batch} / {best.candidates[0].dtpk}",
+        "paper's/ours": ratio,
+        "held": ratio <= 1 + TOLERANCE,
+        "evaluated": sum(s.evaluated for s in searches),
+        "fit": sum(len(s.candidates) for s in searches),
+    }
 
 
 def inference_program(model: str, batch: int) -> Program:
@@ -159,9 +162,12 @@ def additive_choice(model: str) -> str:
     the paper's regressions; and how much faster than the paper's choice that makes it."""
     batch, paper = INFERENCE[model]
     found = search_programs(
-        inference_program(model, batch), catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32,
+        inference_program(model, batch),
+        catalog.cluster(CLUSTER),
+        DEVICES,
+        micro_batches=TO_32,
         timer=_additive_timer(0.0),
-    )  # fmt: skip
+    )
     best = found.candidates[0]
     theirs = next((c.step_time_s for c in found.candidates if c.dtpk == paper), float("inf"))
     return f"{best.dtpk} ({theirs / best.step_time_s:.2f})"
@@ -210,9 +216,12 @@ def _beside(found: ProgramSearch, paper: str) -> dict[str, Any]:
     theirs = next((c.step_time_s for c in found.candidates if c.dtpk == paper), float("inf"))
     ratio = theirs / best.step_time_s
     return {
-        "ours": best.dtpk, "paper's/ours": ratio, "held": ratio <= 1 + TOLERANCE, "evaluated": found.evaluated,
+        "ours": best.dtpk,
+        "paper's/ours": ratio,
+        "held": ratio <= 1 + TOLERANCE,
+        "evaluated": found.evaluated,
         "fit": len(found.candidates),
-    }  # fmt: skip
+    }
 
 
 def training_baselines(row: dict[str, Any]) -> dict[str, float]:

@@ -76,18 +76,35 @@ def main() -> None:
 
 
 def saving(plans: dict[str, ModelPlan]) -> str:
-    head = ("case", "layouts", "events of a step of each, in all", "measurements", "extrapolated",
-            "without a collector", "relative scale", "measuring, device-s",
-            "running 100 steps of each, device-s", "saving")  # fmt: skip
+    head = (
+        "case",
+        "layouts",
+        "events of a step of each, in all",
+        "measurements",
+        "extrapolated",
+        "without a collector",
+        "relative scale",
+        "measuring, device-s",
+        "running 100 steps of each, device-s",
+        "saving",
+    )
     rows = []
     for title, plan in plans.items():
         d = plan.to_dict()
-        rows.append((
-            title, d["layouts"], f"{d['executions']:,.0f}", d["measurements"], d["extrapolated"],
-            f"{d['unmeasured']} ({d['unmeasured_share']:.0%} of the step)", f"{d['relative_scale']:.4f}",
-            f"{d['measure_device_s']:,.0f} to {d['measure_device_most_s']:,.0f}", f"{d['run_device_s']:,.0f}",
-            f"{d['saving']:.1%}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                title,
+                d["layouts"],
+                f"{d['executions']:,.0f}",
+                d["measurements"],
+                d["extrapolated"],
+                f"{d['unmeasured']} ({d['unmeasured_share']:.0%} of the step)",
+                f"{d['relative_scale']:.4f}",
+                f"{d['measure_device_s']:,.0f} to {d['measure_device_most_s']:,.0f}",
+                f"{d['run_device_s']:,.0f}",
+                f"{d['saving']:.1%}",
+            )
+        )
     return rows_table(head, rows)
 
 

@@ -110,10 +110,13 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
         return Emulation(
-            command=command, world_size=2, real_ranks=ranks, prices=prices,
+            command=command,
+            world_size=2,
+            real_ranks=ranks,
+            prices=prices,
             cores=tuple(usable_cores()[rank] for rank in ranks),
             conditions=table.conditions | {"apart": len(ranks) > 1},
-        )  # fmt: skip
+        )
 
     for name in arguments.models or MODELS:
         model, how = name.split()
@@ -123,7 +126,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "real": [real],
             "both": [emulated(command, 0, 1)],
             "each": [emulated(command, 0), emulated(command, 1)],
-        }  # fmt: skip
+        }
         found = in_turn(
             kinds,
             turn_s=TURN_S,
@@ -187,11 +190,15 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ("library on the core (gloo)", table),
         ("library beside it (GPU)", None),
     ):
-        found = emulate(Emulation(
-            command=script("bert", every * len(delays_s) * 3 + 1, BUCKET_MB=1, BATCH=3), world_size=2,
-            prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy), cores=usable_cores()[:1],
-            conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
-        ))  # fmt: skip
+        found = emulate(
+            Emulation(
+                command=script("bert", every * len(delays_s) * 3 + 1, BUCKET_MB=1, BATCH=3),
+                world_size=2,
+                prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy),
+                cores=usable_cores()[:1],
+                conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
+            )
+        )
         result[name] = emulated_curve(found, "all_reduce", delays_s, every).to_dict()
     return result
 
@@ -206,10 +213,15 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     def run(slower: float, **conditions: object) -> EmulatedRun:
         network = Prices(catalog.cluster("localhost"), lambda op: slower * 3 * table.time_s(op))
-        return emulate(Emulation(
-            command=script("bert", STEPS, BUCKET_MB=1, BATCH=3), world_size=2, prices=network, conditions=conditions,
-            cores=usable_cores()[:1],
-        ))  # fmt: skip
+        return emulate(
+            Emulation(
+                command=script("bert", STEPS, BUCKET_MB=1, BATCH=3),
+                world_size=2,
+                prices=network,
+                conditions=conditions,
+                cores=usable_cores()[:1],
+            )
+        )
 
     base = run(1.0)
     numbers = base.iterations().iteration.to_numpy()[3:]
@@ -238,12 +250,18 @@ def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             rate = Path(folder) / "rate"
             none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
-            found = emulate(Emulation(
-                command=script("many_calls", 2000, rate), world_size=ranks, prices=none, cores=usable_cores()[:1]
-            ))  # fmt: skip
+            found = emulate(
+                Emulation(
+                    command=script("many_calls", 2000, rate),
+                    world_size=ranks,
+                    prices=none,
+                    cores=usable_cores()[:1],
+                )
+            )
             result[str(ranks)] = {
-                "calls_per_s": float(rate.read_text()), "peak_memory_bytes": found.to_dict()["peak_memory_bytes"]
-            }  # fmt: skip
+                "calls_per_s": float(rate.read_text()),
+                "peak_memory_bytes": found.to_dict()["peak_memory_bytes"],
+            }
     return result
 
 
@@ -276,9 +294,13 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             )
             layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
             found = predict(
-                model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job,
+                model,
+                catalog.cluster("localhost"),
+                layout,
+                global_batch=job.global_batch,
+                job=job,
                 framework=EAGER.replace(context_bytes=float(own_bytes)),
-            )  # fmt: skip
+            )
             emulated = emulate(Emulation(command=command, world_size=ranks, prices=none))
             one = {
                 "predicted_bytes": found.memory.peak,
@@ -292,9 +314,16 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
-    "prices": prices, "micro": micro, "steps": steps, "host_prices": host_prices, "hosts": hosts,
-    "curve": curve, "what_if": what_if, "scale": scale, "memory": memory,
-}  # fmt: skip
+    "prices": prices,
+    "micro": micro,
+    "steps": steps,
+    "host_prices": host_prices,
+    "hosts": hosts,
+    "curve": curve,
+    "what_if": what_if,
+    "scale": scale,
+    "memory": memory,
+}
 
 
 def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -36,11 +36,27 @@ from perfmodel.measure import usable_cores
 KINDS, SIZES = ("all_reduce", "all_gather"), tuple(1 << n for n in (10, 12, 15, 18, 21, 24, 27, 30))
 """Collectives and sizes of the paper's table 1."""
 PAPER_TABLE_1_US = {
-    "all_reduce": ((435.2, 418.8), (526.5, 511.0), (564.9, 552.3), (1326, 1314), (7661, 7655), (59.0e3, 58.9e3),
-                   (470e3, 469e3), (3760e3, 3760e3)),
-    "all_gather": ((282.6, 276.2), (306.5, 300.2), (329.0, 322.6), (868.9, 859.6), (4928, 4929), (37.5e3, 37.5e3),
-                   (298e3, 298e3), (2408e3, 2407e3)),
-}  # fmt: skip
+    "all_reduce": (
+        (435.2, 418.8),
+        (526.5, 511.0),
+        (564.9, 552.3),
+        (1326, 1314),
+        (7661, 7655),
+        (59.0e3, 58.9e3),
+        (470e3, 469e3),
+        (3760e3, 3760e3),
+    ),
+    "all_gather": (
+        (282.6, 276.2),
+        (306.5, 300.2),
+        (329.0, 322.6),
+        (868.9, 859.6),
+        (4928, 4929),
+        (37.5e3, 37.5e3),
+        (298e3, 298e3),
+        (2408e3, 2407e3),
+    ),
+}
 """The paper's times of a call, real and emulated, by size."""
 PAPER_TABLE_3_MS = {"bert": (628, 629), "resnet152": (1063, 1061), "deeplight": (726, 727)}
 """The paper's steps (of DeepLight epochs), real and emulated."""
@@ -94,13 +110,16 @@ def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         even, odd = (blocks.real_s[blocks.block % 2 == half].median() for half in (0, 1))
         rows.append(
             {
-                "collective": kind, "bytes": nbytes,
-                "time_s": float(blocks.real_s.median()), "wire_s": float(blocks.emulated_s.median()),
+                "collective": kind,
+                "bytes": nbytes,
+                "time_s": float(blocks.real_s.median()),
+                "wire_s": float(blocks.emulated_s.median()),
                 # Blocks that follow each other are compared, so that the machine's drift cancels.
                 "overhead": float((blocks.emulated_s / blocks.real_s).median() - 1),
-                "noise": float(abs(even / odd - 1)), "blocks": len(blocks),
+                "noise": float(abs(even / odd - 1)),
+                "blocks": len(blocks),
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -120,12 +139,16 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         }
         rows.append(
             {
-                "model": name, "real_s": float(times_s["real"].median()), "wire_s": float(times_s["wire"].median()),
-                "real_sd_s": float(times_s["real"].std()), "wire_sd_s": float(times_s["wire"].std()),
-                "real_core_s": core_s(runs["real"], 1), "peer_core_s": peer.cpu_s / MODELS[name],
+                "model": name,
+                "real_s": float(times_s["real"].median()),
+                "wire_s": float(times_s["wire"].median()),
+                "real_sd_s": float(times_s["real"].std()),
+                "wire_sd_s": float(times_s["wire"].std()),
+                "real_core_s": core_s(runs["real"], 1),
+                "peer_core_s": peer.cpu_s / MODELS[name],
                 "bytes_per_step": peer.nbytes / MODELS[name],
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -142,11 +165,13 @@ def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             raise RuntimeError("nobody was on the wire")
         rows.append(
             {
-                "ranks": world_size, "iteration_s": float(run.iterations().time_s.median()),
-                "rank_core_s": core_s(run, 0), "peer_core_s": run.peer.cpu_s / steps,
+                "ranks": world_size,
+                "iteration_s": float(run.iterations().time_s.median()),
+                "rank_core_s": core_s(run, 0),
+                "peer_core_s": run.peer.cpu_s / steps,
                 "messages": run.peer.messages / steps,
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -179,8 +204,11 @@ def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         neighbour = replace(kinds["wire"], cores=usable_cores()[1::-1])
         table = in_turn(
             {"real": [kinds["real"]], "wire": [kinds["wire"], neighbour]},
-            turn_s=TURN_S, total_s=TOTAL_S, start_s=START_S, patience_s=arguments.patience,
-        )  # fmt: skip
+            turn_s=TURN_S,
+            total_s=TOTAL_S,
+            start_s=START_S,
+            patience_s=arguments.patience,
+        )
         quiet: Any = table[table.stolen <= table.groupby("kind").stolen.transform("median")]
         quiet = quiet.assign(core_s=quiet.utilisation * quiet.time_s)
         medians: Any = quiet.groupby("kind")[["time_s", "core_s"]].median()
@@ -190,13 +218,18 @@ def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         noise = (even / odd - 1).abs()
         rows.append(
             {
-                "script": name, "real_s": float(medians.time_s["real"]), "wire_s": float(medians.time_s["wire"]),
-                "error": float(errors.time_s), "noise": float(noise.time_s),
-                "core_error": float(errors.core_s), "core_noise": float(noise.core_s),
-                "stolen": float(quiet.stolen.median()), "iterations": int((quiet.kind == "wire").sum()),
+                "script": name,
+                "real_s": float(medians.time_s["real"]),
+                "wire_s": float(medians.time_s["wire"]),
+                "error": float(errors.time_s),
+                "noise": float(noise.time_s),
+                "core_error": float(errors.core_s),
+                "core_noise": float(noise.core_s),
+                "stolen": float(quiet.stolen.median()),
+                "iterations": int((quiet.kind == "wire").sum()),
                 "waited_s": float(table.groupby(["kind", "turn"]).waited_s.first().sum()),
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -240,10 +273,14 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
         "noise added; too noisy: only without it. The caption of the paper's table says 2 % for all-gathers; "
         "in the table the emulated calls take 0 to 4 % less than the real ones.",
         {
-            "collective": lambda r: r["collective"], "bytes": lambda r: str(r["bytes"]),
-            "real": lambda r: _ms(r["time_s"]), "other on the wire": lambda r: _ms(r["wire_s"]),
-            "overhead": lambda r: f"{r['overhead']:+.1%}", "the paper's": _paper_overhead,
-            "noise": lambda r: f"{r['noise']:.1%}", "within": lambda r: _judged_call(r),
+            "collective": lambda r: r["collective"],
+            "bytes": lambda r: str(r["bytes"]),
+            "real": lambda r: _ms(r["time_s"]),
+            "other on the wire": lambda r: _ms(r["wire_s"]),
+            "overhead": lambda r: f"{r['overhead']:+.1%}",
+            "the paper's": _paper_overhead,
+            "noise": lambda r: f"{r['noise']:.1%}",
+            "within": lambda r: _judged_call(r),
             "blocks": lambda r: str(r["blocks"]),
         },
     ),
@@ -256,8 +293,11 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
             "real": lambda r: f"{_ms(r['real_s'])} ± {_ms(r['real_sd_s'])}",
             "other on the wire": lambda r: f"{_ms(r['wire_s'])} ± {_ms(r['wire_sd_s'])}",
             "difference": lambda r: f"{r['wire_s'] / r['real_s'] - 1:+.1%}",
-            "the paper's": lambda r: f"{PAPER_TABLE_3_MS[r['model']][1] / PAPER_TABLE_3_MS[r['model']][0] - 1:+.1%}",
-            "core, second rank": lambda r: _ms(r["real_core_s"]), "core, on the wire": lambda r: _ms(r["peer_core_s"]),
+            "the paper's": lambda r: (
+                f"{PAPER_TABLE_3_MS[r['model']][1] / PAPER_TABLE_3_MS[r['model']][0] - 1:+.1%}"
+            ),
+            "core, second rank": lambda r: _ms(r["real_core_s"]),
+            "core, on the wire": lambda r: _ms(r["peer_core_s"]),
             "bytes a step": lambda r: f"{r['bytes_per_step'] / 2**20:.0f} MiB",
         },
     ),
@@ -266,8 +306,10 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
         f"An all-reduce of {REDUCED_BYTES / 2**20:.0f} MiB a step. Real ranks would take their number "
         "less one times the core of the real one.",
         {
-            "ranks": lambda r: str(r["ranks"]), "step": lambda r: _ms(r["iteration_s"]),
-            "core, the real rank": lambda r: _ms(r["rank_core_s"]), "core, all others": lambda r: _ms(r["peer_core_s"]),
+            "ranks": lambda r: str(r["ranks"]),
+            "step": lambda r: _ms(r["iteration_s"]),
+            "core, the real rank": lambda r: _ms(r["rank_core_s"]),
+            "core, all others": lambda r: _ms(r["peer_core_s"]),
             "all others would take": lambda r: _ms((r["ranks"] - 1) * r["rank_core_s"]),
             "messages a step": lambda r: f"{r['messages']:.0f}",
         },
@@ -276,7 +318,8 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
         "Delay of every all-reduce (figure 4)",
         "A small BERT, each delay a run of its own.",
         {
-            "delay": lambda r: _ms(r["delay_s"]), "step": lambda r: _ms(r["iteration_s"]),
+            "delay": lambda r: _ms(r["delay_s"]),
+            "step": lambda r: _ms(r["iteration_s"]),
             "all-reduces a step": lambda r: f"{r['calls']:.1f}",
         },
     ),
@@ -287,15 +330,20 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
         "Taken: core seconds a second that others took. Noise: the real run's even turns against its odd ones; an "
         f"error is judged only where its noise is at most {NOISE_OF_CLAIMS:.0%}.",
         {
-            "script": lambda r: r["script"], "real": lambda r: _ms(r["real_s"]), "alone": lambda r: _ms(r["wire_s"]),
-            "error": lambda r: f"{r['error']:+.1%}", "noise": lambda r: f"{r['noise']:.1%}",
+            "script": lambda r: r["script"],
+            "real": lambda r: _ms(r["real_s"]),
+            "alone": lambda r: _ms(r["wire_s"]),
+            "error": lambda r: f"{r['error']:+.1%}",
+            "noise": lambda r: f"{r['noise']:.1%}",
             "within": lambda r: judged(r["error"], r["noise"], BARS["turns"]),
-            "core": lambda r: f"{r['core_error']:+.1%}", "its noise": lambda r: _core_noise_text(r),
+            "core": lambda r: f"{r['core_error']:+.1%}",
+            "its noise": lambda r: _core_noise_text(r),
             "core within": lambda r: _judged_core(r),
-            "taken": lambda r: f"{r['stolen']:.2f}", "iterations": lambda r: str(r["iterations"]),
+            "taken": lambda r: f"{r['stolen']:.2f}",
+            "iterations": lambda r: str(r["iterations"]),
         },
     ),
-}  # fmt: skip
+}
 
 
 def report(results: dict[str, Any]) -> str:
@@ -420,9 +468,11 @@ def main() -> int:
         if part:
             rows = globals()[part](arguments)
             results[part] = {
-                "rows": rows, "load": os.getloadavg()[1], "compiled": compiled_loop() is not None,
+                "rows": rows,
+                "load": os.getloadavg()[1],
+                "compiled": compiled_loop() is not None,
                 "neighbour": part == "turns",
-            }  # fmt: skip
+            }
             write_json(kept, results)
         write_text(arguments.out / "emulation_wire.md", report(results))
     print(report(results))

@@ -114,8 +114,15 @@ def figures(
 
 def table(rows: list[dict]) -> str:
     head = (
-        "runs", "n", "mean before", "mean after", "median before", "median after", "inside 90 % before", "after",
-    )  # fmt: skip
+        "runs",
+        "n",
+        "mean before",
+        "mean after",
+        "median before",
+        "median after",
+        "inside 90 % before",
+        "after",
+    )
     pairs = [
         [f"{100 * row[when][i]:.1f}" for i in range(3) for when in ("before", "after")]
         for row in rows
@@ -140,8 +147,11 @@ def worst(runs: list[Run]) -> str:
     lines = [
         "Runs of vTrain on several nodes that the parameters, fitted to all of them, leave off by most: they took far",
         "longer than runs beside them that differ in micro-batch or in one degree, and no hardware figure tells why.",
-        "", rows_table(("run", "off by"), [(runs[i].name, f"{100 * errors[i]:.0f} %") for i in order[:5]]),
-    ]  # fmt: skip
+        "",
+        rows_table(
+            ("run", "off by"), [(runs[i].name, f"{100 * errors[i]:.0f} %") for i in order[:5]]
+        ),
+    ]
     share, rest = (
         sum(errors[i] for i in order[:5]) / len(runs),
         np.mean([errors[i] for i in order[5:]]),

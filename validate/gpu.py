@@ -113,10 +113,17 @@ def kernels(card: Card) -> tuple[KernelOp, ...]:
     for pass_ in ("fwd", "bwd"):
         ops.append(
             Attention(
-                batch=1, heads=h // 64, kv_heads=h // 64, seq_q=tokens, seq_kv=tokens, head_dim=64, causal=True,
-                dtype=dtype, pass_=pass_,
+                batch=1,
+                heads=h // 64,
+                kv_heads=h // 64,
+                seq_q=tokens,
+                seq_kv=tokens,
+                head_dim=64,
+                causal=True,
+                dtype=dtype,
+                pass_=pass_,
             )
-        )  # fmt: skip
+        )
     ops += [
         MemoryBound(op=name, rows=tokens, hidden=h, dtype=dtype)
         for name in ("layer_norm", "gelu", "softmax")
@@ -253,10 +260,12 @@ def emulation_table(card: Card) -> pd.DataFrame:
         report = emulate(emulation).to_dict()
         rows.append(
             {
-                "delay of all_reduce, ms": 1e3 * delay_s, "collectives": report["collectives"],
-                "iteration, ms": 1e3 * report["iteration_s"], "in collectives, ms": 1e3 * report["communication_s"],
+                "delay of all_reduce, ms": 1e3 * delay_s,
+                "collectives": report["collectives"],
+                "iteration, ms": 1e3 * report["iteration_s"],
+                "in collectives, ms": 1e3 * report["communication_s"],
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -291,9 +300,11 @@ def program_table(card: Card) -> pd.DataFrame:
         float(np.abs(found[n] - v).max() / max(np.abs(v).max(), 1e-30)) for n, v in expected.items()
     ]
     row = {
-        "program": "training step of an MLP", "instructions": len(program.instructions),
-        "largest relative error": max(errors), "time, ms": 1e3 * (time.perf_counter() - begin_s),
-    }  # fmt: skip
+        "program": "training step of an MLP",
+        "instructions": len(program.instructions),
+        "largest relative error": max(errors),
+        "time, ms": 1e3 * (time.perf_counter() - begin_s),
+    }
     return pd.DataFrame([row])
 
 

@@ -122,8 +122,12 @@ def continuous() -> str:
 
 def mixed() -> str:
     table = mixed_study(range(4), patience=3)
-    names = {"uniform_s": "even, equal", "cuts_alone_s": "cuts and recompute alone (exact)",
-             "annealed_s": "annealing, same time", "annealed_longer_s": "annealing, 3 times as long"}  # fmt: skip
+    names = {
+        "uniform_s": "even, equal",
+        "cuts_alone_s": "cuts and recompute alone (exact)",
+        "annealed_s": "annealing, same time",
+        "annealed_longer_s": "annealing, 3 times as long",
+    }
     shorter = {text: 1 - table.found_s / table[k] for k, text in names.items()}
     better = [
         {"against": text, "mean": share.mean(), "least": share.min()}

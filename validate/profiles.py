@@ -28,9 +28,18 @@ from perfmodel.prediction import predict
 from perfmodel.spec import Cluster, Framework, Layout, NetworkLevel, Problem, Transformer
 
 MODEL: Final = Transformer(
-    name="small", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn_hidden=2048, vocab=1024, seq_len=256,
-    tied_embeddings=False, dropout=False,
-)  # fmt: skip
+    name="small",
+    layers=4,
+    hidden=512,
+    heads=8,
+    kv_heads=8,
+    head_dim=64,
+    ffn_hidden=2048,
+    vocab=1024,
+    seq_len=256,
+    tied_embeddings=False,
+    dropout=False,
+)
 SERIAL: Final = Framework(
     name="serial",
     execution="compiled",
@@ -42,10 +51,19 @@ SERIAL: Final = Framework(
 CASES: Final = tuple(
     RankCase(Layout.parse(text), batch)
     for text, batch in (
-        ("tp=2", 4), ("tp=2,micro_batch=2", 4), ("tp=2", 2), ("dp=2", 4), ("dp=2", 8), ("dp=2,micro_batch=2", 8),
-        ("pp=2", 4), ("pp=2", 8), ("pp=2,micro_batch=2", 8), ("tp=1", 2), ("tp=1,micro_batch=2", 4),
+        ("tp=2", 4),
+        ("tp=2,micro_batch=2", 4),
+        ("tp=2", 2),
+        ("dp=2", 4),
+        ("dp=2", 8),
+        ("dp=2,micro_batch=2", 8),
+        ("pp=2", 4),
+        ("pp=2", 8),
+        ("pp=2,micro_batch=2", 8),
+        ("tp=1", 2),
+        ("tp=1,micro_batch=2", 4),
     )
-)  # fmt: skip
+)
 DATASETS: Final = Path(__file__).parents[1] / "datasets"
 PROFILED: Final = 0
 """Which of them is profiled."""
@@ -87,13 +105,16 @@ class ProfileStudy:
         """As a page."""
         before, after = self.errors()
         lines = [
-            "# One profile of one layout", "",
+            "# One profile of one layout",
+            "",
             f"{len(self.rows)} configurations of a small transformer on one or two processes of a core each (gloo), "
             f"one of them profiled ({self.rows[0].case}); without the profile the tables of such cores in `datasets` "
             f"are what is known. Mean error of the others: {before:.1%} without the profile, {after:.1%} with it; "
-            f"largest noise of a measurement {max(row.noise for row in self.rows):.1%}.", "",
-            "| configuration | measured, ms | noise | before | after |", "|---|---|---|---|---|",
-        ]  # fmt: skip
+            f"largest noise of a measurement {max(row.noise for row in self.rows):.1%}.",
+            "",
+            "| configuration | measured, ms | noise | before | after |",
+            "|---|---|---|---|---|",
+        ]
         lines += [
             f"| {r.case} | {1e3 * r.measured_s:.1f} | {r.noise:.1%} | {r.before_s / r.measured_s - 1:+.1%} | "
             f"{r.after_s / r.measured_s - 1:+.1%} |"

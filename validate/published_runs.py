@@ -27,14 +27,31 @@ from perfmodel.workload import step_flops
 HERE = Path(__file__).parent
 LIKE: dict[str, tuple[str, dict[str, Any]]] = {
     "megascale-175b": ("gpt3-175b", {"vocab": 64_000, "parallel_blocks": "one_norm"}),
-    "glm-130b": ("llama2-70b", {
-        "layers": 70, "hidden": 12288, "heads": 96, "kv_heads": 96, "head_dim": 128, "ffn_hidden": 32768,
-        "vocab": 150_528,
-    }),
-    "tinyllama-1.1b": ("llama2-70b", {
-        "layers": 22, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 64, "ffn_hidden": 5632, "vocab": 32_000,
-    }),
-}  # fmt: skip
+    "glm-130b": (
+        "llama2-70b",
+        {
+            "layers": 70,
+            "hidden": 12288,
+            "heads": 96,
+            "kv_heads": 96,
+            "head_dim": 128,
+            "ffn_hidden": 32768,
+            "vocab": 150_528,
+        },
+    ),
+    "tinyllama-1.1b": (
+        "llama2-70b",
+        {
+            "layers": 22,
+            "hidden": 2048,
+            "heads": 32,
+            "kv_heads": 4,
+            "head_dim": 64,
+            "ffn_hidden": 5632,
+            "vocab": 32_000,
+        },
+    ),
+}
 """Models that the catalog lacks: one that it has, and what they have otherwise."""
 REPEATED = 4 / 3
 """FLOPs of a step with full recompute, a second forward, over those without (Korthikanti et al.
@@ -109,9 +126,14 @@ def predicted(row: Any) -> tuple[Prediction, float]:
     said = row.job.split(",") if isinstance(row.job, str) else []
     job = job_files.read_job(None, [f"job.{word}" for word in said]).words
     problem = catalog.problem(
-        model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
-        dtype=row.dtype, framework=row.framework, **job,
-    )  # fmt: skip
+        model_of(row.model),
+        cluster_of(row.cluster),
+        global_batch=row.global_batch,
+        seq_len=row.seq_len,
+        dtype=row.dtype,
+        framework=row.framework,
+        **job,
+    )
     site = Site.without(row.left_out) if isinstance(row.left_out, str) else Site()
     found = predict(problem, layout=row.layout, site=site)
     if np.isfinite(row.reported_s):

@@ -103,10 +103,13 @@ def megatron_table(data: Path) -> pd.DataFrame:
         found = megatron_search(case)
         place = found.place(case.layout)
         row: dict[str, Any] = {
-            "model": case.model.name, "devices": case.layout.devices, "paper t, p, v, b": _short(case.layout),
-            "measured_s": float(measured_s), "predicted_s": np.nan if place is None else float(found.step_s[place]),
+            "model": case.model.name,
+            "devices": case.layout.devices,
+            "paper t, p, v, b": _short(case.layout),
+            "measured_s": float(measured_s),
+            "predicted_s": np.nan if place is None else float(found.step_s[place]),
             "our best": _short(found.layouts[0]),
-        }  # fmt: skip
+        }
         for name, some in (("all", found), ("rule", by_rule(found))):
             row |= {f"{name}, {key}": value for key, value in _standing(some, case.layout).items()}
         rows.append(row)
@@ -125,9 +128,15 @@ def megatron_search(case: Case) -> Ranked:
         )
     divisors = tuple(n for n in range(1, case.model.layers + 1) if case.model.layers % n == 0)
     space = replace(
-        USUAL, tp=(1, 2, 4, 8), pp=divisors, vpp=divisors, micro_batch=(1, 2, 4, 8, 16), recompute=("full",),
-        overlap_grad_reduce=(False,), overlap_param_gather=(False,),
-    )  # fmt: skip
+        USUAL,
+        tp=(1, 2, 4, 8),
+        pp=divisors,
+        vpp=divisors,
+        micro_batch=(1, 2, 4, 8, 16),
+        recompute=("full",),
+        overlap_grad_reduce=(False,),
+        overlap_param_gather=(False,),
+    )
     return rank(case.model, case.cluster, case.job, case.layout.devices, space)
 
 

@@ -70,8 +70,13 @@ def published() -> str:
     table = compared()
     table["ape"] = table["error"].abs()
     by = table.groupby(["source", "cluster", "quantity"], sort=False)
-    rows = by.agg(rows=("ape", "size"), mean=("ape", "mean"), median=("ape", "median"), bias=("error", "median"),
-                  inside=("inside", "mean")).reset_index()  # fmt: skip
+    rows = by.agg(
+        rows=("ape", "size"),
+        mean=("ape", "mean"),
+        median=("ape", "median"),
+        bias=("error", "median"),
+        inside=("inside", "mean"),
+    ).reset_index()
     worst = table[table["ape"] > 0.3]
     shown = worst[
         [

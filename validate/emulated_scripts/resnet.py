@@ -15,9 +15,12 @@ class Block(nn.Module):
     def __init__(self, wide: int, out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(wide, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(wide, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         self.skip = (
             nn.Conv2d(wide, out, 1, stride, bias=False)
             if stride > 1 or wide != out

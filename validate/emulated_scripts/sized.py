@@ -27,10 +27,15 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
-        )  # fmt: skip
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
         same = inputs == 4 * width and stride == 1
         self.side = nn.Identity() if same else nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
 

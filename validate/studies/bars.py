@@ -49,44 +49,108 @@ def _nvidia_llama(runs: pd.DataFrame) -> pd.Series:
 
 
 BARS = (
-    Bar("Korthikanti T5 + SC21 T1", _starts("case_id", "korthikanti-t5", "megatron-sc21"), "mean", 0.04,
+    Bar(
+        "Korthikanti T5 + SC21 T1",
+        _starts("case_id", "korthikanti-t5", "megatron-sc21"),
+        "mean",
+        0.04,
         elsewhere="3.65 % (tuned on it) / 10.3 %",
         missing="What a year of software and the number of devices did: with the same micro-batches per replica and "
         "full recompute, 530B took longer on more devices in 2021 than on fewer in 2022; predicted, both take the "
-        "same. And tp up to 2 with heads of 96 elements (1.7B, 3.6B), predicted too fast, as vTrain's 3.6B."),
-    Bar("vTrain, several nodes", _starts("case_id", "vtrain-multi"), "mean", 0.08, elsewhere="14.7 % (paper), 19.7 %",
-        missing="A few runs are far off where their neighbours are not (`validate/end_to_end.md`)."),
-    Bar("vTrain, one node", _starts("case_id", "vtrain-single"), "mean", 0.07, elsewhere="8.4 % (paper)",
+        "same. And tp up to 2 with heads of 96 elements (1.7B, 3.6B), predicted too fast, as vTrain's 3.6B.",
+    ),
+    Bar(
+        "vTrain, several nodes",
+        _starts("case_id", "vtrain-multi"),
+        "mean",
+        0.08,
+        elsewhere="14.7 % (paper), 19.7 %",
+        missing="A few runs are far off where their neighbours are not (`validate/end_to_end.md`).",
+    ),
+    Bar(
+        "vTrain, one node",
+        _starts("case_id", "vtrain-single"),
+        "mean",
+        0.07,
+        elsewhere="8.4 % (paper)",
         missing="Runs with tp = 8 take longer than predicted, though they launch no more operators than those with "
         "tp = 4; the head of tp = 1 takes several times that of tp = 2; and products of hidden 2048 on two devices are "
-        "faster than in the kernel tables."),
-    Bar("SimuMax B200", _starts("case_id", "simumax"), "mean", 0.04, 0.008, elsewhere="5.6 % / memory 0.46 %",
+        "faster than in the kernel tables.",
+    ),
+    Bar(
+        "SimuMax B200",
+        _starts("case_id", "simumax"),
+        "mean",
+        0.04,
+        0.008,
+        elsewhere="5.6 % / memory 0.46 %",
         missing="About a millisecond per layer and micro-batch that no tensor parallelism divides, and attention at "
-        "32k to 128k tokens, which was never measured there; products take longer than their power limit has it."),
-    Bar("llm-foundry FSDP", _starts("case_id", "llmf"), "mean", 0.05, elsewhere="naive rate 9.8 %",
+        "32k to 128k tokens, which was never measured there; products take longer than their power limit has it.",
+    ),
+    Bar(
+        "llm-foundry FSDP",
+        _starts("case_id", "llmf"),
+        "mean",
+        0.05,
+        elsewhere="naive rate 9.8 %",
         missing="Attention "
         "of 2023 (Triton's first generation), slower in runs of 16k tokens and more; and runs with few sequences per "
-        "device, near the limit of memory, which are predicted too fast."),
-    Bar("Zero Bubble", _starts("case_id", "zb-"), "mean", 0.04, elsewhere="14.4 %",
-        missing="Products take longer in its steps than under the power limit: most of its runs come out too fast."),
-    Bar("BLOOM tuning", _starts("case_id", "bloom"), "mean", 0.07, elsewhere="naive 11 %",
+        "device, near the limit of memory, which are predicted too fast.",
+    ),
+    Bar(
+        "Zero Bubble",
+        _starts("case_id", "zb-"),
+        "mean",
+        0.04,
+        elsewhere="14.4 %",
+        missing="Products take longer in its steps than under the power limit: most of its runs come out too fast.",
+    ),
+    Bar(
+        "BLOOM tuning",
+        _starts("case_id", "bloom"),
+        "mean",
+        0.07,
+        elsewhere="naive 11 %",
         missing="Runs with 12, 14 and 26 heads of 128 elements per device take longer than runs that differ in the "
         "number of heads alone; something per micro-batch and stage that does not grow with it (with tp = 8, small "
         "micro-batches are predicted too fast); the links inside a node, of which the table says '4 between GPU "
         "pairs'; heads of 108 and 150 elements, whose rows do not begin on 16 bytes: no table holds such 16-bit "
-        "products of Ampere; and the network, bettered on 25 February by an unknown amount."),
-    Bar("NVIDIA Llama tables", _nvidia_llama, "mean", 0.08, elsewhere="naive 9.9 %",
+        "products of Ampere; and the network, bettered on 25 February by an unknown amount.",
+    ),
+    Bar(
+        "NVIDIA Llama tables",
+        _nvidia_llama,
+        "mean",
+        0.08,
+        elsewhere="naive 9.9 %",
         missing="Recipes that the tables leave out: FSDP on GB200 is slower than predicted, packed fine-tuning over "
-        "pipelines faster."),
-    Bar("playbook, pp = 1, tp <= 8", _one_stage, "median", 0.10, elsewhere="27 %",
-        missing="Runs of a second version of the framework (below), the network at 256 and 512 devices."),
-    Bar("playbook, peak memory", playbook, "median", memory=0.06,
+        "pipelines faster.",
+    ),
+    Bar(
+        "playbook, pp = 1, tp <= 8",
+        _one_stage,
+        "median",
+        0.10,
+        elsewhere="27 %",
+        missing="Runs of a second version of the framework (below), the network at 256 and 512 devices.",
+    ),
+    Bar(
+        "playbook, peak memory",
+        playbook,
+        "median",
+        memory=0.06,
         missing="Two versions of the framework, which no column tells apart: of the rows whose memory can, most "
         "gather inputs again in backward, as here, the others keep them, which takes more. "
-        "What makes its pipelined runs slow is shown below."),
-    Bar("MaxText TPU", _starts("case_id", "maxtext"), "mean", 0.10,
-        missing="Attention kernels for training on TPU, whose forward is only bounded here by the rate of a backward."),
-)  # fmt: skip
+        "What makes its pipelined runs slow is shown below.",
+    ),
+    Bar(
+        "MaxText TPU",
+        _starts("case_id", "maxtext"),
+        "mean",
+        0.10,
+        missing="Attention kernels for training on TPU, whose forward is only bounded here by the rate of a backward.",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -164,9 +228,12 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         error = np.array([np.abs(errors).mean() for errors in of_source])
         by = {"mean error": float(error.mean()), "median bias": abs(float(np.median(bias)))}
         found[group.name] = {
-            "sources": len(bias), "n": int(chosen.sum()), "statistic": group.statistic, "error": by[group.statistic],
+            "sources": len(bias),
+            "n": int(chosen.sum()),
+            "statistic": group.statistic,
+            "error": by[group.statistic],
             "by_row": float(np.abs(signed[chosen]).mean()),
             "bias": float((np.median if group.statistic == "median bias" else np.mean)(bias)),
             "to_reach": group.to_reach,
-        }  # fmt: skip
+        }
     return found

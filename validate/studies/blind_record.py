@@ -463,9 +463,20 @@ def blind_page(
         if figures[which]["predicted"]
     ]
     parts = [
-        _HEAD + rows_table(
-            ("sources that nobody had looked at", "sources", "rows", "mean over sources", "median row", "inside 90 %",
-             "inside, mean over sources", "ends apart", "interval score", "one fixed interval"),
+        _HEAD
+        + rows_table(
+            (
+                "sources that nobody had looked at",
+                "sources",
+                "rows",
+                "mean over sources",
+                "median row",
+                "inside 90 %",
+                "inside, mean over sources",
+                "ends apart",
+                "interval score",
+                "one fixed interval",
+            ),
             summary,
         ),
         _details(figures),
@@ -474,9 +485,25 @@ def blind_page(
         "interval. The median row's ends are a factor `ends apart` from one another. Changed after the first look at "
         f"every source: {'; '.join(known.changes_for_all)}.",
         rows_table(
-            ("source", "commit", "rows", "first: predicted", "error", "inside", "ends apart", "today: predicted",
-             "error", "inside", "ends apart", "looked at", "changed for it"),
-            [_source_cells(name, commits.get(name, ""), of, known) for name, of in figures["sources"].items()],
+            (
+                "source",
+                "commit",
+                "rows",
+                "first: predicted",
+                "error",
+                "inside",
+                "ends apart",
+                "today: predicted",
+                "error",
+                "inside",
+                "ends apart",
+                "looked at",
+                "changed for it",
+            ),
+            [
+                _source_cells(name, commits.get(name, ""), of, known)
+                for name, of in figures["sources"].items()
+            ],
         ),
         "## By device, kind of model and framework",
         "Today's predictions of sources that nobody had looked at. Every source counts the same; a positive bias is "
@@ -485,7 +512,7 @@ def blind_page(
         "## Whether intervals are wide where errors are large",
         "Today's predictions, from the narrowest intervals to the widest.",
         deciles_table(today.deciles()),
-    ]  # fmt: skip
+    ]
     if not figures["today"]["predicted"]:
         parts = [parts[0], *parts[2:-6]]
     return "\n\n".join(parts) + "\n"

@@ -148,11 +148,18 @@ class Chain:
             variables["links"] = Shares(self.stages - 1, self.stages - 1.0, least=LEAST_LINK)
         row, column, timed = _entries(self.program)
         constants = {
-            "forward": _prefix(self.forward_s), "backward": _prefix(self.backward_s),
-            "saved": _prefix(self.saved_bytes), "state": _prefix(self.state_bytes), "in_flight": self.in_flight,
-            "capacity": self.capacity_bytes, "slowness": self.slowness, "boundary": np.append(0.0, self.boundary_s),
-            "row": row, "column": column, "timed": timed,
-        }  # fmt: skip
+            "forward": _prefix(self.forward_s),
+            "backward": _prefix(self.backward_s),
+            "saved": _prefix(self.saved_bytes),
+            "state": _prefix(self.state_bytes),
+            "in_flight": self.in_flight,
+            "capacity": self.capacity_bytes,
+            "slowness": self.slowness,
+            "boundary": np.append(0.0, self.boundary_s),
+            "row": row,
+            "column": column,
+            "timed": timed,
+        }
         return Relaxation(
             variables, self.program, _durations, constants, limits=_limits if stages else None
         )

@@ -50,23 +50,45 @@ class Study:
 
 STUDIES: Final = (
     Study(
-        model="bert-48", nodes=32, batch=512, seq_len=128, scales=(16, 32, 64), formula_gelu=False, weight_loads=False,
+        model="bert-48",
+        nodes=32,
+        batch=512,
+        seq_len=128,
+        scales=(16, 32, 64),
+        formula_gelu=False,
+        weight_loads=False,
         best={
-            "chimera": (4, 8, "none"), "pipedream-2bw": (4, 16, "full"), "1f1b": (4, 4, "none"),
-            "gpipe": (4, 4, "full"), "gems": (4, 32, "none"),
+            "chimera": (4, 8, "none"),
+            "pipedream-2bw": (4, 16, "full"),
+            "1f1b": (4, 4, "none"),
+            "gpipe": (4, 4, "full"),
+            "gems": (4, 32, "none"),
         },
         throughput={"pipedream-2bw": 1 / 1.17, "1f1b": 1 / 1.19, "gems": 1 / 2.41},
     ),
     Study(
-        model="gpt2-1.3b", nodes=512, batch=512, seq_len=632, scales=(512, 1024, 2048), formula_gelu=True,
+        model="gpt2-1.3b",
+        nodes=512,
+        batch=512,
+        seq_len=632,
+        scales=(512, 1024, 2048),
+        formula_gelu=True,
         weight_loads=True,
         best={
-            "chimera": (32, 1, "none"), "pipedream-2bw": (16, 1, "full"), "1f1b": (16, 1, "full"),
-            "gpipe": (8, 1, "full"), "gems": (8, 2, "none"),
+            "chimera": (32, 1, "none"),
+            "pipedream-2bw": (16, 1, "full"),
+            "1f1b": (16, 1, "full"),
+            "gpipe": (8, 1, "full"),
+            "gems": (8, 2, "none"),
         },
-        throughput={"pipedream-2bw": 1 / 1.16, "1f1b": 1 / 1.38, "gpipe": 1 / 1.42, "gems": 1 / 2.34},
+        throughput={
+            "pipedream-2bw": 1 / 1.16,
+            "1f1b": 1 / 1.38,
+            "gpipe": 1 / 1.42,
+            "gems": 1 / 2.34,
+        },
     ),
-)  # fmt: skip
+)
 """`1f1b` is DAPPLE. PipeDream has batches of its own, and so a row of its own in figures 14 and 15
 (`PIPEDREAM`)."""
 
@@ -155,9 +177,13 @@ class Conditions:
         if study.formula_gelu and self.formula_gelu:
             kernels = (*kernels, "gelu_formula")
         return self.framework.job(
-            model, self.cluster.device, global_batch=study.batch, seq_len=study.seq_len, dtype="fp32",
+            model,
+            self.cluster.device,
+            global_batch=study.batch,
+            seq_len=study.seq_len,
+            dtype="fp32",
             eager_kernels=kernels,
-        )  # fmt: skip
+        )
 
 
 def space_of(model: Model, scheme: str) -> SearchSpace:
@@ -165,9 +191,13 @@ def space_of(model: Model, scheme: str) -> SearchSpace:
     gradients of outer stages in bubbles (`eager_opt`), the others after the last backward."""
     stages = tuple(pp for pp in (2, 4, 8, 16, 32, 64) if model.layers % pp == 0)  # pyright: ignore[reportAttributeAccessIssue]
     return replace(
-        USUAL, pp=stages, micro_batch=MICRO_BATCHES, schedule=(scheme,), recompute=("none", "full"),
+        USUAL,
+        pp=stages,
+        micro_batch=MICRO_BATCHES,
+        schedule=(scheme,),
+        recompute=("none", "full"),
         overlap_grad_reduce=(scheme.startswith("chimera"),),
-    )  # fmt: skip
+    )
 
 
 def chimera_search(study: Study, scheme: str, conditions: Conditions | None = None) -> Ranked:
@@ -244,13 +274,18 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
         reference = reference or at_scale
         rows.append(
             {
-                "scheme": scheme, "paper p, b": written(choice), "ours p, b": written(ours),
-                "same": ours == choice, "same p": ours[0] == choice[0],
+                "scheme": scheme,
+                "paper p, b": written(choice),
+                "ours p, b": written(ours),
+                "same": ours == choice,
+                "same p": ours[0] == choice[0],
                 "paper's/ours": time_of(found, choice) / float(found.step_s[0]),
-                "paper, of Chimera's": study.throughput.get(scheme, 1.0 if scheme == "chimera" else np.nan),
+                "paper, of Chimera's": study.throughput.get(
+                    scheme, 1.0 if scheme == "chimera" else np.nan
+                ),
                 "ours, of Chimera's": reference / at_scale,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 

@@ -57,9 +57,13 @@ def problem_of(study: Study, conditions: Conditions) -> StepProblem:
 def layout_of(study: Study, scheme: str, pp: int, micro_batch: int, recompute: str) -> Layout:
     """A scheme at a depth, the nodes that are left in data parallelism."""
     return Layout(
-        pp=pp, dp=study.nodes // pp, micro_batch=micro_batch, schedule=scheme, recompute=recompute,  # pyright: ignore[reportArgumentType]
+        pp=pp,
+        dp=study.nodes // pp,
+        micro_batch=micro_batch,
+        schedule=scheme,
+        recompute=recompute,  # pyright: ignore[reportArgumentType]
         overlap_grad_reduce=scheme.startswith("chimera"),
-    )  # fmt: skip
+    )
 
 
 def rate_s(study: Study, layout: Layout, conditions: Conditions) -> float:
@@ -200,14 +204,17 @@ def calibrated_table(study: Study) -> pd.DataFrame:
         for (_, before), (_, after) in zip(*(table.iterrows() for table in tables), strict=True):
             rows.append(
                 {
-                    "messages": messages, "T_f x": "none does" if factor is None else f"{factor:.2f}",
-                    "scheme": before["scheme"], "paper p, b": before["paper p, b"],
-                    "predicted p, b": before["ours p, b"], "with T_f calibrated": after["ours p, b"],
+                    "messages": messages,
+                    "T_f x": "none does" if factor is None else f"{factor:.2f}",
+                    "scheme": before["scheme"],
+                    "paper p, b": before["paper p, b"],
+                    "predicted p, b": before["ours p, b"],
+                    "with T_f calibrated": after["ours p, b"],
                     "paper, of Chimera's": before["paper, of Chimera's"],
                     "predicted, of Chimera's": before["ours, of Chimera's"],
                     "calibrated, of Chimera's": after["ours, of Chimera's"],
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)
 
 
@@ -347,8 +354,10 @@ def v100_table() -> pd.DataFrame:
             best = ranked.layouts[0]
             rows.append(
                 {
-                    "messages": name, "scheme": scheme, "p, b": written((best.pp, best.micro_batch, best.recompute)),
+                    "messages": name,
+                    "scheme": scheme,
+                    "p, b": written((best.pp, best.micro_batch, best.recompute)),
                     "chimera's speed-up": float(ranked.step_s[0] / found["chimera"].step_s[0]),
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)

@@ -54,10 +54,11 @@ def chimera_page(folder: Path) -> str:
     for study in STUDIES:
         parts += [
             f"### {study.model} on {study.nodes} nodes, batch {study.batch} (figures 10, 11, 13)\n",
-            "Messages by gloo:\n", markdown_table(chimera_table(study)),
+            "Messages by gloo:\n",
+            markdown_table(chimera_table(study)),
             "At the network's own rate:\n",
             markdown_table(chimera_table(study, Conditions().at_rate(RATES["network"]))),
-        ]  # fmt: skip
+        ]
     parts += ["### T_f calibrated beside T_f predicted (section 3.4)\n", _MEASURED]
     for study in STUDIES:
         parts += [f"{study.model}:\n", markdown_table(calibrated_table(study))]
@@ -117,10 +118,14 @@ def cumulative_terms() -> list[tuple[str, Conditions]]:
     allocator = replace(stashes, framework=catalog.framework("chimera@2021"))
     gloo = replace(allocator, cluster=catalog.cluster("piz-daint-gloo"))
     return [
-        ("hardware alone, today's kernels", hardware), ("+ kernels of their code", eager), ("+ GELU written out", gelu),
-        ("+ full pipelines", pipelines), ("+ 2BW's copies and loads", stashes), ("+ allocator of 2020", allocator),
+        ("hardware alone, today's kernels", hardware),
+        ("+ kernels of their code", eager),
+        ("+ GELU written out", gelu),
+        ("+ full pipelines", pipelines),
+        ("+ 2BW's copies and loads", stashes),
+        ("+ allocator of 2020", allocator),
         ("+ gloo over TCP", gloo),
-    ]  # fmt: skip
+    ]
 
 
 def agreement(conditions: Conditions) -> dict[str, Any]:
@@ -143,9 +148,14 @@ def agreement(conditions: Conditions) -> dict[str, Any]:
 
 
 PAPER: Final = {
-    "choices": "", "depths": "", "throughputs off": np.nan, "bert-48, over DAPPLE": 1.19, "bert-48, over 2BW": 1.17,
-    "gpt2-1.3b, over DAPPLE": 1.38, "gpt2-1.3b, over 2BW": 1.16,
-}  # fmt: skip
+    "choices": "",
+    "depths": "",
+    "throughputs off": np.nan,
+    "bert-48, over DAPPLE": 1.19,
+    "bert-48, over 2BW": 1.17,
+    "gpt2-1.3b, over DAPPLE": 1.38,
+    "gpt2-1.3b, over 2BW": 1.16,
+}
 
 
 def terms_table() -> pd.DataFrame:

@@ -30,7 +30,8 @@ def emulation_report(report: Mapping[str, Any]) -> str:
 
 def _steps(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Two ranks, one core each", "",
+        "## Two ranks, one core each",
+        "",
         f"Median iterations of the slower rank; bar {_STEP_BAR:.0%} (the paper: less than {_PAPER_STEP:.0%} between "
         "two GPU nodes, section 3.2). Real and emulated runs take turns, so that the "
         "machine's drifts meet all; a turn's first iteration is left out, and turns of which others (processes, the "
@@ -38,40 +39,67 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
         "nothing but wait for one another (`--apart`), and beside that each by itself. The two cores slow each other: "
         "a rank that is not in step with its neighbour runs faster whenever that one waits, which is none of the "
         "emulation's doing. Noise: half of the real run's turns against the other half; an error is judged only where "
-        f"it is at most {NOISE_OF_CLAIMS:.0%}. Parts: errors of forward, backward and optimizer.", "",
-    ]  # fmt: skip
+        f"it is at most {NOISE_OF_CLAIMS:.0%}. Parts: errors of forward, backward and optimizer.",
+        "",
+    ]
     head = (
-        "script", "real", "both emulated", "error", "each alone", "noise", "within", "iterations", "turns",
-        "taken at most", "parts",
-    )  # fmt: skip
+        "script",
+        "real",
+        "both emulated",
+        "error",
+        "each alone",
+        "noise",
+        "within",
+        "iterations",
+        "turns",
+        "taken at most",
+        "parts",
+    )
     rows = []
     for name, r in found.items():
         parts = ", ".join(
             f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer")
         )
-        rows.append((
-            name, _ms(r["real_s"]), _ms(r["both_s"]), f"{r['both_error']:+.1%}", f"{r['each_error']:+.1%}",
-            f"{r['noise']:.1%}", judged(r["both_error"], r["noise"], _STEP_BAR), r["iterations"], r["turns"],
-            f"{r['stolen_at_most']:.2f}", parts,
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                _ms(r["real_s"]),
+                _ms(r["both_s"]),
+                f"{r['both_error']:+.1%}",
+                f"{r['each_error']:+.1%}",
+                f"{r['noise']:.1%}",
+                judged(r["both_error"], r["noise"], _STEP_BAR),
+                r["iterations"],
+                r["turns"],
+                f"{r['stolen_at_most']:.2f}",
+                parts,
+            )
+        )
     return [*lines, rows_table(head, rows)]
 
 
 def _hosts(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Hosts in network namespaces with shaped links", "",
+        "## Hosts in network namespaces with shaped links",
+        "",
         f"Median iterations; bar {_HOST_BAR:.0%}. More ranks than cores share them: emulated is rank 0 alone, whose "
         "emulated others are told to be stragglers by ranks over cores, and beside that all ranks, which "
         "exchange nothing but wait for one another (`--apart`). Noise: largest difference between real launches (none "
-        "with one).", "",
-    ]  # fmt: skip
+        "with one).",
+        "",
+    ]
     rows = [
         (
-            name, _ms(r["real_s"]), _ms(r["emulated_s"]), f"{r['error']:+.1%}", f"{r['apart_error']:+.1%}",
-            f"{r['noise']:.1%}", r["iterations"],
+            name,
+            _ms(r["real_s"]),
+            _ms(r["emulated_s"]),
+            f"{r['error']:+.1%}",
+            f"{r['apart_error']:+.1%}",
+            f"{r['noise']:.1%}",
+            r["iterations"],
         )
         for name, r in found.items()
-    ]  # fmt: skip
+    ]
     return [
         *lines,
         rows_table(
@@ -82,19 +110,25 @@ def _hosts(found: Mapping[str, Any]) -> list[str]:
 
 def _micro(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Collectives by themselves (NeuronaBox, table 1)", "",
+        "## Collectives by themselves (NeuronaBox, table 1)",
+        "",
         "Overhead: what an emulated call takes over what the emulation was told to take (the time of the real run just "
         f"before it, exactly for its sizes), as the script sees both, from before the call to its return; "
         f"bar {_MICRO_BAR:.0%}. Medians of {found['rounds']} rounds of a real and an emulated run. Noise: by how "
-        "much two real runs in succession differ.", "",
-    ]  # fmt: skip
+        "much two real runs in succession differ.",
+        "",
+    ]
     rows = [
         (
-            r["collective"], r["bytes"], _ms(r["told_s"], 3), _ms(r["emulated_s"], 3), f"{r['overhead']:+.1%}",
+            r["collective"],
+            r["bytes"],
+            _ms(r["told_s"], 3),
+            _ms(r["emulated_s"], 3),
+            f"{r['overhead']:+.1%}",
             f"{r['noise']:.1%}",
         )
         for r in found["rows"]
-    ]  # fmt: skip
+    ]
     return [
         *lines,
         rows_table(("collective", "bytes", "told (real)", "emulated", "overhead", "noise"), rows),
@@ -107,12 +141,14 @@ def _curve(found: Mapping[str, Any]) -> list[str]:
         errors = [abs(e) for e in curve["errors"]]
         knees = curve["predicted_knee_s"] / curve["emulated_knee_s"] - 1
         lines += [
-            "", f"**{name}**: predicted over emulated mean {sum(errors) / len(errors):.1%}, largest {max(errors):.1%} "
+            "",
+            f"**{name}**: predicted over emulated mean {sum(errors) / len(errors):.1%}, largest {max(errors):.1%} "
             f"off (bar {_CURVE_BAR:.0%}). Knee {1e3 * curve['emulated_knee_s']:.2f} ms emulated, "
             f"{1e3 * curve['predicted_knee_s']:.2f} ms predicted, {knees:+.0%} (bar {_KNEE_BAR:.0%}). By the "
             f"timeline's gradients {curve['felt']:.0f} all-reduces are felt at first and {curve['felt_at_most']:.0f} "
-            f"at last; {1e3 * curve['hidden_s']:.2f} ms are hidden behind backward.", "",
-        ]  # fmt: skip
+            f"at last; {1e3 * curve['hidden_s']:.2f} ms are hidden behind backward.",
+            "",
+        ]
         stamps = zip(curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True)
         rows = [
             (
@@ -129,9 +165,11 @@ def _curve(found: Mapping[str, Any]) -> list[str]:
 
 def _what_if(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Other conditions", "",
-        "Predicted from the first run alone; no bar. All-reduces at first take three times what gloo's do here.", "",
-    ]  # fmt: skip
+        "## Other conditions",
+        "",
+        "Predicted from the first run alone; no bar. All-reduces at first take three times what gloo's do here.",
+        "",
+    ]
     rows = [
         (
             name,
@@ -146,8 +184,11 @@ def _what_if(found: Mapping[str, Any]) -> list[str]:
 
 def _scale(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Scale", "", f"Small all-reduces that take no time in the model; bar {_CALLS_BAR} per second.", "",
-    ]  # fmt: skip
+        "## Scale",
+        "",
+        f"Small all-reduces that take no time in the model; bar {_CALLS_BAR} per second.",
+        "",
+    ]
     rows = [
         (ranks, f"{r['calls_per_s']:.0f}", _mib(r["peak_memory_bytes"]))
         for ranks, r in found.items()
@@ -157,11 +198,13 @@ def _scale(found: Mapping[str, Any]) -> list[str]:
 
 def _memory(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "## Peak memory of a rank", "",
+        "## Peak memory of a rank",
+        "",
         "Since it joined its world, without the code of libraries: resident memory of a real and of an emulated run, "
         "and what was predicted. Of the prediction, what libraries take for themselves is measured on the same script "
-        "with a model of next to no size.", "",
-    ]  # fmt: skip
+        "with a model of next to no size.",
+        "",
+    ]
     head = (
         "script",
         "real",
@@ -172,12 +215,15 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
     )
     rows = [
         (
-            name, _mib(r["real_bytes"]) if "real_bytes" in r else "", _mib(r["emulated_bytes"]),
-            _mib(r["predicted_bytes"]), _mib(r["context_bytes"]),
+            name,
+            _mib(r["real_bytes"]) if "real_bytes" in r else "",
+            _mib(r["emulated_bytes"]),
+            _mib(r["predicted_bytes"]),
+            _mib(r["context_bytes"]),
             f"{r['predicted_bytes'] / r['emulated_bytes'] - 1:+.1%}",
         )
         for name, r in found.items()
-    ]  # fmt: skip
+    ]
     return [*lines, rows_table(head, rows)]
 
 
@@ -192,12 +238,13 @@ def _mib(size_bytes: float) -> str:
 def _missed(report: Mapping[str, Any]) -> list[str]:
     """What is missing or missed: every figure of the run that is described above it."""
     lines = [
-        "## What is missing or missed", "",
+        "## What is missing or missed",
+        "",
         "- The machine: two cores of a shared host that slow each other, at times for minutes or hours. Steps, hosts "
         "and the micro-benchmark are therefore compared in turns, and what an emulated call keeps of the core is an "
         "amount of work; prices are still measured minutes before. Parts are run one by one, and each stays until it "
         "is run again.",
-    ]  # fmt: skip
+    ]
     if steps := report.get("steps"):
         judgements = [judged(r["both_error"], r["noise"], _STEP_BAR) for r in steps.values()]
         lines.append(

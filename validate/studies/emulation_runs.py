@@ -75,9 +75,15 @@ def priced(table: PriceTable) -> Prices:
 
 
 def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
-    ))  # fmt: skip
+    return emulate(
+        Emulation(
+            command=tuple(command),
+            world_size=world_size,
+            real_ranks=tuple(range(world_size)),
+            cores=usable_cores(),
+            **more,
+        )
+    )
 
 
 def run_emulated(
@@ -86,10 +92,16 @@ def run_emulated(
     """Rank 0 alone, on the first core."""
     conditions = table.conditions | more.pop("conditions", {})
     prices = priced(table)
-    return emulate(Emulation(
-        command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
-        conditions=conditions, **more,
-    ))  # fmt: skip
+    return emulate(
+        Emulation(
+            command=tuple(command),
+            world_size=world_size,
+            prices=prices,
+            cores=usable_cores()[:1],
+            conditions=conditions,
+            **more,
+        )
+    )
 
 
 def blocks_in_turn(
@@ -226,13 +238,18 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
     )
     return {
         **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
-        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
-        "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
+        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]},
+        "noise": abs(halves[0] / halves[1] - 1),
+        "iterations": int(kept.groupby("kind").size().min()),
+        "turns": int(kept.groupby("kind").turn.nunique().min()),
         "stolen_at_most": float(kept.stolen.max()),
-        **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
+        **{
+            f"{part}_error": float(errors[part]["both"])
+            for part in ("forward_s", "backward_s", "optimizer_s")
+        },
         # Turns of earlier runs, which are read from a file, did not wait.
         **({"waited_s": waited_s} if "waited_s" in table and table.waited_s.notna().all() else {}),
-    }  # fmt: skip
+    }
 
 
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -240,10 +257,14 @@ def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict
     real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
     by_launch = [float(np.median(s)) for s in real]
     return {
-        "real_s": real_s, "emulated_s": emulated_s, "error": emulated_s / real_s - 1,
-        "noise": (max(by_launch) - min(by_launch)) / real_s, "iterations": sum(map(len, real)),
-        "real_launches_s": by_launch, "emulated_launches_s": [float(np.median(s)) for s in emulated],
-    }  # fmt: skip
+        "real_s": real_s,
+        "emulated_s": emulated_s,
+        "error": emulated_s / real_s - 1,
+        "noise": (max(by_launch) - min(by_launch)) / real_s,
+        "iterations": sum(map(len, real)),
+        "real_launches_s": by_launch,
+        "emulated_launches_s": [float(np.median(s)) for s in emulated],
+    }
 
 
 @contextmanager

@@ -41,12 +41,19 @@ def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
         )
         several, slow = np.asarray(own["pp"] > 1), measured_s >= FAR * predicted_s
         of = [*ranking(own, measured_s, predicted_s).values()]
-        found.append({
-            "devices": int(devices), "runs": [int((~several).sum()), int(several.sum())],  # pyright: ignore
-            "slow": [float(slow[which].mean()) if which.any() else None for which in (~several, several)],
-            "groups": of[0]["groups"] if of else 0, "regret": of[0]["regret"] if of else None,
-            "worst_regret": of[0]["worst_regret"] if of else None,
-        })  # fmt: skip
+        found.append(
+            {
+                "devices": int(devices),
+                "runs": [int((~several).sum()), int(several.sum())],  # pyright: ignore
+                "slow": [
+                    float(slow[which].mean()) if which.any() else None
+                    for which in (~several, several)
+                ],
+                "groups": of[0]["groups"] if of else 0,
+                "regret": of[0]["regret"] if of else None,
+                "worst_regret": of[0]["worst_regret"] if of else None,
+            }
+        )
     return found
 
 
@@ -82,10 +89,14 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
         return float(1e3 * np.quantile(per_layer_s[chosen], QUARTILE)) if chosen.any() else None
 
     by_tp = [
-        {"tp": int(n), "runs": int((tp == n).sum()), "one_stage_ms": quartile_ms((tp == n) & (pp == 1) & ~is_slow),
-         "several_stages_ms": quartile_ms((tp == n) & (pp > 1) & ~is_slow)}
+        {
+            "tp": int(n),
+            "runs": int((tp == n).sum()),
+            "one_stage_ms": quartile_ms((tp == n) & (pp == 1) & ~is_slow),
+            "several_stages_ms": quartile_ms((tp == n) & (pp > 1) & ~is_slow),
+        }
         for n in np.unique(tp)
-    ]  # fmt: skip
+    ]
     by_pp = []
     for n in np.unique(pp):
         slow = beyond_s[(pp == n) & is_slow]

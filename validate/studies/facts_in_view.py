@@ -14,8 +14,14 @@ from perfmodel.spec import Framework
 
 FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "nanotron": (
-        "forward_bookkeeping", "backward_bookkeeping", "half_gradients", "all_reduce_gradients", "zero_overlaps",
-        "keeps_outputs", "blocking_sends", "checks_collectives",
+        "forward_bookkeeping",
+        "backward_bookkeeping",
+        "half_gradients",
+        "all_reduce_gradients",
+        "zero_overlaps",
+        "keeps_outputs",
+        "blocking_sends",
+        "checks_collectives",
     ),
     "nemo": ("tp_overlap", "tp_overlap_copies", "grouped_launch_s", "zero"),
     "megatron-bridge": ("tp_overlap", "tp_overlap_copies", "grouped_launch_s"),
@@ -34,9 +40,15 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     "tensorflow-xla": ("masked_head", "fused_batch_norm", "eager_kernels"),
     "paddlepaddle": ("masked_head", "eager_kernels"),
     "mxnet": ("masked_head", "eager_kernels"),
-    "pytorch": ("eager_kernels", "ddp_buckets", "bucket_bytes", "length_bin_tokens", "masked_head",
-                "channels_last"),
-}  # fmt: skip
+    "pytorch": (
+        "eager_kernels",
+        "ddp_buckets",
+        "bucket_bytes",
+        "length_bin_tokens",
+        "masked_head",
+        "channels_last",
+    ),
+}
 """By framework, the fields whose values were looked up, or chosen, with errors of published runs in
 view."""
 

@@ -348,12 +348,18 @@ def live_report(report: LiveReport) -> str:
     )
     rows = [
         (
-            r.case, r.ranks, f"{1e3 * r.predicted_s:.1f}", f"{1e3 * r.measured_s:.1f}", f"{r.error:+.1%}",
-            f"{r.noise:.1%}", f"{r.device_error:.1%}", "" if np.isnan(r.stage_error) else f"{r.stage_error:.1%}",
+            r.case,
+            r.ranks,
+            f"{1e3 * r.predicted_s:.1f}",
+            f"{1e3 * r.measured_s:.1f}",
+            f"{r.error:+.1%}",
+            f"{r.noise:.1%}",
+            f"{r.device_error:.1%}",
+            "" if np.isnan(r.stage_error) else f"{r.stage_error:.1%}",
             r.set_aside,
         )
         for r in report.results
-    ]  # fmt: skip
+    ]
     return "\n".join([*lines, rows_table(head, rows)]) + "\n"
 
 

@@ -221,9 +221,16 @@ def _calls(
 def collective_cases() -> list[CollectiveCase]:
     """None of them on two ranks, which is what the calibration has."""
     shapes: list[tuple[Algorithm, int, int]] = [
-        ("ring", 4, 1), ("ring", 8, 1), ("ring", 4, 2), ("ring", 8, 4), ("hierarchical", 4, 2),
-        ("hierarchical", 8, 4), ("hierarchical", 8, 2), ("inside", 4, 2), ("across", 4, 2),
-    ]  # fmt: skip
+        ("ring", 4, 1),
+        ("ring", 8, 1),
+        ("ring", 4, 2),
+        ("ring", 8, 4),
+        ("hierarchical", 4, 2),
+        ("hierarchical", 8, 4),
+        ("hierarchical", 8, 2),
+        ("inside", 4, 2),
+        ("across", 4, 2),
+    ]
     return [
         CollectiveCase(algorithm=algorithm, ranks=ranks, ranks_per_host=per_host, bytes=size)
         for (algorithm, ranks, per_host), size in product(shapes, _SIZES)

@@ -90,8 +90,11 @@ BUCKETS: Final = (
     ("deepseek-v2-lite", "dgx-h100", 64, 1024, "pp=2,dp=8,ep=8"),
 )
 _PRICES: Final = {
-    "compute_rate": 0.4, "memory_bandwidth": 0.25, "intra_node_bandwidth": 0.15, "inter_node_bandwidth": 0.2,
-}  # fmt: skip
+    "compute_rate": 0.4,
+    "memory_bandwidth": 0.25,
+    "intra_node_bandwidth": 0.15,
+    "inter_node_bandwidth": 0.2,
+}
 
 
 def random_chain(
@@ -141,11 +144,15 @@ def partition_study() -> pd.DataFrame:
         )
         rows.append(
             {
-                "seed": seed, "exact_ms": 1e3 * exact_ms, "exact_s": exact_s, "relax_seconds": relax_s,
-                "rounded_s": float(chain.step_s(rounded).min()), "relaxed_s": chain.improved(rounded)[1],
+                "seed": seed,
+                "exact_ms": 1e3 * exact_ms,
+                "exact_s": exact_s,
+                "relax_seconds": relax_s,
+                "rounded_s": float(chain.step_s(rounded).min()),
+                "relaxed_s": chain.improved(rounded)[1],
                 "even_s": float(chain.step_s([even])[0]),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -201,9 +208,12 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
                 break
         bounded = convex_bound(problem, best.values)
         row: dict[str, Any] = {
-            "problem": name, "gain": 1 - best.value / equal, "gap": best.value / bounded.lower_bound - 1,
-            "relaxation": warm_s, "with compilation": cold_s,
-        }  # fmt: skip
+            "problem": name,
+            "gain": 1 - best.value / equal,
+            "gap": best.value / bounded.lower_bound - 1,
+            "relaxation": warm_s,
+            "with compilation": cold_s,
+        }
         for other in OPTIMISERS:
             seconds, value = run_optimiser(other, problem, target, limit_s)
             row[other] = seconds if value <= target else np.inf
@@ -225,12 +235,16 @@ def mixed_study(seeds: Iterable[int], patience: float) -> pd.DataFrame:
         )
         rows.append(
             {
-                "seed": seed, "seconds": seconds, "found_s": found.step_s, "gap": found.certificate.gap(found.step_s),
+                "seed": seed,
+                "seconds": seconds,
+                "found_s": found.step_s,
+                "gap": found.certificate.gap(found.step_s),
                 "uniform_s": float(chain.step_s([even])[0]),
                 "cuts_alone_s": chain.improved([cuts.partition for cuts in chain.exact()[:8]])[1],
-                "annealed_s": anneal(chain, seconds), "annealed_longer_s": anneal(chain, patience * seconds),
+                "annealed_s": anneal(chain, seconds),
+                "annealed_longer_s": anneal(chain, patience * seconds),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -242,11 +256,17 @@ def model_partitions() -> pd.DataFrame:
         lay = result.layout
         rows.append(
             {
-                "model": name, "cluster": cluster, "layout": layout, "even_s": result.given_s or np.nan,
-                "found_s": result.step_time_s, "gap": result.gap, "partition": "-".join(map(str, lay.partition or ())),
-                "recompute": lay.recompute + _suffix(lay.recompute_full_layers), "seconds": result.seconds,
+                "model": name,
+                "cluster": cluster,
+                "layout": layout,
+                "even_s": result.given_s or np.nan,
+                "found_s": result.step_time_s,
+                "gap": result.gap,
+                "partition": "-".join(map(str, lay.partition or ())),
+                "recompute": lay.recompute + _suffix(lay.recompute_full_layers),
+                "seconds": result.seconds,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -320,11 +340,16 @@ def mixed_device_table() -> pd.DataFrame:
         result = partition_stages(problem, laid_out)
         rows.append(
             {
-                "model": name, "devices": ", ".join(f"{n} {c}" for n, c in zip(supply, clusters, strict=True)),
-                "layout": layout, "even_s": result.given_s or np.nan, "found_s": result.step_time_s, "gap": result.gap,
-                "partition": "-".join(map(str, result.layout.partition or ())), "seconds": result.seconds,
+                "model": name,
+                "devices": ", ".join(f"{n} {c}" for n, c in zip(supply, clusters, strict=True)),
+                "layout": layout,
+                "even_s": result.given_s or np.nan,
+                "found_s": result.step_time_s,
+                "gap": result.gap,
+                "partition": "-".join(map(str, result.layout.partition or ())),
+                "seconds": result.seconds,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -345,9 +370,11 @@ def hardware_table() -> pd.DataFrame:
         found = design_hardware(runs, _PRICES, budget=budget)
         speedup = (np.array(found.even_s) / found.step_s).tolist()
         rows.append(
-            {"budget": budget} | found.multiples | {"speedup_1": speedup[0], "speedup_2": speedup[1]}
+            {"budget": budget}
+            | found.multiples
+            | {"speedup_1": speedup[0], "speedup_2": speedup[1]}
             | {"priced": found.priced, "seconds": found.seconds}
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 

@@ -175,9 +175,13 @@ def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]
         own = [one for one in some if one.source == source]
         random = [float(np.expm1(one.measured - one.measured.min()).mean()) for one in own]
         by_source[source] = {
-            "groups": len(own), "regret": float(np.mean([one.regret for one in own])), "random": float(np.mean(random)),
-            "apart": source in apart, "error": (of := reliability(own))["error"], "pairs": of["pairs"],
-        }  # fmt: skip
+            "groups": len(own),
+            "regret": float(np.mean([one.regret for one in own])),
+            "random": float(np.mean(random)),
+            "apart": source in apart,
+            "error": (of := reliability(own))["error"],
+            "pairs": of["pairs"],
+        }
     regrets = [one.regret for one in together]
     return {
         "reliability": reliability(together),
@@ -241,10 +245,16 @@ def pairs_text(pairs: dict[str, Any]) -> list[str]:
     `next_run`."""
     figures = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
     rows = [
-        (name, f"{one['from']:.0%} to {one['to']:.0%}", f"{one['n']:,}", percent(one["probability"]),
-         percent(one["faster"]))
-        for name, of in figures for one in of["bins"]
-    ]  # fmt: skip
+        (
+            name,
+            f"{one['from']:.0%} to {one['to']:.0%}",
+            f"{one['n']:,}",
+            percent(one["probability"]),
+            percent(one["faster"]),
+        )
+        for name, of in figures
+        for one in of["bins"]
+    ]
     errors = "; ".join(
         f"{name}: {of['pairs']:,} pairs, {percent(of['error'])}" for name, of in figures
     )

@@ -204,8 +204,17 @@ class _Step:
         self.sends.append((dist.isend(x, to), x))  # the tensor stays until it is sent
 
 
-def serve(rank: int, ranks: int, port: int, model: Transformer, cases: list[RankCase], rounds: int, steps: int,
-          traced: tuple[int, Path] | None, out: Any) -> None:  # fmt: skip
+def serve(
+    rank: int,
+    ranks: int,
+    port: int,
+    model: Transformer,
+    cases: list[RankCase],
+    rounds: int,
+    steps: int,
+    traced: tuple[int, Path] | None,
+    out: Any,
+) -> None:
     """Run every configuration in turns, and put (configuration, round, seconds from start to end of
     each step) of this rank into `out`. The configuration `traced` is profiled as well, in as many
     rounds."""
@@ -217,8 +226,10 @@ def serve(rank: int, ranks: int, port: int, model: Transformer, cases: list[Rank
     )
     # of one device each rank runs a copy, so that cores share caches and memory in every
     # configuration
-    ready = [_Step(model, case, rank) if rank < case.layout.devices or case.layout.devices == 1 else None
-             for case in cases]  # fmt: skip
+    ready = [
+        _Step(model, case, rank) if rank < case.layout.devices or case.layout.devices == 1 else None
+        for case in cases
+    ]
     for turn in range(-1, rounds):  # the first warms up
         for number, step in enumerate(ready):
             stamps = _stamps(step, steps)

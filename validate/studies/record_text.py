@@ -13,9 +13,18 @@ from perfmodel.validation import MOST_TERM_ROWS as MOST_ROWS
 
 FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
 STEPS = (
-    "source", "framework", "n", "mean error", "as `generic`", "median", "bias", "Spearman", "inside 90 %", "width",
+    "source",
+    "framework",
+    "n",
+    "mean error",
+    "as `generic`",
+    "median",
+    "bias",
+    "Spearman",
+    "inside 90 %",
+    "width",
     "looked at",
-)  # fmt: skip
+)
 
 
 def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str, Any]) -> str:
@@ -115,33 +124,54 @@ def _steps(record: dict[str, Any]) -> str:
     generic, mean = record["generic"], record["over_sources"]
     rows = [
         (
-            f"mean over {mean['sources']} sources", "", "", percent(mean["mean_ape"]),
-            percent(generic["over_sources"]["mean_ape"]), percent(mean["median_ape"]),
-            percent(mean["bias"], sign=True), "", percent(mean["coverage_90"]), _ratio(mean["width_90"]), "",
+            f"mean over {mean['sources']} sources",
+            "",
+            "",
+            percent(mean["mean_ape"]),
+            percent(generic["over_sources"]["mean_ape"]),
+            percent(mean["median_ape"]),
+            percent(mean["bias"], sign=True),
+            "",
+            percent(mean["coverage_90"]),
+            _ratio(mean["width_90"]),
+            "",
         )
-    ]  # fmt: skip
+    ]
     for name, of in [*record["sources"].items(), ("all", record["all"])]:
         if of["n"]:
             alike = generic["sources"].get(name, {}).get("mean_ape")
             rows.append(
                 (
-                    name, ", ".join(of.get("frameworks", ())), f"{of['n']:,}", percent(of["mean_ape"]),
-                    percent(alike), percent(of["median_ape"]), percent(of["bias"], sign=True),
-                    "-" if of["spearman"] is None else f"{of['spearman']:.2f}", percent(of["coverage_90"]),
-                    _ratio(of["width_90"]), record["looked_at"].get(name, ""),
+                    name,
+                    ", ".join(of.get("frameworks", ())),
+                    f"{of['n']:,}",
+                    percent(of["mean_ape"]),
+                    percent(alike),
+                    percent(of["median_ape"]),
+                    percent(of["bias"], sign=True),
+                    "-" if of["spearman"] is None else f"{of['spearman']:.2f}",
+                    percent(of["coverage_90"]),
+                    _ratio(of["width_90"]),
+                    record["looked_at"].get(name, ""),
                 )
-            )  # fmt: skip
+            )
     return rows_table(STEPS, rows)
 
 
 def _groups(groups: dict[str, Any]) -> str:
     rows = [
         (
-            name, of["sources"], f"{of['n']:,}", of["statistic"], percent(of["error"]), percent(of["to_reach"]),
-            "reached" if of["error"] <= of["to_reach"] else "missed", percent(of["bias"], sign=True),
+            name,
+            of["sources"],
+            f"{of['n']:,}",
+            of["statistic"],
+            percent(of["error"]),
+            percent(of["to_reach"]),
+            "reached" if of["error"] <= of["to_reach"] else "missed",
+            percent(of["bias"], sign=True),
         )
         for name, of in groups.items()
-    ]  # fmt: skip
+    ]
     return rows_table(("runs", "sources", "n", "statistic", "error", "to reach", "", "bias"), rows)
 
 
@@ -151,8 +181,12 @@ def _terms(terms: dict[str, Any]) -> str:
     names = [name for name, of in mean.get("without", {}).items() if of["adds"]]
 
     def row(name: str, of: dict[str, Any], what: str = "mean_ape") -> tuple[str, ...]:
-        return (name, f"{of.get('n', '')}", percent(of["mean_ape"]) if what == "mean_ape" else "",
-                *(percent(of["without"][term][what]) for term in names))  # fmt: skip
+        return (
+            name,
+            f"{of.get('n', '')}",
+            percent(of["mean_ape"]) if what == "mean_ape" else "",
+            *(percent(of["without"][term][what]) for term in names),
+        )
 
     rows = (
         [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")]
@@ -176,10 +210,17 @@ def _bars(bars: dict[str, Any]) -> str:
                 mark = "reached" if found["error"] <= found["to_reach"] else "missed"
                 rows.append(
                     (
-                        name, what, f"{found['n']:,}", bar["statistic"], percent(found["error"]),
-                        percent(found["to_reach"]), mark, percent(found["bias"], sign=True), bar["elsewhere"],
+                        name,
+                        what,
+                        f"{found['n']:,}",
+                        bar["statistic"],
+                        percent(found["error"]),
+                        percent(found["to_reach"]),
+                        mark,
+                        percent(found["bias"], sign=True),
+                        bar["elsewhere"],
                     )
-                )  # fmt: skip
+                )
     head = (
         "rows",
         "what",
@@ -220,17 +261,30 @@ def _fits(fits: dict[str, Any]) -> list[str]:
     """What was told of runs that ran, and of those that ran out of memory."""
     rows = [
         (
-            name, f"{f['ran']:,}", percent(f["ran_likely"]), percent(f["ran_told"]), f"{f['did_not_run']:,}",
-            percent(f["did_not_run_unlikely"]), percent(f["did_not_run_told"]), percent(f["precision"]),
+            name,
+            f"{f['ran']:,}",
+            percent(f["ran_likely"]),
+            percent(f["ran_told"]),
+            f"{f['did_not_run']:,}",
+            percent(f["did_not_run_unlikely"]),
+            percent(f["did_not_run_told"]),
+            percent(f["precision"]),
             f"{f['brier']:.3f}",
         )
         for name, f in [*fits["sources"].items(), ("every source", fits["all"])]
         if f
-    ]  # fmt: skip
+    ]
     head = (
-        "source", "ran", "likely to fit", "`fits`", "did not run", "unlikely to fit", "not `fits`",
-        "ran, of the likely", "Brier",
-    )  # fmt: skip
+        "source",
+        "ran",
+        "likely to fit",
+        "`fits`",
+        "did not run",
+        "unlikely to fit",
+        "not `fits`",
+        "ran, of the likely",
+        "Brier",
+    )
     ranges = [
         (
             f"{of['from']:.2f} to {of['to']:.2f}",

@@ -27,9 +27,12 @@ from perfmodel.validation.population import (
 from perfmodel.validation.population._card import _table
 
 SOURCES = (
-    "Megatron-LM SC21 Table 1", "Zero Bubble Pipeline Parallelism paper", "VectorLM reference throughput",
-    "SimuMax B200 release v1.2 (real runs)", "NeMo framework launcher README",
-)  # fmt: skip
+    "Megatron-LM SC21 Table 1",
+    "Zero Bubble Pipeline Parallelism paper",
+    "VectorLM reference throughput",
+    "SimuMax B200 release v1.2 (real runs)",
+    "NeMo framework launcher README",
+)
 RUNS = 6
 """Of a source, at most."""
 WARM, DRAWS, THIN = 300, 1000, 4

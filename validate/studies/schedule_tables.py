@@ -119,9 +119,11 @@ def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarr
         sends="blocking",
     )
     seconds = {
-        Kind.FORWARD: forward_s, Kind.BACKWARD: input_s + weight_s,
-        Kind.BACKWARD_INPUT: input_s, Kind.BACKWARD_WEIGHT: weight_s,
-    }  # fmt: skip
+        Kind.FORWARD: forward_s,
+        Kind.BACKWARD: input_s + weight_s,
+        Kind.BACKWARD_INPUT: input_s,
+        Kind.BACKWARD_WEIGHT: weight_s,
+    }
 
     def spans(of: ProgramSpec) -> Float[np.ndarray, "2"]:
         structure = build(of)

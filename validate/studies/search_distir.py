@@ -75,20 +75,40 @@ Section 3.3 and 5.2: the search leaves out what the values of a program alone ma
 GB."""
 TRAINING: Final[dict[str, dict[int, str]]] = {
     "mlp-1b": {
-        128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1", 2048: "2/8/1/1", 4096: "4/4/1/1",
-        8192: "4/4/1/1", 16384: "8/2/1/1", 32768: "8/2/1/1", 65536: "16/1/1/1", 131072: "16/1/1/1",
+        128: "1/16/1/1",
+        256: "1/16/1/1",
+        512: "1/16/1/1",
+        1024: "1/16/1/1",
+        2048: "2/8/1/1",
+        4096: "4/4/1/1",
+        8192: "4/4/1/1",
+        16384: "8/2/1/1",
+        32768: "8/2/1/1",
+        65536: "16/1/1/1",
+        131072: "16/1/1/1",
         262144: "16/1/1/1",
     },
     "mlp-17b": {
-        128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1", 2048: "1/16/1/1", 4096: "2/8/1/1",
-        8192: "4/4/1/1", 16384: "4/4/1/1", 32768: "2/4/2/8", 65536: "4/2/2/8", 131072: "4/2/2/32",
+        128: "1/16/1/1",
+        256: "1/16/1/1",
+        512: "1/16/1/1",
+        1024: "1/16/1/1",
+        2048: "1/16/1/1",
+        4096: "2/8/1/1",
+        8192: "4/4/1/1",
+        16384: "4/4/1/1",
+        32768: "2/4/2/8",
+        65536: "4/2/2/8",
+        131072: "4/2/2/32",
     },
     "mlp-103b": {128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1"},
-}  # fmt: skip
+}
 """Table 2: the best D/T/P/K by model and batch."""
 INFERENCE: Final = {
-    "gpt2-1.6b": (32768, "16/1/1/1"), "gpt2-13b": (16384, "16/1/1/1"), "gpt2-175b": (1024, "1/8/2/2"),
-}  # fmt: skip
+    "gpt2-1.6b": (32768, "16/1/1/1"),
+    "gpt2-13b": (16384, "16/1/1/1"),
+    "gpt2-175b": (1024, "1/8/2/2"),
+}
 """Table 3: batch and D/T/P/K."""
 BATCHES: Final = tuple(1 << i for i in range(7, 21))
 """Figure 6: powers of two between 128 and 1,048,576."""
@@ -144,10 +164,11 @@ def training_table() -> pd.DataFrame:
             usual = _compare(training_search(model, batch, usual=True), batch, paper)
             additive = _compare(training_search(model, batch, AdditiveProducts()), batch, paper)
             rows.append(
-                {"model": model, "batch": batch, "paper": paper} | row
+                {"model": model, "batch": batch, "paper": paper}
+                | row
                 | {f"additive, {key}": additive[key] for key in ("ours", "paper's/ours", "held")}
                 | {f"usual, {key}": usual[key] for key in ("ours", "paper's/ours", "held")}
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)
 
 
@@ -155,9 +176,11 @@ def _compare(found: Ranked, batch: int, paper: str) -> dict[str, object]:
     names = [name(layout, batch) for layout in found.layouts]
     ratio = found.step_s[names.index(paper)] / found.step_s[0] if paper in names else np.inf
     return {
-        "ours": names[0], "same": names[0] == paper, "paper's/ours": float(ratio),
+        "ours": names[0],
+        "same": names[0] == paper,
+        "paper's/ours": float(ratio),
         "held": names[0] == paper or bool(ratio <= 1 + TOLERANCE),
-    }  # fmt: skip
+    }
 
 
 def inference_search(model: str) -> pd.DataFrame:
@@ -165,9 +188,13 @@ def inference_search(model: str) -> pd.DataFrame:
     parts = []
     for batch in BATCHES:
         job = Job(
-            global_batch=batch, seq_len=TOKENS, dtype="fp16", mode="inference", flash_attention=False,
+            global_batch=batch,
+            seq_len=TOKENS,
+            dtype="fp16",
+            mode="inference",
+            flash_attention=False,
             fused_kernels=False,
-        )  # fmt: skip
+        )
         found = _rank(model, job, "gpipe", DISTIR)
         parts.append(
             pd.DataFrame(
@@ -192,10 +219,14 @@ def inference_table() -> pd.DataFrame:
         lost = best["per_s"] / theirs[0] if len(theirs) else np.inf
         rows.append(
             {
-                "model": model, "paper": f"{batch} / {paper}", "ours": f"{best['batch']} / {best['layout']}",
-                "same layout": best["layout"] == paper, "ours/paper's": float(lost), "held": lost <= 1 + TOLERANCE,
+                "model": model,
+                "paper": f"{batch} / {paper}",
+                "ours": f"{best['batch']} / {best['layout']}",
+                "same layout": best["layout"] == paper,
+                "ours/paper's": float(lost),
+                "held": lost <= 1 + TOLERANCE,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -208,9 +239,15 @@ def _rank(
     model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None
 ) -> Ranked:
     return rank(
-        catalog.model(model), catalog.cluster(CLUSTER), job, DEVICES, space(job, schedule), constraints=COUNTS,
-        framework=framework, kernels=kernels,
-    )  # fmt: skip
+        catalog.model(model),
+        catalog.cluster(CLUSTER),
+        job,
+        DEVICES,
+        space(job, schedule),
+        constraints=COUNTS,
+        framework=framework,
+        kernels=kernels,
+    )
 
 
 def space(job: Job, schedule: str) -> SearchSpace:
@@ -218,6 +255,12 @@ def space(job: Job, schedule: str) -> SearchSpace:
     powers = tuple(1 << i for i in range(5))
     counts = {dp * count for dp in powers for count in (1, *MICRO_BATCHES)}
     return replace(
-        USUAL, tp=powers, pp=powers, schedule=(schedule,), overlap_grad_reduce=(False,),
-        micro_batch=tuple(job.global_batch // n for n in sorted(counts, reverse=True) if job.global_batch % n == 0),
-    )  # fmt: skip
+        USUAL,
+        tp=powers,
+        pp=powers,
+        schedule=(schedule,),
+        overlap_grad_reduce=(False,),
+        micro_batch=tuple(
+            job.global_batch // n for n in sorted(counts, reverse=True) if job.global_batch % n == 0
+        ),
+    )

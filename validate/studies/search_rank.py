@@ -15,9 +15,17 @@ from perfmodel.prediction import EAGER
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 
 USUAL: Final = SearchSpace(
-    tp=(1,), pp=(1,), cp=(1,), ep=(1,), vpp=(1,), micro_batch=(1,), schedule=("1f1b",), zero=(0,), recompute=("none",),
+    tp=(1,),
+    pp=(1,),
+    cp=(1,),
+    ep=(1,),
+    vpp=(1,),
+    micro_batch=(1,),
+    schedule=("1f1b",),
+    zero=(0,),
+    recompute=("none",),
     sequence_parallel=(False,),
-)  # fmt: skip
+)
 """What the spaces of these papers are made from."""
 
 
@@ -60,9 +68,20 @@ def rank(
         LayoutError: no layout of the space can be laid out.
     """
     found = search(
-        model, cluster, devices=devices, global_batch=job.global_batch, job=job, space=space, top=1,
-        method="enumerate", constraints=constraints, framework=framework, kernels=kernels, every=True, distinct=False,
-    )  # fmt: skip
+        model,
+        cluster,
+        devices=devices,
+        global_batch=job.global_batch,
+        job=job,
+        space=space,
+        top=1,
+        method="enumerate",
+        constraints=constraints,
+        framework=framework,
+        kernels=kernels,
+        every=True,
+        distinct=False,
+    )
     ranking = found.ranking()
     order = np.argsort(found.evaluation.step_time_s, kind="stable").tolist()
     return Ranked(tuple(ranking[i][0] for i in order), np.array([ranking[i][1] for i in order]))

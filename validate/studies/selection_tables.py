@@ -36,9 +36,16 @@ def training_case(data: Path, device: str, width: int, seed: int) -> Case:
     table = _gemms(read_table(data / "estimate_train_time" / "gemm.csv.gz"), device, "fp16")
     heads = 32
     model = Transformer(
-        name=f"gpt-{width}", layers=16, hidden=width, heads=heads, kv_heads=heads, head_dim=width // heads,
-        ffn_hidden=4 * width, vocab=50257, seq_len=2048,
-    )  # fmt: skip
+        name=f"gpt-{width}",
+        layers=16,
+        hidden=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        ffn_hidden=4 * width,
+        vocab=50257,
+        seq_len=2048,
+    )
     return _case(model, TRAINING_DEVICES[device], device, table, halved_backward, seed, "train")
 
 
@@ -98,9 +105,14 @@ def halved_backward(op: Op) -> Entry | None:
 
 
 def _case(
-    model: Model, cluster_name: str, device: str, table: Mapping[Op, float], entry: Callable[[Op], Entry | None],
-    seed: int, mode: Any,
-) -> Case:  # fmt: skip
+    model: Model,
+    cluster_name: str,
+    device: str,
+    table: Mapping[Op, float],
+    entry: Callable[[Op], Entry | None],
+    seed: int,
+    mode: Any,
+) -> Case:
     cluster = replace(catalog.cluster(cluster_name), device=catalog.device(device))
     dtype = next(iter(table)).dtype  # pyright: ignore[reportAttributeAccessIssue]
     found = list(_in_table(model, table, entry, dtype, mode))

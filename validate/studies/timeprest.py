@@ -100,12 +100,18 @@ def settings_table() -> pd.DataFrame:
                 saved = [1 - needed / base for needed, base in zip(peak, base_peak, strict=True)]
                 rows.append(
                     {
-                        "PipeDream with": versions, "Gbit/s": gbit, "mini-batch": batch,
-                        "layers": f"{cut}-{layers - cut}", "N": n, "order": order, "stage 0 saved": saved[0],
-                        "stage 1 saved": saved[1], SPEED: base_s / seconds,
+                        "PipeDream with": versions,
+                        "Gbit/s": gbit,
+                        "mini-batch": batch,
+                        "layers": f"{cut}-{layers - cut}",
+                        "N": n,
+                        "order": order,
+                        "stage 0 saved": saved[0],
+                        "stage 1 saved": saved[1],
+                        SPEED: base_s / seconds,
                         "PipeDream's epochs/h": 3600 * batch / (IMAGES * base_s),
                     }
-                )  # fmt: skip
+                )
     return pd.DataFrame(rows)
 
 
@@ -181,10 +187,12 @@ def _against(problem: StepProblem, base: Layout, tried: list[Layout]) -> pd.Data
         saved = [1 - peak / base_peak for peak, base_peak in zip(peaks, base_peaks, strict=True)]
         rows.append(
             {
-                "stage 0 saved": saved[0], "stage 1 saved": saved[1], SPEED: base_s / seconds,
+                "stage 0 saved": saved[0],
+                "stage 1 saved": saved[1],
+                SPEED: base_s / seconds,
                 "fits": own_fits and base_fits,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -258,10 +266,13 @@ def accuracy_table(data: str) -> pd.DataFrame:
         found = TimeToAccuracy.of(curves, target)
         rows.append(
             {
-                "schedule": name, "reached": f"{found.reached} of {SEEDS}", "epochs": _span(found.epochs),
-                "time": _span(found.time_s), "last accuracy": _span(found.last_accuracy),
+                "schedule": name,
+                "reached": f"{found.reached} of {SEEDS}",
+                "epochs": _span(found.epochs),
+                "time": _span(found.time_s),
+                "last accuracy": _span(found.last_accuracy),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
