@@ -39,6 +39,8 @@ LOOK_INSIDE = {
     # Arithmetic that everything else shows through predictions alone.
     "planning/health/known_evidence.py",
     "planning/health/known_faults.py",
+    # A server's cost of one step, with what its interval is made of.
+    "serving/test_serving_intervals.py",
 }
 """Files of tests that import private modules, and why."""
 

@@ -1,20 +1,25 @@
 """Servers of every kind of model, engine and request, kept in `known_servings.csv`.
 
-Times rest on the shipped weights of kernels and collectives, intervals are left out because they
-are fitted. A change that is meant to move answers, or new weights, is followed by
+Prices are constant rates of kernels, and of links their latency and bandwidth, so that new weights
+move nothing; intervals are left out because they are fitted. A change that is meant to move answers
+is followed by
 
     PYTHONPATH=tests python tests/serving/known_servings.py
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from constant_rates import Links, Rates
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
+from perfmodel.cost import EventTimes
 from perfmodel.errors import PerfModelError
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.serving import Serving, serve, serve_sweep
 from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts, MemoryCosts
@@ -116,8 +121,26 @@ def figures(serving: Serving) -> dict[str, float]:
     return found | serving.breakdown_s
 
 
+class ServerRates(Rates):
+    """Constant rates, by whichever kernels an engine runs."""
+
+    def times(
+        self, machine: Any, ops: Sequence[KernelOp | Collective], software: str = ""
+    ) -> EventTimes:
+        return super().times(machine, ops)
+
+
 def cases() -> Iterator[StoredCase]:
     """Every base with its possible variants, then two sweeps."""
+    kernels, links = ServerRates(), Links()
+    with (
+        patch("perfmodel.serving._serving.KernelModel.of", lambda weights: kernels),
+        patch("perfmodel.serving._serving.CollectiveModel.of", lambda weights: links),
+    ):
+        yield from _cases()
+
+
+def _cases() -> Iterator[StoredCase]:
     for base in BASES:
         model: Any = replace(catalog.model(base.model), layers=base.layers)
         for variant in ({}, *VARIANTS):
@@ -130,24 +153,15 @@ def cases() -> Iterator[StoredCase]:
             except PerfModelError:
                 continue
             yield StoredCase(base.model, name or base.model, figures(serving))
-    yield from _sweep(
-        "llama3-8b",
-        8,
-        "dgx-h100",
-        {"prompt_tokens": 2000, "output_tokens": 200, "tpot_limit_s": 0.02},
-    )
-    yield from _sweep(
-        "mixtral-8x7b",
-        4,
-        "dgx-a100",
-        {"prompt_tokens": 500, "output_tokens": 100, "ttft_limit_s": 0.5},
-    )
+    long = {"prompt_tokens": 50000, "output_tokens": 200, "devices": 4}
+    yield from _sweep("llama3-8b", 8, "dgx-h100", {**long, "tpot_limit_s": 0.02})
+    yield from _sweep("mixtral-8x7b", 4, "dgx-a100", {**long, "ttft_limit_s": 3.0})
 
 
 def _sweep(name: str, layers: int, cluster: str, options: dict[str, Any]) -> Iterator[StoredCase]:
     """How many servers a sweep tries and refuses, and its front."""
     model: Any = replace(catalog.model(name), layers=layers)
-    sweep = serve_sweep(model, cluster, devices=8, **options)
+    sweep = serve_sweep(model, cluster, **options)
     sizes = {"servers": float(len(sweep.servings)), "rejected": float(len(sweep.rejected))}
     yield StoredCase(f"sweep of {name}", f"sweep of {name}", sizes | figures(sweep.best))
     for serving in sweep.pareto:

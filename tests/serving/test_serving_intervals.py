@@ -6,9 +6,14 @@ from math import exp
 
 import numpy as np
 import pytest
+from constant_rates import Links
+from known_servings import ServerRates
 
+from perfmodel import catalog
 from perfmodel.prediction.sites import CLASSES, DEGREES, LogInterval
-from perfmodel.serving import PARTS, Cost
+from perfmodel.serving import PARTS, Cost, Requests
+from perfmodel.serving._server import Server
+from perfmodel.spec import Framework, Layout, Transformer
 
 PARTS_S = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 TOTAL_S = PARTS_S.sum()
@@ -33,6 +38,22 @@ def asked(extrapolated_s: float = 0.0, between_nodes_s: float = 0.0, half: float
     low, high = cost.interval(site_prior)  # pyright: ignore[reportArgumentType]
     assert (low, high) == (exp(-0.25), exp(0.25))
     return site_prior
+
+
+def server_at_constant_rates(layout: str) -> Server:
+    """A server whose events are all measured."""
+    requests = Requests(prompt_tokens=100, output_tokens=10, batch=8)
+    model = catalog.model("llama3-8b")
+    assert isinstance(model, Transformer)
+    return Server(
+        model=model,
+        cluster=catalog.cluster("dgx-h100"),
+        layout=Layout.parse(layout),
+        requests=requests,
+        framework=Framework(),
+        kernels=ServerRates(),  # pyright: ignore[reportArgumentType]
+        collectives=Links(),
+    )
 
 
 @pytest.mark.parametrize("between_nodes_s", [0.0, 2.0, 5.0])
@@ -75,3 +96,27 @@ def test_costs_add_up_scale_and_pass_through_stages() -> None:
     assert twice.total_s == through.total_s
     assert twice.shaky_s.tolist() == through.shaky_s.tolist()
     assert twice.uncertain_s.tolist() == through.uncertain_s.tolist()
+
+
+@pytest.mark.parametrize(("layout", "crosses_nodes"), [("tp=8", False), ("tp=16", True)])
+def test_every_second_of_a_step_keeps_what_is_known_of_its_event(
+    layout: str, crosses_nodes: bool
+) -> None:
+    """At constant rates an event's interval reaches from 0.9 to 1.2 times its seconds."""
+    server = server_at_constant_rates(layout)
+    cost = server.step(1, 100, 8)
+    ((products_s, attention_s, _, element_wise_s, communication_s, _),) = cost.parts_s
+    known_s = np.array([products_s, attention_s, communication_s])
+    assert cost.uncertain_s[0, [0, 1, 4]] == pytest.approx(0.15 * known_s)
+    # The host's gaps are exact, and a roofline in place of a measurement is extrapolated.
+    assert cost.uncertain_s[0, 5] == 0.0
+    assert cost.shaky_s[0, 0] == pytest.approx(element_wise_s)
+    assert cost.shaky_s[0, 1] == pytest.approx(communication_s if crosses_nodes else 0.0)
+
+
+def test_stages_of_two_nodes_send_between_nodes() -> None:
+    inside, between = (server_at_constant_rates(layout) for layout in ("pp=2", "tp=8,pp=2"))
+    assert inside.step(1, 100, 8).shaky_s[:, 1].tolist() == [0.0, 0.0]
+    sends_s = between.step(1, 100, 8).shaky_s[:, 1]
+    # A send is counted with every stage.
+    assert sends_s[0] == sends_s[1] > 0
