@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 from constant_rates import SITE, Rates
-from known_steps import BASES, Step
+from known_steps import BASES, FRAMEWORK, Step
 from stored_figures import StoredCase, write_cases
 
+from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction import StepProblem, check_layout, step_problem
 from perfmodel.prediction.grids import (
@@ -29,7 +30,7 @@ from perfmodel.prediction.grids import (
     price_grids,
 )
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Layout
+from perfmodel.spec import Job, Layout
 
 TABLE = Path(__file__).with_suffix(".csv")
 SHARDS = (
@@ -54,6 +55,28 @@ STATES = (
 HOST_STATES = (StateChoice(1, True, True, False), StateChoice(1, True, True, False, 2))
 """Where there is one stage and nothing is recomputed, some layers may be on the host."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch")
+OTHERS = {
+    "combined passes": replace(
+        BASES["experts"], layout=BASES["experts"].layout.replace(ep_overlap=True)
+    ),
+    "checked collectives": replace(
+        BASES["dense"], framework=FRAMEWORK.replace(checks_collectives="pipelines")
+    ),
+    "inference": replace(
+        BASES["sharded"], job=BASES["sharded"].job.replace(mode="inference", global_batch=32)
+    ),
+    "gradients of every micro-batch": replace(
+        BASES["adapters"],
+        layout=Layout(pp=2, dp=8),
+        job=Job(global_batch=32, seq_len=1024, reduce_every_micro_batch=True),
+    ),
+    "slow transfers": Step(
+        replace(catalog.model("gpt2-345m"), layers=4),  # pyright: ignore[reportCallIssue]
+        Layout(tp=8, pp=4, micro_batch=4, order="pp-tp-cp-ep-dp"),
+        Job(global_batch=12, seq_len=1024),
+    ),
+}
+"""Steps with further features of grids."""
 LEFT_OUT = ("images", "encoder and decoder", "two kinds of nodes", "newer nodes first")
 
 
@@ -87,7 +110,7 @@ def _is_possible(step: Step, choice: PipelineChoice) -> bool:
         )
     except LayoutError:
         return False
-    return scheduler.name != "forward"
+    return (scheduler.name == "forward") == (step.job.mode == "inference")
 
 
 def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[str, float]:
@@ -113,7 +136,7 @@ def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[st
 def cases() -> Iterator[StoredCase]:
     """Grids of all bases but those that grids do not hold, whole and of what fits into less
     memory."""
-    for name, step in BASES.items():
+    for name, step in (BASES | OTHERS).items():
         if name in LEFT_OUT:
             continue
         problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)

@@ -1,5 +1,6 @@
 """Memory and bounds of grids of layouts are those of the table."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,12 @@ from known_grids import HOST_STATES, RECOMPUTES, TABLE, cases, grid_of
 from known_steps import BASES
 from stored_figures import moved_figures
 
+from perfmodel.cost import EventTimes
+from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.prediction import step_problem
-from perfmodel.prediction.grids import price_grids
+from perfmodel.prediction.grids import LayoutGrid, price_grids
+from perfmodel.spec import Layout
 
 MEANT = "if the change is meant, run `PYTHONPATH=tests python tests/prediction/known_grids.py` and review it"
 
@@ -34,3 +39,50 @@ def test_what_the_axes_of_a_grid_choose_is_ignored_in_its_degrees(chosen: dict[s
     (costs,), (other_costs,) = price_grids(problem, [grid]), price_grids(problem, [other])
     assert np.array_equal(costs.peak_bytes, other_costs.peak_bytes)
     assert np.array_equal(costs.bound_s, other_costs.bound_s)
+
+
+PRICED_AT_ONCE = ("1f1b", "gpipe", "pipedream", "seq1f1b", "zb-h1")
+"""Schedules whose passes are of one micro-batch or of a slice of one."""
+
+
+class LoggedRates(Rates):
+    """Constant rates that log what they are asked for."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
+        if not all(isinstance(op, Collective) for op in ops):
+            self.asked.append("kernels")
+        elif any(op.bytes > 1 for op in ops):
+            self.asked.append("collectives")
+        elif ops:
+            # The latency of a collective is its time without bytes.
+            self.asked.append("latencies")
+        return super().times(machine, ops)
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", "sharded"])
+def test_the_events_of_all_grids_are_priced_in_one_batch(name: str) -> None:
+    """Also transfers, exchanges of states and slices of sequences: regressors are slow on short
+    batches."""
+    step = BASES[name]
+    asked: list[str] = []
+    problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
+    problem = problem.repriced(LoggedRates(asked), LoggedRates(asked))
+    whole = grid_of(step)
+    pipelines = [pipeline for pipeline in whole.pipelines if pipeline.schedule in PRICED_AT_ONCE]
+    grid = replace(whole, pipelines=tuple(pipelines))
+    other = replace(grid, degrees=grid.degrees.replace(dp=2 * grid.degrees.dp))
+    list(price_grids(problem, [grid, other]))
+    assert asked.count("collectives") == 1
+    assert "kernels" not in asked[asked.index("latencies") :]
+
+
+@pytest.mark.parametrize(
+    "uneven", [{"partition": (5, 3), "pp": 2}, {"recompute_full_layers": (1, 2), "pp": 2}]
+)
+def test_a_grid_holds_no_uneven_stages(uneven: dict[str, Any]) -> None:
+    with pytest.raises(LayoutError, match="uneven"):
+        LayoutGrid.of(Layout(**uneven))
+    assert LayoutGrid.one(Layout(**uneven)).size == 1

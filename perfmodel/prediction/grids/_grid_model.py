@@ -168,15 +168,13 @@ class GridModel:
         """Everything of a grid that has events to price."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
         parts: list[ShardBlocks | Transfers | StateEvents] = [*blocks]
-        parts += [
-            self.transfers(layout, of_shard, 1.0)
-            for layout, of_shard in zip(layouts, blocks, strict=True)
-        ]
         parts += self.state_events(grid)
-        slice_counts = {get_schedule(schedule).slices for schedule in grid.schedules} - {1}
-        for slices in slice_counts:
+        # A transfer carries what a pass works on: a micro-batch, or a slice of one.
+        for slices in {get_schedule(schedule).slices for schedule in grid.schedules}:
             for layout, of_shard in zip(layouts, blocks, strict=True):
-                parts += self.slices(layout, of_shard, slices)
+                parts.append(self.transfers(layout, of_shard, 1 / slices))
+                if slices > 1:
+                    parts += self.slices(layout, of_shard, slices)
         # Shards that differ in an overlap alone have the same blocks and transfers.
         return list(dict.fromkeys(parts))
 

@@ -165,9 +165,7 @@ class StateEvents:
                 if trained
                 else NONE,
                 gather=collectives(by_layer, GATHER) if gathers else NONE,
-                gather_backward=collectives(True, GATHER_BACKWARD)
-                if by_layer and runs_backward
-                else NONE,
+                gather_backward=collectives(True, GATHER_BACKWARD) if runs_backward else NONE,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,
@@ -193,7 +191,7 @@ def _bound(
     Args:
         reduce: reductions of gradients, of one micro-batch or of the step.
         gather: gathers of weights, before each forward pass or before the step.
-        gather_backward: gathers before each backward pass, if there are any.
+        gather_backward: gathers before each backward pass; they count where weights are sharded.
         update_s: seconds of the update on the rank that is last.
         update_and_gather_s: seconds of a sharded update and of the gather that follows it.
     """
