@@ -39,7 +39,8 @@ from perfmodel.ingest.tables import groups_of, read_table, write_text
 _INTRO = """# Model card: collectives
 
 Time of all_reduce, all_gather, reduce_scatter, all_to_all, send_recv and broadcast, and of mixture-of-experts dispatch
-and combine. A physical curve (ring, double binary tree, reduction in switches, pairwise exchange; low-latency or
+and combine. A physical curve (ring, double binary tree, reduction in switches, pairwise exchange, and the direct
+reductions of inference servers, which read the memory of their peers; low-latency or
 bandwidth protocol; inside and between nodes) whose constants are sums of effects of kind and link class, fitted to all
 tables at once; where a series was measured, a correction that is piecewise linear over sizes and rank counts; a
 projection onto what grows with bytes and ranks. Intervals are conformal, from shapes, rank counts, devices and fabrics
@@ -92,7 +93,7 @@ def _efficiency(weights: CollectiveWeights, tier: str, link: str, kind: str) -> 
 def _words(scope: Scope) -> str:
     return " ".join(
         part
-        for part in (scope.what, scope.where, scope.kind, "large" if scope.large else "small")
+        for part in (scope.what, scope.tier, scope.kind, "large" if scope.large else "small")
         if part
     )
 

@@ -255,6 +255,7 @@ def _keys_of_one_sequence(table: "pd.DataFrame", source: np.ndarray) -> dict[str
 
 
 _HELD_TO: Final = (
+    ("direct", re.compile(r"^custom$", re.IGNORECASE)),
     ("collnet", re.compile(r"collnet|sharp", re.IGNORECASE)),
     ("nvls_tree", re.compile(r"^nvls_?tree$", re.IGNORECASE)),
     ("nvls", re.compile(r"^nvls$", re.IGNORECASE)),
@@ -305,6 +306,7 @@ def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
         | relabel(text(table, "check"), _defective).astype(bool),
         held_to=relabel(algorithm, _held_to),
         library_chose=np.isin(algorithm, _BY_LIBRARY),
+        host_launches=relabel(variant, _launched_by_host).astype(bool),
     )
 
 
@@ -343,6 +345,10 @@ def published_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
 
 def _plain_variant(variant: str) -> str:
     return _REPEATED.sub("", _BESIDE.sub("", variant))
+
+
+def _launched_by_host(variant: str) -> bool:
+    return variant.endswith("_eager")
 
 
 def _groups_at_once(variant: str) -> int:

@@ -53,6 +53,8 @@ LINKS = LinkConstants(
     tree_share=0.8,
     switch_share=0.85,
     network_share=0.7,
+    direct_s=2.9e-6,
+    direct_peers=7.0,
 )
 MACHINES = {
     "switches": LINKS,
@@ -62,6 +64,8 @@ MACHINES = {
         LINKS, bandwidth_inside=1.1e10, peer_exponent=-0.7, network_share=0.0
     ),
     "long latencies": replace(LINKS, shift_inside_s=0.6e-6, shift_between_s=2.1e-6),
+    "calls from the host": replace(LINKS, host_s=25e-6),
+    "a mesh of four": replace(LINKS, mesh_peers=3.0, peer_exponent=0.8),
     "short latencies": replace(LINKS, shift_inside_s=-0.8e-6, shift_between_s=-3.9e-6),
 }
 GROUPS = ((2, 2), (8, 8), (5, 5), (2, 1), (16, 8), (24, 4), (64, 1), (256, 8), (1, 1), (3, 2))
@@ -82,6 +86,8 @@ OF_ALL = (
     "hop_switch",
     "switch",
     "network",
+    "direct",
+    "host",
     "neighbours",
     "low_latency_between",
     "hop_line_between",
@@ -98,7 +104,8 @@ def cases() -> Iterator[StoredCase]:
     n_bytes = np.tile(SIZES, len(GROUPS))
     for machine, links in MACHINES.items():
         for kind in get_args(CollectiveKind):
-            for algorithm in ("", *ALGORITHMS) if kind in ("all_reduce", "broadcast") else ("",):
+            by_choice = ("", *ALGORITHMS) if kind in ("all_reduce", "broadcast") else ("",)
+            for algorithm in (*by_choice, "direct") if kind == "all_reduce" else by_choice:
                 time_s = collective_time(kind, n_bytes, ranks, per_node, links, algorithm)
                 name = f"{kind} {algorithm}".strip()
                 base = name if machine == "switches" else machine

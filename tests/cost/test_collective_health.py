@@ -277,6 +277,35 @@ def beside(alone: pd.DataFrame, exponent: float, groups: int) -> pd.DataFrame:
     )
 
 
+def test_pairs_that_did_not_use_their_bridge_say_nothing_of_it() -> None:
+    """A pair is judged by the bridge, four ranks by the bus that joins the pairs."""
+    links = "pairwise-NVLink-bridge+PCIe"
+    (slow,) = set(reasons(log("A40", links, 4e9, "all_gather", 2, 2)))
+    assert "did not use" in slow
+    assert set(reasons(log("A40", links, 40e9, "all_gather", 2, 2))) == {""}
+    assert set(reasons(log("A40", links, 8e9, "all_gather", 4, 4))) == {""}
+
+
+def test_corrections_of_transfers_do_not_correct_latency(tmp_path: Path) -> None:
+    """Logs that begin at 16 MiB differ in their rate, and so do not move a message of 1 KiB."""
+    large = SIZE >= 2**24
+
+    def times(bus: float, rows: np.ndarray) -> np.ndarray:
+        table = log("A100-SXM4-80GB", "NVLink3 NVSwitch", bus)[rows]
+        folder = tmp_path / f"{bus:g}.{rows.sum()}"
+        fit_calibration([table], folder)
+        small = Collective(
+            collective="all_gather", bytes=2.0**10, num_ranks=8, ranks_per_node=8, level=0
+        )
+        ops = [small, replace(small, bytes=2.0**30)]
+        return CollectiveModel.load(folder).times(CLUSTER, ops).time_s
+
+    fast, slow = times(200e9, large), times(100e9, large)
+    np.testing.assert_allclose(slow / fast, [1.0, 2.0], rtol=0.1)
+    # Measured at every size, the small ones are as measured.
+    np.testing.assert_allclose(times(200e9, SIZE > 0)[0], 20e-6, rtol=0.1)
+
+
 @settings(max_examples=3, deadline=None)
 @given(
     exponent=st.floats(0, 1.5),

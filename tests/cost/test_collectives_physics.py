@@ -67,6 +67,60 @@ def test_without_switches_that_add_no_message_takes_their_way() -> None:
     np.testing.assert_allclose(np.diff(times), 2 * 6e-6, rtol=0.1)
 
 
+DIRECT = "direct"
+SERVER = SWITCHED | {"direct_s": 3e-6, "direct_peers": 7.0}
+"""A switched node on which inference servers read the memory of seven peers."""
+
+
+def all_reduce_s(size: float, ranks: float, per_node: float, algorithm: str, **changed) -> float:
+    links = LinkConstants(**{**SERVER, **changed})
+    return float(collective_time("all_reduce", size, ranks, per_node, links, algorithm))
+
+
+@pytest.mark.parametrize("ranks", [2.0, 3.0, 4.0, 8.0])
+def test_direct_reductions_wait_for_barriers_and_read_each_byte_once_or_twice(ranks: float) -> None:
+    """Two barriers whatever the ranks. Larger buffers are read in two shots, or by the library."""
+    flag_s = 1e-6
+    assert all_reduce_s(8.0, ranks, ranks, DIRECT) == pytest.approx(3e-6 + 2 * flag_s, rel=0.05)
+    one_shot_s = 2 * flag_s + (ranks - 1) * 1e5 / 240e9
+    two_shots_s = 3 * flag_s + 2 * (ranks - 1) / ranks * 1e5 / 240e9
+    least_s = 3e-6 + min(one_shot_s, two_shots_s)
+    assert all_reduce_s(1e5, ranks, ranks, DIRECT) == pytest.approx(least_s, rel=0.05)
+    for size in (8.0, 1e4, 1e6, 1e8, 1e10):
+        direct_s, library_s = (all_reduce_s(size, ranks, ranks, name) for name in (DIRECT, ""))
+        assert direct_s <= library_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "per_node", "reach"), [(16.0, 8.0, 7.0), (4.0, 4.0, 1.0)])
+def test_what_cannot_be_read_directly_is_left_to_the_library(
+    ranks: float, per_node: float, reach: float
+) -> None:
+    """Peers on other nodes, and more than one behind a host bridge."""
+    for size in (8.0, 1e6, 1e9):
+        direct_s, library_s = (
+            all_reduce_s(size, ranks, per_node, name, direct_peers=reach) for name in (DIRECT, "")
+        )
+        assert direct_s == pytest.approx(library_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["", DIRECT])
+def test_calls_from_the_host_take_its_time_or_that_of_the_collective(algorithm: str) -> None:
+    for size in 2.0 ** np.arange(3, 32):
+        replayed_s = all_reduce_s(size, 8.0, 8.0, algorithm)
+        called_s = all_reduce_s(size, 8.0, 8.0, algorithm, host_s=30e-6)
+        assert max(replayed_s, 30e-6) <= called_s <= 1.1 * max(replayed_s, 30e-6)
+
+
+@pytest.mark.parametrize("peers", [1, 3, 7])
+def test_a_mesh_reaches_its_rate_with_all_of_its_devices(peers: int) -> None:
+    """Fewer ranks have the links of their pairs alone."""
+    mesh = {"peer_exponent": 1.0, "mesh_peers": peers}
+    size = 1e12
+    for ranks in range(2, peers + 2):
+        rate = (ranks - 1) / ranks * size / seconds("all_gather", size, ranks, ranks, **mesh)
+        assert rate == pytest.approx(240e9 * (ranks - 1) / peers, rel=0.01)
+
+
 def test_held_to_one_algorithm_is_never_faster_than_free() -> None:
     for size in (8.0, 1e6, 1e10):
         for nodes in (1, 2, 4, 64):

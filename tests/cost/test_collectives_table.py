@@ -86,6 +86,14 @@ def test_the_algorithm_that_a_run_was_held_to():
     assert rows.any_algorithm.tolist() == [True] + [False] * 7
 
 
+def test_reductions_of_servers_are_direct_and_eager_ones_are_launched_by_the_host():
+    ways = ["vLLM_custom_eager", "vLLM_custom_graph", "TRTLLM"]
+    rows = collective_rows(_frame(algorithm=["custom"] * 3, variant=ways))
+    assert rows.algorithm.tolist() == ["direct"] * 3
+    assert rows.host_launches.tolist() == [True, False, False]
+    assert not collective_rows(_frame()).host_launches.any()
+
+
 def test_trays_of_a_rack_are_one_node():
     rows = collective_rows(
         _frame(

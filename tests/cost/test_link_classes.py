@@ -9,12 +9,13 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import interconnect_of
-from perfmodel.cost.learn.collectives import Effect, expected
+from perfmodel.cost.learn.collectives import Effect, Fabric, expected
 from perfmodel.cost.learn.collectives.links import (
     LINK_CLASSES,
     UNKNOWN_INTER,
     UNNAMED,
     LinkClass,
+    in_node_of,
     link_class,
 )
 
@@ -134,13 +135,34 @@ def test_switches_that_add_up_are_nvswitch_since_hopper_and_infiniband() -> None
 
 
 def test_pairs_are_joined_directly_where_there_is_no_switch() -> None:
-    """Pascal's and Volta's without NVSwitch, four Grace Hoppers, and AMD's."""
+    """Pascal's and Volta's without NVSwitch, four A100 or Grace Hoppers, and AMD's."""
     assert {link.name for link in LINK_CLASSES if link.mesh} == {
         "NVLink1",
         "NVLink2",
+        "NVLink3-mesh",
         "NVLink4-mesh",
         "XGMI",
     }
+
+
+@pytest.mark.parametrize(
+    ("device", "interconnect", "devices", "is_mesh"),
+    [
+        ("A100-SXM4-40GB", "NVLink3 + Slingshot", 4, True),
+        ("A100-SXM4-40GB", "NVLink3 NVSwitch + Slingshot", 4, False),
+        ("A100-SXM4-40GB", "NVLink3 + InfiniBand HDR", 8, False),
+        ("H100-SXM5-80GB", "NVLink4 + InfiniBand NDR", 4, True),
+        ("H100-SXM5-80GB", "NVLink4 + InfiniBand NDR", 8, False),
+    ],
+)
+def test_boards_of_four_are_joined_in_pairs_in_tables_as_in_clusters(
+    device: str, interconnect: str, devices: int, is_mesh: bool
+) -> None:
+    """HGX A100 4-GPU and HGX H100 4-GPU have no switches, unless the name says so."""
+    row = Fabric.of_row(device, interconnect, ranks_per_node=2, node_size=devices)
+    assert row.inside.link_class.mesh == is_mesh
+    link = in_node_of(devices, link_class(interconnect, device, False), interconnect.lower())
+    assert link.mesh == is_mesh
 
 
 def test_ranks_of_one_host_have_no_link_between_them() -> None:

@@ -99,7 +99,9 @@ def test_a_device_without_the_type_refuses_it():
 
     with pytest.raises(PerfModelError, match="has no fp4"):
         run("dgx-h100", "fp4")
-    assert run("hgx-b200", "fp4").step_time_s <= run("hgx-b200", "fp8").step_time_s
+    # collectives that set the pace take as long in both types, but for the last digit
+    narrow_s, wide_s = (run("hgx-b200", dtype).step_time_s for dtype in ("fp4", "fp8"))
+    assert narrow_s <= wide_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])

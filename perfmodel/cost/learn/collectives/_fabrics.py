@@ -12,7 +12,12 @@ import numpy as np
 
 from perfmodel.catalog import device as catalog_device
 from perfmodel.catalog.networks import DEVICES_PER_NODE, NVL72_DEVICES
-from perfmodel.cost.learn.collectives._physics import LINE_SHARE, PAIRS, LinkConstants
+from perfmodel.cost.learn.collectives._physics import (
+    LINE_SHARE,
+    PAIRS,
+    REFERENCE_PEERS,
+    LinkConstants,
+)
 from perfmodel.cost.learn.collectives.links import (
     LINK_CLASSES,
     UNNAMED,
@@ -213,7 +218,7 @@ def _of_row(
 
     # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or
     # an unknown link.
-    inner = link_class(interconnect, device, False)
+    inner = in_node_of(size, link_class(interconnect, device, False), name)
     known, figure = _known_device(device)
     by_name = states_rate(interconnect) or not inner.known or "bridge" in inner.name
     bandwidth = figure if figure and not by_name else inner.bandwidth_bytes_per_s
@@ -277,7 +282,7 @@ _OF_LINKS_BETWEEN: Final = (
     "nodes",
 )
 """Effects of a link class between nodes."""
-_OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
+_OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network", "direct", "host")
 """Effects common to all links."""
 _OF_ALL_BETWEEN: Final = (
     "neighbours",
@@ -322,6 +327,10 @@ _EXPECTED: Final = {
     "hop_ratio_between": (log(1.5), 0.6),
     "switch": (1.0, 0.5),
     "network": (1.0, 0.5),
+    # a kernel that a graph launches, and the first reads that it waits for
+    "direct": (log(3e-6), 0.5),
+    # a call from Python with its checks, and a launch
+    "host": (log(20e-6), 0.5),
     # a healthy fabric loses nothing from 2 to 64 nodes, a weaker one 3.4 % with each doubling
     "nodes": (log(0.01), 1.0),
     # NCCL's trees: 0.92 * 0.85 of a ring, and limits of their own for each channel
@@ -390,6 +399,7 @@ def constants(
     concurrent: float,
     in_network: bool,
     spans_nodes: bool,
+    host_launches: bool = False,
 ) -> LinkConstants:
     """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level
     `level`.
@@ -455,4 +465,10 @@ def constants(
         tree_share=1 / (1 + exp(-value("tree"))),
         switch_share=1 / (1 + exp(-value("switch"))) if near.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,
+        # A mesh reaches its stated rate with all devices of the node. Servers read the memory of
+        # peers behind a host bridge in pairs alone.
+        mesh_peers=min(max(fabric.node_size - 1, 1), REFERENCE_PEERS),
+        direct_s=exp(value("direct")),
+        direct_peers=1.0 if near.bridged else fabric.node_size - 1.0,
+        host_s=exp(value("host")) if host_launches else 0.0,
     )

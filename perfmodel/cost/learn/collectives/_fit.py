@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric
+from perfmodel.cost.learn.collectives._physics import DIRECT
 from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn.collectives._weights import (
@@ -25,6 +26,7 @@ from perfmodel.cost.learn.collectives._weights import (
     MeasuredPlace,
     fit_curves,
     mean_curve,
+    usual_kind,
 )
 from perfmodel.ingest.tables import groups_of
 
@@ -126,17 +128,20 @@ def _usual_curves(
     candidates: dict[_UsualPlace, list[_Candidate]] = defaultdict(list)
     for (code,), (row, *_) in groups_of(rows.series):
         key = rows.keys[code]
-        is_forced = not rows.any_algorithm[row]
+        is_direct = rows.algorithm[row] == DIRECT
+        is_forced = not rows.any_algorithm[row] and not is_direct
         if key.source not in reference or (is_forced and not sources.forced):
+            continue
+        # The usual price is that of the device, without the host's time between calls.
+        if rows.host_launches[row]:
             continue
         # A forced algorithm counts where the library's own choice was not measured.
         rank = reference.index(key.source) + (len(reference) if is_forced else 0)
         fabric: Fabric = rows.fabric[row]  # pyright: ignore[reportAssignmentType]
+        kind = usual_kind(str(rows.kind[row]), str(rows.algorithm[row]))
         for placement, curve in series[key].items():
             ranks, ranks_per_node = placement
-            for usual in CollectiveWeights.usual_keys(
-                fabric, str(rows.kind[row]), ranks > ranks_per_node, -1
-            ):
+            for usual in CollectiveWeights.usual_keys(fabric, kind, ranks > ranks_per_node, -1):
                 candidates[_UsualPlace(usual, placement)].append(_Candidate(rank, curve))
 
     usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}

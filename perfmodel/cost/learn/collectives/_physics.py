@@ -64,6 +64,9 @@ FULL_POSTS: Final = 3.0
 take one (NCCL `src/graph/tuning.cc`, `netOverhead`)."""
 LEAST_HOP: Final = 0.25
 """Share of the fitted hop that is software, which remains however low the stated latency is."""
+HOST_SHARPNESS: Final = 8.0
+"""Sharpness of the maximum of a collective's time and the host's time between calls: the host runs
+ahead, so the longer one shows alone."""
 IMPOSSIBLE_S: Final = 1e6
 """Time of an algorithm that the fabric lacks."""
 
@@ -130,6 +133,15 @@ class LinkConstants:
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
     network_share: Array
     """Efficiency of reduction in the network's switches; 0: no such switches."""
+    mesh_peers: Array = REFERENCE_PEERS
+    """Peers of a rank at which a mesh of direct links reaches its stated rate: all others of its
+    node."""
+    direct_s: Array = 0.0
+    """Fixed time of a direct reduction: its launch, and the work around its barriers."""
+    direct_peers: Array = 0.0
+    """Most peers whose memory a rank may read in a direct reduction; 0: none."""
+    host_s: Array = 0.0
+    """Least time from one call to the next if the host launches each; 0: a graph replays them."""
 
 
 def namespace(*arrays: Array) -> ModuleType:
@@ -159,6 +171,11 @@ def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
 
 ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
 """Algorithms that a run may be forced to use."""
+
+DIRECT: Final = "direct"
+"""All-reduce of an inference server inside a node: kernels that read the memory of all peers, and
+the library's where those are slower (vLLM `csrc/custom_all_reduce.cuh`, TensorRT-LLM
+`customAllReduceKernels.cu`)."""
 
 SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
 """Algorithms that reduce in switches, which have no low-latency protocol (NCCL
@@ -261,8 +278,37 @@ def collective_time(
             )
             best = time_s if best is None else smaller(best, time_s)
 
+    time_s = link.launch_s + best
+    if algorithm == DIRECT and kind == "all_reduce":
+        time_s = smaller(time_s, _direct_time(xp, buffer_bytes, ranks, several, inside, link))
+    time_s = larger(time_s, link.host_s, HOST_SHARPNESS)
     # a group of one rank takes no time at all
-    return (link.launch_s + best) * xp.minimum(ranks - 1.0, 1.0)
+    return time_s * xp.minimum(ranks - 1.0, 1.0)
+
+
+def _direct_time(
+    xp: ModuleType,
+    buffer_bytes: Array,
+    ranks: Array,
+    several: Array,
+    bandwidth: Array,
+    link: LinkConstants,
+) -> Array:
+    """Seconds of an all-reduce that reads the memory of its peers instead of passing messages.
+
+    In one shot every rank reads the buffers of all others, between two barriers. In two shots it
+    adds up its share of them and, after a third barrier, reads the sums of the others. A barrier
+    sends a flag to all peers at once, so its time does not depend on their number (vLLM
+    `csrc/custom_all_reduce.cuh`, `cross_device_reduce_1stage` and `cross_device_reduce_2stage`).
+    """
+    stated_s = _shift(xp, link.hop_inside_s, link.shift_inside_s, link.usual_inside_s)
+    flag_s = link.hop_inside_s + stated_s
+    one_shot_s = 2 * flag_s + (ranks - 1) * buffer_bytes / bandwidth
+    two_shots_s = 3 * flag_s + 2 * (ranks - 1) / ranks * buffer_bytes / bandwidth
+    # Peers on other nodes, or beyond the only one that a host bridge joins, cannot be read.
+    out_of_reach = xp.where(ranks - 1 > link.direct_peers, 1.0, 0.0)
+    impossible_s = IMPOSSIBLE_S * xp.maximum(several, out_of_reach)
+    return link.direct_s + smaller(one_shot_s, two_shots_s) + impossible_s
 
 
 def peers_of(ranks: Array) -> Array:
@@ -277,7 +323,7 @@ def _bandwidths(
     number."""
     # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with
     # one.
-    stated_peers = xp.where(link.peer_exponent < 0, 1, REFERENCE_PEERS)
+    stated_peers = xp.where(link.peer_exponent < 0, 1, link.mesh_peers)
     inside = link.bandwidth_inside * (peers_of(per_node) / stated_peers) ** link.peer_exponent
     between = link.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -link.node_exponent
     if kind == "send_recv":

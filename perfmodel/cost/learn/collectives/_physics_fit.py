@@ -47,6 +47,7 @@ class _Link(NamedTuple):
     fabric: Fabric
     ranks_per_node: float
     algorithm: str
+    host_launches: bool
     between: bool
 
     @property
@@ -67,9 +68,10 @@ class _Link(NamedTuple):
             self.fabric,
             self.level,
             self.ranks_per_node,
-            1.0,
-            by_network,
-            self.between,
+            concurrent=1.0,
+            in_network=by_network,
+            spans_nodes=self.between,
+            host_launches=self.host_launches,
         )
         return [getattr(link, name) for name in _FIELDS]
 
@@ -82,9 +84,15 @@ class _Placements:
         self.rows = rows
         numbers: dict[_Link, int] = {}
         link_of_row = []
-        for parts in zip(
-            rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True
-        ):
+        columns = (
+            rows.kind,
+            rows.fabric,
+            rows.ranks_per_node,
+            rows.algorithm,
+            rows.host_launches,
+            rows.between,
+        )
+        for parts in zip(*columns, strict=True):
             link_of_row.append(numbers.setdefault(_Link(*parts), len(numbers)))
         self.links = list(numbers)
         self.link_of_row = np.array(link_of_row, dtype=np.int64)

@@ -19,10 +19,18 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.cost.learn.collectives._fabrics import Fabric, constants
-from perfmodel.cost.learn.collectives._physics import collective_time, least_volume, peers_of
+from perfmodel.cost.learn.collectives._physics import (
+    DIRECT,
+    HOST_SHARPNESS,
+    collective_time,
+    larger,
+    least_volume,
+    peers_of,
+)
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn.collectives._weights import (
     GRID,
+    LARGE,
     PER_OCTAVE,
     CollectiveWeights,
     CovarianceTerms,
@@ -33,6 +41,7 @@ from perfmodel.cost.learn.collectives._weights import (
     Placements,
     between_of,
     correction,
+    usual_kind,
 )
 from perfmodel.ingest.tables import groups_of
 from perfmodel.session import Cache
@@ -72,8 +81,6 @@ RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds whose rings run over all ranks of a group."""
 _MOST_TABLES: Final = 4096
 """Most tables that are cached, one per kind, fabric and placement."""
-LARGE: Final = 20
-"""log2 of the bytes from which a message counts as large: 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class CollectiveRequest:
     algorithm: str = ""
     """The algorithm that must be used; by default the fastest."""
     any_algorithm: bool = True
+    host_launches: bool = False
+    """Whether the host launches each call, rather than a graph that replays it."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +334,13 @@ class CollectivePrices:
             concurrent=1.0,
             in_network=in_network,
             spans_nodes=False,
+            host_launches=request.host_launches,
         )
+        # The curves of other devices correct kernels alone, so the host's time comes after them.
+        # Those of the series itself were fitted with it.
+        host_s = 0.0 if isinstance(source, SeriesKey) else float(link.host_s)
+        if host_s:
+            link = replace(link, host_s=0.0)
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
         if sharing > 1:
@@ -338,6 +353,7 @@ class CollectivePrices:
         # Physics, times what measurements add to it, made monotone in bytes and then in ranks.
         time_s = collective_time(request.kind, size_bytes, ranks, ranks, link, request.algorithm)
         time_s = time_s * np.exp(correction(parts, RANKS))
+        time_s = larger(time_s, host_s, HOST_SHARPNESS)
         log_s = _over_bytes(np.log(time_s), source)
 
         # A measured series is returned unchanged, and in a mesh more ranks have more links.
@@ -369,6 +385,7 @@ class CollectivePrices:
             concurrent=concurrent if exponent is None else 1.0,
             in_network=in_network,
             spans_nodes=True,
+            host_launches=request.host_launches,
         )
         size_bytes = np.exp2(GRID)[None, :]
         nodes = NODES[1:]
@@ -430,8 +447,10 @@ class CollectivePrices:
             candidates.append((request.keys[-1], series))
 
         # The usual curves of a fabric do not apply to a run that is restricted to one algorithm.
-        if request.any_algorithm:
-            usual_keys = self.weights.priced_by(request.fabric, request.kind, between, level)
+        # Direct reductions have curves of their own.
+        if request.any_algorithm or request.algorithm == DIRECT:
+            kind = usual_kind(request.kind, request.algorithm)
+            usual_keys = self.weights.priced_by(request.fabric, kind, between, level)
             candidates += [(key, known.get(key, {})) for key in usual_keys]
 
         for key, placements in candidates:
@@ -515,6 +534,7 @@ def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> P
         rows.dtype,
         rows.algorithm,
         rows.any_algorithm,
+        rows.host_launches,
     )
     codes: dict[tuple[Any, ...], int] = {}
     code_of_row = np.array(
@@ -524,10 +544,17 @@ def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> P
 
     priced = Priced.unknown(len(rows))
     for (code,), index in groups_of(code_of_row):
-        kind, fabric, series, software, dtype, algorithm, any_algorithm = distinct[code]
+        kind, fabric, series, software, dtype, *how = distinct[code]
+        algorithm, any_algorithm, host_launches = how
         key = rows.keys[series]
-        keys = EntryKey(key, software, dtype), key
-        request = CollectiveRequest(str(kind), fabric, keys, str(algorithm), bool(any_algorithm))
+        request = CollectiveRequest(
+            kind=str(kind),
+            fabric=fabric,
+            keys=(EntryKey(key, software, dtype), key),
+            algorithm=str(algorithm),
+            any_algorithm=bool(any_algorithm),
+            host_launches=bool(host_launches),
+        )
         outermost = np.full(len(index), len(fabric.levels) - 1)
         alone = np.ones(len(index))
         groups = Groups.on(

@@ -75,6 +75,8 @@ class CollectiveRows:
     """The algorithm that the run was forced to use (`ALGORITHMS`), else `""`; str[n]."""
     any_algorithm: np.ndarray
     """Whether the library chose the algorithm, bool[n]."""
+    host_launches: np.ndarray
+    """Whether the host launched each call, rather than a graph that replays it, bool[n]."""
     buffer_bytes: np.ndarray
     """Bytes of the buffer as nccl-tests counts them, float64[n]."""
     ranks: np.ndarray
@@ -162,6 +164,7 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
         fabric=_fabrics(table, per_node),
         algorithm=text(table, "held_to"),
         any_algorithm=table["library_chose"].to_numpy(bool),
+        host_launches=table["host_launches"].to_numpy(bool),
         buffer_bytes=size,
         ranks=group,
         ranks_per_node=ranks_per_node,
@@ -395,9 +398,19 @@ def _of_tier(
     # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is
     # anybody's guess unless it is stated.
     slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+    # A bridge joins pairs, so a pair is judged by the bridge and larger groups by what joins the
+    # pairs (`pairwise-NVLink-bridge+PCIe`).
+    if fastest.name == "NVLink-bridge":
+        off_bridge = _far_below(rows, kind, fastest, interconnect) & (rows.ranks == 2) & ~above
+        below |= off_bridge
+        reason[off_bridge] = (
+            f"a pair below {FAR_BELOW:.0%} of {fastest.name}'s "
+            f"{fastest.bandwidth_bytes_per_s / 1e9:g} GB/s, which it did not use"
+        )
     if slowest.name != "Ethernet" or states_rate(interconnect):
-        below = _far_below(rows, kind, slowest, interconnect) & ~above
-        reason[below] = (
+        far_below = _far_below(rows, kind, slowest, interconnect) & ~above
+        below |= far_below
+        reason[far_below] = (
             f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}, "
             "which suggests a fault of host or network; if the link is really that slow, state its rate, as in "
             f"'{slowest.name}@2GB/s'"
@@ -434,4 +447,10 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
 def _is_mesh(link: LinkClass, interconnect: str) -> bool:
     """Whether devices may be joined by direct links instead of a switch."""
     name = interconnect.lower()
-    return link.name.startswith(("NVLink", "XGMI")) and "switch" not in name and "nvl72" not in name
+    joins_pairs_alone = link.name == "NVLink-bridge"
+    return (
+        not joins_pairs_alone
+        and link.name.startswith(("NVLink", "XGMI"))
+        and "switch" not in name
+        and "nvl72" not in name
+    )

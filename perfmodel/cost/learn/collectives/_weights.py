@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, sealed_weights, weight_files
 from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, names_of_parts
+from perfmodel.cost.learn.collectives._physics import DIRECT
 from perfmodel.cost.learn.collectives._rows import SeriesKey
 from perfmodel.errors import CalibrationError
 from perfmodel.files import parse_json, require_intact
@@ -32,6 +33,11 @@ HIGHEST: Final = 38
 """log2 of the largest size of the grid: 256 GiB."""
 GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCTAVE
 """log2 bytes (or tokens) at which every curve is known, float64[g]."""
+LARGE: Final = 20
+"""log2 of the bytes from which a message counts as large: 1 MiB."""
+_TRANSFER_SHARE: Final = 1 / (1 + np.exp2(LARGE - GRID))
+"""Usual share of the transfer in the time of a message, half at the size from which it counts as
+large: it takes 10 us at 100 GB/s, the latency of a collective on eight ranks. float64[g]."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,15 @@ class Curve:
     """Log correction at successive points of `GRID`, float32[m]."""
 
     def everywhere(self) -> np.ndarray:
-        """The curve on the whole grid, constant beyond the measured sizes, float64[g]."""
+        """The curve on the whole grid, float64[g].
+
+        It is constant beyond the largest measured size, and below the smallest if latency was
+        measured there. A correction that was measured on transfers alone says nothing of latency,
+        so below the smallest size it falls with their share of the time.
+        """
         index = np.clip(np.arange(len(GRID)) - self.start, 0, len(self.value) - 1)
-        return self.value[index].astype(np.float64)
+        share_lost = np.maximum(_TRANSFER_SHARE[self.start] - _TRANSFER_SHARE, 0.0)
+        return self.value[index] * (1.0 - share_lost)
 
     @property
     def low(self) -> float:
@@ -305,6 +317,11 @@ class MoeWeights:
     """Corrections over log2 tokens."""
     spread: Mapping[Scope, float] = field(default_factory=dict)
     """Half-widths of intervals."""
+
+
+def usual_kind(kind: str, algorithm: str) -> str:
+    """Name under which the usual price of a kind is filed: direct reductions have their own."""
+    return f"{kind} {algorithm}" if algorithm == DIRECT else kind
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ LINK_CLASSES: Final = (
         lines=True,
     ),
     _device_links("NVLink2", r"nvlink[- ]?2", 150e9, mesh=True, lines=True),
+    _device_links("NVLink3-mesh", r"4xa100", 300e9, mesh=True, lines=True),
     _device_links("NVLink3", r"nvlink[- ]?3", 300e9, lines=True),
     _device_links("NVLink4-mesh", r"4xgh200", 450e9, mesh=True, lines=True),
     _device_links("NVLink4", r"nvlink[- ]?4", 450e9, reduces=True, lines=True),
@@ -175,7 +176,7 @@ _ADAPTER: Final = (
 """One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR,
 DGX H100, B200 and GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
 _PAIRED: Final = 4
-"""Devices of a node of NVLink 4 that are joined pair by pair at most."""
+"""Devices of a node of NVLink 3 or 4 that are joined pair by pair at most."""
 TRAY: Final = 4
 """Devices of a tray, of which an NVL72 rack has eighteen."""
 _RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
@@ -311,14 +312,14 @@ def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
 
 
 def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
-    """The link inside a node, by its number of devices: NVLink 4 joins up to four in pairs (Grace
-    Hopper, HGX H100 4-GPU), and more by switches."""
+    """The link inside a node, by its number of devices: NVLink 3 and 4 join up to four in pairs
+    (Grace Hopper, HGX A100 and HGX H100 4-GPU), and more by switches."""
     # four to a node under a name of their own are a mesh already
-    if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
+    generation = link.name.removesuffix("-mesh")
+    if generation not in ("NVLink3", "NVLink4") or re.search("4x(gh200|a100)", interconnect):
         return link
     is_mesh = devices <= _PAIRED and "switch" not in interconnect
-    name_of_link = "NVLink4-mesh" if is_mesh else "NVLink4"
-    joined = _class_named(name_of_link)
+    joined = _class_named(f"{generation}-mesh" if is_mesh else generation)
     return replace(joined, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
 
 
