@@ -1,10 +1,10 @@
 """Seconds from a newcomer's question to its answer: the journeys of README, every command in a
 process of its own.
 
-    python benchmarks/journeys.py                       a table of this checkout
-    python benchmarks/journeys.py --page                put the table into
-    docs/explanation/seconds.md python benchmarks/journeys.py --before CHECKOUT     beside those of
-    another one, run in turn
+    python benchmarks/journeys.py            a table of this checkout
+    python benchmarks/journeys.py --page     put the table into docs/explanation/seconds.md
+    python benchmarks/journeys.py --before CHECKOUT
+                                             beside those of another one, run in turn
 
 Seconds are those of processors, which other programs of a machine change least. The first run of a
 command finds empty caches, as after an installation; the second number is the best of those after

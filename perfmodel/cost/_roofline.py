@@ -360,8 +360,8 @@ def sustained_share(
     The limit holds on average over tens of milliseconds, in which a device runs many kernels: norms
     and casts below the limit leave power for products above it. The result is the least x with
 
-        sum n (E_memory + E_compute (t_ref / t(x))^v) <= (P_limit - P_idle) sum n t(x),    t(x) =
-        max(t, x t_sustained),
+        sum n (E_memory + E_compute (t_ref / t(x))^v) <= (P_limit - P_idle) sum n t(x)
+        with t(x) = max(t, x t_sustained),
 
     where t is the time of a kernel timed alone, and t_sustained the time in which it keeps to the
     limit by itself (`sustained_seconds`).

@@ -123,8 +123,9 @@ def compare_clusters(
     """Find the best layout of a job on each cluster, and the time, cost and energy of training with
     it.
 
-        compare_clusters("llama3-70b", ["h100", "b200:512", "mi300x"], devices=1024,
-        global_batch=1024, tokens=15e12)
+        compare_clusters(
+            "llama3-70b", ["h100", "b200:512"], devices=1024, global_batch=1024, tokens=15e12
+        )
 
     Args:
         model: catalog name, file, or `Model`.

@@ -3,9 +3,10 @@
     network   = "none" ... | clause {("," | ";" | "+" | "and") clause}
     clause    = [purpose ":"] {count | rate | name | per | noun | remark}
     count     = N "x" | "x" N | N noun | "one" | "two" | ...
-    rate      = number unit; "b" is bits and "B" bytes ("400 Gb/s", "50 GB/s", "3.2 Tbps", "100GbE",
-    "200G") name      = "InfiniBand" | "HDR" | "NDR200" | "EFA v2" | "RoCE" | "ConnectX-7" |
-    "Slingshot-11" | ... per       = ("per" | "/") ("node" | "GPU" | "NIC" | ...)
+    rate      = number unit, with "b" for bits and "B" for bytes
+                ("400 Gb/s", "50 GB/s", "3.2 Tbps", "100GbE", "200G")
+    name      = "InfiniBand" | "HDR" | "NDR200" | "EFA v2" | "RoCE" | "ConnectX-7" | ...
+    per       = ("per" | "/") ("node" | "GPU" | "NIC" | ...)
 
 Order and punctuation do not matter within a clause. A clause is one set of equal adapters. The
 fabric is the set for computing, if one is called so; else the fastest that is not called one for

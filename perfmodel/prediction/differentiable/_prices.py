@@ -5,8 +5,8 @@ step-time function takes two things from them, once: how long an event takes on 
 is, and its elasticities e_i = - d log t / d log rate_i, which are central differences of the price
 itself. Away from there holds the law of the event's kind,
 
-    t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p)),    g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i /
-    nominal
+    t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p))
+    with g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i / nominal:
 
 a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of
 `perfmodel.cost.roofline_seconds`), collectives p = 1 (latency + volume / bandwidth, Hockney 1994;
