@@ -46,10 +46,8 @@ def _plain_text(
 ) -> None:
     """Docstrings here are plain text with `code`."""
     lines[:] = _pages.escaped(lines)
-    if what in (
-        "attribute",
-        "property",
-    ):  # else what stands before a colon would be taken for a type
+    # Without an empty line, what stands before a colon would be taken for a type.
+    if what in ("attribute", "property"):
         lines.insert(0, "")
 
 

@@ -41,9 +41,8 @@ def seconds(constants: np.ndarray, table: pd.DataFrame) -> np.ndarray:
 def main() -> None:
     table = rows(Path(os.environ["PERFMODEL_DATA"]))
     seen = table[table.device.isin(FITTED)]
-    weight = (
-        seen.groupby("device").time_us.transform("size").to_numpy() ** -0.5
-    )  # every device counts the same
+    # every device counts the same
+    weight = seen.groupby("device").time_us.transform("size").to_numpy() ** -0.5
     error = lambda constants: weight * np.log(seconds(constants, seen) / (seen.time_us * 1e-6))  # noqa: E731
     found = least_squares(error, np.log([4e-6, 0.5])).x
     latency_s, share = np.exp(found)

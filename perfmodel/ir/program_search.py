@@ -147,10 +147,9 @@ def search_programs(
     for number, degrees in enumerate(grid):
         progress(str(degrees), number, len(grid))
         if current != (degrees.pipeline, degrees.micro_batches):
-            current, stages = (
-                (degrees.pipeline, degrees.micro_batches),
-                None,
-            )  # the last ones are let go first
+            # The stages of the last degrees are let go before others are made.
+            stages = None
+            current = (degrees.pipeline, degrees.micro_batches)
         # At best tensor and pipeline ranks share the weights evenly, so this bound never rejects a
         # layout that fits.
         if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:

@@ -263,9 +263,8 @@ def _stall_s(
 ) -> float:
     """Return the seconds for which training stops while each device writes this many bytes."""
     host_bytes_per_s = device.host_bandwidth_bytes_per_s
-    if (
-        not reliability.asynchronous or host_bytes_per_s is None
-    ):  # a link that nobody tells is waited for
+    # a link that nobody tells is waited for
+    if not reliability.asynchronous or host_bytes_per_s is None:
         return write_s
     return min(write_s, device_bytes / host_bytes_per_s)
 

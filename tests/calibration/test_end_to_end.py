@@ -163,9 +163,8 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
         )
     of_fit, of_tables = np.array(errors).T
     assert of_fit.mean() < 0.03 < of_tables.mean() / 2
-    assert (
-        of_fit.max() < 0.08
-    )  # what layouts of a site differ by beyond all parameters is left open
+    # what layouts of a site differ by beyond all parameters is left open
+    assert of_fit.max() < 0.08
 
 
 def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
@@ -352,9 +351,8 @@ def test_runs_that_agree_change_nothing() -> None:
     assert all(p.value == pytest.approx(0, abs=1e-3) for p in found.parameters)
     assert not found.contradictions
     assert not found.unexplained
-    assert (
-        fitted(runs[:2]).adjustment.noise > found.adjustment.noise
-    )  # two runs cannot show that there is none
+    # two runs cannot show that there is none
+    assert fitted(runs[:2]).adjustment.noise > found.adjustment.noise
 
 
 def test_one_outlier_is_set_aside() -> None:

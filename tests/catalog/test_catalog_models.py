@@ -27,9 +27,8 @@ def test_names_ignore_case_and_have_aliases():
 def test_an_unknown_name_is_answered_with_near_ones():
     with pytest.raises(UnknownNameError, match=r"unknown model 'llama3-7b'.*llama") as unknown:
         model("llama3-7b")
-    assert str(pickle.loads(pickle.dumps(unknown.value))) == str(
-        unknown.value
-    )  # as a worker sends it
+    # as a worker sends it
+    assert str(pickle.loads(pickle.dumps(unknown.value))) == str(unknown.value)
 
 
 def test_published_model_names_resolve():

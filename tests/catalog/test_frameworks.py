@@ -225,9 +225,8 @@ def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
     assert "masked_head" in said("tensorflow", "bert-large")
     assert "masked_head" not in said("tensorflow", "gpt3-175b")
     assert "repeated_keys" in said("torchtitan@2024", "llama3-8b")
-    assert "repeated_keys" not in said(
-        "torchtitan@2024", "llama2-7b"
-    )  # a key for every query as it is
+    # a key for every query as it is
+    assert "repeated_keys" not in said("torchtitan@2024", "llama2-7b")
     assert "weighted_experts" not in said("nemo@2025", "llama3-8b")
     assert "eager_kernels=clamp" in said("megatron-core@2025", "gpt-oss-20b")
     assert "eager_kernels" not in said("megatron-core@2025", "gpt3-175b")  # it cuts no activations

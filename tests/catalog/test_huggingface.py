@@ -134,11 +134,12 @@ PUBLISHED = {
     "qwen2-7b": (QWEN2_7B, 7_615_616_512, 0),
     "qwen3-30b-a3b": (QWEN3_30B, 30_532_122_624, 0),
     "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15_706_484_224, 0),
+    # the router's balancing biases are not trained
     "deepseek-v3": (
         DEEPSEEK_V3,
         671_026_419_200,
         58 * 256,
-    ),  # the router's balancing biases are not trained
+    ),
     "gpt2": (GPT2, 124_439_808, 0),
     "gpt-neox-20b": (NEOX, 20_554_567_680, 0),
     "gpt-j-6b": (GPTJ, 6_050_882_784, 700_000),  # biases of feed-forward and head
@@ -163,11 +164,12 @@ PUBLISHED = {
     "t5-small": (T5, 60_506_624, 0),
     "mpt-7b": (MPT, 6_649_286_656, 0),
     "falcon-7b": (FALCON, 6_921_720_704, 0),
+    # less the head, which is not tied
     "falcon-180b": (
         FALCON_180B,
         179_522_565_120 - 65024 * 14848,
         0,
-    ),  # less the head, which is not tied
+    ),
     "pythia-6.9b": (PYTHIA, 6_857_302_016, 0),
     "phi-2": (PHI_2, 2_779_683_840, 51200),  # bias of the head
     "stablelm-3b-4e1t": (STABLELM, 2_795_443_200, 0),
@@ -190,9 +192,8 @@ NOT_COUNTED = {
     "apertus": 8 * 2,  # parameters of the activation
     "axk1": 3 * 7168,  # norms of what experts give
     "beam": 5 * 48,  # biases of attention's gates
-    "big_bird": -(
-        2 * 768 + 2
-    ),  # its masked-LM class has no head that tells whether sentences follow one another
+    # its masked-LM class has no head that tells whether sentences follow one another
+    "big_bird": -(2 * 768 + 2),
     "ctrl": 246_534,  # bias of the head
     "gte": 12 * 2 * 768,  # biases of what attention and feed-forward give
     "marian": 2 * 1024 * 1024,  # positions, which are not trained

@@ -31,9 +31,8 @@ LEFT_OUT = {
     "apertus1p5_text": 32 * 2,
     "axk1": 60 * 7168,  # norms of what experts give
     "beam": 52 * 48,  # biases of attention's gates
-    "bert": -(
-        768 * 768 + 768 + 2 * 768 + 2
-    ),  # this class has neither the pooler nor the head of sentences
+    # this class has neither the pooler nor the head of sentences
+    "bert": -(768 * 768 + 768 + 2 * 768 + 2),
     "big_bird": -(2 * 768 + 2),
     "codegen": 28 * 5 * 4096 + 50_400,  # biases of feed-forward and head, as of GPT-J
     "ctrl": 246_534,  # bias of the head

@@ -182,6 +182,8 @@ def test_other_commands_end_in_one_line_too(cache):
     ],
 )
 def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: str):
+    # the semaphores of the queue are removed by a process that outlives this one, and shares its
+    # stderr
     leaves = (
         "import multiprocessing, os, signal\n"
         f"signal.signal(signal.SIGINT, signal.{heard})\n"
@@ -190,7 +192,7 @@ def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: 
         "    queue = multiprocessing.get_context('spawn').Queue()\n"
         "    os._exit(0)\n"
         "interruptible(command)\n"
-    )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
+    )
     environment = {**os.environ, "PYTHONWARNINGS": warnings}
     done = subprocess.run(
         [sys.executable, "-c", leaves],

@@ -72,9 +72,8 @@ def test_catalog_explains_every_word(kind, capsys, monkeypatch):
 
 
 def test_schedules_are_those_that_are_registered():
-    documented = {
-        "eager-1f1b"
-    }  # docs/howto/add_a_schedule.md, whose code may have run in this process
+    # docs/howto/add_a_schedule.md, whose code may have run in this process
+    documented = {"eager-1f1b"}
     assert set(SCHEDULES) == set(schedule_names()) - documented
 
 

@@ -85,9 +85,8 @@ def check_gradients(one: Device, model: KernelModel, ops: list[tuple[Gemm, ...]]
                 # only small products on A100: 1.5 times as fast backward as forward in fp32, 1.6
                 # times as slow in fp16
                 least, most = (0.6, 1.7) if group[0].op == "linear" else (0.5, 2.0)
-                if (
-                    one.vendor not in TIMED
-                ):  # by other vendors' devices, of which few were timed backward
+                # by other vendors' devices, of which few were timed backward
+                if one.vendor not in TIMED:
                     least, most = least - 0.1, most + 0.1
                 assert least < ratio < most, (one.name, group[gradient], ratio)
 
@@ -95,9 +94,8 @@ def check_gradients(one: Device, model: KernelModel, ops: list[tuple[Gemm, ...]]
 def check_sum(group: tuple[KernelOp, ...], times: EventTimes) -> None:
     """The first op takes as long as the second and third together, their intervals included."""
     for seconds in (times.time_s, times.lo_s, times.hi_s):
-        assert seconds[1] + seconds[2] == pytest.approx(seconds[0], rel=1e-5), group[
-            0
-        ]  # the networks are float32
+        # the networks are float32
+        assert seconds[1] + seconds[2] == pytest.approx(seconds[0], rel=1e-5), group[0]
 
 
 def by_group(times: EventTimes, size: int) -> list[EventTimes]:

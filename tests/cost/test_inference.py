@@ -34,9 +34,8 @@ def test_compressed_cache_is_read_once_for_all_heads():
 
 
 def test_weights_are_read_from_memory_not_from_the_cache_of_the_benchmark():
-    product = Gemm(
-        dtype="fp8", m=1, n=4096, k=4096
-    )  # 16 MiB of weights, which H100's L2 cache holds
+    # 16 MiB of weights, which H100's L2 cache holds
+    product = Gemm(dtype="fp8", m=1, n=4096, k=4096)
     least_s = 4096 * 4096 / DEVICE.memory_bandwidth_bytes_per_s
     assert times(product, stored_bytes=1.0).time_s[0] >= least_s
 

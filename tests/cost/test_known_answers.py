@@ -20,9 +20,8 @@ def test_answers_are_those_of_the_table() -> None:
         if new.provenance != old.provenance
         or not all(
             math.isclose(getattr(new, name), getattr(old, name), rel_tol=ROUNDING)
-            or (
-                math.isnan(getattr(new, name)) and math.isnan(getattr(old, name))
-            )  # what is skipped
+            # what is skipped
+            or (math.isnan(getattr(new, name)) and math.isnan(getattr(old, name)))
             for name in ("time_us", "lo_us", "hi_us")
         )
     ]

@@ -188,9 +188,8 @@ def test_jitter_is_the_largest_of_all_emulated_ranks() -> None:
     for start_s in range(1, 2001):
         conditions.together(start_s)
         late_s.append(conditions.late_s(start_s + 0.5, emulated) / 0.5)
-        assert (
-            conditions.late_s(start_s + 0.5, emulated) / 0.5 == late_s[-1]
-        )  # until they are together again
+        # until they are together again
+        assert conditions.late_s(start_s + 0.5, emulated) / 0.5 == late_s[-1]
     drawn = np.random.default_rng(0).lognormal(0.0, 0.1, (4000, emulated)).max(axis=1) - 1
     assert np.quantile(late_s, (0.1, 0.5, 0.9)) == pytest.approx(
         np.quantile(drawn, (0.1, 0.5, 0.9)), rel=0.06

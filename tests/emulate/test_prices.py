@@ -43,9 +43,8 @@ def test_processor_times_are_stated_for_one_speed_of_the_core() -> None:
     found = at_one_speed(pd.DataFrame([slow, usual, busy], columns=columns))
     assert found.copies_per_s.tolist() == [1e6] * 3
     assert found.core_s.tolist() == pytest.approx([0.002, 0.002, 0.008])
-    assert found.time_s.tolist() == pytest.approx(
-        [0.003, 0.003, 0.006]
-    )  # 1 ms of waiting, 1 ms, none
+    # 1 ms of waiting, 1 ms, none
+    assert found.time_s.tolist() == pytest.approx([0.003, 0.003, 0.006])
 
 
 def test_jitter_is_what_neither_all_ranks_nor_one_have_at_all_times() -> None:

@@ -51,9 +51,8 @@ def test_every_collective_is_answered_on_the_wire(run) -> None:
 def test_messages_take_their_hops_and_operations_their_delay(run) -> None:
     calls = run.collectives()
     times_s = calls.end_s - calls.issued_s
-    reductions = calls[
-        (calls.kind == "all_reduce") & (calls.bytes > 100)
-    ]  # of one number there are fewer segments
+    # of one number there are fewer segments
+    reductions = calls[(calls.kind == "all_reduce") & (calls.bytes > 100)]
     # segments go two at a time, there and back, ten times around
     assert times_s[reductions.index].min() > DELAY_S + 10 * LATENCY_S
     assert reductions.delay_s.to_numpy() == pytest.approx(DELAY_S)

@@ -211,9 +211,8 @@ def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
     operation = Operation(KINDS.index("all_gather") << 56, 3, 0, 0.0, Network(), Links())
     left, right = (operation.pair(peer, Wire()) for peer in (2, 1))  # pyright: ignore[reportArgumentType]
     left.asked.append(Message(4, 0.0))
-    assert (
-        operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == NEVER_S
-    )  # sizes must be its own
+    # sizes must be its own
+    assert operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == NEVER_S
     right.offered.append(Message(4, 0.0))
     operation.try_receive(1, right, 0.0)
     sent: list[Any] = []

@@ -250,11 +250,12 @@ def test_a_file_of_deepspeed_beside_the_file_is_read_with_it(name: str, tmp_path
 @pytest.mark.parametrize(
     ("file", "zero", "offload"),
     [
+        # DeepSpeed's optimizer for bf16 shards its states
         (
             "examples/deepspeed/ds_z0_config.json",
             1,
             "none",
-        ),  # DeepSpeed's optimizer for bf16 shards its states
+        ),
         ("examples/deepspeed/ds_z2_config.json", 2, "none"),
         ("examples/deepspeed/ds_z2_offload_config.json", 2, "optimizer"),
         ("deepspeed_configs/zero1.json", 1, "none"),

@@ -70,9 +70,8 @@ def as_it_runs(layout: Layout, framework: str, model: Model | str | None) -> Lay
 
 def job_of(layout: Layout, micro_batches: int, framework: str = "") -> pm.Job:
     """A job that the layout divides, in a type in which the framework runs it."""
-    unsharded = (
-        framework == "deepspeed" and layout.zero == 0
-    )  # its optimizer for bf16 shards states without ZeRO too
+    # its optimizer for bf16 shards states without ZeRO too
+    unsharded = framework == "deepspeed" and layout.zero == 0
     return pm.Job(
         global_batch=layout.dp * layout.micro_batch * micro_batches,
         seq_len=2048,
@@ -89,9 +88,8 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
     values = {name: draw(st.sampled_from(choices), label=name) for name, choices in can.items()}
     if framework == "torchtitan":
         values |= ALWAYS
-    if (
-        framework == "nanotron" and values["zero"]
-    ):  # it reduces after the last backward, and gathers after the step
+    # it reduces after the last backward, and gathers after the step
+    if framework == "nanotron" and values["zero"]:
         values |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     if framework.startswith(("megatron", "nemo")) and values["zero"] > 1:
         values["pp"] = 1
@@ -101,10 +99,11 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
             values["overlap_param_gather"] = True
     if framework == "torchtitan" and values["zero"] == 0:  # DDP goes with no other parallelism
         values |= {"tp": 1, "pp": 1, "cp": 1}
+    # one device has nothing to shard
     if framework == "fsdp" and 0 in (
         values["zero"],
         values["dp"] - 1,
-    ):  # one device has nothing to shard
+    ):
         values["recompute"] = "none"
     if values.get("replicate") == values["dp"]:  # groups of one rank shard nothing
         values["replicate"] = 1

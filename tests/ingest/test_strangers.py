@@ -680,9 +680,8 @@ def test_optimizer_states_in_16_bits() -> None:
     assert narrow.layout is not None
     assert plain.layout is not None
     saved = predict_memory(plain) - predict_memory(narrow)
-    assert saved == pytest.approx(
-        8.03e9 * 8 / 8, rel=0.05
-    )  # a master of 4 bytes, and 4 instead of 8 of moments
+    # a master of 4 bytes, and 4 instead of 8 of moments
+    assert saved == pytest.approx(8.03e9 * 8 / 8, rel=0.05)
 
 
 def predict_memory(launch: Launch) -> float:

@@ -137,9 +137,8 @@ def test_signals_end_the_run_with_the_way_on(
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)
-    inherited = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # shells start background jobs deaf to it
+    # shells start background jobs deaf to it
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(FakeBackend, "sampler", interrupted)

@@ -91,9 +91,8 @@ def test_bad_plans_are_refused(tmp_path: Path, old: str, new: str, message: str)
 
 
 def test_a_size_that_was_not_printed_is_an_error():
-    tests = NcclTests(
-        launcher=f"{sys.executable} {FAKE} -b 16 -e 32 -f 2"
-    )  # of two the first counts here
+    # of two the first counts here
+    tests = NcclTests(launcher=f"{sys.executable} {FAKE} -b 16 -e 32 -f 2")
     point = Point(Collective(collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2))
     rows = nccl_tests_rows([point], tests, "x", "nvlink", lambda point: None)
     with pytest.raises(CalibrationError, match="printed no time of all_reduce of 1024 bytes"):

@@ -111,9 +111,8 @@ def test_earlier_rows_stand_for_their_ops(tmp_path: Path):
     # a disturbed one is measured again however few attempts there are, one not asked for stays
     assert bench.measured == [1, 3]
     assert [row["time_us"] for row in rows] == [11.0, 5.0, 31.0, 5.0]
-    assert (
-        partial.open()[:3] == earlier
-    )  # kept with the new ones: the table may be rewritten at any moment
+    # kept with the new ones: the table may be rewritten at any moment
+    assert partial.open()[:3] == earlier
 
 
 def test_earlier_rows_are_not_asked_for_where_an_interrupted_run_is_found(tmp_path: Path):

@@ -87,9 +87,8 @@ def test_llama_3_trains_most_of_the_time():
     problem = pm.problem("llama3-405b", "dgx-h100", global_batch=2048)
     found = goodput(problem, pm.Layout(tp=8, dp=2048), 10.0)
     assert found.mtbf_s == pytest.approx(54 * 86400 / 419)
-    assert found.checkpoint_bytes == pytest.approx(
-        405e9 * 14, rel=0.01
-    )  # bf16, fp32 master and two moments
+    # bf16, fp32 master and two moments
+    assert found.checkpoint_bytes == pytest.approx(405e9 * 14, rel=0.01)
     assert found.write_s == pytest.approx(found.checkpoint_bytes / 2e12)
     # Ten minutes until it goes on (MegaScale, arXiv 2402.15627, section 6.3), then the checkpoint
     # is read.
@@ -181,9 +180,8 @@ def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
     assert waiting.reload_s == max(stage.write_s for stage in waiting.stages)
     assert beside.reload_s == pytest.approx(sum(stage.write_s for stage in beside.stages) / 4)
     whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
-    assert beside.reload_s == pytest.approx(
-        whole / 1e12
-    )  # a stage in four, at a quarter of the rate
+    # a stage in four, at a quarter of the rate
+    assert beside.reload_s == pytest.approx(whole / 1e12)
     assert beside.restart_s == pytest.approx(100 + beside.reload_s)
     host = BY_STAGE.cluster.device.host_bandwidth_bytes_per_s
     assert host

@@ -220,10 +220,11 @@ def cases(draw: st.DrawFn) -> Case:
     }
     offset = draw(st.integers(0, len(_LAYOUTS) - 1))
     for layout in _LAYOUTS[offset:] + _LAYOUTS[:offset]:
+        # few schedules have two
         for chunks in {
             changes["vpp"] if layout.pp > 1 else 1: None,
             1: None,
-        }:  # few schedules have two
+        }:
             case = replace(start, layout=layout.replace(**changes | {"vpp": chunks}))
             if case.possible:
                 return case

@@ -72,9 +72,8 @@ def assert_sound(p: Prediction) -> None:
     assert p.bubble_fraction == parts["bubble"] / step_s
     assert p.layout.pp > 1 or parts["bubble"] < 1e-9 * step_s
     kernels_s = sum(parts.get(name, 0.0) for name in KERNELS)
-    assert (
-        0.1 * kernels_s < p.time_account.kernels_alone_s <= p.step_time_lo_s
-    )  # on average, or on the busiest rank at their least
+    # on average, or on the busiest rank at their least
+    assert 0.1 * kernels_s < p.time_account.kernels_alone_s <= p.step_time_lo_s
     assert p.step_time_lo_s <= step_s <= p.step_time_hi_s
     assert 0 < p.time_account.busy_fraction <= 1 + 1e-9
 
@@ -155,10 +154,11 @@ def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> No
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "zb-h1", "seq1f1b", "chimera"])
 def test_the_bubble_is_idle_time_without_any_communication(name: str) -> None:
     """By start and end of every op, reductions, gathers and transfers taken away."""
+    # nothing slows the passes
     serial = {
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
-    }  # nothing slows the passes
+    }
     problem, layout = model(0, 0, 32), Layout(pp=4, dp=2, zero=1, schedule=name, **serial)
     (batch,) = layout_batches(problem, [layout])
     program, durations_s = prepared(batch.spec), durations(problem, batch)[0]

@@ -65,9 +65,8 @@ def test_passes_that_fill_and_drain_a_pipeline_run_alone(schedule):
         first, last = int((~forward).argmax()), len(forward) - 1 - int(forward[::-1].argmax())
         expected = [first <= i <= last for i in range(len(forward))]
         assert beside[own].tolist() == expected
-        if (
-            schedule == "1f1b"
-        ):  # 8 - (3 - rank) - 1 forwards follow the first backward, and as many backwards
+        # 8 - (3 - rank) - 1 forwards follow the first backward, and as many backwards
+        if schedule == "1f1b":
             assert expected.count(True) == 2 * (8 - (3 - rank) - 1)
         if schedule == "gpipe":
             assert not any(expected)

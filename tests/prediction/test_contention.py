@@ -108,9 +108,8 @@ def test_overlap_is_never_slower_than_none_and_never_free(layout: Layout, cluste
 
 
 def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
-    busy = EAGER.replace(
-        host_op_s=0.0, kernel_gap_s=0.0
-    )  # what hides while the device waits for its host is free
+    # what hides while the device waits for its host is free
+    busy = EAGER.replace(host_op_s=0.0, kernel_gap_s=0.0)
     table = block_times(problem_of(busy), Layout(tp=8, tp_overlap=True))
     hidden = 1 - table.exposed
     assert hidden.max() > 0.5

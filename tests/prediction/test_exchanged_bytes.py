@@ -270,9 +270,8 @@ def test_tied_tables_are_reduced_between_first_and_last_stage(tp: int, pp: int) 
         assert exchanged(problem, layout, Kind.EMBEDDING_REDUCE, stage=stage) == []
     for fields in ({"frozen": True}, {"frozen_embedding": True}, {"mode": "inference"}):
         assert exchanged(problem_of(GPT, **fields), layout, Kind.EMBEDDING_REDUCE) == []
-    assert (
-        exchanged(problem_of(LLAMA), layout, Kind.EMBEDDING_REDUCE) == []
-    )  # which has a table of its own
+    # which has a table of its own
+    assert exchanged(problem_of(LLAMA), layout, Kind.EMBEDDING_REDUCE) == []
 
 
 @pytest.mark.parametrize(
@@ -354,9 +353,8 @@ def test_stages_send_inside_a_node_where_their_ranks_share_it(
         assert found == approx(("send_recv", 2, activation / tp), ("all_gather", tp, activation))
         send = list(events.ops)[sends.index[stage, 0]]
         assert (send.ranks_per_node, send.concurrent) == ((1, 8) if leaves else (2, 1))
-        assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {
-            "bf16"
-        }  # no gradients are reduced
+        # no gradients are reduced
+        assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {"bf16"}
     assert exchanged(problem, layout, Kind.SEND_FORWARD, stage=pp - 1) == []
     assert exchanged(problem, layout, Kind.SEND_BACKWARD, stage=0) == []
 

@@ -759,10 +759,11 @@ def test_grouped_products_are_launched_expert_by_expert() -> None:
         ).step_time_s
 
     assert experts.experts is not None
+    # of both, forward and both gradients
     products, local = (
         2 * 3 * experts.layers,
         experts.experts.count // 8,
-    )  # of both, forward and both gradients
+    )
     assert of(grouped_launch_s=1e-4) - of() == pytest.approx(products * (local - 1) * 1e-4, rel=0.2)
     assert of(grouped_launch_s=1e-4, host_op_s=0.0) == of(host_op_s=0.0)
     # graphs of layers leave them to the host, one of the whole step does not

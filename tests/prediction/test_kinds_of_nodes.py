@@ -51,9 +51,8 @@ MIXED = of_kinds(("slow", "dgx-a100"), ("fast", "dgx-h100"))
     ],
 )
 def test_two_kinds_of_the_same_nodes_are_one_kind(text: str) -> None:
-    model = replace(
-        MODEL, tied_embeddings=True
-    )  # first and last stage, on different kinds, share weights
+    # first and last stage, on different kinds, share weights
+    model = replace(MODEL, tied_embeddings=True)
     alone = pm.predict(model, "dgx-a100", text, job=JOB)
     both = pm.predict(model, of_kinds(("a", "dgx-a100"), ("b", "dgx-a100")), text, job=JOB)
     assert both.step_time_s == alone.step_time_s

@@ -217,9 +217,8 @@ def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(
     noise = np.linspace(0.01, 0.03, n) ** 2
     prior = CovarianceTerms(np.full((n, n), 0.05**2), 0.03**2 * np.eye(n), 0.01**2 * np.eye(n))
     found = known_runs(prior, noise, error, UNKNOWN)
-    assert (
-        len(found.scales.weight) < len(UNKNOWN.weight) or not outlier
-    )  # what is unlikely is left out on the way
+    # what is unlikely is left out on the way
+    assert len(found.scales.weight) < len(UNKNOWN.weight) or not outlier
 
     nodes = zip(UNKNOWN.within.tolist(), UNKNOWN.single.tolist(), strict=True)
     logs, inverses, pulls = zip(

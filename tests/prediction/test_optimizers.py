@@ -36,9 +36,8 @@ def test_states_and_traffic_of_an_optimizer(name):
     state, traffic = BY_HAND[name]
     assert optimizer_op(1000, replace(JOB, optimizer=name)).bytes == 1000 * traffic
     found, total = _predict(optimizer=name), parameter_count(LLAMA)
-    outside = (
-        4 * 128_256 * 2048 if name == "muon" else 0
-    )  # embedding and final norm: AdamW's second moment
+    # embedding and final norm: AdamW's second moment
+    outside = 4 * 128_256 * 2048 if name == "muon" else 0
     assert found.memory.optimizer == pytest.approx(state * total + outside, rel=1e-5)
     sharded = _predict("dp=8,zero=1", optimizer=name)
     assert sharded.memory.optimizer == pytest.approx(found.memory.optimizer / 8)

@@ -148,9 +148,8 @@ def test_a_node_holds_eight_whole_experts():
 
 def test_experts_reduce_their_gradients_over_their_own_replicas():
     problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
-    layout = Layout(
-        tp=4, dp=4, ep=2, etp=1, sequence_parallel=True
-    )  # edp=8, on other ranks than dp=4
+    # edp=8, on other ranks than dp=4
+    layout = Layout(tp=4, dp=4, ep=2, etp=1, sequence_parallel=True)
     (layout_batch,) = layout_batches(problem, [layout])
     sizes = {
         op.num_ranks: op.bytes

@@ -138,9 +138,8 @@ def test_pairs_give_their_outputs_together() -> None:
         later = (structure.kind == Kind.FORWARD) & (structure.micro_batch == batch)
         later &= structure.class_stage[structure.duration] == stage + 1
         if later.any():
-            assert (
-                timeline.start_s[later].min() >= timeline.end_s[op] + 2.0 - 1e-12
-            )  # its backward partner ends then
+            # its backward partner ends then
+            assert timeline.start_s[later].min() >= timeline.end_s[op] + 2.0 - 1e-12
 
 
 def test_variants_price_spans_and_slices_apart() -> None:

@@ -98,6 +98,7 @@ def test_default_nf1b_at_four_workers_and_micro_batches_has_one_sequence() -> No
 
 
 def test_figure_7() -> None:
+    # sequences {1, 3, 5, ..} and {2, 4, ..}
     assert timeprest(4, 2).read[0, :6].tolist() == [
         0,
         0,
@@ -105,7 +106,7 @@ def test_figure_7() -> None:
         2,
         3,
         4,
-    ]  # sequences {1, 3, 5, ..} and {2, 4, ..}
+    ]
     assert timeprest(4, 4).read[0, :4].tolist() == [0, 1, 2, 3]
 
 

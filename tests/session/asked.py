@@ -158,9 +158,8 @@ class PriceQuery:
         rate = factors.pop("peak", 1.0)
         peak = {name: value and value * rate for name, value in vars(cluster.device.peak).items()}
         figures = {name: getattr(cluster.device, name) for name in factors}
-        changed = {
-            name: type(old)(old * factors[name]) for name, old in figures.items()
-        }  # whole numbers stay whole
+        # whole numbers stay whole
+        changed = {name: type(old)(old * factors[name]) for name, old in figures.items()}
         device = replace(cluster.device, peak=replace(cluster.device.peak, **peak), **changed)
         *inner, outer = cluster.levels
         outer = replace(

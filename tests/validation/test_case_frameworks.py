@@ -134,20 +134,22 @@ def test_frameworks_that_are_not_known_are_assumed_and_said() -> None:
     assert "framework" in by_name["nanotron@2001"].assumed
     assert by_name[""].assumed == ("vocab",)
     assert set(by_name["somebody@2024"].assumed) == {"framework", "vocab"}
+    # a multiple of tp
     assert (by_name["somebody@2024"].job.seq_len, by_name["somebody@2024"].model.vocab) == (
         128,
         50264,
-    )  # a multiple of tp
+    )
 
 
 @pytest.mark.parametrize(("framework", "vocab"), [("generic", 50264), ("megatron-lm@2022", 51200)])
 def test_a_vocabulary_that_is_not_stated_is_padded_as_the_framework_pads(
     framework: str, vocab: int
 ) -> None:
+    # of tp, or 128 tp
     assert (
         read_case(GPT | {"model": "ours", "vocab": None, "framework": framework}).model.vocab
         == vocab
-    )  # of tp, or 128 tp
+    )
 
 
 def test_the_name_of_a_source_changes_nothing() -> None:
@@ -194,9 +196,8 @@ def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
     assert asked > 3000
     runs = pd.DataFrame(list(first.values())).astype(object)
     for row, told in zip(first.values(), predict_cases(runs).itertuples(), strict=True):
-        if (
-            told.skipped_reason is None and told.completions == 1
-        ):  # what leaves something open is several questions
+        # what leaves something open is several questions
+        if told.skipped_reason is None and told.completions == 1:
             assert_equal(row, told)
 
 

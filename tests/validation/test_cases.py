@@ -122,9 +122,8 @@ def test_degrees_that_nobody_stated_are_integrated_over(tmp_path):
     predicted = pd.read_csv(tmp_path / "p.csv")
     assert report["assumed"]["degrees"] == 1
     assert report["assumed"]["dp"] == 1
-    assert predicted["unstated_share"][0] == pytest.approx(
-        2 / 5
-    )  # two of three degrees; one follows
+    # two of three degrees; one follows
+    assert predicted["unstated_share"][0] == pytest.approx(2 / 5)
     apart = predicted["hi_s"] / predicted["lo_s"]
     assert apart[0] > apart[2]
     assert predicted["completions"][0] > 1
@@ -368,8 +367,9 @@ def test_selective_checkpointing_of_whole_layers_is_read_from_the_flop_ratio():
         "measured_mfu": 0.60, "measured_hfu": 0.70, "flash_attention": 1,
     }  # fmt: skip
     layout = read_case(row).layout
+    # half of 48: 1 + f / 3 = 7 / 6
     assert (layout.recompute, layout.recompute_full_layers) == (
         "none",
         (24,),
-    )  # half of 48: 1 + f / 3 = 7 / 6
+    )
     assert read_case(row | {"measured_hfu": None}).layout.recompute == "selective"

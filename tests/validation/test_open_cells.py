@@ -59,10 +59,11 @@ def test_degrees_that_nothing_tells():
     assert {row["cp"] for row in open_too} == {1, 2, 4, 8}
     assert all(row["tp"] * row["pp"] * row["cp"] * row["dp"] == 32 for row in open_too)
     rows, _ = filled(ROW | {"tp": None, "dp": None, "global_batch": 4})
+    # replicas share the batch
     assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {
         (4, 2, 4),
         (8, 2, 2),
-    }  # replicas share the batch
+    }
 
 
 def test_over_how_many_replicas_weights_are_sharded():

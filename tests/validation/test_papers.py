@@ -140,9 +140,8 @@ def test_closed_form_of_equal_stages():
     forms = chimera_closed_form(problem, layout)
     assert forms["mean"].step_s == pytest.approx(forms["longest"].step_s, rel=1e-6)
     assert (forms["mean"].forwards, forms["mean"].backwards) == (4, 6)
-    assert (
-        forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]
-    )  # updates of weights are none of it
+    # updates of weights are none of it
+    assert forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]
     with pytest.raises(LayoutError, match="closed form exists only"):
         chimera_closed_form(problem, layout.replace(schedule="1f1b"))
 

@@ -102,9 +102,8 @@ def test_fits_counts_runs_of_sources_where_some_did_not_fit() -> None:
         0.5,
         1,
     )
-    assert (
-        sum(of["n"] for of in found["reliability"]) == 4
-    )  # neither what is suspect nor what is not predicted
+    # neither what is suspect nor what is not predicted
+    assert sum(of["n"] for of in found["reliability"]) == 4
     (top,) = [of for of in found["reliability"] if of["from"] == 0.75]
     assert (top["n"], top["said"], top["ran"]) == (2, pytest.approx(0.85), 0.5)
 

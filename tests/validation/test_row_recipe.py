@@ -54,9 +54,8 @@ def test_what_a_row_says_goes_before_its_recipe():
 def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
     assert at("26.06").layout.partition == (*[4] * 15, 1)
     assert at("26.06", pp=8, dp=32, ep=32, vpp=1).layout.partition == (*[8] * 7, 5)
-    assert (
-        at("26.06", pp=8, dp=32, ep=32, vpp=4).layout.partition is None
-    )  # two layers a stage are less than three
+    # two layers a stage are less than three
+    assert at("26.06", pp=8, dp=32, ep=32, vpp=4).layout.partition is None
 
 
 @pytest.mark.parametrize(("gflop", "modules"), [(259.9, 1), (249.7, 0), (None, 0)])

@@ -573,11 +573,12 @@ def test_text_of_pretraining_data_fills_less_of_longer_sequences():
     ("framework", "columns", "left_open"),
     [
         ("pytorch@2020", {}, {"padding", "encoder_head"}),
+        # its loader sorts by length, and its code gathers masked tokens
         (
             "pytorch@2021",
             {},
             set(),
-        ),  # its loader sorts by length, and its code gathers masked tokens
+        ),
         ("tensorflow-xla@2021", {}, {"encoder_head"}),  # compiled steps have fixed shapes
         ("oneflow@2020", {}, {"padding"}),  # its code gathers masked tokens
         ("pytorch@2020", {"job.mean_tokens": 100, "job.masked_head": 1}, set()),

@@ -141,9 +141,8 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(
     """And the interval of a source left out holds nine tenths of its runs."""
     runs, source, fit = drawn_runs, drawn_runs.levels["source"], fitted
     means = [np.mean(fit.parameters[""]["of"][key(f"f{at}", "X")]["mean"]) for at in range(2)]
-    assert (
-        -0.05 < means[0] < means[1] < 0.22
-    )  # two sources each: drawn towards what all have in common
+    # two sources each: drawn towards what all have in common
+    assert -0.05 < means[0] < means[1] < 0.22
     inside = []
     for at in range(len(source)):
         told = fit.parameters[str(runs.labels["group"][at])]

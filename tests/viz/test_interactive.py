@@ -24,9 +24,8 @@ def move_to(page, event):
 def test_zoom_hover_search_and_critical_path(prediction, open_page):
     page = open_page(interactive(prediction))
     drawn = slices(prediction.timeline)
-    drawn = drawn.select(
-        np.lexsort((drawn.start_s, drawn.stream, drawn.device))
-    )  # as the page holds them
+    # as the page holds them
+    drawn = drawn.select(np.lexsort((drawn.start_s, drawn.stream, drawn.device)))
     assert page.evaluate("perfmodelTimeline.count") == len(drawn)
     whole = state(page)
     assert (whole["from"], whole["to"], whole["drawn"]) == (

@@ -99,9 +99,8 @@ def test_arrows_go_from_sends_to_the_passes_that_wait_for_them(prediction):
     sends = [e for e in events if e["ph"] == "X" and e["cat"].startswith("send")]
     starts, ends = ({e["id"]: e for e in events if e["ph"] == ph} for ph in ("s", "f"))
     assert starts.keys() == ends.keys()
-    assert (
-        len(starts) == len(sends) == 2 * 3 * 8
-    )  # both ways between four ranks, for eight micro-batches
+    # both ways between four ranks, for eight micro-batches
+    assert len(starts) == len(sends) == 2 * 3 * 8
     left = {(e["pid"], e["tid"], e["ts"]): e for e in sends}
     began = {
         (e["pid"], e["tid"], e["ts"])

@@ -117,9 +117,8 @@ def test_the_encoder_output_is_kept_once():
         b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=s, dtype="bf16"), Shard())
     }
     statistics = 4 * s * t5.heads
-    one_attention = (
-        2 * s * (2 * h + 3 * h + h) + s * h + statistics
-    )  # norm, Q K V, output, dropout mask
+    # norm, Q K V, output, dropout mask
+    one_attention = 2 * s * (2 * h + 3 * h + h) + s * h + statistics
     cross = one_attention  # its keys and values come from elsewhere but are as large
     ffn = 2 * s * (2 * h + f) + s * h
     assert parts["decoder_layer"].activation_bytes.none == one_attention + cross + ffn

@@ -629,9 +629,8 @@ def test_a_shard_is_what_a_layout_divides():
 
 def test_optimizer_traffic():
     mixed = Job(global_batch=1, seq_len=1)
-    assert (
-        optimizer_op(1000, mixed).bytes == 42 * 1000
-    )  # gradient 4, states 12 + 12, weight 2, clipping 12
+    # gradient 4, states 12 + 12, weight 2, clipping 12
+    assert optimizer_op(1000, mixed).bytes == 42 * 1000
     assert optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp32")).bytes == 28 * 1000
     # of fp16 a gradient is also copied to fp32, and rid of the loss scale there: 2 + 4 and 4 + 4
     assert (

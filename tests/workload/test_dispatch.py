@@ -182,10 +182,11 @@ def test_fused_experts_leave_out_what_lies_between_their_products():
         [op for op in left_out if op.op.startswith("quantize") == is_cast]
         for is_cast in (True, False)
     )
+    # of the activation, and of its gradient
     assert sorted(op.hidden for op in casts) == [
         inner,
         2 * inner,
-    ]  # of the activation, and of its gradient
+    ]
     assert [(op.rows, op.hidden) for op in activations] == [(rows, inner)] * 2
     # other recipes and biases are not fused
     for other in (

@@ -237,9 +237,8 @@ def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_train
             * net.hidden
             * (padded_vocab(net.vocab, 1) - net.vocab)
         )
-    tolerance = (
-        0.01 if getattr(net, "experts", None) else 1e-6
-    )  # every expert has equally many rows
+    # every expert has equally many rows
+    tolerance = 0.01 if getattr(net, "experts", None) else 1e-6
     if isinstance(net, Transformer) and net.inputs.patches:
         tolerance = 2e-3  # the patches' own gradient is counted, by convention, and not computed
     assert step_flops(net, job).total + padding == pytest.approx(computed, rel=tolerance)

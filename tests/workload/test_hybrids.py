@@ -47,13 +47,13 @@ def test_a_mixer_by_hand():
     )
     projections = 256 * (2 * inner + state + 8) + inner * 256
     convolution = (inner + state) * 5
-    assert (
-        mamba.params == projections + convolution + 3 * 8 + inner + 256
-    )  # the last two: gated norm, layer's norm
+    # the last two: gated norm, layer's norm
+    assert mamba.params == projections + convolution + 3 * 8 + inner + 256
+    # of each of two chunks of 32 tokens
     scores, context = (
         2 * 4 * 32 * 32 * 16,
         2 * 8 * 32 * 32 * 64,
-    )  # of each of two chunks of 32 tokens
+    )
     states = 2 * (2 * 8 * 32 * 16 * 64)  # what a chunk leaves, and what it finds
     assert matmul_flops(mamba.forward) == 2 * tokens * projections + 2 * (scores + context + states)
     backward = matmul_flops(mamba.backward_input) + matmul_flops(mamba.backward_weight)
@@ -91,20 +91,20 @@ def test_ranks_share_out_the_heads(tp):
         assert (one.name, n) == (shard.name, m)
         if one.name == "mamba_layer":
             assert tp * matmul_flops(shard.forward) == matmul_flops(one.forward)
-            assert (
-                tp * (shard.params - 256) == one.params - 256
-            )  # the layer's norm is on every rank
+            # the layer's norm is on every rank
+            assert tp * (shard.params - 256) == one.params - 256
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(
     ("letter", "mixer", "widest"),
     [
+        # gate, what is convolved, and its gradient
         (
             "M",
             {"mamba": SMALL.hybrid.mamba},
             3 * 8 * 64,
-        ),  # gate, what is convolved, and its gradient
+        ),
         ("S", {"selective_scan": SelectiveScan(inner=640, state=16, step_rank=16)}, 2 * 640),
         ("L", {"delta_net": DeltaNet(heads=4, key_heads=2, head_dim=96, key_dim=64)}, 2 * 4 * 96),
         ("C", {"short_conv": ShortConv(kernel=3)}, 3 * 256),
@@ -186,9 +186,8 @@ def test_modules_for_further_tokens_may_share_their_weights():
     added = parameters(further).total - parameters(plain).total
     assert parameters(own).total - parameters(plain).total == 2 * added
     per_token = [step_flops(net, JOB).total_causal / 8192 / 1e9 for net in (plain, further)]
-    assert per_token[1] / per_token[0] == pytest.approx(
-        1.13, rel=0.01
-    )  # Megatron-Bridge's tables: 84.7 GFLOP
+    # Megatron-Bridge's tables: 84.7 GFLOP
+    assert per_token[1] / per_token[0] == pytest.approx(1.13, rel=0.01)
     held = sum(block.params * n for block, n in blocks(further, JOB, Shard()))
     assert held - sum(block.params * n for block, n in blocks(plain, JOB, Shard())) == added
 
@@ -207,10 +206,11 @@ def test_an_adapter_has_its_input_gathered_in_16_bits():
         ]
 
     plain, shared = gathered(0), gathered(16)
+    # of what follows attention nothing but the product takes the input
     assert shared == [
         2 * plain[0],
         *plain[1:],
-    ]  # of what follows attention nothing but the product takes the input
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,8 @@ def scores(name: str, job: Job, shard: Shard) -> float:
 def test_attention_goes_by_the_second_moment_and_all_else_by_the_first(name, flash, share, spread):
     seq_len = 512
     mean = share * seq_len
-    square = mean**2 + spread * (
-        mean * seq_len - mean**2
-    )  # between equal lengths and either all or nothing
+    # between equal lengths and either all or nothing
+    square = mean**2 + spread * (mean * seq_len - mean**2)
     whole = Job(global_batch=64, seq_len=seq_len, dtype="fp16", flash_attention=flash)
     job = replace(whole, mean_tokens=mean, rms_tokens=sqrt(square))
     assert products(name, job, SHARD) == pytest.approx(

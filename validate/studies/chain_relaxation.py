@@ -52,11 +52,12 @@ def optimise_chain(chain: Chain) -> ChainResult:
     rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
     front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
     start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
+    # `best`: a partition and its modes
     best, links, value = (
         None,
         np.ones(chain.stages - 1),
         np.inf,
-    )  # `best`: a partition and its modes
+    )
     tried: set[tuple[int, ...]] = set()
     in_vain = 0
     while in_vain < _IN_VAIN:

@@ -170,9 +170,8 @@ def in_turn(
         of the turn that the hypervisor or other processes took); whole ones, without the first of
         every turn.
     """
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what a shell starts in the background ignores it
+    # what a shell starts in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory(prefix="perfmodel-") as folder:
         found = {
             name: [_Run(kind, Path(folder) / f"{name}{n}") for n, kind in enumerate(together)]

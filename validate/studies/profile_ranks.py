@@ -259,9 +259,8 @@ def _stamps(
 
 
 def _traced(step: _Step, steps: int, path: Path) -> list[tuple[float, float]]:
-    plan = schedule(
-        wait=0, warmup=1, active=steps
-    )  # it ends while still active: what is complete is dropped
+    # it ends while still active: what is complete is dropped
+    plan = schedule(wait=0, warmup=1, active=steps)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
         stamps = _stamps(step, steps, profiler.step)
     profiler.export_chrome_trace(str(path))

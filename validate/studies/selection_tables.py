@@ -97,9 +97,8 @@ def halved_backward(op: Op) -> Entry | None:
     plain = replace(op, accumulate=False)
     if op.pass_ == "dgrad":  # [m, n] = [m, k] [k, n]: the forward product has n and k exchanged
         return Entry(replace(plain, n=op.k, k=op.n, pass_="bwd"), 0.5)
-    if (
-        op.pass_ == "wgrad"
-    ):  # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
+    # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
+    if op.pass_ == "wgrad":
         return Entry(replace(plain, m=op.k, n=op.m, k=op.n, pass_="bwd"), 0.5)
     return Entry(plain, 1.0)
 

@@ -29,9 +29,8 @@ def write_atomic(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
 
 def _write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write as `write_atomic` does; errors name the file that the system reports."""
-    if path.exists() and not (
-        path.is_file() or path.is_dir()
-    ):  # a device or a pipe, which must not be replaced
+    # a device or a pipe, which must not be replaced
+    if path.exists() and not (path.is_file() or path.is_dir()):
         with path.open("wb") as file:
             write(file)
         return

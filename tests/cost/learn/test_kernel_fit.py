@@ -160,9 +160,8 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
     whole = regressor.predict(asked).log_time
     np.testing.assert_allclose(whole, np.mean(each, axis=0), rtol=1e-6)
     again = load_regressor(save_regressor(regressor, tmp_path))
-    np.testing.assert_allclose(
-        again.predict(asked).log_time, whole, rtol=1e-3
-    )  # tables are kept as float16
+    # tables are kept as float16
+    np.testing.assert_allclose(again.predict(asked).log_time, whole, rtol=1e-3)
 
 
 def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:

@@ -352,9 +352,8 @@ def test_a_time_behind_the_launch_tells_nothing_of_the_kernel() -> None:
         told = kernel_share_of_time(np, np.log(kernel_s), floor)
         assert told == pytest.approx(float(slope(np.log(kernel_s))), abs=1e-5)
     assert kernel_share_of_time(np, np.log(30e-6), floor) < 1e-4
-    assert kernel_share_of_time(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(
-        1.0
-    )  # timed without the host
+    # timed without the host
+    assert kernel_share_of_time(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)
 
 
 def test_fused_kernels_take_no_longer_than_their_parts() -> None:

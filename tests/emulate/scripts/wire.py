@@ -23,9 +23,8 @@ sent = torch.arange(float(size))
 received = torch.empty(size)
 dist.all_to_all_single(received, sent)
 assert received.tolist() == sent.tolist()
-long = torch.arange(
-    1 << 16, dtype=torch.float32
-)  # of 256 KiB, which a slow link takes a while to carry
+# of 256 KiB, which a slow link takes a while to carry
+long = torch.arange(1 << 16, dtype=torch.float32)
 parts = [torch.empty_like(long) for _ in range(size)]
 dist.all_gather(parts, long)
 assert all(torch.equal(part, long) for part in parts)

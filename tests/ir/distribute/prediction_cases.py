@@ -160,11 +160,12 @@ def works(
         if not wanted(instruction):
             continue
         operands = [types[name] for name in (*instruction.inputs, *instruction.outputs)]
+        # equal types are one object
         key = (
             instruction.op,
             instruction.attributes,
             tuple(map(id, operands)),
-        )  # equal types are one object
+        )
         if key not in known:
             inputs = len(instruction.inputs)
             attributes = dict(instruction.attributes)
@@ -248,9 +249,8 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
         phase = "forward" if kind == Kind.FORWARD else "backward"
         span = int(structure.class_span[number])
         for op, n in zip(map(canonical, events.ops), counts, strict=True):
-            for k in range(
-                int(micro_batch), int(micro_batch) + span
-            ):  # in one go, or one after another in a program
+            # in one go, or one after another in a program
+            for k in range(int(micro_batch), int(micro_batch) + span):
                 if op and n:
                     found.setdefault((int(device), phase, k), Counter())[op] += round(n)
     return found

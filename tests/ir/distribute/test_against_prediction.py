@@ -170,9 +170,8 @@ def test_passes_have_the_same_kernels_and_collectives(layout: Layout, blocks: Bl
             index = micro_batch % slices_of(layout)
             of_slice = shard_events(problem.setting, layout, slices_of(layout), index)
             ops.update(recomputed_in_programs_alone(layout_batch, rank, of_slice))
-            if (
-                index < slices_of(layout) - 1
-            ):  # later slices see its keys and values, which therefore stay
+            # later slices see its keys and values, which therefore stay
+            if index < slices_of(layout) - 1:
                 ops.subtract(
                     {op: n for op, n in ops.items() if isinstance(op, Gemm) and op.n == 3 * HIDDEN}
                 )
@@ -282,9 +281,8 @@ def test_messages_between_stages_are_the_same(layout: Layout) -> None:
             whole = 1 if layout.effective_sequence_parallel else layout.tp
             of_class[int(number)] += round(op.bytes) * whole
     want: Counter[tuple[str, int]] = Counter()
-    there = (
-        structure.pred >= 0
-    )  # a gather that its own pass issues waits for the same message as the pass
+    # a gather that its own pass issues waits for the same message as the pass
+    there = structure.pred >= 0
     for _, number in set(
         zip(structure.pred[there].tolist(), structure.lag[there].tolist(), strict=True)
     ):
@@ -325,13 +323,11 @@ def is_timed_alike(layout: Layout) -> bool:
 )
 def test_steps_take_as_long_at_the_same_prices(layout: Layout, blocks: Blocks) -> None:
     free = set[str]()
-    if (
-        layout.effective_sequence_parallel
-    ):  # sums of replicated weights' gradients, which predictions leave out
+    # sums of replicated weights' gradients, which predictions leave out
+    if layout.effective_sequence_parallel:
         free |= {"all_reduce", "adam"}
-    if layout.zero == 3 or (
-        layout.pp > 1 and layout.tp > 1
-    ):  # see `unread_bytes`, and what follows a message
+    # see `unread_bytes`, and what follows a message
+    if layout.zero == 3 or (layout.pp > 1 and layout.tp > 1):
         free |= {"all_gather"}
     problem, layout_batch = composed(layout, frozenset(free), with_blocks(blocks))
     want = times(
@@ -339,9 +335,8 @@ def test_steps_take_as_long_at_the_same_prices(layout: Layout, blocks: Blocks) -
     ).makespan_s
     program = exchanging_on_compute(distributed(layout, blocks))
     assert makespan_s(program, free) == pytest.approx(want, rel=1e-12)
-    if (
-        layout_batch.spec.n_stages <= layout.pp
-    ):  # with several chunks a rank's messages, sent in the schedule's order, queue
+    # with several chunks a rank's messages, sent in the schedule's order, queue
+    if layout_batch.spec.n_stages <= layout.pp:
         structure = program_structure(program.function, CLUSTER)
         found = simulate(structure, lambda ops: np.array([price_s(op, free) for op in ops]))
         assert found.makespan_s == pytest.approx(want, rel=1e-12)
@@ -491,9 +486,8 @@ def test_a_micro_batch_leaves_the_same_behind(
                 {name: types[name].n_bytes for name in instruction.inputs if name in forward}
             )
     want = layout_batch.saved_bytes[0, 1]
-    if (
-        recompute == "none"
-    ):  # fused attention keeps a statistic per query and head, of which programs know nothing
+    # fused attention keeps a statistic per query and head, of which programs know nothing
+    if recompute == "none":
         want -= 4 * SEQ_LEN * HEADS // tp * layout_batch.program.counts[1].sum()
     assert sum(kept.values()) == want
 

@@ -170,9 +170,8 @@ def test_gpt2_of_onnx_computes_what_onnx_s_reference_does(onnx):
     (distributed,) = execute(spread, arrays).values()
     np.testing.assert_allclose(distributed, expected, rtol=2e-4, atol=2e-5)
     reductions = [i for i in spread.function.instructions if i.op == "all_reduce"]
-    assert len(reductions) == 2 * 2 * (
-        2 * LAYERS + 1
-    )  # per replica and micro-batch: two a layer, one of embeddings
+    # per replica and micro-batch: two a layer, one of embeddings
+    assert len(reductions) == 2 * 2 * (2 * LAYERS + 1)
     assert not [i.op for i in spread.function.instructions if i.op in ("all_gather", "all_to_all")]
     assert parse_program(to_text(spread)) == spread
 

@@ -191,9 +191,8 @@ def test_curves_show_hardware_and_statistical_efficiency_together() -> None:
         assert (np.diff(curve.time_s) > 0).all()
         assert curve.loss[-1] < curve.loss[0]
         assert len(curve.to_frame()) == len(curve.loss)
-        late = (
-            get_schedule(name).asynchronous and name != "nf1b"
-        )  # which is bounded to what the paper's figure has
+        # which is bounded to what the paper's figure has
+        late = get_schedule(name).asynchronous and name != "nf1b"
         assert (curve.version_difference > 1).any() == late
     # the same losses, sooner; and fewer seconds per update without flushes
     np.testing.assert_allclose(curves["zb-h1"].loss, curves["1f1b"].loss, rtol=1e-9)

@@ -48,11 +48,12 @@ def test_uneven_stages_win_where_layers_do_not_divide(method):
     assert plain.method == "enumerate"
     assert plain.certificate == "exact"
     assert improved.to_dict()["improvements"][0]["certificate"]["gap"] >= 0
+    # the space has one micro-batch
     assert set(gain.changed) <= {
         "partition",
         "recompute",
         "recompute_full_layers",
-    }  # the space has one micro-batch
+    }
     assert gain.changed["partition"] == (None, best.layout.partition)
 
 

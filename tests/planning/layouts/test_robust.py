@@ -107,13 +107,14 @@ def test_layouts_that_cannot_be_told_apart_share_a_rank():
     better[np.triu_indices(5, 1)] = [0.53, 0.9, 0.9, 0.9, 0.7, 0.9, 0.9, 0.54, 0.56, 0.5]
     better[np.tril_indices(5, -1)] = 1 - better.T[np.tril_indices(5, -1)]
     sure = Robustness(better, np.full(5, 0.2), np.zeros(5), np.ones(5))
+    # the last is told from the third, though not from the fourth
     assert sure.ranks == [
         1,
         1,
         3,
         3,
         5,
-    ]  # the last is told from the third, though not from the fourth
+    ]
     assert [sure.figures_of(place)["tied"] for place in range(5)] == [True, True, True, True, False]
     assert sure.figures_of(1)["probability_first_better"] == 0.53
 

@@ -73,9 +73,8 @@ def test_every_layout_that_fits_has_a_row(case, result):
     evaluated = frame.dropna(subset="step_time_s")
     assert len(evaluated) == result.evaluated
     assert (evaluated["bound_s"] <= evaluated["step_time_s"] * (1 + 1e-5)).all()
-    best = frame.sort_values(["step_time_s", "peak_bytes"]).iloc[
-        0
-    ]  # of equally fast ones that of least memory
+    # of equally fast ones that of least memory
+    best = frame.sort_values(["step_time_s", "peak_bytes"]).iloc[0]
     winner = result.layouts[0]
     assert best["peak_bytes"] == pytest.approx(winner.memory.peak)
     for name in (

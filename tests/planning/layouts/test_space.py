@@ -151,10 +151,11 @@ def test_options_without_effect_are_not_tried():
     problem = Problem(model=model, cluster=cluster, job=job, devices=8)
     space = with_options(default_space(problem), "overlap", cluster)
     layouts = list(enumerate_layouts(space, problem, Counter()))
+    # there is no attention to recompute
     assert {layout.recompute for layout in layouts} == {
         "none",
         "full",
-    }  # there is no attention to recompute
+    }
     assert not any(layout.sequence_parallel for layout in layouts)  # nor a sequence to split
     frozen = list(
         enumerate_layouts(space, problem.replace(job=replace(job, frozen=True)), Counter())
@@ -178,12 +179,13 @@ def test_layers_are_offloaded_where_nothing_is_piped_or_recomputed():
     rejected: Counter[Rejection] = Counter()
     layouts = list(enumerate_layouts(space, problem, rejected))
     offloaded = [layout for layout in layouts if layout.offload_layers]
+    # of 24 layers, and of those tried
     assert {layout.offload_layers for layout in offloaded} == {
         4,
         8,
         12,
         16,
-    }  # of 24 layers, and of those tried
+    }
     assert all(layout.pp == 1 and layout.recompute == "none" for layout in offloaded)
     assert len(set(layouts)) == len(layouts)
     fixed = restrict(default_space(problem), "offload_layers=12")

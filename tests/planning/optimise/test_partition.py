@@ -200,9 +200,8 @@ def test_one_kind_under_two_names_is_one_kind() -> None:
     alone = partition_stages(fixed_model(), layout)
     assert mixed.step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
     least_s = alone.certificate.lower_bound_s
-    assert (
-        0.99 * least_s < mixed.certificate.lower_bound_s <= least_s
-    )  # what the next kind gathers is left out
+    # what the next kind gathers is left out
+    assert 0.99 * least_s < mixed.certificate.lower_bound_s <= least_s
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
