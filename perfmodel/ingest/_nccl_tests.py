@@ -48,6 +48,8 @@ _LIBRARY: Final = re.compile(r"nccl-library=(\d+)")
 _NCCL_VERSION: Final = re.compile(r"[NR]CCL version (\d[\w.]*)")
 _SET_BY: Final = re.compile(r"\b(NCCL_\w+) set by environment to (\S+?)\.?$")
 _WRONG: Final = re.compile(r"#?\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
+_CONCLUDED: Final = re.compile(r"#?\s*(Avg bus bandwidth\s*:|Collective test concluded)")
+"""Lines after the number of wrong values, which excerpts leave out (each row has its own)."""
 _LABEL: Final = re.compile(
     r"""\s*(?:
         \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?  # a clock
@@ -148,6 +150,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
                 raise TableError(
                     f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again"
                 )
+        if verdict or (section.lines and _CONCLUDED.match(line)):
             rows += _section_rows(section, options, skipped)
             # The next lines may be another test of the same ranks.
             section = replace(
@@ -387,6 +390,9 @@ def _test_by_ratio(
     line = section.lines[0]
     root = line.cell("root") if "root" in line.columns else None
     stated_ranks = None if stated_group is None else stated_group["num_ranks"]
+    # An excerpt lists some of the ranks only: the last one says how many there are.
+    if stated_ranks == len(section.ranks) <= section.highest_rank:
+        stated_ranks = section.highest_rank + 1
     fitting = ratio.tests(line.cell("redop"), root, stated_ranks)
     if len(fitting) > 1:
         kinds = " or ".join(COLLECTIVES.get(test, test) for test in fitting)

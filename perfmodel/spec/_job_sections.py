@@ -104,13 +104,14 @@ _PARTS_OF_PRODUCTS: Final = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_fc1": ("gate_proj", "up_proj"),
 }
-BaseWeights = Literal["", "nf4", "int8"]
+BaseWeights = Literal["", "nf4", "int8", "fp32"]
 """Storage of frozen layer weights. `nf4`: 4 bits, and for every 64 of them a scale of 8 bits, of
 which 256 share one of 32 (QLoRA, Dettmers et al., arXiv 2305.14314, section 3); `int8`: 8 bits, a
-scale per row (LLM.int8())."""
+scale per row (LLM.int8()); `fp32`: as they were loaded, and cast by autocast."""
 BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {
     "nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
     "int8": 1.0,
+    "fp32": 4.0,
 }
 """Bytes per weight."""
 Head = Literal["vocabulary", "token_labels", "sequence_label"]

@@ -485,8 +485,7 @@ def test_products_that_have_adapters(
     "targets",
     [
         "[q_proj, in_proj]",
-        # some layers alone, a pattern that takes exponential time, and one that is none
-        r"'.*\.layers\.(3|7)\.self_attn\.(q|v)_proj'",
+        # a pattern that takes exponential time, and one that is none
         r"'(([a-z_.0-9]+)+)+Q'",
         "'model.layers.*.self_attn.(q_proj'",
     ],

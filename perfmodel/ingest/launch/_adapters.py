@@ -50,14 +50,16 @@ _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
 
 
 _PREFIXES: Final = (
-    "model.layers.0.",
-    "model.language_model.layers.0.",
-    "language_model.model.layers.0.",
-    "model.text_model.layers.0.",
-    "model.model.layers.0.",
+    "model.layers.{}.",
+    "model.language_model.layers.{}.",
+    "language_model.model.layers.{}.",
+    "model.text_model.layers.{}.",
+    "model.model.layers.{}.",
 )
 """Prefixes of the names of a layer's products in Transformers' language models, with and without a
 tower."""
+_MOST_LAYERS: Final = 100
+"""Layers by which a pattern is tried: their numbers have one digit or two."""
 _PRODUCTS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARDS: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _OF_PATTERN: Final = re.compile(r"[\\\[\](){}|*+?^$]")
@@ -68,22 +70,43 @@ forever."""
 _LONGEST_PATTERN: Final = 1000
 
 
-def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
-    """The products of a layer whose whole names a regular expression matches, as in peft; empty if
-    it matches none or is not an expression."""
+def _matching_layers(pattern: re.Pattern[str], product: str) -> int:
+    """Number of layers, of `_MOST_LAYERS`, in which a pattern matches a product's whole name."""
+    return max(
+        sum(bool(pattern.fullmatch(prefix.format(i) + product)) for i in range(_MOST_LAYERS))
+        for prefix in _PREFIXES
+    )
+
+
+def _fields_of_pattern(pattern: str) -> Fields:
+    """The products whose whole names a regular expression matches, as in peft, and a doubt where it
+    matches them in some layers only; empty if it matches none or is not an expression."""
     if len(pattern) > _LONGEST_PATTERN or _SLOW.search(pattern):
-        return ()
+        return {}
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
-        return ()
+        return {}
     modules: list[AdapterModule] = []
+    partly: list[str] = []
     for product in (*_PRODUCTS, *_FEED_FORWARDS):
-        if any(compiled.fullmatch(prefix + product) for prefix in _PREFIXES):
-            module = product.rpartition(".")[2]
-            # Products that the table lacks are called in launch files as in `AdapterModule`.
-            modules += _BY_NAME[module] if module in _BY_NAME else (cast("AdapterModule", module),)
-    return tuple(modules)
+        layers = _matching_layers(compiled, product)
+        if not layers:
+            continue
+        module = product.rpartition(".")[2]
+        # Products that the table lacks are called in launch files as in `AdapterModule`.
+        modules += _BY_NAME[module] if module in _BY_NAME else (cast("AdapterModule", module),)
+        if layers < _MOST_LAYERS:
+            partly.append(module)
+    if not modules:
+        return {}
+    fields: Fields = {"adapter_modules": tuple(modules)}
+    if partly:
+        fields["doubt.adapters"] = (
+            f"what is trained may be wrong: {', '.join(partly)} have adapters in some layers only, but the "
+            "prediction has them in every layer"
+        )
+    return fields
 
 
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
@@ -93,9 +116,9 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     A product that is named with its parts stands for them.
     """
     if isinstance(targets, str) and _OF_PATTERN.search(targets):
-        of_pattern = _modules_of_pattern(targets)
+        of_pattern = _fields_of_pattern(targets)
         if of_pattern:
-            return {"adapter_modules": of_pattern}
+            return of_pattern
         targets = [targets]
     elif isinstance(targets, str):
         targets = targets.replace(",", " ").split()

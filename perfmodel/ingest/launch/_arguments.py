@@ -4,6 +4,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -94,12 +96,41 @@ def followed_script(
         arguments: the script's own arguments.
         variables: environment variables of the script.
     """
+    text, broken_lines = _joined(text)
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
     script = run_script(
         text, place, environment, arguments=arguments, variables=slurm_variables(job)
     )
+    if broken_lines:
+        lines = ", ".join(map(str, broken_lines))
+        note = (
+            f"line {lines}: the backslash is not the last character, so a shell ends the command there; perfmodel "
+            "reads on"
+        )
+        script = replace(script, notes=(*script.notes, note))
     return script, job
+
+
+_AFTER_BACKSLASH: Final = re.compile(r"(?<=[ \t])\\[ \t]+(#.*)?$")
+
+
+def _joined(text: str) -> tuple[str, list[int]]:
+    """A script with lines that go on although blanks or a comment follow their backslash, and the
+    numbers of these lines.
+
+    In a shell the backslash stands for the blank behind it, and the command ends with the line. No
+    program takes such arguments, so that the script means its lines to be one command: it does if
+    the next line begins with an argument.
+    """
+    lines = text.split("\n")
+    broken = []
+    for i, (line, next_line) in enumerate(pairwise(lines)):
+        behind = _AFTER_BACKSLASH.search(line)
+        if behind and next_line.lstrip().startswith("--") and not line.lstrip().startswith("#"):
+            lines[i] = line[: behind.start()] + "\\"
+            broken.append(i + 1)
+    return "\n".join(lines), broken
 
 
 def processes_in_variables(command: Command) -> dict[str, str]:
@@ -408,8 +439,12 @@ def command_entries(
             name = ""
         elif name and word.text:
             before = entries[name]
-            values = word.text if before.value is True else [*as_list(before.value), word.text]
+            # An empty first value (`--fsdp ""`) is one that other values replace.
+            is_first = before.value is True or before.value == ""
+            values = word.text if is_first else [*as_list(before.value), word.text]
             entries[name] = Entry(values, before.line)
+        elif name and entries[name].value is True:
+            entries[name] = Entry("", entries[name].line)
     return entries
 
 

@@ -191,6 +191,12 @@ def optimizer_fields(name: Any) -> Fields:
     # of states here.
     narrow = any(part in lower_name for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
+        # torchao's 4-bit states are the closest to these, and take half as much.
+        if "4bit" in lower_name:
+            return {
+                "optimizer": "adam8bit",
+                "doubt.optimizer": f"memory may be wrong: the states of optimizer {name} are predicted in 8 bits",
+            }
         return {"optimizer": "adam8bit"}
     fields: Fields = {"optimizer": known}
     if narrow:

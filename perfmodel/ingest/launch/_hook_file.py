@@ -223,7 +223,57 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
     quantized = _quantized(source.entries)
     if quantized and "model.converters" not in entries:
         entries["model.converters"] = Entry([quantized], 0)
-    return replace(source, entries=entries), _TORCHTITAN
+    return replace(source, entries=_in_sequences(entries)), _TORCHTITAN
+
+
+_LENGTH: Final = "training.seq_len"
+_LOCAL: Final = "training.local_batch_size"
+_LONGEST: Final = "training.max_context_length"
+_PIECE_TOKENS: Final = "training.num_tokens_per_microbatch_per_dp_rank"
+_STEP_TOKENS: Final = "training.num_tokens_per_train_step"
+_PIECES: Final = "parallelism.num_pp_microbatches"
+
+
+def _in_sequences(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Settings with batches in sequences, where they are in tokens as in torchtitan since
+    mid-2026.
+
+    A micro-batch is one row of packed documents of at most `max_context_length` tokens
+    (`trainer.py`: an iteration has `num_pp_microbatches` of them per rank, a step as many
+    iterations as `num_tokens_per_train_step` needs). Numbers of tokens that no whole number of
+    sequences has are left, and named as not read.
+    """
+    named = [name for name in (_LONGEST, _PIECE_TOKENS, _STEP_TOKENS, _PIECES) if name in entries]
+    if not named:
+        return dict(entries)
+    try:
+        stated = {
+            name: int(entries[name].value)
+            for name in (*named, _LENGTH, _LOCAL)
+            if name in entries and not isinstance(entries[name].value, bool)
+        }
+    except (TypeError, ValueError):
+        return dict(entries)
+    length = stated.get(_LONGEST, stated.get(_LENGTH, 2048))
+    # Until then a local batch had as many tokens, and the recipes' are still in sequences.
+    tokens = stated.get(_PIECE_TOKENS, stated.get(_LOCAL, 8) * stated.get(_LENGTH, 2048))
+    step_tokens = stated.get(_STEP_TOKENS, -1)
+    length = min(length, tokens)
+    if length <= 0 or tokens % length or (step_tokens > 0 and step_tokens % length):
+        return dict(entries)
+
+    def entry(name: str, number: int) -> Entry:
+        return replace(entries[name], value=number) if name in entries else Entry(number, 0)
+
+    kept = {name: value for name, value in entries.items() if name not in named}
+    kept[_LENGTH] = entry(_LONGEST, length)
+    pieces = stated.get(_PIECES, 1)
+    kept[_LOCAL] = entry(_PIECE_TOKENS, tokens // length * pieces)
+    if pieces > 1:
+        kept["parallelism.pipeline_parallel_microbatch_size"] = entry(_PIECES, tokens // length)
+    if step_tokens > 0:
+        kept["training.global_batch_size"] = entry(_STEP_TOKENS, step_tokens // length)
+    return kept
 
 
 _CHECKPOINTS: Final = {"Full": "full", "Selective": "selective", "No": "none"}

@@ -6,9 +6,10 @@ Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from perfmodel.ingest.launch._entries import as_list
+from perfmodel.ingest.launch._entries import Entry, as_list
 from perfmodel.ingest.launch._finetuning import Adapters, objective_fields, tuning_fields
 from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
 from perfmodel.ingest.launch._table import (
@@ -21,6 +22,37 @@ from perfmodel.ingest.launch._table import (
     read_only,
     words,
 )
+
+_RENAMED: Final = {
+    # megablocks' Megatron-LM (`third_party/Megatron-LM`, shimmed in `exp/` of megablocks).
+    "moe-num-experts": "num-experts",
+    "moe-top-k": "moe-router-topk",
+    "glu": "geglu",
+    # DeepSpeed's Megatron-LM with pipelines (DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism).
+    "pipe-parallel-size": "pipeline-model-parallel-size",
+    "gas": "gradient-accumulation-steps",
+    # FlagScale (`flagscale/train/megatron`: `--peft-type lora`).
+    "lora-dim": "lora-r",
+}
+"""Arguments of forks that are known ones under another name."""
+_MEGABLOCKS: Final = "moe-num-experts"
+SPREAD_EXPERTS: Final = "moe-expert-model-parallelism"
+
+
+def in_known_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Arguments of forks by the names of the arguments that they equal."""
+    if not any(name in entries for name in _RENAMED):
+        return dict(entries)
+    known: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        full_name = _RENAMED.get(name, name)
+        # A script with both has a use of its own for the other one.
+        known[name if full_name != name and full_name in entries else full_name] = entry
+    if _MEGABLOCKS in entries:
+        # megablocks sends a token to one expert unless it is told otherwise.
+        known.setdefault("moe-router-topk", replace(entries[_MEGABLOCKS], value="1"))
+    return known
+
 
 _CONTEXT_ALGORITHMS: Final = {
     "megatron_cp_algo": "ring",
@@ -45,6 +77,13 @@ def _context_algorithm(arguments: Mapping[str, Any]) -> Fields:
     if "hybrid" in name and str(arguments.get("context-parallel-size", 1)) != "1":
         fields["note.context"] = f"{name} is predicted as a ring, without its all-to-alls"
     return fields
+
+
+def _spread_experts(arguments: Mapping[str, Any]) -> Fields:
+    """Experts of megablocks, which are spread over the ranks of data parallelism by a switch."""
+    if not stated(arguments, SPREAD_EXPERTS) or "num-experts" not in arguments:
+        return {}
+    return {"ep_most": WHOLE.read(arguments["num-experts"])}
 
 
 def _no_pipeline(arguments: Mapping[str, Any]) -> Fields:
@@ -320,6 +359,7 @@ FORKS: Final = (
         ),
     ),
     read_only("moe-expert-parallel-size", "ep_most"),
+    Rule(keys=(SPREAD_EXPERTS, "num-experts"), read=_spread_experts, fields=("ep_most",)),
     # MindSpeed: experts spread over ranks of tensor parallelism instead of being cut by them.
     Rule(
         keys=("moe-tp-extend-ep",),

@@ -45,7 +45,12 @@ _KIND: Final = re.compile(
 )
 """End of the name of a file of Primus behind that of its model."""
 _OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
-_BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
+_MODEL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "torchtitan": ("model.name", "model.flavor"),
+    "maxtext": ("model_name",),
+}
+"""Keys by which frameworks beside Megatron name their model."""
+_BESIDE_MEGATRON: Final = tuple(_MODEL_KEYS)
 _USUAL_DEVICES: Final = 8
 """Default devices of a node (`GPUS_PER_NODE` of `examples/run_pretrain.sh`)."""
 
@@ -69,6 +74,7 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
         )
     stated: dict[str, Entry] = {}
     model = None
+    unknown: Entry | None = None
     for key, entry in source.entries.items():
         table = _OVERRIDES.match(key)
         if table:
@@ -82,6 +88,11 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
             model = catalog_model(PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(
                 name.rpartition("-")[0]
             )
+            unknown = replace(entry, value=name) if model is None else None
+    # A model that nobody knows is asked for: it is not that of the framework's defaults.
+    if unknown and not any(key in stated for key in _MODEL_KEYS[framework]):
+        name_key, *empty_keys = _MODEL_KEYS[framework]
+        stated |= {name_key: unknown} | {key: replace(unknown, value="") for key in empty_keys}
     if framework == "maxtext":
         # Primus is AMD's, and trains on its GPUs.
         stated.setdefault("hardware", Entry("gpu", 0))

@@ -30,6 +30,7 @@ from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command, over_slices
 from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._megatron_forks import in_known_names
 from perfmodel.ingest.launch._megatron_yaml import (
     factory_arguments,
     megatron_arguments,
@@ -360,6 +361,7 @@ def _of_script(
     source = read_arguments(
         text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables
     )
+    source = replace(source, entries=in_known_names(source.entries))
     if MEGATRON.recognises(source.entries):
         return source, MEGATRON
     # The command may stand in a file that the script sources.
@@ -445,7 +447,7 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     if syntax == "yaml":
         of_table = megatron_arguments(source)
         if of_table is not None:
-            return of_table, MEGATRON
+            return replace(of_table, entries=in_known_names(of_table.entries)), MEGATRON
     return None
 
 

@@ -240,9 +240,11 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     line = command.argv[0].line
     flags = _flags(command)
     # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers
-    # have none.
+    # have none. Its parser takes hyphens for underscores.
     stated = {
-        name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE
+        name.replace("-", "_"): entry
+        for name, entry in flags.items()
+        if "." in name and name not in _TITAN_FILE
     }
     file = next((str(flags[name].value) for name in _TITAN_FILE if name in flags), "")
     file = file or command.variables.get("CONFIG_FILE", "")

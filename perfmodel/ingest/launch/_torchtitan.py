@@ -62,6 +62,9 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     # A file names its model by family and flavor; sizes stand in torchtitan's own code
     # (`models/*/__init__.py`).
     family = TEXT.read(settings.get("model.name", "llama3"))
+    # A file around torchtitan's settings (Primus) has a whole name instead.
+    if settings.get("model.flavor") == "":
+        return {"model": family}
     flavor = TEXT.read(settings.get("model.flavor", "debugmodel"))
     known = _FLAVORS.get((family, flavor))
     name = known or _FAMILIES.get(family, f"{family}-") + flavor

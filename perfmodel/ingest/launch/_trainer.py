@@ -240,13 +240,43 @@ _ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
 """Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
 
 
+def trains_adapters(settings: Mapping[str, Any]) -> bool:
+    """Whether a program of the Trainer trains adapters beside frozen weights: it has settings of
+    theirs, and none of its switches is off."""
+    stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
+    return stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES)
+
+
+def _frozen_weights(settings: Mapping[str, Any], loaded: str | None) -> Fields:
+    """Storage of the weights beside adapters, which autocast leaves as they were loaded.
+
+    Transformers 4 loads them in fp32 unless a dtype is given, as TRL does (`ModelConfig.dtype`),
+    Transformers 5 in the type of the checkpoint; DeepSpeed's engine casts them (`bf16.enabled`).
+    """
+    is_narrow = any(is_on(settings.get(name)) for name in ("bf16", "fp16"))
+    if not is_narrow or is_on(settings.get("deepspeed")) or bits_of(settings):
+        return {}
+    if loaded == "fp32":
+        return {"base_weights": "fp32"}
+    if any(name in settings for name in ("torch_dtype", "dtype", "config_file")):
+        return {}
+    return {
+        "note.loaded": (
+            "frozen weights are in 16 bits, because the file does not state torch_dtype; Transformers 4 and TRL "
+            "load them in 32 by default, which takes twice as much memory"
+        )
+    }
+
+
 def _loaded_states(settings: Mapping[str, Any]) -> Fields:
-    """Gradients and moments of a model that is loaded in 16 bits.
+    """Gradients and moments of a model that is loaded in 16 bits, and frozen weights.
 
     They have the type of its weights, which autocast leaves alone. DeepSpeed and Accelerate's FSDP
     make fp32 copies of the weights, and peft keeps those of adapters in fp32.
     """
     loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
+    if trains_adapters(settings):
+        return _frozen_weights(settings, loaded)
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
     if (
         loaded != "bf16"
@@ -254,11 +284,8 @@ def _loaded_states(settings: Mapping[str, Any]) -> Fields:
         or any(is_on(settings.get(name)) for name in ("deepspeed", "config_file"))
     ):
         return {}
-    adapters = [
-        name for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank") if is_on(settings.get(name))
-    ]
     optimizer = optimizer_fields(settings.get("optim", "adamw_torch"))
-    if adapters or optimizer.get("optimizer") != "adam":
+    if optimizer.get("optimizer") != "adam":
         return {}
     return {"optimizer": "adam16bit", "grad_dtype": "bf16"}
 
@@ -369,6 +396,7 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     if "lora_dim" in settings:
         return _chat_adapters(settings)
     stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
+    trained = trains_adapters(settings)
     # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
     usual_rank = 64 if "lora_enable" in settings else 16
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have
@@ -380,7 +408,7 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
             "doubt.trained": f"what is trained may be wrong: {program} is named after adapters, but no argument of "
             "theirs was understood, and all weights are predicted to be trained"
         }
-    if stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES):
+    if trained:
         rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
         return Adapters(
             rank=rank,
@@ -445,17 +473,12 @@ TRAINER: Final = LaunchFormat(
         ),
         Rule(
             keys=(
-                *(
-                    "torch_dtype",
-                    "dtype",
-                    "optim",
-                    "deepspeed",
-                    "config_file",
-                    "lora_r",
-                    "lora_rank",
-                ),
+                *("optim", "deepspeed", "config_file", "lora_r", "lora_rank"),
+                *(name for name in _HALF_KEYS if name != _QLORA),
                 *_ADAPTER_SWITCHES,
                 *FSDP_KEYS,
+                *QUANTIZED,
+                *MODEL_KEYS,
             ),
             read=_loaded_states,
         ),
