@@ -141,7 +141,6 @@ _MACHINE_FAULTS: Final = (
         values={0.5: 1, 0.25: 1, 0.1: 1},
         description="at {:.0%} of their bandwidth",
         remedy="check nvidia-smi topo -m and nvlink --status: a link that is down falls back to PCIe",
-        applies=lambda problem, layout: min(layout.devices, problem.cluster.devices_per_node) > 1,
     ),
     _MachineFault(
         name=SLOW_RANK,
