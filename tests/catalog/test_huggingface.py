@@ -882,7 +882,6 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
     [
         "deepseek_v4",
         "recurrent_gemma",
-        "gemma4_unified",
         "switch_transformers",
         "rwkv7",
         "minimax_m1",
@@ -895,6 +894,13 @@ def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> 
         model_from_config({"model_type": family, "hidden_size": 512, "num_hidden_layers": 4})
     assert "\n" not in str(refusal.value)
     assert any("hidden = 512" in note for note in refusal.value.__notes__)
+
+
+@pytest.mark.parametrize("family", ["gemma4_assistant", "gemma4_unified_assistant"])
+def test_a_drafter_is_not_the_model_that_it_names(family: str) -> None:
+    text = FAMILY_COUNTS["gemma4_unified"]["config"]
+    with pytest.raises(PerfModelError, match="cannot be described exactly: "):
+        model_from_config({"model_type": family, "text_config": text})
 
 
 OTHER_NAMES = {

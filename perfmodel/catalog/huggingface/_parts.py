@@ -73,6 +73,9 @@ def language_model(
     if part_key is None:
         return config, known_family(family), left_out
     part = _part(config, part_key, place)
+    # A drafter of another model is more than the language model that it names.
+    if family.endswith("_assistant"):
+        return config, family, left_out
     if any(isinstance(part.get(key), dict) for key in LANGUAGE_PARTS):
         # Qwen-Omni's thinker is itself a model of several parts
         inner, inner_family, further = language_model(part, place, version)

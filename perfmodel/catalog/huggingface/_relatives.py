@@ -67,6 +67,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "exaone": Relative(family="llama", aliases=_EXAONE_KEYS),
     "glm_ocr": Relative(family="llama", fields={"norm_at": "both"}),
     "granite": Relative(family="llama"),
+    "granite4_vision": Relative(family="llama"),
     "granite_docling": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "helium": Relative(family="llama", fields={"output_bias": False}),
     "hunyuan_v1_dense": Relative(family="llama", fields=_QK_NORM),
@@ -215,6 +216,15 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     # --- hybrids ---
     "qwen3_5_moe": Relative(family="qwen3_next"),
     # --- other heads in the window ---
+    # Gemma 4 without embeddings of tokens in every layer and without experts.
+    "gemma4_unified": Relative(
+        family="gemma4",
+        defaults={
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 1024,
+            "max_position_embeddings": 262_144,
+        },
+    ),
     "mimo_v2": Relative(family="mimo_v2_flash"),
     "step3p7": Relative(family="step3p5"),
     # --- encoders with BERT's layers ---

@@ -93,7 +93,6 @@ REASONS: Final[Mapping[str, str]] = {
     "dory": "it has no norms: scales of its projections and residuals are trained instead",
     "dots3_note": _HEAD_GATES,
     "gemma4_assistant": "the heads of its full attention and of its windowed attention differ in size",
-    "gemma4_unified": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_unified_assistant": "the heads of its full attention and of its windowed attention differ in size",
     "gpt_neox_japanese": "only its last layer has a bias after attention",
     "hrm": "its layers run several times, in two loops",
