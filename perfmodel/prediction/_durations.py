@@ -17,7 +17,7 @@ from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import TimedProgram, prepared
 from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss, with_step_costs
-from perfmodel.prediction._zero import host_bandwidth
+from perfmodel.prediction.host import host_bandwidth
 from perfmodel.prediction.overlap import collective_sm_share
 from perfmodel.prediction.phases import full_recompute_s, passes_s
 from perfmodel.program import Kind

@@ -7,7 +7,7 @@ arithmetic is NumPy's or JAX's.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,24 +15,23 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.prediction._memory_inputs import (
     BlockBytes,
     RankBlocks,
+    RankParams,
     ShardedParams,
     Sharding,
+    count_params,
     largest_of_blocks,
     sum_over_blocks,
 )
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
-    fp8_weight_bytes,
     gradient_dtype_bytes,
     has_master_alone,
     held_dtype_bytes,
     is_trained,
     kept_gradient_bytes,
-    layer_weight_share,
     optimizer_bytes_per_param,
     resident_dtype_bytes,
     shards_gradients,
-    stored_dtype_bytes,
 )
 from perfmodel.spec import OPTIMIZERS, Framework, Job, Transformer
 from perfmodel.units import dtype_bytes
@@ -98,7 +97,7 @@ def rank_memory(
     xp = ranks.stored.__array_namespace__()
     job, framework, costs = setting.job, setting.framework, setting.framework.memory
     trains_weights, runs_backward = is_trained(job), job.mode == "train"
-    params = _count_params(ranks, blocks, sharding, setting)
+    params = count_params(ranks, blocks, sharding, setting)
 
     # Model states, and the buffers that their gradients are reduced in.
     accumulates = ~sharding.one_backward
@@ -164,7 +163,7 @@ def rank_memory(
 
 
 def _optimizer_bytes(
-    params: "RankParams", ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job
+    params: RankParams, ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of optimizer states, which are sharded from ZeRO 1 on; none where the host holds
     them."""
@@ -182,7 +181,7 @@ def _optimizer_bytes(
 
 
 def _gradient_bytes(
-    params: "RankParams", is_sharded: Bool[Any, "*layouts ranks"], sharding: Sharding, job: Job
+    params: RankParams, is_sharded: Bool[Any, "*layouts ranks"], sharding: Sharding, job: Job
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of gradients at the end of a backward pass.
 
@@ -222,7 +221,7 @@ def _bucket_bytes(
 
 
 def _permanent_bytes(
-    params: "RankParams", sharding: Sharding, setting: Setting
+    params: RankParams, sharding: Sharding, setting: Setting
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of buffers that stay between the passes and the optimizer's step.
 
@@ -241,56 +240,6 @@ def _permanent_bytes(
         bucket_bytes = reduction_bucket_bytes(job, setting.framework)
         permanent = permanent + xp.where(is_bucketed, bucket_bytes, 0.0)
     return permanent
-
-
-class RankParams(NamedTuple):
-    """Parameters that ranks hold."""
-
-    stored: ShardedParams
-    """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`)
-    are counted as the number of weights of the products' type that take the same bytes."""
-    updated: ShardedParams
-    """Parameters of the rank that have gradients and optimizer states."""
-    unsharded: Float[Any, "*layouts ranks"]
-    """Number of all parameters of the rank's stages, as if no state were sharded, whatever type
-    they have."""
-    layer_share: Float[Any, "*layouts blocks"] | float
-    """Bytes of each block's weights relative to their bytes in the type of products."""
-
-
-def _count_params(
-    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
-) -> RankParams:
-    """Count the parameters of ranks by the states that are kept for them."""
-    xp = ranks.stored.__array_namespace__()
-    dense, expert = (
-        sum_over_blocks(ranks.stored, blocks.dense),
-        sum_over_blocks(ranks.stored, blocks.expert),
-    )
-    copied = 0.0
-    if blocks.shared.any():
-        copied = copied_params(ranks.stored, blocks.shared, blocks.shares_with)
-        dense = dense + copied
-    stored = updated = sharding.spread(dense, expert)
-    if blocks.frozen.any():
-        updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
-
-    # Bytes of a layer's weight in device memory over those of one that is stored in the products'
-    # type.
-    job = setting.job
-    layer_share = width_share = 1.0
-    if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
-        width_share = fp8_weight_bytes(job, setting.cluster.device) / stored_dtype_bytes(job)
-    elif job.fine_tuning.base_weights:
-        width_share = layer_weight_share(job)
-    if width_share != 1.0:
-        layer_share = xp.where(blocks.layers, width_share, 1.0)
-        stored_dense = (
-            sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * width_share
-        )
-        stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
-        stored = sharding.spread(stored_dense, stored_expert)
-    return RankParams(stored, updated, dense + expert, layer_share)
 
 
 def _gathered_at_once(
@@ -364,33 +313,6 @@ def _weight_bytes(
             ranks.stored, params_of_layers
         )
     return weights
-
-
-def copied_params(
-    on_ranks: Float[Any, "*layouts ranks blocks"],
-    shared: Float[np.ndarray, "*layouts blocks"],
-    shares_with: Int[np.ndarray, "*layouts blocks"],
-) -> Float[Any, "*layouts ranks"]:
-    """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because
-    they lack that layer.
-
-    Args:
-        on_ranks: number of each block on every rank.
-        shared: parameters that each block shares with an earlier one.
-        shares_with: place of that one.
-    """
-    # A block finds its weights on the rank if the owner is there, or an earlier block with the same
-    # owner.
-    xp = on_ranks.__array_namespace__()
-    places = np.arange(shared.shape[-1])
-    is_owner = places == shares_with[..., :, None]
-    same_owner = (shares_with[..., :, None] == shares_with[..., None, :]) & (
-        shared[..., None, :] > 0
-    )
-    provides = is_owner | (same_owner & (places < places[:, None]))
-    has_block = xp.where(on_ranks > 0, 1.0, 0.0)
-    n_providing = xp.sum(has_block[..., None, :] * provides[..., None, :, :], axis=-1)
-    return sum_over_blocks(xp.where(n_providing > 0, 0.0, has_block), shared)
 
 
 def reduction_bucket_bytes(job: Job, framework: Framework) -> float:

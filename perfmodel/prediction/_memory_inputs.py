@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._zero import is_trained, stored_dtype_bytes
+from perfmodel.prediction._problem import Setting
+from perfmodel.prediction._zero import (
+    fp8_weight_bytes,
+    is_trained,
+    layer_weight_share,
+    stored_dtype_bytes,
+)
 from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Framework, Job, Layout, StateOffload
@@ -266,6 +272,83 @@ class ShardedParams(NamedTuple):
     """Parameters of the rank's shard, for states that are sharded."""
     unsharded: Float[Any, "*layouts ranks"]
     """All parameters of the rank's stages, for states that are not sharded."""
+
+
+class RankParams(NamedTuple):
+    """Parameters that ranks hold."""
+
+    stored: ShardedParams
+    """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`)
+    are counted as the number of weights of the products' type that take the same bytes."""
+    updated: ShardedParams
+    """Parameters of the rank that have gradients and optimizer states."""
+    unsharded: Float[Any, "*layouts ranks"]
+    """Number of all parameters of the rank's stages, as if no state were sharded, whatever type
+    they have."""
+    layer_share: Float[Any, "*layouts blocks"] | float
+    """Bytes of each block's weights relative to their bytes in the type of products."""
+
+
+def count_params(
+    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> RankParams:
+    """Count the parameters of ranks by the states that are kept for them."""
+    xp = ranks.stored.__array_namespace__()
+    dense, expert = (
+        sum_over_blocks(ranks.stored, blocks.dense),
+        sum_over_blocks(ranks.stored, blocks.expert),
+    )
+    copied = 0.0
+    if blocks.shared.any():
+        copied = copied_params(ranks.stored, blocks.shared, blocks.shares_with)
+        dense = dense + copied
+    stored = updated = sharding.spread(dense, expert)
+    if blocks.frozen.any():
+        updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
+
+    # Bytes of a layer's weight in device memory over those of one that is stored in the products'
+    # type.
+    job = setting.job
+    layer_share = width_share = 1.0
+    if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
+        width_share = fp8_weight_bytes(job, setting.cluster.device) / stored_dtype_bytes(job)
+    elif job.fine_tuning.base_weights:
+        width_share = layer_weight_share(job)
+    if width_share != 1.0:
+        layer_share = xp.where(blocks.layers, width_share, 1.0)
+        stored_dense = (
+            sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * width_share
+        )
+        stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
+        stored = sharding.spread(stored_dense, stored_expert)
+    return RankParams(stored, updated, dense + expert, layer_share)
+
+
+def copied_params(
+    on_ranks: Float[Any, "*layouts ranks blocks"],
+    shared: Float[np.ndarray, "*layouts blocks"],
+    shares_with: Int[np.ndarray, "*layouts blocks"],
+) -> Float[Any, "*layouts ranks"]:
+    """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because
+    they lack that layer.
+
+    Args:
+        on_ranks: number of each block on every rank.
+        shared: parameters that each block shares with an earlier one.
+        shares_with: place of that one.
+    """
+    # A block finds its weights on the rank if the owner is there, or an earlier block with the same
+    # owner.
+    xp = on_ranks.__array_namespace__()
+    places = np.arange(shared.shape[-1])
+    is_owner = places == shares_with[..., :, None]
+    same_owner = (shares_with[..., :, None] == shares_with[..., None, :]) & (
+        shared[..., None, :] > 0
+    )
+    provides = is_owner | (same_owner & (places < places[:, None]))
+    has_block = xp.where(on_ranks > 0, 1.0, 0.0)
+    n_providing = xp.sum(has_block[..., None, :] * provides[..., None, :, :], axis=-1)
+    return sum_over_blocks(xp.where(n_providing > 0, 0.0, has_block), shared)
 
 
 def communicators(layout: Layout) -> int:

@@ -21,8 +21,8 @@ from perfmodel.prediction._compose import LayoutBatch, composed, event_classes
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._zero import host_block_s, host_state_s
 from perfmodel.prediction.blocks import BlockTimes
+from perfmodel.prediction.host import host_block_s, host_state_s
 from perfmodel.prediction.layer_copies import copy_waits_s
 from perfmodel.prediction.phases import phase_counts
 from perfmodel.program import PAIRED, Kind

@@ -46,13 +46,10 @@ def _keyed(key: str) -> str:
     return f"{code_digest(*CODE)} {key}"
 
 
-def load_structure(key: str) -> CompiledStructure | None:
-    """Load a compiled structure; None if no file holds exactly this structure, made by this code.
-
-    Args:
-        key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).
-    """
-    return _load(_path(key), key)
+def _path(key: str) -> Path:
+    """File of the structure named `key`, in the folder of its name's first digit."""
+    name = hashlib.sha256(_keyed(key).encode()).hexdigest()[:32]
+    return cache_folder("structures") / name[0] / f"{name}.bin"
 
 
 def save_structure(key: str, compiled: CompiledStructure) -> None:
@@ -60,17 +57,7 @@ def save_structure(key: str, compiled: CompiledStructure) -> None:
 
     The least recently used files are deleted to keep to `cache_limit_bytes`.
     """
-    _save(_path(key), key, compiled)
-
-
-def _path(key: str) -> Path:
-    """File of the structure named `key`, in the folder of its name's first digit."""
-    name = hashlib.sha256(_keyed(key).encode()).hexdigest()[:32]
-    return cache_folder("structures") / name[0] / f"{name}.bin"
-
-
-def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
-    """Write one line of JSON, then the arrays in the narrowest integers that hold them."""
+    # One line of JSON, then the arrays in the narrowest integers that hold them.
     arrays = {f"structure.{name}": array for name, array in _arrays(compiled.structure).items()}
     arrays |= _arrays(compiled)
     entries, contents = [], []
@@ -95,6 +82,7 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
         return
 
     # Through a rename, so that no other process ever reads half a file.
+    path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
@@ -109,8 +97,13 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
     drop_least_recently_used(path.parent, limit_bytes)
 
 
-def _load(path: Path, key: str) -> CompiledStructure | None:
-    """Read what `_save` wrote, or return None if the file is not exactly that."""
+def load_structure(key: str) -> CompiledStructure | None:
+    """Load a compiled structure; None if no file holds exactly this structure, made by this code.
+
+    Args:
+        key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).
+    """
+    path = _path(key)
     try:
         # The header is the line after the magic. A slice of the view costs no copy of the arrays.
         content = memoryview(path.read_bytes())

@@ -5,29 +5,18 @@ ZeRO (Rajbhandari et al. 2019, section 5): stage 1 shards optimizer states, 2 gr
 weights too. Hybrid sharding (torch's HYBRID_SHARD, MiCS, arXiv 2205.00119) does so inside groups of
 neighbouring ranks; gradients are then reduced over the ranks of all groups that hold the same
 shard.
-
-States in host memory: reduced gradients are copied to the host after each reduction, which updates
-the states there (ZeRO-Offload, arXiv 2101.06840, section 4) and sends back new weights while it
-updates the next ones (section 5.1: tiles of parameters in two buffers); or weights stay there too
-and are copied before each gather (ZeRO-Infinity, arXiv 2104.07857; torch's `CPUOffload`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd, inf
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._problem import Setting
 from perfmodel.prediction.blocks import ShardBlocks
-from perfmodel.prediction.host import host_update_s
-from perfmodel.prediction.phases import in_classes
 from perfmodel.prediction.placement import Group, Placement
-from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import (
     BASE_WEIGHT_BYTES,
     OPTIMIZERS,
@@ -38,7 +27,6 @@ from perfmodel.spec import (
     Layout,
     Model,
     StateOffload,
-    Transformer,
 )
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
@@ -382,163 +370,3 @@ def trained_params(
     trained = state_params(blocks, pipelined)
     trained["dp"] = trained["dp"] - blocks.frozen_params(pipelined, job)
     return trained
-
-
-def host_bandwidth(device: Device) -> float:
-    """One-way bandwidth between a device and host memory, in bytes per second.
-
-    Raises:
-        LayoutError: the device entry does not tell.
-    """
-    if device.host_bandwidth_bytes_per_s is None:
-        raise LayoutError(
-            f"offload needs the host link of {device.name}; add host_gb_per_s to its device entry",
-            Reason.HOST_LINK,
-        )
-    return device.host_bandwidth_bytes_per_s
-
-
-class HostSeconds(NamedTuple):
-    """Seconds that states in host memory add per parameter of a rank's own shard."""
-
-    gather: float
-    """Added before each gather of weights."""
-    reduce: float
-    """Added after each reduction of gradients."""
-    update: float
-    """Added at the end of a step."""
-
-
-def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds:
-    """Seconds added by a layout's states in host memory.
-
-    Copies run at the link's nominal rate, updates at that of the host's memory, which the devices
-    of a node share (`host_update_s`).
-
-    Args:
-        reduced: whether gradients are reduced at all, and so copied then; else they are copied
-            before the update.
-
-    Raises:
-        LayoutError: the device entry does not tell of its host's link.
-    """
-    if layout.offload_states == "none":
-        return HostSeconds(0.0, 0.0, 0.0)
-    rate = host_bandwidth(setting.cluster.device)
-    weight_s, gradient_s = (
-        stored_dtype_bytes(setting.job) / rate,
-        dtype_bytes(setting.job.gradients.grad_dtype) / rate,
-    )
-    weights_on_host = layout.offload_states == "weights"
-    if not is_trained(setting.job):
-        return HostSeconds(weight_s * weights_on_host, 0.0, 0.0)
-    update_s = host_update_s(setting, min(setting.cluster.devices_per_node, layout.devices))
-    # New weights go back to the device while the host updates the next ones (ZeRO-Offload, section
-    # 5.1), unless they stay on the host until they are gathered.
-    copy_back_s = 0.0 if weights_on_host else weight_s
-    return HostSeconds(
-        gather=weight_s * weights_on_host,
-        reduce=gradient_s * reduced,
-        update=max(update_s, copy_back_s) + gradient_s * (not reduced),
-    )
-
-
-def shard_params(
-    layout: Layout, params: Mapping[Group, Float[np.ndarray, " blocks"]], replicas: int
-) -> Float[np.ndarray, " blocks"]:
-    """Parameters of every block that a rank updates itself, computed from those that its groups
-    hold."""
-    shards_of_groups = []
-    for group, params_of_group in params.items():
-        place = StatePlace.of(group, layout, layout.replicate, replicas)
-        shards_of_groups.append(params_of_group / (place.shards.size if layout.zero else 1))
-    return np.sum(shards_of_groups, axis=0)
-
-
-def host_block_s(
-    setting: Setting, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
-) -> Float[np.ndarray, "4 blocks"]:
-    """Seconds that the host adds for every block to a gather for forward, to those for backward, to
-    a reduction and to an update.
-
-    They are copies and updates of states that lie in host memory (`HostSeconds`), and the parts of
-    weights that the host copies one by one (`Framework.partition_copy_s`).
-    """
-    seconds = host_seconds(setting, layout, spec.grad_reduce != "none")
-    pipelined = layout.pp > 1
-    stored = shard_params(layout, stored_params(blocks, pipelined, setting.job), spec.replicas)
-    trained = shard_params(layout, trained_params(blocks, pipelined, setting.job), spec.replicas)
-    gathered, reduced = _partition_copies(setting.model, layout, blocks, spec)
-    copy_s = setting.framework.host.partition_copy_s
-    gather_s = stored * seconds.gather + gathered * copy_s
-    reduce_s = trained * seconds.reduce + reduced * copy_s
-    regathered = gathered_again(
-        blocks, pipelined, setting.job, reuse_params(layout, setting.framework)
-    )
-    return np.stack([gather_s, gather_s * (1 + regathered), reduce_s, trained * seconds.update])
-
-
-def _partition_copies(
-    model: Model, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
-) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, " blocks"]]:
-    """Number of parts of parameters, for every block, that ZeRO 3 joins in a gather and separates
-    in a reduction: one part per parameter and rank of its sharding group."""
-    # Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on
-    # every rank (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
-    gathered, reduced = np.zeros(len(blocks.blocks)), np.zeros(len(blocks.blocks))
-    if layout.zero != 3:
-        return gathered, reduced
-    for group in STATES:
-        shards = StatePlace.of(group, layout, layout.replicate, spec.replicas).shards.size
-        if shards == 1:
-            continue
-        for i, block in enumerate(blocks.blocks):
-            matrices = block.weight_shapes(experts=group == "expert_dp").total()
-            vectors = _layer_vectors(model, matrices) if blocks.layers[i] and group == "dp" else 0
-            gathered[i] += shards * matrices
-            reduced[i] += shards * (matrices + vectors)
-    return gathered, reduced
-
-
-def _layer_vectors(model: Model, matrices: int) -> int:
-    """Number of vectors of a layer: biases of its matrices, and the scales and shifts of its two
-    norms."""
-    if not isinstance(model, Transformer):
-        return 0
-    shifted = model.norms.norm == "layer_norm" and (
-        model.block.bias if model.norms.norm_bias is None else model.norms.norm_bias
-    )
-    return matrices * model.block.bias + 2 * (2 if shifted else 1)
-
-
-def host_state_s(
-    of_block_s: Float[Any, "4 blocks"],
-    kind: Int[np.ndarray, " classes"],
-    stage: Int[np.ndarray, " classes"],
-    segment: Int[np.ndarray, " classes"],
-    stage_map: Int[np.ndarray, "ranks chunks"],
-    counts: Float[Any, "stages segments blocks"],
-) -> Float[Any, " classes"]:
-    """Seconds that states in host memory add to each class of a program.
-
-    Args:
-        of_block_s: see `host_block_s`.
-        kind, stage, segment: kind, stage and segment of every class (`Structure`).
-        stage_map: see `ProgramSpec`.
-        counts: blocks of every segment of every stage; its array namespace is that of the result.
-    """
-    gather_s, gather_backward_s, reduce_s, update_s = of_block_s
-
-    # A rank updates all of its stages in one step of its optimizer, whose class is of the first of
-    # them.
-    rank_update_s = (counts.sum(axis=1) @ update_s)[stage_map].sum(axis=1)
-    rank_of_first_stage = np.zeros(len(counts), int)
-    rank_of_first_stage[stage_map[:, 0]] = np.arange(len(stage_map))
-
-    return (
-        (kind == Kind.PARAM_GATHER) * in_classes(stage, segment, counts @ gather_s)
-        + (kind == Kind.PARAM_GATHER_BACKWARD)
-        * in_classes(stage, segment, counts @ gather_backward_s)
-        + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
-        + (kind == Kind.OPTIMIZER) * rank_update_s[rank_of_first_stage[stage]]
-    )

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._check import check_offloaded_layers
 from perfmodel.prediction._compose import LayoutBatch, pass_s
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._zero import host_bandwidth
 from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.prediction.host import host_bandwidth
 from perfmodel.program import WHOLE, Kind, Structure, by_layer
 from perfmodel.spec import Layout
 

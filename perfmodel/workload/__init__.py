@@ -4,13 +4,14 @@
   together of sub-layers, each with its forward and backward kernels, its collectives and what it
   keeps.
 - `_local` divides a model's sizes by the degrees of a layout.
-- `_linear`, `_attention` (`_context_parallel`), `_experts`, `_recurrent`, `_pointwise`,
+- `_linear`, `_attention` (`_attention_core`), `_experts`, `_recurrent`, `_pointwise`,
   `_embedding_head` and `_quantisation` make the sub-layers; `_transformer` and `_blocks` the
   models.
 - `_flops` and `_parameters` count a whole model in closed form, `_optimizer` its update.
 """
 
 from perfmodel.display import shorten_reprs
+from perfmodel.workload._attention_core import undivided
 from perfmodel.workload._block import (
     ActivationBytes,
     BlockOps,
@@ -22,7 +23,6 @@ from perfmodel.workload._block import (
     matmul_flops,
 )
 from perfmodel.workload._blocks import blocks
-from perfmodel.workload._context_parallel import undivided
 from perfmodel.workload._experts import fuses_experts
 from perfmodel.workload._flops import ModelFlops, step_flops
 from perfmodel.workload._local import padded_vocab, storage_dtype

@@ -7,13 +7,13 @@ context-parallel ranks.
 from dataclasses import replace
 from typing import Literal
 
-from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp, MemoryBound
+from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import AdapterModule, Transformer
 from perfmodel.spec.parts import Distances, LatentAttention
-from perfmodel.workload._context_parallel import context_parallel
+from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
-from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
+from perfmodel.workload._piece import Piece, pointwise, recomputed
 from perfmodel.workload._pointwise import (
     attention_gate,
     attention_layout,
@@ -22,23 +22,6 @@ from perfmodel.workload._pointwise import (
     small_norm,
     sub_norm,
 )
-from perfmodel.workload._quantisation import cast_for_attention
-from perfmodel.workload._scores import (
-    compiled_softmax,
-    scaled_and_masked,
-    softmax_in_fp32,
-    without_softmax,
-)
-
-TENSOR_CORE_BYTES = 16
-"""Rows of a product's operands have to be multiples of this for tensor cores to run it at their
-rate (NVIDIA, Matrix Multiplication Background User's Guide, section 3). A batched product with
-other rows, as with heads of 150 elements, is accumulated in fp32 on the ordinary cores, and is
-priced as an fp32 product."""
-
-SOFTMAX_BLOCK = 4
-"""Megatron-LM's fused softmax accepts only 16-bit scores in batches of a multiple of this many
-matrices, and leaves others to torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
 
 
 def self_attention(
@@ -351,177 +334,3 @@ def _output(
     if local.job.fine_tuning.adapter_rank:
         pieces += adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     return pieces
-
-
-def attention_core(
-    model: Transformer,
-    local: ShardSizes,
-    *,
-    kv_heads: int,
-    d_qk: int,
-    d_v: int,
-    seq_kv: int,
-    causal: bool,
-    window: int,
-) -> Piece:
-    """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context
-    parallelism)."""
-    chunk = window if model.attention.chunked_window and window < seq_kv else 0
-    if local.job.kernels.flash_attention:
-        core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
-        # Fused attention keeps its result for its own gradient. In 8 bits this is an additional
-        # copy (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
-        # `FusedAttnFunc`); otherwise it is the tensor that the output projection keeps too, or
-        # would keep if its weight were not frozen.
-        kept_bytes = float(local.tokens) * local.heads * d_v
-        if not local.job.narrow.fp8_attention:
-            kept_bytes = kept_bytes * local.act_bytes * local.precision.frozen
-        core = replace(core, saved_bytes=core.saved_bytes + kept_bytes)
-    else:
-        core = _materialised(model, local, d_qk, d_v, seq_kv)
-
-    # A server fills its cache with the prompt's keys and values.
-    prompt = local.job.mode == "inference" and local.seq_local > 1
-    if prompt and local.job.kernels.flash_attention and not model.latent_attention:
-        core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
-    return recomputed("core_attn", [core])[0]
-
-
-def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:
-    """Copy of a prompt's keys and values into the cache; for single tokens the attention kernel
-    itself writes them."""
-    return memory(local.precision, "fill_cache", local.tokens, kv_heads * dims)
-
-
-def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, seq_kv: int) -> Piece:
-    """Two batched products around a softmax; the whole score matrix is computed, masked or not.
-
-    Keeps softmax output, dropout mask and dropout output: 5 a s^2 b bytes in 16 bit
-    (Korthikanti section 4.1). Both gradients of a product count as its `bwd`.
-    """
-    batch = local.sequences * local.heads
-    rows = batch * local.seq_local
-
-    # Heads whose rows do not start where tensor cores read are multiplied without them.
-    def product(n: int, k: int, head: int) -> Gemm:
-        aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
-        return Gemm(
-            op="bmm",
-            dtype=local.precision.wide_dtype if aligned else "fp32",
-            batch=batch,
-            m=local.seq_local,
-            n=n,
-            k=k,
-        )
-
-    scores = product(seq_kv, d_qk, d_qk)
-    context = product(d_v, seq_kv, d_v)
-
-    # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
-    kernels = local.job.kernels
-    wide = "wide_softmax" in kernels.eager_kernels and local.act_bytes == 2
-    compiled = kernels.row_kernels != "library" and kernels.fuses("softmax") and not wide
-    fused = (
-        kernels.fuses("softmax")
-        and batch % SOFTMAX_BLOCK == 0
-        and local.act_bytes == 2
-        and not wide
-    )
-    names = ["scale_mask_softmax"] if fused else ["softmax"]
-    if model.block.dropout:
-        names.append("dropout")
-    pointwise_piece = pointwise(
-        local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0
-    )
-    if compiled:
-        pointwise_piece = compiled_softmax(model, local, rows, seq_kv)
-    elif wide:
-        pointwise_piece = joined(
-            softmax_in_fp32(model, local, rows, seq_kv), without_softmax(pointwise_piece)
-        )
-    elif not fused:
-        pointwise_piece = joined(scaled_and_masked(model, local, rows, seq_kv), pointwise_piece)
-    if model.attention.attention_softcap:
-        pointwise_piece = joined(
-            pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece
-        )
-
-    # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32
-    # softmax; the capped score.
-    bytes_per_score = 2 * local.act_bytes + 1 if model.block.dropout else local.act_bytes
-    if wide:
-        bytes_per_score += 4
-    if model.attention.attention_softcap:
-        bytes_per_score += local.act_bytes
-    return Piece(
-        forward=(scores, *pointwise_piece.forward, context),
-        backward_input=(
-            replace(context, pass_="bwd"),
-            *pointwise_piece.backward_input,
-            replace(scores, pass_="bwd"),
-        ),
-        saved_bytes=float(rows) * seq_kv * bytes_per_score,
-    )
-
-
-def _fused(
-    local: ShardSizes,
-    kv_heads: int,
-    d_qk: int,
-    d_v: int,
-    seq_kv: int,
-    *,
-    causal: bool,
-    window: int,
-    chunk: int,
-) -> Piece:
-    """Flash attention, which keeps one fp32 statistic per query and head.
-
-    Chunks of a sequence are sequences of their own where a rank holds whole ones; else
-    (context-parallel ranks, cached tokens) a window of half their size stands for them, over which
-    tokens see as much on the mean.
-    """
-    if chunk and local.seq_local == seq_kv:
-        whole_chunks = -(-seq_kv // chunk)
-        part = replace(local, seq_local=chunk, sequences=local.sequences * whole_chunks)
-        return replace(
-            _fused(part, kv_heads, d_qk, d_v, chunk, causal=causal, window=0, chunk=0),
-            saved_bytes=4.0 * local.tokens * local.heads,
-        )
-    window = chunk // 2 or window
-    full_attention = Attention(
-        op="flash_attention",
-        dtype="fp8" if local.job.narrow.fp8_attention else local.precision.wide_dtype,
-        batch=local.sequences,
-        heads=local.heads,
-        kv_heads=kv_heads,
-        seq_q=local.seq_local,
-        seq_kv=seq_kv,
-        head_dim=d_qk,
-        head_dim_v=0 if d_v == d_qk else d_v,
-        causal=causal,
-        window=window if window < seq_kv else 0,
-    )
-    part = context_parallel(local, full_attention)
-
-    # 8-bit attention takes and gives narrow tensors: casts before and after it, both ways.
-    operand_casts: tuple[MemoryBound, ...] = ()
-    result_casts: tuple[MemoryBound, ...] = ()
-    if local.job.narrow.fp8_attention:
-        tokens = local.sequences * local.seq_local
-        operand_casts = (
-            cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v)),
-        )
-        result_casts = (cast_for_attention(local, tokens, local.heads * d_v),)
-    return Piece(
-        forward=(*operand_casts, *part.steps, *part.merges, *result_casts),
-        backward_input=(
-            *result_casts,
-            *(replace(step, pass_="bwd") for step in reversed(part.steps)),
-            *part.gradient_merges,
-            *operand_casts,
-        ),
-        forward_comm=part.forward_comm,
-        backward_comm=part.backward_comm,
-        saved_bytes=4.0 * local.tokens * local.heads,
-    )

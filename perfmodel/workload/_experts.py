@@ -18,7 +18,7 @@ from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, divide
 from perfmodel.workload._piece import Piece, RecomputedWork, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import activation, gate, norm
-from perfmodel.workload._quantisation import quantised, widened
+from perfmodel.workload._quantisation import quantised_each, widened
 
 
 def expert_feed_forward(
@@ -379,8 +379,11 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
         forward = (_fused_experts(local, experts, routing),)
 
     # Kernels around the products: casts of operands, weights that are stored narrow, output biases.
-    quantised_widths = ((), ()) if one_kernel else ((inner,), (wide,))
-    casts, gradient_casts = _quantisation(local, routing, *quantised_widths)
+    further_widths = ((), ()) if one_kernel else ((inner,), (wide,))
+    casts, gradient_casts = (
+        quantised_each(local.precision, routing.processed, (hidden, *widths))
+        for widths in further_widths
+    )
     widenings = widened(local.precision, routing.local_experts * (wide + inner), hidden)
     inner_forward = () if routing.fused else (*widenings, *casts, first, *separate_forward)
     bias_kernels, bias_gradients = _output_bias(model, local, routing)
@@ -495,21 +498,3 @@ def _output_bias(
     # Gradients of bias and weights are sums of products that are written out.
     backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
     return tuple(forward), tuple(backward)
-
-
-def _quantisation(
-    local: ShardSizes, routing: Routing, forward: tuple[int, ...], backward: tuple[int, ...]
-) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """Kernels that quantise the experts' operands, forward and backward, as in dense products.
-
-    Args:
-        forward, backward: widths of rows to quantise besides the tokens that come in.
-    """
-
-    def cast(widths: tuple[int, ...]) -> tuple[KernelOp, ...]:
-        kernels: list[KernelOp] = []
-        for width in widths:
-            kernels += quantised(local.precision, routing.processed, width)
-        return tuple(kernels)
-
-    return cast((routing.hidden, *forward)), cast((routing.hidden, *backward))

@@ -20,18 +20,14 @@ from perfmodel.workload._indexer import indexer_weights
 from perfmodel.workload._layer_embedding import gate_weights
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
-from perfmodel.workload._recurrent import (
-    delta_net_weights,
-    delta_rule_products,
-    mamba_weights,
-    selective_scan_weights,
-    short_conv_weights,
-    state_space_products,
-)
 from perfmodel.workload._shared_block import own_weights, shared_weights
-from perfmodel.workload._streams import projection_weights, update_weights
-from perfmodel.workload._time_mix import channel_mix_weights, time_mix_weights
-from perfmodel.workload._weights import attention_weights, ffn_weights, key_value_weights
+from perfmodel.workload._streams import projection_weights
+from perfmodel.workload._weights import (
+    attention_weights,
+    ffn_weights,
+    key_value_weights,
+    mixer_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +170,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
     # Mixers with a state, and adapters, multiply in addition to the model's weights.
     state_products = adapter_products = 0.0
-    if set("MSLR") & set(letters):
-        state_products = _state_products_per_token(model, letters)
+    for letter, mixer in mixer_weights(model, letters).items():
+        state_products += letters[letter] * mixer.state_products
     if job.fine_tuning.adapter_rank:
         adapter_products = _adapter_products(model, job, s_out)
     return ModelFlops(
@@ -214,17 +210,8 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     )
     if model.experts:
         weights += letters["E"] * _moe_weights(model, model.experts)
-    if hybrid.mamba:
-        weights += letters["M"] * mamba_weights(h, hybrid.mamba)
-    if hybrid.selective_scan:
-        weights += letters["S"] * selective_scan_weights(h, hybrid.selective_scan)
-    if hybrid.delta_net:
-        weights += letters["L"] * delta_net_weights(h, hybrid.delta_net)
-    if hybrid.short_conv:
-        weights += letters["C"] * short_conv_weights(h)
-    if hybrid.time_mix:
-        weights += letters["R"] * time_mix_weights(h, hybrid.time_mix)
-    weights += letters["K"] * channel_mix_weights(h, model.ffn_hidden)
+    for letter, mixer in mixer_weights(model, letters).items():
+        weights += letters[letter] * mixer.token_weights
     if hybrid.indexer:
         weights += letters["I"] * indexer_weights(model, hybrid.indexer)
     if hybrid.shared_block:
@@ -235,27 +222,8 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
         weights += letters["P"] * (gate_weights(h, hybrid.layer_embedding) + projection)
     if hybrid.streams:
         # Streams are projected at both ends of the layers.
-        weights += letters["U"] * update_weights(h, hybrid.streams) + 2 * projection_weights(
-            h, hybrid.streams
-        )
+        weights += 2 * projection_weights(h, hybrid.streams)
     return weights
-
-
-def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) -> float:
-    """Multiply-adds per token of two activations in mixers with a state.
-
-    Both activations have a gradient, whatever is frozen.
-    """
-    hybrid, products = model.hybrid, 0.0
-    if hybrid.mamba:
-        products += letters["M"] * state_space_products(hybrid.mamba)
-    if hybrid.selective_scan:
-        products += letters["S"] * 2 * hybrid.selective_scan.inner * hybrid.selective_scan.state
-    if hybrid.delta_net:
-        products += letters["L"] * delta_rule_products(hybrid.delta_net)
-    if hybrid.time_mix:
-        products += letters["R"] * 2 * hybrid.time_mix.inner
-    return products
 
 
 def _attention_products(

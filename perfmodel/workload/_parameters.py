@@ -5,6 +5,7 @@ every layer.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -20,16 +21,14 @@ from perfmodel.workload._embedding_head import (
 from perfmodel.workload._indexer import indexer_parameters
 from perfmodel.workload._layer_embedding import gate_weights, lookup_parameters
 from perfmodel.workload._pointwise import norm_params
-from perfmodel.workload._recurrent import (
-    delta_net_parameters,
-    mamba_parameters,
-    selective_scan_parameters,
-    short_conv_parameters,
-)
 from perfmodel.workload._shared_block import shared_block_parameters
-from perfmodel.workload._streams import projection_weights, update_parameters
-from perfmodel.workload._time_mix import channel_mix_parameters, time_mix_parameters
-from perfmodel.workload._weights import attention_weights, ffn_weights, key_value_weights
+from perfmodel.workload._streams import projection_weights
+from perfmodel.workload._weights import (
+    attention_weights,
+    ffn_weights,
+    key_value_weights,
+    mixer_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,88 +176,96 @@ def _(model: Transformer) -> Parameters:
 
 def _sub_layers(model: Transformer, letters: str) -> Parameters:
     """Parameters of sub-layers, letters of `MIXERS`, with their norms and conditioning."""
-    h, experts = model.hidden, model.experts
-    n = Counter(letters)
-    hybrid = model.hybrid
-    attending = n["*"] + n["W"]
-    per_attention, norms_inside = _attention(model)
-    per_window, norms_inside_window = _attention(model.in_window)
-    projections = per_attention * n["*"] + per_window * n["W"]
+    hybrid, counts = model.hybrid, Counter(letters)
+    attention, norms = _attentions(model, counts)
+    norms += _norms_of_sub_layers(model, letters)
+    if hybrid.indexer:
+        attention += counts["I"] * indexer_parameters(model, hybrid.indexer)
+    if hybrid.shared_block:
+        attention += shared_block_parameters(model, hybrid.shared_block, counts["A"])
+    embedding = 0
+    if hybrid.layer_embedding:
+        embedding = counts["P"] * gate_weights(model.hidden, hybrid.layer_embedding)
+    mixers = mixer_weights(model, counts)
+    layers = Parameters(
+        embedding=embedding,
+        attention=attention,
+        feed_forward=_ffn(model, model.ffn_hidden) * counts["-"],
+        mamba=sum(counts[letter] * mixer.parameters for letter, mixer in mixers.items()),
+        norms=norms,
+    )
+    if not model.experts:
+        return layers
+
+    # Experts: routed and shared ones, and the router that chooses among them.
+    experts, n_layers = model.experts, counts["E"]
+    routed = _ffn(model, experts.ffn_hidden, experts.latent)
+    shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
+    if experts.shared_gate:
+        shared += model.hidden
+    choices = experts.count + experts.idle
+    router = model.hidden * (choices + 2 * experts.latent)
+    router += choices if experts.router_bias else 0
+    router += experts.count if experts.branch_norms else 0
+    return replace(
+        layers,
+        feed_forward=layers.feed_forward + shared * n_layers,
+        experts=routed * experts.count * n_layers,
+        router=router * n_layers,
+        active_experts=routed * experts.topk * n_layers,
+    )
+
+
+def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Parameters of the projections of all attentions, and of the norms inside them.
+
+    Args:
+        counts: number of sub-layers by letter.
+    """
+    projections = norms = 0
+    for whole, borrowing, attention in (("*", "Q", model), ("W", "V", model.in_window)):
+        weights, norms_inside = _attention(attention)
+        projections += counts[whole] * weights
+        norms += counts[whole] * norms_inside
+
+        # Attention with the keys and values of another layer has neither their projections nor
+        # their norms.
+        projections += counts[borrowing] * (weights - _keys_and_values_parameters(attention))
+        norms += counts[borrowing] * (norms_inside - _key_norm(attention))
+
+        # Norms of the inputs of the last products.
+        if model.norms.sub_norms:
+            norms += counts[whole] * norm_params(model, attention.heads * attention.value_dim)
+    return projections, norms
+
+
+def _norms_of_sub_layers(model: Transformer, letters: str) -> int:
+    """Parameters of the norms around sub-layers, and of their conditioning."""
+    h, hybrid, counts = model.hidden, model.hybrid, Counter(letters)
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
     # stand side by side.
-    ends = 2 if model.norms.norm_at == "both" else 1
+    normed = len(letters) - sum(counts[letter] for letter in "IAPU")
     if model.block.parallel_blocks == "one_norm":
-        normed = attending
-    else:
-        normed = len(letters) - sum(n[x] for x in "IAPU")
+        normed = counts["*"] + counts["W"]
     if hybrid.parallel_mixers:
-        normed -= n["M"]
+        normed -= counts["M"]
     if hybrid.shortcut_experts:
-        normed -= n["E"]
-    norms = (
-        norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
-    )
+        normed -= counts["E"]
+    norms = norm_params(model, h) * (2 if model.norms.norm_at == "both" else 1) * normed
 
-    # Attention with the keys and values of another layer has neither their projections nor their
-    # norms.
-    for letter, attention, weights, norms_of_attention in (
-        ("Q", model, per_attention, norms_inside),
-        ("V", model.in_window, per_window, norms_inside_window),
-    ):
-        projections += n[letter] * (weights - _keys_and_values_parameters(attention))
-        norms += n[letter] * (norms_of_attention - _key_norm(attention))
-    embedding = 0
+    # Norms of some kinds of sub-layers.
     if hybrid.layer_embedding:
-        embedding = n["P"] * gate_weights(h, hybrid.layer_embedding)
-        norms += n["P"] * norm_params(model, h)
-
-    # Norms of the inputs of the last products.
+        norms += counts["P"] * norm_params(model, h)
     if model.norms.sub_norms:
-        norms += norm_params(model, model.heads * model.value_dim) * n["*"]
-        norms += norm_params(model, model.in_window.heads * model.in_window.value_dim) * n["W"]
-        norms += norm_params(model, model.ffn_hidden) * n["-"]
+        norms += counts["-"] * norm_params(model, model.ffn_hidden)
+    if model.experts and model.experts.branch_norms:
+        norms += counts["E"] * 4 * norm_params(model, h)
 
     # Scale, shift and gate of each sub-layer are made of the condition by one product.
     if model.norms.adaln:
         norms += 3 * (h * h + h) * len(letters)
-    routed, shared, router = 0, 0, 0
-    if experts:
-        routed = _ffn(model, experts.ffn_hidden, experts.latent)
-        shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
-        if experts.shared_gate:
-            shared += h
-        choices = experts.count + experts.idle
-        router = h * (choices + 2 * experts.latent) + (choices if experts.router_bias else 0)
-        if experts.branch_norms:
-            norms += n["E"] * 4 * norm_params(model, h)
-            router += experts.count
-    mixed = n["M"] * mamba_parameters(h, hybrid.mamba) if hybrid.mamba else 0
-    if hybrid.selective_scan:
-        mixed += n["S"] * selective_scan_parameters(h, hybrid.selective_scan)
-    if hybrid.delta_net:
-        mixed += n["L"] * delta_net_parameters(h, hybrid.delta_net)
-    if hybrid.short_conv:
-        mixed += n["C"] * short_conv_parameters(h, hybrid.short_conv)
-    if hybrid.time_mix:
-        mixed += n["R"] * time_mix_parameters(h, hybrid.time_mix)
-    mixed += n["K"] * channel_mix_parameters(h, model.ffn_hidden)
-    if hybrid.streams:
-        mixed += n["U"] * update_parameters(model, hybrid.streams)
-    if hybrid.indexer:
-        projections += n["I"] * indexer_parameters(model, hybrid.indexer)
-    if hybrid.shared_block:
-        projections += shared_block_parameters(model, hybrid.shared_block, n["A"])
-    return Parameters(
-        embedding=embedding,
-        attention=projections,
-        feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
-        experts=routed * experts.count * n["E"] if experts else 0,
-        router=router * n["E"],
-        mamba=mixed,
-        norms=norms,
-        active_experts=routed * experts.topk * n["E"] if experts else 0,
-    )
+    return norms
 
 
 def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:

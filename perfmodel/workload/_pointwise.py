@@ -7,11 +7,11 @@ A fused RMS norm moves what a fused layer norm moves and is named, and timed, li
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.spec import Transformer
-from perfmodel.workload._linear import linear
+from perfmodel.spec import AdapterModule, Transformer
+from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise, recomputed
-from perfmodel.workload._quantisation import QUANTISING
+from perfmodel.workload._quantisation import QUANTISING, activation_quantises
 
 
 def norm(model: Transformer, local: ShardSizes) -> Piece:
@@ -225,6 +225,55 @@ def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
     cut = pointwise(local.precision, [("relu", 1)] * 2, rows, width)
     copied = pointwise(local.precision, [("mul_scalar", 1)], rows, 2 * width)
     return replace(joined(cut, copied), saved_bytes=2.0 * rows * width * local.act_bytes)
+
+
+def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = True) -> list[Piece]:
+    """Column-parallel product (gate and value in one), activation, row-parallel product.
+
+    Args:
+        own_input: False where attention has the same input, and gathers and keeps it.
+    """
+    job, bias = local.job, model.block.bias
+    width = local.ffn * model.inner_projections
+    narrow = job.kernels.operation_fuser and activation_quantises(local)
+    has_adapters = job.fine_tuning.adapter_rank > 0
+    first_product = column_linear(
+        local,
+        width,
+        local.hidden,
+        bias=bias,
+        narrow_gradient=narrow,
+        kept_input=own_input,
+        communicates=own_input,
+        shares_input=has_adapters and local.adapts("linear_fc1", "up_proj", "gate_proj"),
+    )
+    first_adapters: list[Piece] = []
+    last_adapters: list[Piece] = []
+    if has_adapters:
+        # Adapters may stand beside the product of gate and value, or beside either.
+        outputs: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
+        if model.block.gated_ffn:
+            outputs.append(("gate_proj", local.ffn))
+        first_adapters = adapters(local, outputs, local.hidden)
+        last_adapters = adapters(
+            local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True
+        )
+    normed = [sub_norm(model, local, local.ffn)] if model.norms.sub_norms else []
+    pieces = [
+        first_product,
+        *first_adapters,
+        *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
+        *normed,
+        *last_adapters,
+        row_linear(local, local.hidden, local.ffn, bias=bias, narrow_input=narrow),
+    ]
+
+    # Recompute may end before the last product, because backward does not need its output.
+    *inner_pieces, last = recomputed("mlp", pieces)
+    if job.activations.stops_recompute:
+        work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
+        last = replace(last, recomputed_work=tuple(work))
+    return [*inner_pieces, last]
 
 
 def rotary(local: ShardSizes, width: int) -> Piece:

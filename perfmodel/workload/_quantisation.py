@@ -9,6 +9,7 @@ Engine's `is_first_microbatch`), which is next to nothing, and maxima are exchan
 reduction a step.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from perfmodel.ops import MemoryBound, Op
@@ -106,6 +107,16 @@ def quantised(
     # move more bytes.
     equal_rows = max(1, round(rows * moved_bytes / _KERNEL_BYTES))
     return (memory(precision, QUANTISING, equal_rows, hidden),)
+
+
+def quantised_each(
+    precision: Precision, rows: int, widths: Iterable[int]
+) -> tuple[MemoryBound, ...]:
+    """The kernels that quantise operands of several widths, with as many rows each."""
+    kernels: list[MemoryBound] = []
+    for width in widths:
+        kernels += quantised(precision, rows, width)
+    return tuple(kernels)
 
 
 _RESCALED_GRADIENTS: Final = ("rowwise",)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import SharedBlock
-from perfmodel.workload._attention import attention_core, projected
+from perfmodel.workload._attention import projected
+from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, memory

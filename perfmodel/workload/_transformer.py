@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import AdapterModule, Job, Transformer
+from perfmodel.spec import Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._embedding_head import (
@@ -18,19 +18,17 @@ from perfmodel.workload._embedding_head import (
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._indexer import indexer_pieces
 from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows, lookup_of_layers
-from perfmodel.workload._linear import adapters, column_linear, row_linear
+from perfmodel.workload._linear import column_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
-from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
+from perfmodel.workload._piece import Piece, accumulated, assemble
 from perfmodel.workload._pointwise import (
-    activation,
     beside_experts,
+    feed_forward,
     norm,
     residual,
     side_by_side,
     sub_layer,
-    sub_norm,
 )
-from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import (
     delta_net_mixer,
     mamba_mixer,
@@ -494,52 +492,3 @@ def _boundary(local: ShardSizes, passed_on_bytes: float) -> tuple[float, tuple[C
     if local.tp == 1 or local.sequence_parallel:
         return all_bytes / local.tp, ()
     return all_bytes / local.tp, (Comm(collective="all_gather", bytes=all_bytes, group="tp"),)
-
-
-def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = True) -> list[Piece]:
-    """Column-parallel product (gate and value in one), activation, row-parallel product.
-
-    Args:
-        own_input: False where attention has the same input, and gathers and keeps it.
-    """
-    job, bias = local.job, model.block.bias
-    width = local.ffn * model.inner_projections
-    narrow = job.kernels.operation_fuser and activation_quantises(local)
-    has_adapters = job.fine_tuning.adapter_rank > 0
-    first_product = column_linear(
-        local,
-        width,
-        local.hidden,
-        bias=bias,
-        narrow_gradient=narrow,
-        kept_input=own_input,
-        communicates=own_input,
-        shares_input=has_adapters and local.adapts("linear_fc1", "up_proj", "gate_proj"),
-    )
-    first_adapters: list[Piece] = []
-    last_adapters: list[Piece] = []
-    if has_adapters:
-        # Adapters may stand beside the product of gate and value, or beside either.
-        outputs: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
-        if model.block.gated_ffn:
-            outputs.append(("gate_proj", local.ffn))
-        first_adapters = adapters(local, outputs, local.hidden)
-        last_adapters = adapters(
-            local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True
-        )
-    normed = [sub_norm(model, local, local.ffn)] if model.norms.sub_norms else []
-    pieces = [
-        first_product,
-        *first_adapters,
-        *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
-        *normed,
-        *last_adapters,
-        row_linear(local, local.hidden, local.ffn, bias=bias, narrow_input=narrow),
-    ]
-
-    # Recompute may end before the last product, because backward does not need its output.
-    *inner_pieces, last = recomputed("mlp", pieces)
-    if job.activations.stops_recompute:
-        work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
-        last = replace(last, recomputed_work=tuple(work))
-    return [*inner_pieces, last]

@@ -1,7 +1,29 @@
-"""Elements of the weights of attentions and feed-forwards, without biases."""
+"""Weights of the sub-layers of a transformer: elements that a token meets, and parameters."""
+
+from collections.abc import Container
+from typing import NamedTuple
 
 from perfmodel.spec import Transformer
 from perfmodel.workload._attention import projected
+from perfmodel.workload._recurrent import (
+    delta_net_parameters,
+    delta_net_weights,
+    delta_rule_products,
+    mamba_parameters,
+    mamba_weights,
+    selective_scan_parameters,
+    selective_scan_weights,
+    short_conv_parameters,
+    short_conv_weights,
+    state_space_products,
+)
+from perfmodel.workload._streams import update_parameters, update_weights
+from perfmodel.workload._time_mix import (
+    channel_mix_parameters,
+    channel_mix_weights,
+    time_mix_parameters,
+    time_mix_weights,
+)
 
 
 def attention_weights(model: Transformer) -> int:
@@ -33,3 +55,60 @@ def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the
     hidden size."""
     return (outer or model.hidden) * inner * (model.inner_projections + 1)
+
+
+class MixerWeights(NamedTuple):
+    """Weights of one mixer that is neither attention nor feed-forward."""
+
+    token_weights: int
+    """Elements of weights that a token is multiplied with."""
+    parameters: int
+    """All parameters, without the norm before the mixer."""
+    state_products: float = 0.0
+    """Multiply-adds per token of two activations, in mixers with a state. Both activations have a
+    gradient, whatever is frozen."""
+
+
+def mixer_weights(model: Transformer, letters: Container[str]) -> dict[str, MixerWeights]:
+    """Weights of each mixer of `letters` (of `MIXERS`) that is neither attention nor feed-forward,
+    by its letter."""
+    h, hybrid = model.hidden, model.hybrid
+    by_letter: dict[str, MixerWeights] = {}
+    if hybrid.mamba:
+        by_letter["M"] = MixerWeights(
+            mamba_weights(h, hybrid.mamba),
+            mamba_parameters(h, hybrid.mamba),
+            state_space_products(hybrid.mamba),
+        )
+    if hybrid.selective_scan:
+        by_letter["S"] = MixerWeights(
+            selective_scan_weights(h, hybrid.selective_scan),
+            selective_scan_parameters(h, hybrid.selective_scan),
+            2 * hybrid.selective_scan.inner * hybrid.selective_scan.state,
+        )
+    if hybrid.delta_net:
+        by_letter["L"] = MixerWeights(
+            delta_net_weights(h, hybrid.delta_net),
+            delta_net_parameters(h, hybrid.delta_net),
+            delta_rule_products(hybrid.delta_net),
+        )
+    if hybrid.short_conv:
+        by_letter["C"] = MixerWeights(
+            short_conv_weights(h), short_conv_parameters(h, hybrid.short_conv)
+        )
+    if hybrid.time_mix:
+        by_letter["R"] = MixerWeights(
+            time_mix_weights(h, hybrid.time_mix),
+            time_mix_parameters(h, hybrid.time_mix),
+            2 * hybrid.time_mix.inner,
+        )
+    if hybrid.streams:
+        by_letter["U"] = MixerWeights(
+            update_weights(h, hybrid.streams), update_parameters(model, hybrid.streams)
+        )
+    # Channel mixing needs no settings beside the size of the feed-forward that it replaces.
+    if "K" in letters:
+        by_letter["K"] = MixerWeights(
+            channel_mix_weights(h, model.ffn_hidden), channel_mix_parameters(h, model.ffn_hidden)
+        )
+    return {letter: weights for letter, weights in by_letter.items() if letter in letters}

@@ -21,10 +21,10 @@ from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Overlap, overlap_loss
-from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.differentiable._prices import PriceRequest, joined_prices, prices
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
+from perfmodel.prediction.host import host_bandwidth, host_block_s
 from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies, offloads_layers
 from perfmodel.prediction.overlap import BlockEvents
 from perfmodel.prediction.phases import Variant, modes_of

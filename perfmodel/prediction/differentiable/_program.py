@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 from perfmodel.prediction._communication import summed
 from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._step_costs import Overlap, with_step_costs
-from perfmodel.prediction._zero import host_state_s
 from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.prediction.differentiable._prices import Prices, StepParameters
+from perfmodel.prediction.host import host_state_s
 from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import block_passes, in_classes, passed_s, passes_s

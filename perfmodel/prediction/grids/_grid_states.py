@@ -18,22 +18,20 @@ from perfmodel.ops import Op
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
-    HostSeconds,
     StatePlace,
     exchange,
     exchanged_units,
     exchanges,
-    host_seconds,
     is_trained,
     reduces_every_micro_batch,
     reductions,
-    shard_params,
     stored_params,
     trained_params,
     update,
 )
 from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.prediction.grids._grid import StateChoice
+from perfmodel.prediction.host import HostSeconds, host_seconds, shard_params
 from perfmodel.prediction.placement import Group
 from perfmodel.program import ProgramSpec
 from perfmodel.spec import Layout
