@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import KernelOp
-from perfmodel.prediction._price import clock_slowdown, priced_events, slowdown_of_runs
+from perfmodel.prediction._price import priced_events, step_prices
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction.blocks import (
     BlockTimes,
@@ -78,7 +78,8 @@ def _times_of(
     # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
     # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
     # which operands these are, casts are no kernels that the host would issue.
-    times = priced_events(problem, blocks.ops)
+    prices = step_prices(problem, blocks.ops)
+    times = prices.times
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if cast.any():
         # The same products in the type that their operands are stored in.
@@ -107,16 +108,12 @@ def _times_of(
         events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s
     )
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
-    slowed_by_clock, slowed_in_runs = (
-        clock_slowdown(problem, blocks.ops),
-        slowdown_of_runs(problem, blocks.ops),
-    )
     return BlockTimes(
         **vars(phases),
         **counted,
         times=times,
-        clock_slowdown=slowed_by_clock,
-        slowdown_of_runs=slowed_in_runs,
+        clock_slowdown=prices.clock_slowdown,
+        slowdown_of_runs=prices.slowdown_of_runs,
     )
 
 

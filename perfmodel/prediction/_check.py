@@ -1,5 +1,6 @@
 """Checks whether a layout is valid, before anything is computed."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -78,14 +79,14 @@ def check_layout(
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:
-    """The layout with its kinds of nodes filled in (`Cluster.hosting`).
+    """The layout with its kinds of nodes filled in (`_with_kinds`).
 
     Raises:
         LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce
             gradients over them.
     """
     # A pipeline on nodes of one kind needs no further check.
-    layout = cluster.hosting(layout)
+    layout = _with_kinds(cluster, layout)
     if layout.kinds is None or len(set(layout.kinds)) == 1:
         return layout
     # Bidirectional schedules hold each stage on two ranks, which add up its gradients.
@@ -102,6 +103,62 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
                 Reason.KINDS,
             )
     return layout
+
+
+def _with_kinds(cluster: Cluster, layout: Layout) -> Layout:
+    """The layout with the kind of nodes of each pipeline rank filled in; unchanged on a single
+    kind.
+
+    Raises:
+        LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline
+            rank on several kinds.
+    """
+    if not cluster.kinds:
+        if layout.kinds is not None:
+            raise LayoutError(
+                f"layout {layout.label}: cluster {cluster.name} has nodes of one kind; leave kinds= out",
+                Reason.KINDS,
+            )
+        return layout
+
+    # Ranks of a stage have consecutive numbers only if stages are outermost.
+    if layout.pp > 1 and not layout.order.endswith("pp"):
+        raise LayoutError(
+            f"layout {layout.label}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
+            f"cluster {cluster.name}; let it end with pp",
+            Reason.KINDS,
+        )
+
+    # Left open, the first kind takes as many pipeline ranks as it has room for, then the next.
+    room = cluster.stages_of(layout)
+    if layout.kinds is None:
+        names_by_rank: list[str] = []
+        for name, stages in room.items():
+            names_by_rank += [name] * min(stages, layout.pp)
+        if len(names_by_rank) < layout.pp:
+            raise LayoutError(
+                f"layout {layout.label}: {_too_small(cluster, layout, room)}", Reason.KINDS
+            )
+        return layout.replace(kinds=tuple(names_by_rank[: layout.pp]))
+
+    # Written out, each kind needs room for the ranks that name it.
+    for name, stages in Counter(layout.kinds).items():
+        if stages > room[cluster.kind(name).name]:
+            raise LayoutError(
+                f"layout {layout.label}: {_too_small(cluster, layout, room)}", Reason.KINDS
+            )
+    return layout
+
+
+def _too_small(cluster: Cluster, layout: Layout, room: dict[str, int]) -> str:
+    """Say how many nodes of each kind a layout takes, and how many there are."""
+    room_by_kind = [
+        f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in cluster.kinds
+    ]
+    return (
+        f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
+        f"cluster {cluster.name} has room on {', '.join(room_by_kind)}"
+    )
 
 
 def check_machine(cluster: Cluster, job: Job, devices: int, subject: str = "the job") -> None:

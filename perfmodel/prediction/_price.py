@@ -59,6 +59,34 @@ def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     return moved_by_runs(problem, ops, EventTimes.of_rows(event_prices(problem.unadjusted, ops)))
 
 
+class StepPrices(NamedTuple):
+    """Times of events in a step, and the corrections in them that an account shows apart."""
+
+    times: EventTimes
+    """Times after all corrections."""
+    clock_slowdown: Float[np.ndarray, " ops"]
+    """Slowdown by the clock of a training step, relative to events timed alone
+    (`slowdown_under_load`)."""
+    slowdown_of_runs: Float[np.ndarray, " ops"]
+    """Time of kernels corrected by runs (`moved_by_runs`) relative to that without runs; 1 for
+    collectives."""
+
+
+def step_prices(problem: StepProblem, ops: Sequence[Op]) -> StepPrices:
+    """`priced_events` with the slowdown of each event by its clock and by measured runs."""
+    prices = event_prices(problem.unadjusted, ops)
+    clock_slowdown = np.array([price.load for price in prices], float)
+    slowdown_of_runs = np.ones(len(ops))
+    times = EventTimes.of_rows(prices)
+    if problem.adjustment is None:
+        return StepPrices(times, clock_slowdown, slowdown_of_runs)
+
+    corrected = moved_by_runs(problem, ops, times)
+    takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
+    np.divide(corrected.time_s, times.time_s, out=slowdown_of_runs, where=takes_time)
+    return StepPrices(corrected, clock_slowdown, slowdown_of_runs)
+
+
 class EventPrice(NamedTuple):
     """Seconds of one event before corrections by measured runs."""
 
@@ -277,21 +305,3 @@ def _latencies_s(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, floa
     times = problem.collectives.times(problem.cluster, empty)
     latency_s = dict.fromkeys(ops, 0.0) | dict(zip(collectives, times.time_s.tolist(), strict=True))
     return iter(latency_s.items())
-
-
-def clock_slowdown(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Slowdown of events by the clock of a training step, relative to kernels timed alone
-    (`slowdown_under_load`)."""
-    return np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
-
-
-def slowdown_of_runs(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Time of kernels corrected by runs (`moved_by_runs`) relative to that without runs; 1 for
-    collectives."""
-    slowdown = np.ones(len(ops))
-    if problem.adjustment is None:
-        return slowdown
-    times = EventTimes.of_rows(event_prices(problem.unadjusted, ops))
-    corrected = moved_by_runs(problem, ops, times)
-    takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
-    return np.divide(corrected.time_s, times.time_s, out=slowdown, where=takes_time)

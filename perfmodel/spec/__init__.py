@@ -11,7 +11,6 @@ that stand for a record's fields).
 from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import (
     BACKENDS,
-    USUAL_DTYPES,
     Cluster,
     Device,
     NetworkLevel,
@@ -20,7 +19,7 @@ from perfmodel.spec._cluster import (
 )
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
-from perfmodel.spec._framework import AttentionKernel, Framework, Problem
+from perfmodel.spec._framework import Framework, Problem
 from perfmodel.spec._job import OPTIMIZERS, Job
 from perfmodel.spec._job_sections import (
     BASE_WEIGHT_BYTES,
@@ -36,7 +35,7 @@ from perfmodel.spec._job_sections import (
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
-from perfmodel.spec._stage_partition import partition_by_cost
+from perfmodel.spec.framework_facts import AttentionKernel, partition_by_cost
 
 # Records that another one holds are shown inside it, by whichever door they come.
 for _module in (

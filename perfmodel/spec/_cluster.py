@@ -369,64 +369,10 @@ class Cluster:
                 "give a cluster with a single kind"
             )
 
-    def hosting(self, layout: Layout) -> Layout:
-        """The layout with the kind of nodes of each pipeline rank filled in; unchanged on a single
-        kind.
-
-        Raises:
-            LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline
-                rank on several kinds.
-        """
-        if not self.kinds:
-            if layout.kinds is not None:
-                raise LayoutError(
-                    f"layout {layout.label}: cluster {self.name} has nodes of one kind; leave kinds= out",
-                    Reason.KINDS,
-                )
-            return layout
-
-        # Ranks of a stage have consecutive numbers only if stages are outermost.
-        if layout.pp > 1 and not layout.order.endswith("pp"):
-            raise LayoutError(
-                f"layout {layout.label}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
-                f"cluster {self.name}; let it end with pp",
-                Reason.KINDS,
-            )
-
-        # Left open, the first kind takes as many pipeline ranks as it has room for, then the next.
-        room = self.stages_of(layout)
-        if layout.kinds is None:
-            names_by_rank: list[str] = []
-            for name, stages in room.items():
-                names_by_rank += [name] * min(stages, layout.pp)
-            if len(names_by_rank) < layout.pp:
-                raise LayoutError(
-                    f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS
-                )
-            return layout.replace(kinds=tuple(names_by_rank[: layout.pp]))
-
-        # Written out, each kind needs room for the ranks that name it.
-        for name, stages in Counter(layout.kinds).items():
-            if stages > room[self.kind(name).name]:
-                raise LayoutError(
-                    f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS
-                )
-        return layout
-
     def stages_of(self, layout: Layout) -> dict[str, int]:
         """Number of pipeline ranks that each kind of nodes has room for; all groups of a rank lie
         within one kind."""
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
-
-    def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
-        """Say how many nodes of each kind a layout takes, and how many there are."""
-        room_by_kind = [
-            f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds
-        ]
-        return (
-            f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
-            f"cluster {self.name} has room on {', '.join(room_by_kind)}"
-        )
 
     @property
     def list_price(self) -> tuple[float | None, str]:

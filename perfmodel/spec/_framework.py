@@ -4,18 +4,18 @@ problems, which are everything but the layout."""
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec._cluster import Cluster, Device
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._job import Job
+from perfmodel.spec._job import Job, concerns
 from perfmodel.spec._job_sections import Fp8Recipe, Implementation
 from perfmodel.spec._layout import Layout, Recompute
-from perfmodel.spec._model import Model, Transformer, concerns
+from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
-from perfmodel.spec._stage_partition import partition_by_cost
 from perfmodel.spec.framework_facts import (
+    AttentionKernel,
     Capabilities,
     CommunicationCosts,
     Execution,
@@ -23,22 +23,10 @@ from perfmodel.spec.framework_facts import (
     LaunchDefaults,
     MemoryCosts,
     ReportedRanks,
+    partition_by_cost,
 )
 from perfmodel.spec.notation import written, written_values
 from perfmodel.units import dtype_bytes, require_whole, untraced
-
-AttentionKernel = Literal[
-    "fastest",
-    "torch-fastest",
-    "flash-2-then-cudnn",
-    "torch-flash-2",
-    "flash-2",
-    "flash-1-triton",
-    "flash-1",
-]
-"""Generations of fused attention kernels; `fastest`: the newest there is for the device.
-`torch-fastest` and `torch-flash-2`: by torch's `scaled_dot_product_attention`, which is AOTriton on
-AMD's devices."""
 
 _OF_EVERY_LAYOUT: Final = ("zero", "recompute")
 _OF_TENSOR_PARALLEL: Final = ("sequence_parallel", "tp_overlap")

@@ -1,7 +1,7 @@
 """Jobs: what one step computes, independent of the layout; and optimizers, with their states per
 parameter and the traffic of their update."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._cluster import USUAL_DTYPES, Device
 from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
-from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._sections import flat_keywords, require_switches, section
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
@@ -291,3 +291,33 @@ class Job(Implementation):
                 Reason.BATCH,
             )
         return self.global_batch // per_step
+
+
+_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
+    "repeated_keys": lambda model: model.kv_heads < model.heads,
+    "split_positions": lambda model: model.inputs.positions == "learned",
+    "masked_head": lambda model: model.head.pooler_and_mlm_head,
+    "weighted_experts": lambda model: model.experts is not None,
+    "expert_dispatcher": lambda model: model.experts is not None,
+    "rope": lambda model: model.inputs.positions == "rope",
+    "gelu_formula": lambda model: model.block.activation == "gelu",
+    "clamp": lambda model: model.block.clamped_glu,
+}
+"""Fields of `Job` and kinds of `EagerKernel` that matter only for some transformers, with a test
+for these."""
+
+
+_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
+"""Fields of `Job` that matter only for convolutional networks."""
+
+
+def concerns(name: str, model: Model) -> bool:
+    """Whether a field of a job, or a kernel, matters for a model."""
+    if name in _OF_CONVOLUTIONS:
+        return isinstance(model, ConvNet)
+
+    # Fields that are not listed apply to all models.
+    means_something = _OF_SOME_TRANSFORMERS.get(name)
+    if means_something is None:
+        return True
+    return isinstance(model, Transformer) and means_something(model)

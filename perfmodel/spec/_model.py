@@ -1,6 +1,5 @@
 """Models: the architecture, which determines every shape, FLOP and parameter."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, Unpack
@@ -482,31 +481,3 @@ class ConvNet(Stated):
 
 
 Model = Transformer | Mlp | ConvNet
-
-
-_OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
-    "repeated_keys": lambda model: model.kv_heads < model.heads,
-    "split_positions": lambda model: model.inputs.positions == "learned",
-    "masked_head": lambda model: model.head.pooler_and_mlm_head,
-    "weighted_experts": lambda model: model.experts is not None,
-    "expert_dispatcher": lambda model: model.experts is not None,
-    "rope": lambda model: model.inputs.positions == "rope",
-    "gelu_formula": lambda model: model.block.activation == "gelu",
-    "clamp": lambda model: model.block.clamped_glu,
-}
-"""Fields of `Job` and kinds of `EagerKernel` that matter only for some transformers, with a test
-for these."""
-_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
-"""Fields of `Job` that matter only for convolutional networks."""
-
-
-def concerns(name: str, model: Model) -> bool:
-    """Whether a field of a job, or a kernel, matters for a model."""
-    if name in _OF_CONVOLUTIONS:
-        return isinstance(model, ConvNet)
-
-    # Fields that are not listed apply to all models.
-    means_something = _OF_SOME_TRANSFORMERS.get(name)
-    if means_something is None:
-        return True
-    return isinstance(model, Transformer) and means_something(model)

@@ -1,17 +1,32 @@
 """Facts about a training framework, by subject: host, communication, memory, capabilities, launch
-defaults."""
+defaults; and the stages of a framework that balances them by cost."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import Literal
 
 from perfmodel.spec._job_sections import Dispatcher
 from perfmodel.spec._layout import Recompute
+from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec.notation import PerStage
 
 CollectiveChecks = Literal["never", "pipelines", "always"]
 StepGraphs = Literal["never", "without_experts", "always"]
 """Models whose whole steps a launch may replay from one CUDA graph. Dropless experts are included
 only if the host never needs the sizes of their products."""
+AttentionKernel = Literal[
+    "fastest",
+    "torch-fastest",
+    "flash-2-then-cudnn",
+    "torch-flash-2",
+    "flash-2",
+    "flash-1-triton",
+    "flash-1",
+]
+"""Generations of fused attention kernels; `fastest`: the newest there is for the device.
+`torch-fastest` and `torch-flash-2`: by torch's `scaled_dot_product_attention`, which is AOTriton on
+AMD's devices."""
 Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed
 from a graph, every pass of a layer from one of its own, or operators issued one by one, each after
@@ -319,3 +334,34 @@ class LaunchDefaults:
     """Width in tokens of the bins by which the loader sorts sequences for pre-training encoders; a
     batch comes from one bin and is padded to the end of the bin. Data of the shortest usual length
     (128 tokens) are not sorted. 0: sequences are not sorted, or it is unknown."""
+
+
+def partition_by_cost(model: Model, stages: int) -> PerStage:
+    """Layers per stage, balanced by multiplications as in nanotron's `build_model`.
+
+    A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f,
+    or 2 h f without a gate; the head costs h V. None (even stages) where there are too few layers.
+    """
+    if stages == 1 or not isinstance(model, Transformer):
+        return None
+    ffn_products = model.inner_projections + 1
+    layer_cost = 4 * model.hidden**2 + ffn_products * model.hidden * model.ffn_hidden
+    head_cost = model.hidden * model.vocab
+    cumulative_costs = list(accumulate([layer_cost] * model.layers + [head_cost]))
+    total_cost = cumulative_costs[-1]
+
+    # A stage is closed by the first block that carries the sum beyond its share.
+    layers_of_stage = [0] * stages
+    stage = 0
+    for cost in cumulative_costs[:-1]:
+        layers_of_stage[stage] += 1
+        stage += cost > total_cost * (stage + 1) / stages
+
+    # Stages near the end may be left without a layer (they hold the head or the loss alone): each
+    # takes one from the stage before it that has several.
+    for stage in range(stages - 2, 0, -1):
+        donor = next((i for i in range(stage - 1, -1, -1) if layers_of_stage[i] > 1), None)
+        if layers_of_stage[stage] == 0 and donor is not None:
+            layers_of_stage[donor] -= 1
+            layers_of_stage[stage] = 1
+    return tuple(layers_of_stage) if all(layers_of_stage[:-1]) else None

@@ -26,8 +26,6 @@ from perfmodel.prediction.sites._population import (
     GENERIC,
     NEUTRAL,
     NOISE,
-    UNKNOWNS,
-    Coverage,
     LogInterval,
     Seen,
     SitePopulation,
@@ -37,7 +35,6 @@ from perfmodel.prediction.sites._population import (
     key,
     model_kind,
     population,
-    saturated,
 )
 from perfmodel.prediction.sites._population import FILE_NAME as POPULATION_FILE
 from perfmodel.prediction.sites._site import (
@@ -49,5 +46,6 @@ from perfmodel.prediction.sites._site import (
     attention_slowdown,
     generation,
 )
+from perfmodel.prediction.sites.known_runs import UNKNOWNS, Coverage, saturated
 
 shorten_reprs(__name__)

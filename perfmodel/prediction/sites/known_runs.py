@@ -5,12 +5,15 @@ Their covariance is that of the site's factors (`_population`) plus two terms by
 (`LayoutKernel`), each multiplied by its scale: one that nearby layouts share, and one of each
 layout alone. Repeats of one run share everything except the noise, so that ten repeats do not count
 as ten runs. If the runs of a site scatter, large scales are likely, and each run says little about
-the others.
+the others. The less is known of a run, the wider its interval (`Coverage`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from math import exp, sqrt
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -346,6 +349,97 @@ def known_runs(
             scales, weight = scales.take(is_likely), weight[is_likely]
     likelihood = np.exp(log_likelihood - log_likelihood.max())
     return KnownRuns(replace(scales, weight=likelihood / likelihood.sum()), inverse, pull)
+
+
+# --- how little is known of a run
+# ----------------------------------------------------------------------
+#
+# Widens the interval of a run according to how little is known about it.
+#
+# `SitePopulation` says how far runs lie from their predictions where frameworks, devices and
+# settings are like those of the published record. The less is known of a run, the larger its error.
+# The reasons are independent, so their squares add. From the half-width that the population gives,
+# in log time, the interval's is the root of
+#
+#     (exp(base) * half-width ** power) ** 2 + sum over drivers of added ** 2 * saturated(how much
+# the run has of it),
+#
+# fitted to runs whose whole framework, device generation, year or kind of model was left out of
+# everything (`perfmodel.validation`), and scaled so that intervals hold nine tenths of the runs of
+# teams left out (split conformal prediction, Lei et al., JASA 113, 2018, with a scale that depends
+# on the run: their section 5.2).
+
+
+UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "framework_unnamed": "no framework is named (0 or 1)",
+        "framework_unseen": "the record has no run of the named framework (0 or 1)",
+        "device_unseen": "the record has no run on this generation of devices (0 or 1)",
+        "year_unseen": "the record has no run of this year's software (0 or 1)",
+        "model_unseen": "the record has no run of this kind of model (0 or 1)",
+        "settings_unstated": "share of the run's settings that had to be assumed",
+        "extrapolated": "share of the critical path that is timed beyond what was measured",
+        "contradictions": "how far statements about the run contradict each other (0 to 1)",
+    }
+)
+"""Drivers of an interval's width, with a description of each."""
+
+
+NOTHING_UNKNOWN: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+HALF_SATURATED: Final = 0.25
+"""Share of a driver at which it has about half of its full effect. Chosen with published runs in
+view: their errors grow with the first fifth of the critical path that nobody measured, and hardly
+beyond; 0.1 to 0.5 do as well."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Model of the half-width that covers 90 % of runs, given what is known about them."""
+
+    base: float = 0.0
+    """Log of the factor on half-widths for a run with all facts known."""
+    power: float = 1.0
+    """Exponent of the half-width of the model of sites; below 1 if these half-widths vary more
+    between runs than errors do."""
+    added: Mapping[str, float] = field(default_factory=dict)
+    """Half-width that each driver in `UNKNOWNS` adds in quadrature at its full value, so that less
+    knowledge never narrows an interval."""
+
+    def half_width(self, of_model: float, unknown: Mapping[str, float] = NOTHING_UNKNOWN) -> float:
+        """Half-width of the interval of a log step time.
+
+        Args:
+            of_model: the half-width that the model of sites gives.
+            unknown: amount of each driver in the run; drivers that are left out count 0.
+        """
+        known = exp(self.base) * of_model**self.power
+        squares = [
+            self.added.get(name, 0.0) ** 2 * saturated(value) for name, value in unknown.items()
+        ]
+        beyond = sum(squares)
+        # Without any driver it is the first part to the last digit.
+        return sqrt(known**2 + beyond) if beyond else known
+
+    def scaled(self, log_factor: float) -> "Coverage":
+        """Coverage whose half-widths are exp(`log_factor`) times these."""
+        added = {name: exp(log_factor) * value for name, value in self.added.items()}
+        return replace(self, base=self.base + log_factor, added=added)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in `population.json`."""
+        return {"base": self.base, "power": self.power, "added": dict(self.added)}
+
+
+def saturated(share: Any) -> Any:
+    """Effect of a driver's share on the square of a half-width, relative to its full effect: 0 for
+    0, 1 for 1, and concave in between.
+
+    Args:
+        share: a number or an array.
+    """
+    return share * (1 + HALF_SATURATED) / (share + HALF_SATURATED)
 
 
 shorten_reprs(__name__)
