@@ -2,14 +2,25 @@
 
 A session never changes an answer, only how soon it comes: values are cached by everything that they
 depend on (whole frozen records, the content of files), never by a name, a path or a time. So no
-call has to name its session, and any may be cleared at any moment.
+call has to name its session, and any may be cleared at any moment. Caches on disk, for later
+processes, follow at the end.
 """
 
+import hashlib
+import math
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
+
+from perfmodel.errors import PerfModelError
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -142,13 +153,13 @@ class Session:
         shapes."""
 
     def __repr__(self) -> str:
-        counts = [f"{name}={len(cache)}" for name, cache in vars(self).items()]
+        counts = [f"{name}={len(store)}" for name, store in vars(self).items()]
         return f"{type(self).__name__}({', '.join(counts)})"
 
     def clear(self) -> None:
         """Forget everything; later calls recompute the same answers."""
-        for cache in vars(self).values():
-            cache.clear()
+        for store in vars(self).values():
+            store.clear()
 
     # A stack per context: threads and tasks that enter a session of their own do not see each
     # other's.
@@ -170,3 +181,116 @@ _active: ContextVar[tuple[Session, ...]] = ContextVar("perfmodel session", defau
 def current_session() -> Session:
     """The session that calls use in this context."""
     return _active.get()[-1]
+
+
+# --- caches on disk
+# -------------------------------------------------------------------------------------------
+
+
+CACHES: Final = ("structures", "pipelines", "xla", "peer")
+"""Folders below `cache_dir()`: compiled structures, pipelines, what XLA compiled, the C code of
+emulated ranks."""
+
+
+def cache_folder(name: str) -> Path:
+    """One of `CACHES`, which `perfmodel doctor` lists and clears; it may not exist yet."""
+    if name not in CACHES:
+        raise ValueError(f"no cache is called {name!r}; list it in `CACHES`")
+    return cache_dir() / name
+
+
+def cache_dir() -> Path:
+    """Folder of the caches: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
+    chosen = os.environ.get("PERFMODEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "perfmodel"
+
+
+_CACHE_LIMIT: Final = "PERFMODEL_CACHE_LIMIT_GB"
+
+
+_DEFAULT_LIMIT_GB: Final = 2.0
+
+
+CACHE_SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
+"""Share of the limit for each of the `CACHES` that grow."""
+
+
+def cache_limit_bytes(kind: str | None = None) -> float:
+    """Size limit of all disk caches, or of one of `CACHE_SHARES`, by `$PERFMODEL_CACHE_LIMIT_GB`
+    (0: no cache).
+
+    Raises:
+        PerfModelError: if the variable is no number of gigabytes.
+    """
+    # An empty variable counts as none.
+    text = os.environ.get(_CACHE_LIMIT) or str(_DEFAULT_LIMIT_GB)
+    try:
+        limit_gb = float(text)
+    except ValueError:
+        limit_gb = math.nan
+    if not 0 <= limit_gb < math.inf:
+        raise PerfModelError(
+            f"{_CACHE_LIMIT}={text!r} is not a number of gigabytes; set it to a number such as 2, or 0 for no cache"
+        )
+    return limit_gb * 1e9 * (CACHE_SHARES[kind] if kind else 1.0)
+
+
+@cache
+def code_digest(*names: str) -> str:
+    """A hash of the sources of packages and modules.
+
+    Cached results of these modules are valid for exactly this code, whatever changes elsewhere.
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        # A name is a module, or a package with modules directly in it.
+        package, _, module = name.rpartition(".")
+        module_file = files(package) / f"{module}.py"
+        if module_file.is_file():
+            sources = [module_file]
+        else:
+            sources = sorted(files(name).iterdir(), key=lambda source: source.name)
+        for source in sources:
+            if source.name.endswith(".py"):
+                digest.update(f"{name} {source.name} ".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
+    """Delete the least recently used files of `folder` until the rest fit in `limit_bytes`.
+
+    Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds
+    it open keeps it, and one that is already gone or cannot be deleted is passed over.
+    """
+    files: list[tuple[float, int, str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    # File systems mounted with noatime do not move the time of
+                    # access, hence `mark_used` and the later of both.
+                    files.append(
+                        (max(status.st_mtime, status.st_atime), status.st_size, entry.path)
+                    )
+    excess = sum(size for _, size, _ in files) - limit_bytes
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            os.unlink(path)
+            excess -= size
+
+
+def mark_used(path: Path) -> None:
+    """Record that `path` was used now, as file systems do not record every read."""
+    with suppress(OSError):
+        os.utime(path)

@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What XLA has compiled once serves all workers, the processes that tests start, and later runs: a
 # quarter of the time of files that compile much. It stands where the command line keeps its own
-# (`perfmodel.files.cache_dir`), which drops what is not used; every program of other code, flags or
+# (`session.cache_dir`), which drops what is not used; every program of other code, flags or
 # versions has another name.
 USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel"
 os.environ.setdefault(

@@ -74,7 +74,7 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         CalibrationError: if `calibration` is missing or unreadable.
     """
     from perfmodel.cost import describe_calibration
-    from perfmodel.files import CACHES, cache_folder
+    from perfmodel.session import CACHES, cache_folder
 
     if clear_cache:
         for name in CACHES:
@@ -160,7 +160,7 @@ def _torch_devices(problems: list[str]) -> list[str]:
 
 def _caches(problems: list[str]) -> dict[str, Any]:
     """Return the sizes of the caches; adds what is wrong with them to `problems`."""
-    from perfmodel.files import CACHE_SHARES, CACHES, cache_dir, cache_folder, cache_limit_bytes
+    from perfmodel.session import CACHE_SHARES, CACHES, cache_dir, cache_folder, cache_limit_bytes
 
     folder = cache_dir()
     report: dict[str, Any] = {"folder": str(folder)}

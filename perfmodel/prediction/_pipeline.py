@@ -17,13 +17,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.files import (
-    cache_folder,
-    cache_limit_bytes,
-    code_digest,
-    drop_least_recently_used,
-    mark_used,
-)
 from perfmodel.ingest.tables import write_atomic
 from perfmodel.prediction._paths import (
     Paths,
@@ -36,6 +29,13 @@ from perfmodel.prediction._paths import (
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import leading_layers
 from perfmodel.schedule.memory import LiveState, live_state
+from perfmodel.session import (
+    cache_folder,
+    cache_limit_bytes,
+    code_digest,
+    drop_least_recently_used,
+    mark_used,
+)
 
 _N_SIZES: Final = 7
 """Number of sizes that precede the arrays of an encoded pipeline."""

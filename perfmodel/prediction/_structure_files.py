@@ -15,14 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.files import (
+from perfmodel.program import Structure
+from perfmodel.session import (
     cache_folder,
     cache_limit_bytes,
     code_digest,
     drop_least_recently_used,
     mark_used,
 )
-from perfmodel.program import Structure
 from perfmodel.timeline import CompiledStructure
 
 _MAGIC: Final = b"perfmodel structure\n"

@@ -11,6 +11,7 @@ that stand for a record's fields).
 from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import (
     BACKENDS,
+    USUAL_DTYPES,
     Cluster,
     Device,
     NetworkLevel,

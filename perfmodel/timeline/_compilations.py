@@ -7,7 +7,7 @@ from typing import Final
 
 import jax
 
-from perfmodel.files import cache_folder, cache_limit_bytes, drop_least_recently_used
+from perfmodel.session import cache_folder, cache_limit_bytes, drop_least_recently_used
 
 _LOOKED_AT_EVERY_S: Final = 3600.0
 """Seconds between two checks of the disk space of compiled evaluators."""

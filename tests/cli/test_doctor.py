@@ -7,7 +7,7 @@ import time
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.files import CACHE_SHARES, CACHES, cache_folder
+from perfmodel.session import CACHE_SHARES, CACHES, cache_folder
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ CACHED = {
     "prediction.sites.known_runs.standard_nodes": "nodes of a quadrature",
     "prediction.sites._population._fitted": "a file of the package",
     "prediction.sites._population.population": "a file of the package, by name of a source",
-    "files.code_digest": "the package's own code",
+    "session.code_digest": "the package's own code",
     "catalog._frameworks._latest_year": "files of the package",
     "prediction.sites.constants.kind_patterns": "a file of the package",
     "prediction.sites.constants.team_patterns": "a file of the package",

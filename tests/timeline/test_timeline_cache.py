@@ -15,10 +15,10 @@ import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import cache_dir, cache_limit_bytes
 from perfmodel.prediction import _pipeline, _structure_files
 from perfmodel.prediction._structure_files import load_structure, save_structure
 from perfmodel.program import ProgramSpec, Structure, build
+from perfmodel.session import cache_dir, cache_limit_bytes
 from perfmodel.timeline import CompiledStructure, compile_structure, makespan
 
 SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")

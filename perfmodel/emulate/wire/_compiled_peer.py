@@ -22,7 +22,7 @@ from perfmodel.emulate.environment import EmulationError, Orders
 from perfmodel.emulate.wire._gloo_messages import kind_of, number_of, without_delay
 from perfmodel.emulate.wire._operations import Network
 from perfmodel.emulate.wire._python_peer import Group, Peer, operation_row
-from perfmodel.files import cache_folder
+from perfmodel.session import cache_folder
 
 SOURCE: Final = Path(__file__).with_name("_peer_loop.c")
 _FLAGS: Final = ("-O2", "-shared", "-fPIC")
