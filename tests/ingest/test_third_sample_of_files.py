@@ -71,6 +71,26 @@ def test_a_type_of_frozen_weights_that_is_not_stated_is_assumed() -> None:
     assert any("torch_dtype" in note for note in launch.assumed)
 
 
+OWN = "deepspeed --num_gpus 2 tune.py --model Qwen/Qwen2-7B --deepspeed z2.json"
+
+
+@pytest.mark.parametrize(
+    ("flags", "global_batch"),
+    [
+        ("--train_bs 3 --accumulation_steps 4", 24),
+        ("--mbs 3 --grad_accum 4 --seqlen 512", 24),
+        ("--batch_size_training 5", 10),
+        # The Trainer's default is not that of every program.
+        ("--sentences 3 --accumulation_steps 4", None),
+        ("--sentences 3", None),
+    ],
+)
+def test_batches_of_programs_of_users(flags: str, global_batch: int | None) -> None:
+    launch = read("run.sh", f"{OWN} {flags}")
+    assert launch.global_batch == global_batch
+    assert any("global batch" in text for text in launch.missing) == (global_batch is None)
+
+
 # --- adapters and optimizers ---------------------------------------------------------------------
 
 

@@ -85,7 +85,10 @@ WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
 
 
 def trainer_batches(settings: Mapping[str, Any]) -> Fields:
-    """The Trainer's defaults are 8 sequences per device and no accumulation."""
+    """The Trainer's defaults are 8 sequences per device and no accumulation. A program of a user's
+    own may call its batch anything, and has none of these defaults."""
+    if OWN_PROGRAM in settings and MICRO not in settings:
+        return {}
     return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
 
 
@@ -461,7 +464,7 @@ TRAINER: Final = LaunchFormat(
     table=(
         *SHARED,
         precision_rule("fp32"),
-        Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
+        Rule(keys=(MICRO, ACCUMULATION, OWN_PROGRAM), read=trainer_batches),
         Rule(keys=(*MODEL_KEYS, _CONFIGURATION), read=named_model, fields=("model",)),
         Rule(keys=_PARTS_OF_LENGTH, read=_length_of_parts, fields=("seq_len",)),
         read_only(_LENGTHS[0], "seq_len"),
