@@ -86,7 +86,7 @@ def size_cases() -> Iterator[StoredCase]:
         catalog.cluster("v100-100g"),
         Job(global_batch=32, seq_len=512, dtype="fp16"),
     )
-    for text in ("pp=4,micro_batch=4", "pp=2,dp=2,micro_batch=4,schedule=gpipe"):
+    for text in ("pp=4,micro_batch=4", "pp=2,dp=8,micro_batch=2,schedule=gpipe"):
         sized = size_micro_batches(problem, Layout.parse(text))
         found = {
             "step": sized.step_time_s,

@@ -79,6 +79,12 @@ def test_closed_form_is_gpipes_makespan() -> None:
     assert plain.step_s([best.partition])[0] == pytest.approx(best.value, rel=1e-5)
 
 
-def test_supply_must_add_up() -> None:
-    with pytest.raises(PerfModelError, match="for 3 stages"):
-        least_sum_plus_max(*[random_tables(0, 2, 3, 5)] * 2, supply=(1, 1))
+@pytest.mark.parametrize(
+    "supply",
+    [(1, 1), (2, 2), (3,), (1, 1, 1), (4, -1)],
+    ids=["fewer", "more", "one", "three", "none"],
+)
+def test_supply_must_add_up(supply: tuple[int, ...]) -> None:
+    """Devices of two kinds, as many as stages."""
+    with pytest.raises(PerfModelError, match="of 2 kinds for 3 stages"):
+        least_sum_plus_max(*[random_tables(0, 2, 3, 5)] * 2, supply=supply)
