@@ -303,7 +303,7 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     # pytorch/module/base.py `add_ub`: a buffer for every pair), behind the n longest where there
     # are more products. A product long enough to hide the gather before it does not help the sum
     # after a narrow one.
-    by_length = xp.argsort(-time_s * events.ring_product)
+    by_length = xp.argsort(-time_s)
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     in_rings = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
     hidden_of_pair = xp.minimum(1.0, _ratio(time_s[by_length], each_s))
