@@ -130,6 +130,47 @@ def test_states_in_4_bits_are_a_doubt(optimizer: str, doubts: int) -> None:
     assert len(launch.may_be_wrong) == doubts
 
 
+SWIFT = "NPROC_PER_NODE=4 swift sft --dataset x"
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "modules", "global_batch", "seq_len"),
+    [
+        # Versions 1 and 2.
+        ("--model_type qwen1half-7b-chat --sft_type lora", "qwen1.5-7b", 3, 16, 2048),
+        (
+            "--model_type llama3-8b-instruct --batch_size 6 --max_length 512",
+            "llama3-8b",
+            3,
+            24,
+            512,
+        ),
+        (
+            "--model_id_or_path meta-llama/Llama-2-13b-chat-hf --model_type llama2-13b-chat "
+            "--lora_target_modules ALL --batch_size 2 --gradient_accumulation_steps 4",
+            "llama2-13b",
+            7,
+            32,
+            2048,
+        ),
+        # Since version 3 a type is an architecture.
+        ("--model Qwen/Qwen2-7B --model_type qwen2 --max_length 512", "qwen2-7b", 7, 16, 512),
+    ],
+)
+def test_versions_of_swift(
+    flags: str, model: str, modules: int, global_batch: int, seq_len: int
+) -> None:
+    launch = read("run.sh", f"{SWIFT} {flags}")
+    assert launch.model is not None
+    assert (launch.model.name, launch.seq_len, launch.global_batch) == (
+        model,
+        seq_len,
+        global_batch,
+    )
+    assert len(launch.job_fields["adapter_modules"]) == modules
+    assert (launch.may_be_wrong, launch.ignored) == ((), ())
+
+
 # --- torchtitan ----------------------------------------------------------------------------------
 
 TITAN = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b"

@@ -500,12 +500,51 @@ TRAINER: Final = LaunchFormat(
 )
 
 
+_OLD_SWIFT: Final = ("batch_size", "lora_target_modules", "model_type")
+"""Arguments of Swift's versions 1 and 2 that have other names since."""
+_OLD_TARGETS: Final = {"ALL": "all-linear", "AUTO": "all-linear", "DEFAULT": "q_proj k_proj v_proj"}
+"""Words of these versions for products with adapters; by default those of queries, keys and
+values."""
+
+
+def _names_old_model(settings: Mapping[str, Any]) -> bool:
+    """Whether `model_type` names a model with its size (`qwen1half-7b-chat`), as in versions 1 and
+    2; since then it names an architecture."""
+    kind = str(settings.get("model_type", ""))
+    return (
+        "model" not in settings
+        and re.search(r"(^|[-_])\d+(\.\d+|_\d+)?b([-_]|$)", kind) is not None
+    )
+
+
+def _is_old_swift(settings: Mapping[str, Any]) -> bool:
+    """Whether arguments are of Swift's versions 1 and 2 (`swift/llm/utils/argument.py`)."""
+    return any(name in settings for name in _OLD_SWIFT[:2]) or _names_old_model(settings)
+
+
+def _swift_model(settings: Mapping[str, Any]) -> Fields:
+    if any(name in settings for name in MODEL_KEYS):
+        return named_model({name: settings[name] for name in MODEL_KEYS if name in settings})
+    if not _names_old_model(settings):
+        return {}
+    return {"model": str(settings["model_type"]).replace("1half", "1.5")}
+
+
+def _old_length(settings: Mapping[str, Any]) -> Fields:
+    """The longest sequence of versions 1 and 2 where nothing says it."""
+    if "max_length" in settings or not _is_old_swift(settings):
+        return {}
+    return {"seq_len": 2048, "note.length": "max_length=2048 (default of Swift's versions 1 and 2)"}
+
+
 def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
     # The argument was renamed twice; all three names are still taken.
     key = next((name for name in _SWIFT_KINDS if name in settings), _SWIFT_KINDS[0])
+    default = "DEFAULT" if _is_old_swift(settings) else "all-linear"
+    targets = settings.get("target_modules", settings.get("lora_target_modules", default))
     adapters = Adapters(
         rank=settings.get("lora_rank", settings.get("lora_r", 8)),
-        targets=settings.get("target_modules", "all-linear"),
+        targets=_OLD_TARGETS.get(targets, targets) if isinstance(targets, str) else targets,
         dropout=settings.get("lora_dropout", 0.05),
         bits=bits_of(settings),
     )
@@ -515,7 +554,7 @@ def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
 def _swift_batches(settings: Mapping[str, Any]) -> Fields:
     """Batches of Swift, which by default accumulates to 16 sequences per step
     (`swift/llm/argument/train_args.py`)."""
-    micro = WHOLE.read(settings.get(MICRO, 1))
+    micro = WHOLE.read(settings.get(MICRO, settings.get("batch_size", 1)))
     if ACCUMULATION in settings:
         return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
     devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get(
@@ -553,11 +592,13 @@ SWIFT: Final = LaunchFormat(
                 "sequence_parallel_size",
                 "model",
                 "model_id_or_path",
+                *_OLD_SWIFT,
             ),
             read=_swift_batches,
         ),
-        Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),
+        Rule(keys=(*MODEL_KEYS, "model_type"), read=_swift_model, fields=("model",)),
         read_only("max_length", "seq_len"),
+        Rule(keys=("max_length", "model", *_OLD_SWIFT), read=_old_length),
         Rule(
             keys=(
                 *_SWIFT_KINDS,
@@ -567,6 +608,7 @@ SWIFT: Final = LaunchFormat(
                 "target_modules",
                 *MODEL_KEYS,
                 *QUANTIZED,
+                *_OLD_SWIFT,
             ),
             read=_swift_tuning,
             fields=("adapter_rank",),
