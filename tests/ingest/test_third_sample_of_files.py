@@ -171,6 +171,11 @@ def test_versions_of_swift(
     assert (launch.may_be_wrong, launch.ignored) == ((), ())
 
 
+def test_files_of_data_are_no_files_of_settings() -> None:
+    flags = "--model Qwen/Qwen2-7B --max_length 512 --custom_dataset_info ./data.json"
+    assert read("run.sh", f"{SWIFT} {flags}").may_be_wrong == ()
+
+
 # --- torchtitan ----------------------------------------------------------------------------------
 
 TITAN = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b"

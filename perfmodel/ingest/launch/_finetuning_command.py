@@ -5,6 +5,7 @@ Hugging Face's Trainer under any launcher."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -421,7 +422,12 @@ def _name_of_file(training: _Training) -> str | None:
     )
     if training.form is TRAINER:
         begin = max((i for i, text in enumerate(texts) if text.endswith(".py")), default=0)
-    for text in texts[begin + 1 :]:
+    for before, text in pairwise(texts[begin:]):
+        # Values of arguments are other files, such as those of data.
+        flag = before.lstrip("-").replace("_", "-")
+        is_value = before.startswith("--") and "=" not in before and flag not in _SWITCHES
+        if is_value:
+            continue
         if text.endswith(_FILES) and not text.startswith("-") and "deepspeed" not in text:
             return text
     if training.form is XTUNER and begin + 1 < len(texts) and not texts[begin + 1].startswith("-"):
