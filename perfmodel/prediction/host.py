@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.display import shorten_reprs
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
@@ -268,3 +269,6 @@ def host_state_s(
         + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
         + (kind == Kind.OPTIMIZER) * rank_update_s[rank_of_first_stage[stage]]
     )
+
+
+shorten_reprs(__name__)
