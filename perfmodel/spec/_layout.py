@@ -124,7 +124,7 @@ class Layout:
     all stages."""
     kinds: PerRank = None
     """Kind of nodes of every pipeline rank, for clusters with several kinds; default: filled in the
-    cluster's order (`Cluster.hosting`)."""
+    cluster's order."""
 
     def __post_init__(self) -> None:
         # Degrees and the like are whole numbers from 1 on. Searches create tens of thousands of
