@@ -171,6 +171,13 @@ def test_versions_of_swift(
     assert (launch.may_be_wrong, launch.ignored) == ((), ())
 
 
+@pytest.mark.parametrize(("task", "doubts"), [("embedding", 1), ("seq_cls", 1), ("causal_lm", 0)])
+def test_tasks_without_a_head_over_the_vocabulary(task: str, doubts: int) -> None:
+    flags = f"--model Qwen/Qwen2-7B --max_length 512 --tuner_type full --task_type {task}"
+    launch = read("run.sh", f"{SWIFT} {flags}")
+    assert len([text for text in launch.may_be_wrong if "the model" in text]) == doubts
+
+
 def test_files_of_data_are_no_files_of_settings() -> None:
     flags = "--model Qwen/Qwen2-7B --max_length 512 --custom_dataset_info ./data.json"
     assert read("run.sh", f"{SWIFT} {flags}").may_be_wrong == ()
@@ -281,6 +288,15 @@ def test_experts_of_megablocks(flags: str, count: int, topk: int, ep: int) -> No
     assert launch.layout is not None
     assert (experts.count, experts.topk, launch.layout.ep) == (count, topk, ep)
     assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(("dense", "first"), [("-1", 0), ("0", 0), ("2", 2)])
+def test_dense_layers_in_front_of_mindspeed(dense: str, first: int) -> None:
+    flags = f"--num-experts 8 --moe-layer-freq -1 --first-k-dense-replace {dense}"
+    launch = read("run.sh", f"{MEGATRON} --micro-batch-size 2 --global-batch-size 64 {flags}")
+    assert isinstance(launch.model, Transformer)
+    assert launch.model.experts is not None
+    assert launch.model.experts.first_dense_layers == first
 
 
 def test_a_gate_of_megablocks() -> None:

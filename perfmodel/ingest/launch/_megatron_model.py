@@ -185,7 +185,7 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
                 "experts.every": WHOLE.read(arguments.get("expert-interval", 2)),
             }
         return {}
-    dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
+    dense = _first_dense(arguments)
     frequency = arguments.get("moe-layer-freq", 1)
     if "num-layers" not in arguments:
         # The model is given elsewhere; write only settings that do not depend on its layers.
@@ -193,9 +193,15 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     return expert_fields(_has_experts(arguments))
 
 
+def _first_dense(arguments: Mapping[str, Any]) -> int:
+    """Layers without experts in front of the others; MindSpeed writes -1 for none of them."""
+    dense = arguments.get("first-k-dense-replace", 0)
+    return 0 if str(dense) == "-1" else WHOLE_OR_NONE.read(dense)
+
+
 def _has_experts(arguments: Mapping[str, Any]) -> list[bool]:
     """Whether each layer that is not idle has experts, in a model with experts."""
-    dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
+    dense = _first_dense(arguments)
     pattern = expert_layers(arguments.get("moe-layer-freq", 1), WHOLE.read(arguments["num-layers"]))
     idle = idle_layers(arguments.get("noop-layers"))
     return [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]

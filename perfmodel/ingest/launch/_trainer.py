@@ -572,6 +572,19 @@ def _rlhf(settings: Mapping[str, Any]) -> Fields:
     return objective_fields(settings["rlhf_type"], "rlhf_type")
 
 
+_HEADS: Final = ("embedding", "seq_cls", "reranker")
+"""Tasks of Swift whose model has no head over the vocabulary."""
+
+
+def _head(settings: Mapping[str, Any]) -> Fields:
+    task = str(settings["task_type"]).lower()
+    if task not in _HEADS:
+        return {}
+    return {
+        "doubt.head": f"the model may be wrong: task_type={task} has no head over the vocabulary, but the prediction does"
+    }
+
+
 _SWIFT_KINDS: Final = ("tuner_type", "train_type", "sft_type")
 SWIFT: Final = LaunchFormat(
     name="ms-swift",
@@ -626,6 +639,7 @@ SWIFT: Final = LaunchFormat(
             read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
         ),
         Rule(keys=("rlhf_type",), read=_rlhf),
+        Rule(keys=("task_type",), read=_head),
     ),
     harmless=HARMLESS,
 )
