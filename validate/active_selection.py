@@ -30,9 +30,10 @@ from perfmodel.ingest.tables import write_text
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
 CASES = [
-    *(("training", width, device) for width in TRAINING_WIDTHS for device in TRAINING_DEVICES),
-    *(("prefill", model, device) for model in PREFILL_MODELS for device in PREFILL_DEVICES),
+    *product(("training",), TRAINING_WIDTHS, TRAINING_DEVICES),
+    *product(("prefill",), PREFILL_MODELS, PREFILL_DEVICES),
 ]
+"""Kind of step, model (a width of a GPT, or a name) and device."""
 STRATEGIES: Final = ("ours", "uncertainty", "random")
 CORNERS: Final = 32
 """Grids of fewer points have two levels per size."""
@@ -42,24 +43,26 @@ Run = dict[str, Any]
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--report", action="store_true")
-    chosen = arguments.parse_args()
+    """Run what is missing, keep each run as it ends, and write the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args()
     results = HERE / "active_selection.json"
     runs = json.loads(results.read_text()) if results.exists() else []
     done = [run["run"] for run in runs]
+
+    # Needed shapes are kept out with one seed alone: that question takes fewer runs to answer.
     settings = [(seed, False) for seed in SEEDS] + [(SEEDS[0], True)]
     for (seed, held_out), (kind, model, device) in product(settings, CASES):
         run = [kind, device, str(model), seed, held_out]
-        if chosen.report or run in done:
+        if options.report or run in done:
             continue
-        case = (training_case if kind == "training" else prefill_case)(
-            chosen.data, device, model, seed
-        )
-        runs.append(
-            {"run": run, "points": selection_study(case, exclude_needed=held_out, seed=seed)}
-        )
+        make_case = training_case if kind == "training" else prefill_case
+        case = make_case(options.data, device, model, seed)
+        points = selection_study(case, exclude_needed=held_out, seed=seed)
+        runs.append({"run": run, "points": points})
+        # Written after every run, so that an interrupted study loses one run at most.
         write_text(results, "[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
         print(*run, flush=True)
     write_text(HERE / "active_selection.md", selection_report(runs))
@@ -72,14 +75,14 @@ def selection_report(runs: Sequence[Run]) -> str:
         (False, "Any shape may be measured"),
         (True, "Shapes that the layouts need are kept out"),
     ):
-        chosen = [run for run in runs if run["run"][4] == held_out]
-        if not chosen:
+        members = [run for run in runs if run["run"][4] == held_out]
+        if not members:
             continue
         lines += [
             f"\n## {title}\n",
-            *_grids(chosen),
+            *_grids(members),
             "\n### Interval and error of ours\n",
-            _intervals(chosen),
+            _intervals(members),
         ]
     return "\n".join(lines) + "\n"
 
@@ -97,35 +100,45 @@ def _grids(runs: Sequence[Run]) -> list[str]:
         "uncertainty",
         "random",
     )
-    rows, devices = [], _devices(runs)
+    rows, devices = [], _runs_by_device(runs)
     shares: list[tuple[float, float]] = []
     for name, members in [*devices.items(), ("all", list(runs))]:
-        curves = {s: _mean([run["points"][s] for run in members]) for s in STRATEGIES}
-        for points, error in zip(*_mean([run["points"]["grid"] for run in members]), strict=True):
+        curves = {strategy: _mean_curve(members, strategy) for strategy in STRATEGIES}
+        for points, error in zip(*_mean_curve(members, "grid"), strict=True):
             needed = {s: _as_good(*curves[s], error) for s in STRATEGIES}
             ours = needed["ours"]
             share = f"{ours / points:.2f}" if ours else "-"
+            # The row of all devices would count every pair of device and grid twice.
             if name in devices:
                 shares.append((points, ours / points if ours else np.inf))
-            cells = [
-                f"{needed[s]:.0f}" if needed[s] else f"over {curves[s][0][-1]:.0f}"
-                for s in STRATEGIES
-            ]
+
+            # A strategy that never gets as good is said to need more than it was given.
+            cells = []
+            for strategy in STRATEGIES:
+                most_points = curves[strategy][0][-1]
+                as_good = needed[strategy]
+                cells.append(f"{as_good:.0f}" if as_good else f"over {most_points:.0f}")
             rows.append(
                 (name, len(members), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:])
             )
-    few = [share for points, share in shares if points < CORNERS]
-    more = [share for points, share in shares if points >= CORNERS]
+
+    # Grids of two levels per size are the corners of the range, where few points go furthest.
+    of_corners = [share for points, share in shares if points < CORNERS]
+    of_larger = [share for points, share in shares if points >= CORNERS]
+    few_at_corners = sum(share <= 1 / 3 for share in of_corners)
+    few_at_larger = sum(share <= 1 / 3 for share in of_larger)
     return [
         rows_table(head, rows),
-        f"\nOurs needs at most a third of the grid's points in {sum(s <= 1 / 3 for s in more)} of {len(more)} pairs of "
-        f"device and grid with {CORNERS} points or more, and in {sum(s <= 1 / 3 for s in few)} of {len(few)} with "
+        f"\nOurs needs at most a third of the grid's points in {few_at_larger} of {len(of_larger)} pairs of "
+        f"device and grid with {CORNERS} points or more, and in {few_at_corners} of {len(of_corners)} with "
         "fewer (two levels per size: the corners of the range).",
     ]
 
 
 def _intervals(runs: Sequence[Run]) -> str:
+    """Mean error and mean width of our intervals after every second number of points."""
     head = ("points", "mean error", "mean half-width of the 90 % interval", "layouts inside it")
+    # Runs end at different numbers of points; beyond the shortest the means would change members.
     shortest = min(len(run["points"]["ours"]) for run in runs)
     table = np.array([run["points"]["ours"][:shortest] for run in runs]).mean(axis=0)
     rows = [
@@ -135,25 +148,29 @@ def _intervals(runs: Sequence[Run]) -> str:
     return rows_table(head, rows, left=0)
 
 
-def _devices(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+def _runs_by_device(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by kind of step and device, in the order of their first run."""
+    by_device: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(f"{run['run'][0]}, {run['run'][1]}", []).append(run)
-    return found
+        kind, device = run["run"][:2]
+        by_device.setdefault(f"{kind}, {device}", []).append(run)
+    return by_device
 
 
-def _mean(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean number of points and mean error at each place of curves, as far as all go."""
+def _mean_curve(runs: Sequence[Run], strategy: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean number of points and mean error of a strategy over runs, as far as all runs go."""
+    curves = [run["points"][strategy] for run in runs]
     shortest = min(map(len, curves))
-    table = np.array([[point[:2] for point in curve[:shortest]] for curve in curves]).mean(axis=0)
-    return table[:, 0], table[:, 1]
+    # An entry of a curve begins with the number of points and the error; more may follow.
+    means = np.array([np.array(curve[:shortest])[:, :2] for curve in curves]).mean(axis=0)
+    return means[:, 0], means[:, 1]
 
 
-def _as_good(points: np.ndarray, error: np.ndarray, wanted: float) -> float | None:
-    """Points from which on the error stays at or below `wanted`."""
-    good = np.flatnonzero(error > wanted)
-    after = good[-1] + 1 if len(good) else 0
-    return float(points[after]) if after < len(points) else None
+def _as_good(points: np.ndarray, error: np.ndarray, largest_error: float) -> float | None:
+    """Number of points from which on the error stays at or below `largest_error`."""
+    too_large = np.flatnonzero(error > largest_error)
+    first_good = too_large[-1] + 1 if len(too_large) else 0
+    return float(points[first_good]) if first_good < len(points) else None
 
 
 _HEAD: Final = """# Active selection against uniform grids

@@ -42,6 +42,7 @@ from perfmodel.validation import predict_cases
 
 
 def main() -> None:
+    """Record first looks or score them, as the options say."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,21 +56,22 @@ def main() -> None:
     arguments.add_argument(
         "--sources", default="*", help="pattern of the sources to print, such as 'MLPerf*'"
     )
-    asked = arguments.parse_args()
-    folders = collections(asked.data)
+    options = arguments.parse_args()
+    folders = collections(options.data)
     if not folders:
-        raise SystemExit(f"{asked.data}: no collection of runs beside the first one")
+        raise SystemExit(f"{options.data}: no collection of runs beside the first one")
     try:
-        if asked.record:
+        if options.record:
             record(folders)
         else:
-            score(folders, asked.sources, predicts=not asked.first_looks)
+            score(folders, options.sources, predicts=not options.first_looks)
     except PerfModelError as error:
         raise SystemExit(str(error)) from None
 
 
 def record(folders: Sequence[Path]) -> None:
     """Give every source without one its first look."""
+    # A look is worth something only with the code that gave it: the commit is kept beside it.
     commit = commit_of_package(FOLDER.parents[1])
     for folder in folders:
         new, late = record_first_looks(folder.name, runs_of(folder), commit, predict_cases)
@@ -90,20 +92,21 @@ def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
     with progress("runs") as report:
         for folder in folders:
             runs, looks = runs_of(folder), recorded_looks(folder.name)
-            asked = [fnmatchcase(str(source), pattern) for source in runs["source"]]
-            runs = runs[runs["case_id"].isin(set(looks["case_id"])) & np.array(asked)].reset_index(
-                drop=True
-            )
+            # Rows without a first look have nothing to be compared with.
+            is_recorded = runs["case_id"].isin(set(looks["case_id"]))
+            matches = np.array([fnmatchcase(str(source), pattern) for source in runs["source"]])
+            runs = runs[is_recorded & matches].reset_index(drop=True)
             if runs.empty:
                 continue
-            of_rows = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
-            first.append(Look.of(runs, of_rows))
+            looks_of_runs = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
+            first.append(Look.of(runs, looks_of_runs))
+            # A source is predicted by constants that were fitted without its teams.
             if predicts:
                 predict = partial(predict_cases, progress=report, site_of=Site.without)
                 today.append(predicted_today(runs, predict))
             else:
                 today.append(Look.of(runs, not_predicted(runs)))
-            all_looks.append(of_rows)
+            all_looks.append(looks_of_runs)
     if not first:
         raise PerfModelError(
             f"no recorded source matches {pattern!r}; record new ones with --record"
@@ -111,6 +114,7 @@ def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
     now = Look.joined(today)
     figures = blind_figures(Look.joined(first), now, known)
     page = blind_page(figures, all_looks, now, known)
+    # A page of some sources only is for reading; it would overwrite that of all of them.
     if pattern == "*":
         write_text(FOLDER / "README.md", page)
         write_text(FOLDER / "blind.json", json.dumps(figures, indent=1) + "\n")

@@ -14,6 +14,7 @@ FOLDERS = (PACKAGE / "prediction" / "sites", PACKAGE / "validation")
 
 
 def main() -> None:
+    """Write the file of checksums of each folder that holds fitted files."""
     for folder in FOLDERS:
         (folder / CHECKSUMS_FILE).write_text(checksum_lines(folder))
         print(f"wrote {folder / CHECKSUMS_FILE}")

@@ -16,10 +16,12 @@ from time import perf_counter
 from typing import Any
 
 
-def _rank(rank: int, ranks: int, calls: int, port: int, found: Any) -> None:
+def _rank(rank: int, ranks: int, calls: int, port: int, results: Any) -> None:
+    """Run as one rank; rank 0 puts the fifth percentile of its calls' seconds into `results`."""
     import torch
     from torch import distributed
 
+    # One thread each: ranks share the cores of this machine.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -28,29 +30,32 @@ def _rank(rank: int, ranks: int, calls: int, port: int, found: Any) -> None:
         start_s = perf_counter()
         distributed.all_reduce(number)
         took_s.append(perf_counter() - start_s)
+    # Other programs only ever make a call longer, so that a low percentile is the machine's own.
     if rank == 0:
-        found.put(sorted(took_s)[calls // 20])
+        results.put(sorted(took_s)[calls // 20])
     distributed.destroy_process_group()
 
 
 def seconds(ranks: int, calls: int, level: str) -> float:
-    """Of an all-reduce at a debugging level, at the fifth percentile."""
+    """Seconds of an all-reduce at a debugging level of torch, at the fifth percentile of calls."""
     from torch import multiprocessing
 
+    # The level is read when a process imports torch, hence the environment and new processes.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+    # The system names a port that nobody uses.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    found = context.SimpleQueue()
-    started = [
-        context.Process(target=_rank, args=(rank, ranks, calls, port, found))
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=_rank, args=(rank, ranks, calls, port, results))
         for rank in range(ranks)
     ]
-    for process in started:
+    for process in processes:
         process.start()
-    took_s = found.get()
-    for process in started:
+    took_s = results.get()
+    for process in processes:
         process.join()
     return took_s
 

@@ -42,7 +42,10 @@ HERE = Path(__file__).parent
 ROWS = HERE / "distir_tables.json"
 RUNS = HERE / "distir_ranks.csv"
 FIXED = "gpt2-175b fixed costs"
-PAPER_ROWS = [(model, batch) for model, batches in TRAINING.items() for batch in batches]
+PAPER_ROWS: list[tuple[str, int]] = []
+"""Model and batch of the rows of the paper's table 2."""
+for _model, _batches in TRAINING.items():
+    PAPER_ROWS += [(_model, _batch) for _batch in _batches]
 TO_32: Final = MICRO_BATCHES[:5]
 """K of the larger models: 2 to 32, the largest that the paper chooses."""
 NEAR: Final = (0.5, 1, 2)
@@ -55,62 +58,89 @@ compares with."""
 
 
 def main() -> None:
+    """Compute the sections that are asked for, then write the page of all that is known."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument(
         "sections", nargs="*", choices=("tables", "ranks", []), help="what to compute"
     )
     arguments.add_argument("--minutes", type=float, default=9.0, help="of measuring on ranks")
-    given = arguments.parse_args()
-    if "tables" in given.sections:
+    options = arguments.parse_args()
+    if "tables" in options.sections:
         tables()
-    if "ranks" in given.sections:
-        ranks(given.minutes)
+    if "ranks" in options.sections:
+        ranks(options.minutes)
     write_text(HERE / "distir.md", page())
     print((HERE / "distir.md").read_text())
 
 
 def tables() -> None:
+    """Compute what is missing of tables 2 and 3, and write it down after every row.
+
+    A search takes minutes: each stage below looks for rows that lack its figures alone.
+    """
     rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    _add_choices(rows)
+    _add_baselines(rows)
+    _add_explanations(rows)
+    if FIXED not in rows:
+        rows[FIXED] = {"rows": fixed_cost_rows("gpt2-175b")}
+        _write_rows(rows)
+
+
+def _write_rows(rows: dict[str, Any]) -> None:
+    """Keep all rows that were computed so far."""
+    write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+
+
+def _add_choices(rows: dict[str, Any]) -> None:
+    """Search for the best layout of every row that has none yet."""
+    # Inference comes first, in which the batch is free; it is marked by a batch of 0.
     for model, batch in [*((model, 0) for model in INFERENCE), *PAPER_ROWS]:
         key = f"{model} {batch or 'inference'}"
-        if key not in rows:
-            start = time.perf_counter()
-            rows[key] = training_row(model, batch) if batch else inference_row(model)
-            print(
-                f"{key}: {rows[key]['ours']} (paper {rows[key]['paper']}), {time.perf_counter() - start:.0f} s"
-            )
-            write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+        if key in rows:
+            continue
+        start = time.perf_counter()
+        rows[key] = training_row(model, batch) if batch else inference_row(model)
+        took_s = time.perf_counter() - start
+        print(f"{key}: {rows[key]['ours']} (paper {rows[key]['paper']}), {took_s:.0f} s")
+        _write_rows(rows)
+
+
+def _add_baselines(rows: dict[str, Any]) -> None:
+    """Add how much faster each row's choice is than the pure layouts."""
     for key, row in rows.items():
-        if key != FIXED and "baselines" not in row:
-            baselines = training_baselines if row["model"] in TRAINING else inference_baselines
-            row["baselines"] = baselines(row)
-            for old in ("vs D", "vs T", "vs P"):
-                row.pop(old, None)
-            print(
-                f"{key}: over pure layouts {row['baselines']} (paper {PAPER_SPEEDUPS[row['model']][row['batch']]})"
-            )
-            write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+        if key == FIXED or "baselines" in row:
+            continue
+        baselines = training_baselines if row["model"] in TRAINING else inference_baselines
+        row["baselines"] = baselines(row)
+        # Files of earlier versions have the speed-ups in columns of their own.
+        for old_column in ("vs D", "vs T", "vs P"):
+            row.pop(old_column, None)
+        paper = PAPER_SPEEDUPS[row["model"]][row["batch"]]
+        print(f"{key}: over pure layouts {row['baselines']} (paper {paper})")
+        _write_rows(rows)
+
+
+def _add_explanations(rows: dict[str, Any]) -> None:
+    """Add figures that may explain why our choice is not the paper's, where it is not."""
+    # Inference: whether prices of the paper's own form lead to its choice.
     for model in INFERENCE:
         row = rows[f"{model} inference"]
         if not row["held"] and "additive" not in row:
             row["additive"] = additive_choice(model)
-            write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+            _write_rows(rows)
+
+    # Training: whether our choice fills the memory so far that theirs may have run out of it.
     for key, row in rows.items():
-        if (
-            key != FIXED
-            and row["model"] in TRAINING
-            and not row["held"]
-            and "memory share" not in row
-        ):
+        is_training = key != FIXED and row["model"] in TRAINING
+        if is_training and not row["held"] and "memory share" not in row:
             program = model_program(catalog.model(row["model"]), row["batch"], dtype="fp16")
             row["memory share"] = _memory_share(program, row["ours"])
-            write_text(ROWS, json.dumps(rows, indent=1) + "\n")
-    if FIXED not in rows:
-        rows[FIXED] = {"rows": fixed_cost_rows("gpt2-175b")}
-        write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+            _write_rows(rows)
 
 
 def ranks(minutes: float) -> None:
+    """Measure layouts of table 4 on the ranks of this machine for some minutes."""
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until:
         measure_round(RUNS, until)
@@ -120,9 +150,9 @@ def training_row(model: str, batch: int) -> dict[str, Any]:
     """One row of table 2."""
     program = model_program(catalog.model(model), batch, dtype="fp16")
     counts = MICRO_BATCHES if model == "mlp-1b" else TO_32
-    found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=counts)
+    search = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=counts)
     paper = TRAINING[model][batch]
-    return {"model": model, "batch": batch, "paper": paper, **_beside(found, paper)}
+    return {"model": model, "batch": batch, "paper": paper, **_beside(search, paper)}
 
 
 def inference_row(model: str) -> dict[str, Any]:
@@ -130,15 +160,17 @@ def inference_row(model: str) -> dict[str, Any]:
     paper_batch, paper = INFERENCE[model]
     searches = []
     for batch in (int(paper_batch * factor) for factor in NEAR):
-        found = search_programs(
+        search = search_programs(
             inference_program(model, batch), catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32
         )
-        if found.candidates:
-            searches.append(found)
+        if search.candidates:
+            searches.append(search)
     best = max(searches, key=lambda s: s.candidates[0].samples_per_s)
+    # The paper's choice is looked up at the paper's batch, which may not be our best.
     theirs = next((s for s in searches if s.batch == paper_batch), best)
-    rate = next((c.samples_per_s for c in theirs.candidates if c.dtpk == paper), 0.0)
-    ratio = best.candidates[0].samples_per_s / rate if rate else float("inf")
+    paper_rate = next((c.samples_per_s for c in theirs.candidates if c.dtpk == paper), 0.0)
+    # A choice of the paper's that does not fit here is infinitely slower than ours.
+    ratio = best.candidates[0].samples_per_s / paper_rate if paper_rate else float("inf")
     row = {"model": model, "batch": paper_batch, "paper": f"{paper_batch} / {paper}"}
     return row | {
         "ours": f"{best.batch} / {best.candidates[0].dtpk}",
@@ -161,15 +193,15 @@ def additive_choice(model: str) -> str:
     """The best layout of a row of table 3 at the paper's batch, with kernels priced by the form of
     the paper's regressions; and how much faster than the paper's choice that makes it."""
     batch, paper = INFERENCE[model]
-    found = search_programs(
+    search = search_programs(
         inference_program(model, batch),
         catalog.cluster(CLUSTER),
         DEVICES,
         micro_batches=TO_32,
         timer=_additive_timer(0.0),
     )
-    best = found.candidates[0]
-    theirs = next((c.step_time_s for c in found.candidates if c.dtpk == paper), float("inf"))
+    best = search.candidates[0]
+    theirs = next((c.step_time_s for c in search.candidates if c.dtpk == paper), float("inf"))
     return f"{best.dtpk} ({theirs / best.step_time_s:.2f})"
 
 
@@ -179,19 +211,23 @@ def fixed_cost_rows(model: str) -> list[dict[str, Any]]:
     PyTorch's dispatch add."""
     batch, paper = INFERENCE[model]
     program = inference_program(model, batch)
-    found: dict[str, list[float]] = {}
+    times_s: dict[str, list[float]] = {}
+    # The program of a layout does not depend on prices: it is written down once for all costs.
     for degrees in map(Degrees.parse, FIXED_COST_CHOICES):
         spread = on_one_stream(distribute(program, degrees, representative=True))
         structure = program_structure(spread.function, catalog.cluster(CLUSTER))
         name = f"{degrees.data}/{degrees.tensor}/{degrees.pipeline}/{degrees.micro_batches}"
-        found[name] = [
-            simulate(structure, _additive_timer(cost)).makespan_s for cost in FIXED_COSTS_S
+        times_s[name] = [
+            simulate(structure, _additive_timer(cost_s)).makespan_s for cost_s in FIXED_COSTS_S
         ]
-    return [
-        {"fixed cost us": round(1e6 * cost)}
-        | {name: times[i] / found[paper][i] for name, times in found.items()}
-        for i, cost in enumerate(FIXED_COSTS_S)
-    ]
+
+    rows = []
+    for i, cost_s in enumerate(FIXED_COSTS_S):
+        row: dict[str, Any] = {"fixed cost us": round(1e6 * cost_s)}
+        for name, of_costs_s in times_s.items():
+            row[name] = of_costs_s[i] / times_s[paper][i]
+        rows.append(row)
+    return rows
 
 
 def _additive_timer(fixed_s: float) -> Timer:
@@ -201,26 +237,32 @@ def _additive_timer(fixed_s: float) -> Timer:
     measured, additive = cluster_timer(hardware), AdditiveProducts()
 
     def timer(ops: Sequence[Op]) -> np.ndarray:
+        """Seconds of operations, in their order."""
+        is_kernel = np.array([isinstance(op, KernelOp) for op in ops], bool)
         kernels = [op for op in ops if isinstance(op, KernelOp)]
-        time_s = measured([op for op in ops if not isinstance(op, KernelOp)]).tolist()
-        of_kernels = additive.times(hardware.device, kernels).time_s.tolist()
-        found = [(of_kernels if isinstance(op, KernelOp) else time_s).pop(0) for op in ops]
-        free = [isinstance(op, Collective) and op.collective == "send_recv" for op in ops]
-        return np.array(found) + fixed_s * ~np.array(free, bool)
+        communication = [op for op in ops if not isinstance(op, KernelOp)]
+
+        # Each kind is priced by its own model in one call; masks bring them back into order.
+        time_s = np.empty(len(ops))
+        time_s[is_kernel] = additive.times(hardware.device, kernels).time_s
+        time_s[~is_kernel] = measured(communication)
+        is_message = [isinstance(op, Collective) and op.collective == "send_recv" for op in ops]
+        return time_s + fixed_s * ~np.array(is_message, bool)
 
     return timer
 
 
-def _beside(found: ProgramSearch, paper: str) -> dict[str, Any]:
-    best = found.candidates[0]
-    theirs = next((c.step_time_s for c in found.candidates if c.dtpk == paper), float("inf"))
+def _beside(search: ProgramSearch, paper: str) -> dict[str, Any]:
+    """Our choice beside the paper's by our simulation, and how many layouts were tried."""
+    best = search.candidates[0]
+    theirs = next((c.step_time_s for c in search.candidates if c.dtpk == paper), float("inf"))
     ratio = theirs / best.step_time_s
     return {
         "ours": best.dtpk,
         "paper's/ours": ratio,
         "held": ratio <= 1 + TOLERANCE,
-        "evaluated": found.evaluated,
-        "fit": len(found.candidates),
+        "evaluated": search.evaluated,
+        "fit": len(search.candidates),
     }
 
 
@@ -241,6 +283,7 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
     rate = int(batch) / _step_time_s(inference_program(row["model"], int(batch)), choice)
     speedups: dict[str, float] = {}
     for name, layout in BASELINES.items():
+        # A batch that does not fit takes infinitely long, so that its rate is 0.
         rates = [
             size / _step_time_s(inference_program(row["model"], size), layout)
             for size in BASELINE_BATCHES
@@ -280,8 +323,9 @@ def with_speedups(row: dict[str, Any]) -> dict[str, Any]:
     for name, paper in zip(BASELINES, PAPER_SPEEDUPS[row["model"]][int(row["batch"])], strict=True):
         ours = row.get("baselines", {}).get(name, float("nan"))
         columns[f"vs {name}"] = f"{_ratio(ours)} ({_ratio(paper)})"
-    told = ("baselines", "memory share", "vs D", "vs T", "vs P")
-    return {key: value for key, value in row.items() if key not in told} | columns
+    # These are said in sentences, or in the columns that were just made.
+    not_columns = ("baselines", "memory share", "vs D", "vs T", "vs P")
+    return {key: value for key, value in row.items() if key not in not_columns} | columns
 
 
 def _ratio(value: float | None) -> str:
@@ -309,24 +353,30 @@ _, TENSOR_ALONE, PIPELINE_ALONE = PAPER_SPEEDUPS["gpt2-175b"][1024]
 def speedup_text(rows: list[dict[str, Any]]) -> str:
     """How far our speed-ups of table 2 are from the measured ones, by the batch."""
     sentences = []
-    for name, words in (("T", "tensor"), ("D", "data"), ("P", "pipeline")):
-        for small in (True, False):
-            ratios = []
-            for row in rows:
-                paper = PAPER_SPEEDUPS[row["model"]][row["batch"]]["DTP".index(name)]
-                ours = row.get("baselines", {}).get(name, float("inf"))
-                if (
-                    paper is not None
-                    and np.isfinite(ours)
-                    and (row["batch"] < _LARGE_BATCH) == small
-                ):
-                    ratios.append(ours / paper)
+    for baseline, parallelism in (("T", "tensor"), ("D", "data"), ("P", "pipeline")):
+        # What the paper's runs paid per operation weighs more in short steps, hence two ranges.
+        for is_small in (True, False):
+            ratios = _speedup_ratios(rows, baseline, is_small)
             if ratios:
-                size = "below" if small else "from"
+                size = "below" if is_small else "from"
                 sentences.append(
-                    f"{words} {size} {_LARGE_BATCH:,}: {min(ratios):.2f} to {max(ratios):.2f}"
+                    f"{parallelism} {size} {_LARGE_BATCH:,}: {min(ratios):.2f} to {max(ratios):.2f}"
                 )
     return f"Ours over the paper's: {'; '.join(sentences)}."
+
+
+def _speedup_ratios(rows: list[dict[str, Any]], baseline: str, is_small: bool) -> list[float]:
+    """Our speed-up over a baseline per the paper's, of rows below or from `_LARGE_BATCH` on."""
+    ratios = []
+    for row in rows:
+        if (row["batch"] < _LARGE_BATCH) != is_small:
+            continue
+        paper = PAPER_SPEEDUPS[row["model"]][row["batch"]]["DTP".index(baseline)]
+        ours = row.get("baselines", {}).get(baseline, float("inf"))
+        # What does not fit has no speed: `None` in the paper's table, infinity in ours.
+        if paper is not None and np.isfinite(ours):
+            ratios.append(ours / paper)
+    return ratios
 
 
 def not_held_text(rows: list[dict[str, Any]]) -> str:
@@ -374,6 +424,7 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
         return "For 175B these prices do not lead to the paper's D/T/P. "
     if our_count == paper_count:
         return "For 175B these prices lead to the paper's choice. "
+    # A pipeline of p stages idles p - 1 slots of the m + p - 1 that m micro-batches take.
     stages = int(paper[2])
     idle, our_idle = (
         (stages - 1) / (int(count) + stages - 1) for count in (paper_count, our_count)
@@ -387,14 +438,18 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
 def fixed_cost_text(fixed: pd.DataFrame) -> str:
     """From which fixed cost on the paper's choice of K beats more micro-batches on the same
     devices."""
-    first, *others = FIXED_COST_CHOICES
-    same_devices = [name for name in others if name.rpartition("/")[0] == first.rpartition("/")[0]]
-    best = fixed[(fixed[same_devices] >= 1).all(axis=1)]
+    # Choices that differ from the paper's in the number of micro-batches alone.
+    paper_choice, *alternatives = FIXED_COST_CHOICES
+    degrees, _, paper_count = paper_choice.rpartition("/")
+    same_devices = [name for name in alternatives if name.rpartition("/")[0] == degrees]
     counts = " or ".join(name.rpartition("/")[2] for name in same_devices)
-    if best.empty:
-        return f"At none of these costs {first.rpartition('/')[2]} micro-batches are better than {counts}."
-    cost_us = best["fixed cost us"].min()
-    return f"From {cost_us:,.0f} us on {first.rpartition('/')[2]} micro-batches are better than {counts}."
+
+    # Columns are times over the paper's choice: 1 and more is no faster.
+    paper_wins = fixed[(fixed[same_devices] >= 1).all(axis=1)]
+    if paper_wins.empty:
+        return f"At none of these costs {paper_count} micro-batches are better than {counts}."
+    cost_us = paper_wins["fixed cost us"].min()
+    return f"From {cost_us:,.0f} us on {paper_count} micro-batches are better than {counts}."
 
 
 _LARGE_BATCH: Final = 2048
@@ -406,17 +461,20 @@ pipeline; whether it explains the gap is not shown.
 
 
 def page() -> str:
-    given = json.loads(ROWS.read_text()) if ROWS.exists() else {}
-    fixed = pd.DataFrame(given.pop(FIXED, {"rows": []})["rows"])
-    rows = list(given.values())
+    """The page of tables 2 to 4, from all that was computed and measured so far."""
+    computed = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    fixed = pd.DataFrame(computed.pop(FIXED, {"rows": []})["rows"])
+    rows = list(computed.values())
+    # In table 3 the batch is part of the choice: `256 / 1/8/2/2`.
     trained = [row for row in rows if "/ " not in str(row["paper"])]
     training = as_table(trained)
     inference = as_table([row for row in rows if "/ " in str(row["paper"])]).drop(columns="batch")
-    held = f"{sum(bool(row['held']) for row in trained)} of {len(trained)}"
-    left = [f"{model} {batch}" for model, batch in PAPER_ROWS if f"{model} {batch}" not in given]
+    held_text = f"{sum(bool(row['held']) for row in trained)} of {len(trained)}"
+    keys = [f"{model} {batch}" for model, batch in PAPER_ROWS]
+    to_compute = [key for key in keys if key not in computed]
     missing = (
-        f"Not computed yet: {', '.join(left)}."
-        if left
+        f"Not computed yet: {', '.join(to_compute)}."
+        if to_compute
         else f"All {len(PAPER_ROWS)} rows of the paper are here."
     )
     speedups = speedup_text(trained)
@@ -430,7 +488,7 @@ Written by `python validate/distir.py`. Nothing is fitted on what is compared he
 
 The model is a program of the IR; each D/T/P/K is written down by the transforms, one rank of every data- and
 tensor-parallel group, and simulated at the times of the shipped calibration, one operation at a time per device.
-`held`: the same choice, or the paper's within 3 % of ours by our simulation: {held} rows; {same} the same. `vs D`, `T`,
+`held`: the same choice, or the paper's within 3 % of ours by our simulation: {held_text} rows; {same} the same. `vs D`, `T`,
 `P`: throughput of the choice over that of pure data, tensor and pipeline parallelism, the pipeline with K = 128 as the
 paper fixes it; ours is simulated, the paper's in parentheses was measured (`-`: does not fit; `?`: not
 computed yet). {speedups}
@@ -445,10 +503,10 @@ each model, as for mlp-1b here). {missing}
 The evaluation states no sequence length; {TOKENS} tokens are those of the paper's figure 4. The batch is free within a
 factor of 2 of the paper's choice, where the paper tries all powers of two from 128 to 1,048,576; K is 2 to 32, 2 to 128
 in the paper; the vocabulary is padded to a multiple of
-{DEVICES}, so that tensor ranks can share it. {stages_text(given)}`additive`:
+{DEVICES}, so that tensor ranks can share it. {stages_text(computed)}`additive`:
 our best at the paper's batch where a row is not held, with kernels priced by the form of the paper's regressions: bytes
 and FLOPs added up, at nominal rates instead of the coefficients that it fitted and does not print; and what the paper's
-choice takes beside it. {additive_text(given)}Baselines
+choice takes beside it. {additive_text(computed)}Baselines
 take the best of batches 128, 512, 2,048 and so on to 131,072, as far as they fit; the paper's every power of two. A
 ratio below 1 is a baseline at a batch that our choice was not offered, more than a factor of 2 from the paper's.
 
@@ -467,6 +525,7 @@ have cost it {_span(TENSOR_ALONE / fixed["1/16/1/1"])} times what the prices her
 
 
 def _span(ratios: Any) -> str:
+    """The least and the largest of ratios."""
     return f"{ratios.min():.2f} to {ratios.max():.2f}"
 
 

@@ -3,6 +3,7 @@
 python validate/distsim_profiling.py
 """
 
+from itertools import product
 from pathlib import Path
 
 from studies.tables import rows_table
@@ -17,8 +18,7 @@ PAPER = {"profiling": 49.18, "direct": 380.35, "scale": 0.1296}
 ratio."""
 SEARCH = [
     f"{tp}M{pp}P{16 // tp // pp}D"
-    for tp in (1, 2, 4, 8, 16)
-    for pp in (1, 2, 4, 8, 16)
+    for tp, pp in product((1, 2, 4, 8, 16), repeat=2)
     if tp * pp <= 16
 ]
 """The 15 layouts of 16 devices that its section 6 searches."""
@@ -58,10 +58,14 @@ CASES = (
 
 
 def main() -> None:
+    """Plan what each case has to measure, and write the page."""
     plans = {
         title: model_plan(model, cluster, job, layouts)
         for title, model, cluster, layouts, job in CASES
     }
+
+    # The paper gives device-seconds of running directly, but no number of steps: over those of one
+    # of our steps of every layout they say how many it took.
     search = plans["search of section 6"]
     per_step_s = search.run_device_s / search.iterations
     text = HEAD.format(
@@ -76,6 +80,7 @@ def main() -> None:
 
 
 def saving(plans: dict[str, ModelPlan]) -> str:
+    """What each case measures and what that saves, a row a case, as Markdown."""
     head = (
         "case",
         "layouts",
@@ -90,25 +95,26 @@ def saving(plans: dict[str, ModelPlan]) -> str:
     )
     rows = []
     for title, plan in plans.items():
-        d = plan.to_dict()
+        figures = plan.to_dict()
         rows.append(
             (
                 title,
-                d["layouts"],
-                f"{d['executions']:,.0f}",
-                d["measurements"],
-                d["extrapolated"],
-                f"{d['unmeasured']} ({d['unmeasured_share']:.0%} of the step)",
-                f"{d['relative_scale']:.4f}",
-                f"{d['measure_device_s']:,.0f} to {d['measure_device_most_s']:,.0f}",
-                f"{d['run_device_s']:,.0f}",
-                f"{d['saving']:.1%}",
+                figures["layouts"],
+                f"{figures['executions']:,.0f}",
+                figures["measurements"],
+                figures["extrapolated"],
+                f"{figures['unmeasured']} ({figures['unmeasured_share']:.0%} of the step)",
+                f"{figures['relative_scale']:.4f}",
+                f"{figures['measure_device_s']:,.0f} to {figures['measure_device_most_s']:,.0f}",
+                f"{figures['run_device_s']:,.0f}",
+                f"{figures['saving']:.1%}",
             )
         )
     return rows_table(head, rows)
 
 
 def layouts(plan: ModelPlan) -> str:
+    """What each layout of the search adds to what is measured, as Markdown."""
     head = ("layout", "step, s", "events run", "distinct", "new to measure", "device-s")
     # The plan states every layout in full; the paper's notation is shorter.
     rows = []

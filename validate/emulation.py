@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,19 @@ from perfmodel.spec import Job, Layout
 
 SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 """Scripts that the method was made with, and others that it was not."""
-MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
+MODELS = tuple(map(" ".join, product((*SEEN, *UNSEEN), ("ddp", "fsdp"))))
 STEPS = 13
 ENDLESS = 10**6
+"""Steps of a script that is stopped when its turns are over."""
 TURN_S, START_S = 1.5, 12.0
+"""How long one kind of run is awake, and how long all have to start."""
 LINK_BYTES_PER_S = 5e6
+"""Of the shaped links between emulated hosts."""
 MICRO_ROUNDS = 5
 
 
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure what collectives of two ranks take on this machine, for all emulations below."""
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     table = measure_prices(2, kinds, calls=32)
     write_text(data_file(out, "prices"), table.to_csv(index=False))
@@ -78,17 +83,18 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         (1 << 10, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24),
         ("all_reduce", "all_gather"),
     )
-    found = []
+    rounds = []
     for number in range(MICRO_ROUNDS):
         real = measure_prices(2, kinds, sizes, calls=24)
+        # Prices are read back from a file, as an emulation in use reads them.
         with tempfile.TemporaryDirectory() as folder:
             write_text(data_file(Path(folder), "micro"), real.to_csv(index=False))
             table = prices_of(Path(folder), "micro")
-        told = priced(table)
-        emulated = measure_prices(2, kinds, sizes, calls=24, prices=told)
-        found.append(real.assign(emulated_s=emulated.time_s, round=number))
-    rows = pd.concat(found, ignore_index=True)
+        emulated = measure_prices(2, kinds, sizes, calls=24, prices=priced(table))
+        rounds.append(real.assign(emulated_s=emulated.time_s, round=number))
+    rows = pd.concat(rounds, ignore_index=True)
     rows["overhead"] = rows.emulated_s / rows.time_s - 1
+    # How far real calls differ between rounds bounds what an overhead can be told from.
     same: Any = rows.groupby(["collective", "bytes"], sort=False)
     rows["change"] = same.time_s.pct_change().abs()
     write_text(data_file(out, "micro"), rows.to_csv(index=False, float_format="%.6g"))
@@ -109,6 +115,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     prices = priced(table)
 
     def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
+        """Some ranks of two, each on a core of its own."""
         return Emulation(
             command=command,
             world_size=2,
@@ -127,27 +134,32 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "both": [emulated(command, 0, 1)],
             "each": [emulated(command, 0), emulated(command, 1)],
         }
-        found = in_turn(
+        iterations = in_turn(
             kinds,
             turn_s=TURN_S,
             total_s=arguments.seconds,
             start_s=START_S,
             patience_s=arguments.patience,
         )
+
+        # Turns of earlier calls count too: quiet minutes of a shared machine are collected.
         path = data_file(out, f"steps_{name.replace(' ', '_')}")
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
-        found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
-        table_of_all = pd.concat([former, found], ignore_index=True)
-        write_text(path, table_of_all.to_csv(index=False, float_format="%.6g"))
-        result[name] = compared_in_turn(table_of_all)
+        first_turn = former.turn.max() + 1 if len(former) else 0
+        iterations = iterations.assign(turn=iterations.turn + first_turn)
+        all_iterations = pd.concat([former, iterations], ignore_index=True)
+        write_text(path, all_iterations.to_csv(index=False, float_format="%.6g"))
+        result[name] = compared_in_turn(all_iterations)
         print(name, result[name], file=sys.stderr)
         saved(out, "steps", result)
     return result
 
 
 def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of collectives between hosts in namespaces with shaped links; sizes are not those of the
-    script."""
+    """Measure what collectives take between hosts in namespaces with shaped links.
+
+    Sizes are not those of the script: it is emulated from prices of other messages.
+    """
     kinds, sizes = ("all_reduce", "broadcast", "all_gather"), (1 << 8, 1 << 14, 1 << 18, 1 << 20)
     for ranks in arguments.ranks:
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
@@ -183,14 +195,15 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The paper's figure 4."""
+    """The paper's figure 4: iterations as every all-reduce is delayed by more and more."""
     delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
     table = prices_of(out)
     for name, occupancy in (
         ("library on the core (gloo)", table),
         ("library beside it (GPU)", None),
     ):
-        found = emulate(
+        # One run sweeps all delays three times, so that the machine's drift meets each of them.
+        run = emulate(
             Emulation(
                 command=script("bert", every * len(delays_s) * 3 + 1, BUCKET_MB=1, BATCH=3),
                 world_size=2,
@@ -199,7 +212,7 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
             )
         )
-        result[name] = emulated_curve(found, "all_reduce", delays_s, every).to_dict()
+        result[name] = emulated_curve(run, "all_reduce", delays_s, every).to_dict()
     return result
 
 
@@ -212,6 +225,7 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     table, result = prices_of(out), {}
 
     def run(slower: float, **conditions: object) -> EmulatedRun:
+        """The script on a network that is `slower` times as slow, under further conditions."""
         network = Prices(catalog.cluster("localhost"), lambda op: slower * 3 * table.time_s(op))
         return emulate(
             Emulation(
@@ -223,19 +237,22 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             )
         )
 
+    # The first iterations warm up; the rest gives one typical iteration as a timeline.
     base = run(1.0)
     numbers = base.iterations().iteration.to_numpy()[3:]
-    found = replay(typical(base.ranks[0], numbers))
-    kinds = found.structure.class_kind
-    passes_s = np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD)) * found.durations_s
+    timeline = replay(typical(base.ranks[0], numbers))
+    kinds = timeline.structure.class_kind
+    passes_s = np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD)) * timeline.durations_s
+
+    # Each condition adds seconds to the durations that it lengthens.
     for name, emulated, more_s in (
         ("as it is", base, 0 * passes_s),
-        ("half the bandwidth", run(2.0), found.told_s),
-        ("a quarter of the bandwidth", run(4.0), 3 * found.told_s),
+        ("half the bandwidth", run(2.0), timeline.told_s),
+        ("a quarter of the bandwidth", run(4.0), 3 * timeline.told_s),
         ("ranks 1.2 times as slow", run(1.0, straggler=1.2), 0.2 * passes_s),
         ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 0.5 * passes_s),
     ):
-        predicted_s = replace(found, durations_s=found.durations_s + more_s).time_s()
+        predicted_s = replace(timeline, durations_s=timeline.durations_s + more_s).time_s()
         result[name] = {
             "emulated_s": float(np.median(emulated.iteration_s())),
             "predicted_s": predicted_s,
@@ -248,19 +265,20 @@ def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     result = {}
     for ranks in (2, 64, 1024):
         with tempfile.TemporaryDirectory() as folder:
+            # The script writes down how many calls were answered per second.
             rate = Path(folder) / "rate"
-            none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
-            found = emulate(
+            no_time = Prices(catalog.cluster("localhost"), lambda _: 0.0)
+            run = emulate(
                 Emulation(
                     command=script("many_calls", 2000, rate),
                     world_size=ranks,
-                    prices=none,
+                    prices=no_time,
                     cores=usable_cores()[:1],
                 )
             )
             result[str(ranks)] = {
                 "calls_per_s": float(rate.read_text()),
-                "peak_memory_bytes": found.to_dict()["peak_memory_bytes"],
+                "peak_memory_bytes": run.to_dict()["peak_memory_bytes"],
             }
     return result
 
@@ -273,19 +291,19 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     no size takes.
     """
     model, batch, result = catalog.model(str(SCRIPTS / "gpt.toml")), 4, {}
-    none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
+    no_time = Prices(catalog.cluster("localhost"), lambda _: 0.0)
     # memory that is not needed goes back to the system
     options = {"MALLOC_MMAP_THRESHOLD_": 1 << 16, "MALLOC_TRIM_THRESHOLD_": 1 << 16, "BATCH": batch}
 
-    def taken(run: EmulatedRun) -> int:
+    def taken_bytes(run: EmulatedRun) -> int:
+        """Peak memory of a run since its ranks joined their world."""
         return run.to_dict()["training_memory_bytes"]
 
     for how, zero in (("ddp", 0), ("fsdp", 3)):
         options |= {"FSDP": 1} if zero else {}
-        own_bytes = taken(
-            emulate(
-                Emulation(command=script("gpt", 4, SMALL=1, **options), world_size=2, prices=none)
-            )
+        smallest = script("gpt", 4, SMALL=1, **options)
+        context_bytes = taken_bytes(
+            emulate(Emulation(command=smallest, world_size=2, prices=no_time))
         )
         for ranks in (2, 8):
             command = script("gpt", 4, **options)
@@ -293,23 +311,24 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False
             )
             layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
-            found = predict(
+            prediction = predict(
                 model,
                 catalog.cluster("localhost"),
                 layout,
                 global_batch=job.global_batch,
                 job=job,
-                framework=EAGER.replace(context_bytes=float(own_bytes)),
+                framework=EAGER.replace(context_bytes=float(context_bytes)),
             )
-            emulated = emulate(Emulation(command=command, world_size=ranks, prices=none))
-            one = {
-                "predicted_bytes": found.memory.peak,
-                "emulated_bytes": taken(emulated),
-                "context_bytes": own_bytes,
+            emulated = emulate(Emulation(command=command, world_size=ranks, prices=no_time))
+            figures = {
+                "predicted_bytes": prediction.memory.peak,
+                "emulated_bytes": taken_bytes(emulated),
+                "context_bytes": context_bytes,
             }
+            # The machine has cores for two real ranks.
             if ranks == 2:
-                one["real_bytes"] = taken(run_real(command, ranks))
-            result[f"gpt {how}, {ranks} ranks"] = one | {"parts": found.memory.to_dict()}
+                figures["real_bytes"] = taken_bytes(run_real(command, ranks))
+            result[f"gpt {how}, {ranks} ranks"] = figures | {"parts": prediction.memory.to_dict()}
     return result
 
 
@@ -326,11 +345,11 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The report so far."""
+def saved(out: Path, part: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """The report so far, to which a part's figures are added and which is written down."""
     path = out / "emulation.json"
     report = json.loads(path.read_text()) if path.exists() else {}
-    report[part] = report.get(part, {}) | found
+    report[part] = report.get(part, {}) | figures
     write_json(path, report)
     return report
 
@@ -361,6 +380,7 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ.update(MALLOC)
     chosen = tuple(PARTS) if arguments.only is None else arguments.only
+    # Measuring needs the cores before other programs; writing the report does not.
     if chosen:
         come_before_others()
     report: dict[str, Any] = saved(arguments.out, "prices", {})

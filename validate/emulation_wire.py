@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,7 @@ REDUCED_BYTES = 1 << 24
 BARS = {"micro": 0.04, "turns": 0.02}
 RANKS = (2, 4, 8, 16, 32, 64)
 DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16)
-TURNS = tuple(
-    f"{model} {how}" for model in ("resnet", "bert", "recommend", "vit") for how in ("ddp", "fsdp")
-)
+TURNS = tuple(map(" ".join, product(("resnet", "bert", "recommend", "vit"), ("ddp", "fsdp"))))
 TURN_S, START_S, TOTAL_S = 1.5, 15.0, 45.0
 ENDLESS = 10**6
 
@@ -90,6 +89,7 @@ def both(command: tuple[str, ...]) -> dict[str, Emulation]:
 def core_s(run: EmulatedRun, rank: int) -> float:
     """Processor seconds of a real rank in a median iteration."""
     table: Any = run.iterations()
+    # The first iterations warm up: memory and code are touched for the first time.
     table = table[(table["rank"] == rank) & (table.iteration > 1)]
     return float((table.utilisation * table.time_s).median())
 
@@ -107,6 +107,7 @@ def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         )
     rows = []
     for (kind, nbytes), blocks in table.groupby(["collective", "bytes"]):
+        # Two halves of the same real blocks differ by noise alone.
         even, odd = (blocks.real_s[blocks.block % 2 == half].median() for half in (0, 1))
         rows.append(
             {
@@ -180,8 +181,10 @@ def delay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for delay_s in DELAYS_S:
         emulation = both(script("bert", 16))["wire"]
-        told = Emulation(**{**vars(emulation), "conditions": {"delays_s": {"all_reduce": delay_s}}})
-        run = emulate(told)
+        delayed = Emulation(
+            **{**vars(emulation), "conditions": {"delays_s": {"all_reduce": delay_s}}}
+        )
+        run = emulate(delayed)
         reductions = (run.collectives().kind == "all_reduce").sum() / 16
         rows.append(
             {
@@ -233,7 +236,18 @@ def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "micro": micro,
+    "models": models,
+    "ranks": ranks,
+    "delay": delay,
+    "turns": turns,
+}
+"""Part of the report -> what measures its rows."""
+
+
 def _paper_overhead(row: dict[str, Any]) -> str:
+    """By how much the paper's emulated call takes longer than its real one."""
     real_us, emulated_us = PAPER_TABLE_1_US[row["collective"]][SIZES.index(row["bytes"])]
     return f"{emulated_us / real_us - 1:+.1%}"
 
@@ -246,6 +260,7 @@ def _judged_call(row: dict[str, Any]) -> str:
 
 
 def _core_noise_text(row: dict[str, Any]) -> str:
+    """The noise of a rank's processor time, where it was measured."""
     return f"{row['core_noise']:.1%}" if "core_noise" in row else "not measured"
 
 
@@ -259,6 +274,7 @@ def _judged_core(row: dict[str, Any]) -> str:
 
 
 def _ms(seconds: float) -> str:
+    """A time for a table, in milliseconds below a second."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -347,6 +363,7 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
 
 
 def report(results: dict[str, Any]) -> str:
+    """The page of all parts that were measured so far."""
     lines = [
         "# One rank real, the others on the wire",
         "",
@@ -364,10 +381,9 @@ def report(results: dict[str, Any]) -> str:
             "",
         ]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        lines += [
-            f"| {' | '.join(cell(row) for cell in columns.values())} |"
-            for row in results[part]["rows"]
-        ]
+        for row in results[part]["rows"]:
+            cells = [cell(row) for cell in columns.values()]
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join([*lines, *missed(results), ""])
 
@@ -449,6 +465,7 @@ def _language_text(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    """Measure the parts that are asked for; print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--only", nargs="*", default=list(COLUMNS), choices=list(COLUMNS))
@@ -460,21 +477,23 @@ def main() -> int:
         help="seconds for which the turns of a script wait for quiet",
     )
     arguments = parser.parse_args()
-    kept = arguments.out / "emulation_wire.json"
-    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results_file = arguments.out / "emulation_wire.json"
+    results = json.loads(results_file.read_text()) if results_file.exists() else {}
     if arguments.only:
         come_before_others()
-    for part in (*arguments.only, ""):
-        if part:
-            rows = globals()[part](arguments)
-            results[part] = {
-                "rows": rows,
-                "load": os.getloadavg()[1],
-                "compiled": compiled_loop() is not None,
-                "neighbour": part == "turns",
-            }
-            write_json(kept, results)
+    for part in arguments.only:
+        rows = PARTS[part](arguments)
+        results[part] = {
+            "rows": rows,
+            # Others' load and the message loop decide how far the figures can be trusted.
+            "load": os.getloadavg()[1],
+            "compiled": compiled_loop() is not None,
+            "neighbour": part == "turns",
+        }
+        # Each part takes minutes: what was measured is kept before the next one begins.
+        write_json(results_file, results)
         write_text(arguments.out / "emulation_wire.md", report(results))
+    write_text(arguments.out / "emulation_wire.md", report(results))
     print(report(results))
     return 0
 

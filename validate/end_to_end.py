@@ -39,30 +39,35 @@ Made by `python validate/end_to_end.py --data DIR`: fitted to one part of the ru
 
 
 def main() -> None:
+    """Fit parts of each source's runs, predict the others, and write the page."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     data = arguments.parse_args().data / "published"
+
+    # vTrain on several nodes has runs enough to ask what a fit is worth beyond what it saw: for
+    # other models, other sizes of clusters, deeper pipelines.
     multi = runs_of(data / "vtrain.csv", "vtrain-multi")
     folds = {
         f"random thirds, {SEEDS} seeds": thirds(multi, SEEDS),
-        "one model": by([run.model.name for run in multi]),
-        "one cluster size": by([run.layout.devices for run in multi]),
-        "pp up to 4, or above": by([run.layout.pp > 4 for run in multi]),
+        "one model": one_against_rest([run.model.name for run in multi]),
+        "one cluster size": one_against_rest([run.layout.devices for run in multi]),
+        "pp up to 4, or above": one_against_rest([run.layout.pp > 4 for run in multi]),
     }
     rows = [
         figures(f"vTrain, several nodes: fitted {name}", multi, splits)
         for name, splits in folds.items()
     ]
     for name, (file, pattern) in SOURCES.items():
-        own = runs_of(data / file, pattern)
-        print(name, len(own), flush=True)
-        rows.append(figures(f"{name}: fitted random thirds", own, thirds(own, 1)))
+        runs = runs_of(data / file, pattern)
+        print(name, len(runs), flush=True)
+        rows.append(figures(f"{name}: fitted random thirds", runs, thirds(runs, 1)))
     lines = [HEAD, table(rows), "", worst(multi), "", parameters(multi)]
     write_text(HERE / "end_to_end.md", "\n".join(lines))
     print((HERE / "end_to_end.md").read_text())
 
 
 def runs_of(file: Path, pattern: str) -> list[Run]:
+    """Timed runs of a table whose id has a pattern, at a site fitted without their source."""
     frame = prepare(pd.read_csv(file, low_memory=False))
     frame = frame[frame["case_id"].str.contains(pattern) & frame["measured_iter_time_s"].notna()]
     if len(frame) > MOST:
@@ -72,12 +77,14 @@ def runs_of(file: Path, pattern: str) -> list[Run]:
 
 
 def thirds(runs: Sequence[Run], seeds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Indices of a random third of runs, which is fitted, and of the others, three times a seed."""
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(len(runs))
         yield from ((order[k::3], np.setdiff1d(order, order[k::3])) for k in range(3))
 
 
-def by(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def one_against_rest(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Indices of the runs of one key, which are fitted, and of the others, for every key."""
     labels = np.array([str(key) for key in keys])
     yield from (
         (np.flatnonzero(labels == key), np.flatnonzero(labels != key)) for key in np.unique(labels)
@@ -88,11 +95,11 @@ def predicted(run: Run, fitted: dict[str, EndToEnd]) -> tuple[float, float]:
     """Error relative to the measured time, and whether the interval covers that."""
     model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
     device = run.cluster.device.name
-    found = explain(
-        model.adjusted(fitted[device].adjustment) if device in fitted else model, run.layout
-    )
-    inside = found.step_time_lo_s <= run.measured_s <= found.step_time_hi_s
-    return found.step_time_s / run.measured_s - 1, float(inside)
+    if device in fitted:
+        model = model.adjusted(fitted[device].adjustment)
+    explanation = explain(model, run.layout)
+    inside = explanation.step_time_lo_s <= run.measured_s <= explanation.step_time_hi_s
+    return explanation.step_time_s / run.measured_s - 1, float(inside)
 
 
 def figures(
@@ -100,19 +107,24 @@ def figures(
 ) -> dict[str, object]:
     """Means over splits of the errors on what was not fitted."""
     before = np.array([predicted(run, {}) for run in runs])
-    found = []
+    # By split: (before and after, [mean error, median error, share inside the interval]).
+    by_split = []
     for fit, rest in splits:
         fitted = calibrate_end_to_end([runs[i] for i in fit])
         after = np.array([predicted(runs[i], fitted) for i in rest])
-        for part in (before[rest], after):
-            found.append(
-                (np.abs(part[:, 0]).mean(), np.median(np.abs(part[:, 0])), part[:, 1].mean())
-            )
-    means = np.array(found).reshape(-1, 2, 3).mean(axis=0)
+        by_split.append([_error_figures(before[rest]), _error_figures(after)])
+    means = np.array(by_split).mean(axis=0)
     return {"runs": name, "n": len(runs), "before": means[0], "after": means[1]}
 
 
+def _error_figures(errors: np.ndarray) -> tuple[float, float, float]:
+    """Mean and median absolute error and the share inside the interval, of `predicted` runs."""
+    absolute = np.abs(errors[:, 0])
+    return absolute.mean(), float(np.median(absolute)), errors[:, 1].mean()
+
+
 def table(rows: list[dict]) -> str:
+    """The figures before and after the fit side by side, in per cent, as Markdown."""
     head = (
         "runs",
         "n",
@@ -123,25 +135,25 @@ def table(rows: list[dict]) -> str:
         "inside 90 % before",
         "after",
     )
-    pairs = [
-        [f"{100 * row[when][i]:.1f}" for i in range(3) for when in ("before", "after")]
-        for row in rows
-    ]
-    return rows_table(
-        head, [(row["runs"], row["n"], *cells) for row, cells in zip(rows, pairs, strict=True)]
-    )
+    table_rows = []
+    for row in rows:
+        cells = [row["runs"], row["n"]]
+        for before, after in zip(row["before"], row["after"], strict=True):
+            cells += [f"{100 * before:.1f}", f"{100 * after:.1f}"]
+        table_rows.append(cells)
+    return rows_table(head, table_rows)
 
 
 def worst(runs: list[Run]) -> str:
     """How much of the mean the runs make up that are off by most, were all runs fitted at once."""
     fitted = calibrate_end_to_end(runs)
-    parameters_only = {d: f.adjustment.without_runs() for d, f in fitted.items()}
+    # Without what is learned of each run beside the parameters: that would hide how far off it is.
+    parameters_only = {device: fit.adjustment.without_runs() for device, fit in fitted.items()}
     errors = []
     for run in runs:
         model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
-        step_s = explain(
-            model.adjusted(parameters_only[run.cluster.device.name]), run.layout
-        ).step_time_s
+        adjusted = model.adjusted(parameters_only[run.cluster.device.name])
+        step_s = explain(adjusted, run.layout).step_time_s
         errors.append(abs(step_s / run.measured_s - 1))
     order = np.argsort(errors)[::-1]
     lines = [
@@ -152,10 +164,8 @@ def worst(runs: list[Run]) -> str:
             ("run", "off by"), [(runs[i].name, f"{100 * errors[i]:.0f} %") for i in order[:5]]
         ),
     ]
-    share, rest = (
-        sum(errors[i] for i in order[:5]) / len(runs),
-        np.mean([errors[i] for i in order[5:]]),
-    )
+    share = sum(errors[i] for i in order[:5]) / len(runs)
+    rest = np.mean([errors[i] for i in order[5:]])
     lines += [
         "",
         f"These five alone are {100 * share:.1f} points of the mean; the mean of the others is {100 * rest:.1f} %.",

@@ -34,13 +34,14 @@ def without_factors(source: str) -> Site:
 
 
 def main() -> None:
+    """Predict the runs that the report predicts as `generic`, and write the errors."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--data", type=Path, required=True)
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     with progress("runs") as report, TemporaryDirectory() as folder:
-        runs, _ = read_tables(
-            prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
-        )
+        files = sorted((options.data / "published").glob("*.csv"))
+        runs, _ = read_tables(prepared(files, Path(folder)))
+        # The same runs as the report's `generic`, or the two could not be compared.
         sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
         predicted = predict_cases(sample, None, report, site_of=without_factors)
     figures = {"over_sources": cases_report(sample, predicted)["over_sources"]}

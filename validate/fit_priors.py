@@ -29,6 +29,7 @@ def tables(data: Path) -> Iterator[Path]:
 
 
 def main() -> None:
+    """Fit the priors, write them with their checksum, and print what was fitted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="folder with the collections")
     arguments = parser.parse_args()
@@ -38,6 +39,7 @@ def main() -> None:
     (OUT.parent / CHECKSUMS_FILE).write_text(checksum_lines(OUT.parent))
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")
+    # The tuning that explains the choices of sources left out best is the one that is used.
     for scale, by_source in fitted["log_likelihood"].items():
         totals = np.sum(list(by_source.values()), axis=0)
         choices, sites = fitted["tunings"][int(np.argmax(totals))]

@@ -32,27 +32,32 @@ RELATIVE = 0.05
 
 
 def main() -> None:
+    """Predict the runs and compare with the committed figures, or renew the subset's."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--subset", action="store_true")
     arguments.add_argument("--write", action="store_true", help="renew the subset's figures")
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     with TemporaryDirectory() as folder:
         runs, _ = read_tables(
-            prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
+            prepared(sorted((options.data / "published").glob("*.csv")), Path(folder))
         )
-    if asked.write:
+    # Renewing chooses the runs anew and ends: there is nothing to compare them with.
+    if options.write:
         chosen = subset(runs)
         write_json(
             SUBSET, {"cases": {"sources": figures(chosen)}, "runs": chosen["case_id"].tolist()}
         )
         return
-    before = json.loads((SUBSET if asked.subset else HERE / "report.json").read_text())
-    if asked.subset:
+    before = json.loads((SUBSET if options.subset else HERE / "report.json").read_text())
+    if options.subset:
         runs = runs[runs["case_id"].isin(before["runs"])].reset_index(drop=True)
-    told = worse(before["cases"]["sources"], figures(runs))
-    print("\n".join(told) or f"{len(runs)} published runs: no source is less accurate than before")
-    sys.exit(1 if told else 0)
+    complaints = worse(before["cases"]["sources"], figures(runs))
+    print(
+        "\n".join(complaints)
+        or f"{len(runs)} published runs: no source is less accurate than before"
+    )
+    sys.exit(1 if complaints else 0)
 
 
 def subset(runs: pd.DataFrame) -> pd.DataFrame:
@@ -68,11 +73,15 @@ def subset(runs: pd.DataFrame) -> pd.DataFrame:
 def figures(runs: pd.DataFrame) -> dict[str, Any]:
     """By source, as `cases_report` has them: rows and mean error of step times, and of `memory`."""
     sources = cases_report(runs, predict_cases(runs, site_of=Site.without))["sources"]
-    kept = ("n", "mean_ape")
-    return {
-        name: {key: of[key] for key in kept} | {"memory": {key: of["memory"][key] for key in kept}}
-        for name, of in sources.items()
-    }
+    by_source = {}
+    for name, figures_of_source in sources.items():
+        memory = figures_of_source["memory"]
+        by_source[name] = {
+            "n": figures_of_source["n"],
+            "mean_ape": figures_of_source["mean_ape"],
+            "memory": {"n": memory["n"], "mean_ape": memory["mean_ape"]},
+        }
+    return by_source
 
 
 def worse(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -81,24 +90,28 @@ def worse(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     Compared are the mean errors of step times and of peak memory, on the same rows: a source whose
     rows have become fewer is named too.
     """
-    told = []
+    complaints = []
     old, new = dict(_errors(before)), dict(_errors(after))
-    for name, (n, error) in old.items():
+    for name, (old_rows, old_error) in old.items():
         if name not in new:
-            told.append(f"{name}: no longer predicted ({n} rows before)")
-        elif new[name][0] < n:
-            told.append(f"{name}: {new[name][0]} rows predicted, {n} before")
-        elif new[name][1] > error + max(TOLERANCE, RELATIVE * error):
-            told.append(f"{name}: mean error {new[name][1]:.1%}, {error:.1%} before")
-    return told
+            complaints.append(f"{name}: no longer predicted ({old_rows} rows before)")
+            continue
+        rows, error = new[name]
+        # An error over fewer rows is no gain: the hardest may be those that are missing.
+        if rows < old_rows:
+            complaints.append(f"{name}: {rows} rows predicted, {old_rows} before")
+        elif error > old_error + max(TOLERANCE, RELATIVE * old_error):
+            complaints.append(f"{name}: mean error {error:.1%}, {old_error:.1%} before")
+    return complaints
 
 
 def _errors(sources: dict[str, Any]) -> Iterator[tuple[str, tuple[int, float]]]:
-    """(what, (rows, mean error))."""
-    for source, of_times in sources.items():
-        for what, of in (("step time", of_times), ("peak memory", of_times["memory"])):
-            if of["n"]:
-                yield f"{source}, {what}", (of["n"], of["mean_ape"])
+    """Yield the name of a source and its quantity, with its number of rows and mean error."""
+    for source, times in sources.items():
+        for quantity, errors in (("step time", times), ("peak memory", times["memory"])):
+            # A source that measured no memory has no error of it.
+            if errors["n"]:
+                yield f"{source}, {quantity}", (errors["n"], errors["mean_ape"])
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ class Card:
 
     @property
     def is_stand_in(self) -> bool:
+        """Whether the CPU stands in for a card."""
         return self.device == "cpu"
 
     @property
@@ -95,6 +96,7 @@ def find_card(stand_in: bool) -> Card:
         return Card("CPU", "cpu", has_fp8=False, gpus=0)
     if not torch.cuda.is_available():
         raise PerfModelError("no GPU that torch can use; --stand-in tries the script on the CPU")
+    # Ada and Hopper, compute capability 8.9, are the first with fp8 products.
     capability = torch.cuda.get_device_capability(0)
     return Card(
         torch.cuda.get_device_name(0), "cuda", capability >= (8, 9), torch.cuda.device_count()
@@ -151,6 +153,7 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
     )
     run_plan(plan, folder, "torch")
     table = read_table(folder / "kernels.csv")
+    # The plan's table has warm kernels first, then the cold ones.
     shown = pd.DataFrame(
         {
             "kernel": [str(op) for op in (*ops, *ops[:4])],
@@ -160,6 +163,7 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
         }
     )
     if card.catalog_name is not None:
+        # Prices are of warm caches, so that cold rows have none.
         priced = KernelModel.load().times(catalog.device(card.catalog_name), ops)
         shown["priced, us"] = [*(1e6 * priced.time_s), *[np.nan] * 4]
         shown["priced / measured"] = shown["priced, us"] / shown["measured, us"]
@@ -174,6 +178,7 @@ def one_rank_table(card: Card) -> pd.DataFrame:
     process = RankProcess(place, session)
 
     def ask(*request: Any) -> Any:
+        """What the rank answers to a request."""
         process.send(request)
         return _answer(process)
 
@@ -203,6 +208,11 @@ def one_rank_table(card: Card) -> pd.DataFrame:
 
 
 def _answer(process: RankProcess) -> Any:
+    """The value that a rank's process sends next.
+
+    Raises:
+        PerfModelError: the rank failed.
+    """
     status, value = process.recv()
     if status != "ok":
         raise PerfModelError(f"the rank failed: {value}")
@@ -230,6 +240,7 @@ def group_table(card: Card) -> pd.DataFrame:
                     dtype="fp32",
                 )
                 group.load(op)
+                # The first calls set up connections and are not timed.
                 group.sample(20, meter)
                 sample = group.sample(20, meter)
                 rows.append(
@@ -274,12 +285,13 @@ def program_table(card: Card) -> pd.DataFrame:
     long it takes."""
     import torch  # pyright: ignore[reportMissingImports]
 
-    whole = training_step(mlp(64, (256, 256, 256)))
-    program, inputs = whole.function, whole.split(random_inputs(whole))
+    step = training_step(mlp(64, (256, 256, 256)))
+    program, inputs = step.function, step.split(random_inputs(step))
     expected = execute_function(program, inputs)
     types, device = program.types, torch.device(card.device)
 
     def run() -> dict[str, Any]:
+        """Outputs of the program by torch's kernels, on the host."""
         values = {
             name: torch.tensor(a, dtype=torch_dtype(types[name]), device=device)
             for name, a in inputs.items()
@@ -293,12 +305,15 @@ def program_table(card: Card) -> pd.DataFrame:
             )
         return {name: values[name].cpu().numpy() for name in program.outputs}
 
-    found = run()
+    # The first run loads and compiles kernels; the second is timed.
+    computed = run()
     begin_s = time.perf_counter()
     run()
-    errors = [
-        float(np.abs(found[n] - v).max() / max(np.abs(v).max(), 1e-30)) for n, v in expected.items()
-    ]
+    errors = []
+    for name, reference in expected.items():
+        difference = np.abs(computed[name] - reference).max()
+        # An output of zeros alone has no size that an error could be relative to.
+        errors.append(float(difference / max(np.abs(reference).max(), 1e-30)))
     row = {
         "program": "training step of an MLP",
         "instructions": len(program.instructions),
@@ -319,6 +334,8 @@ def load_table(card: Card) -> pd.DataFrame:
     wait: Callable[[], Any] = (lambda: None) if card.is_stand_in else torch.cuda.synchronize
     until_s, rows = 0.5 if card.is_stand_in else LOAD_S, []
     begin_s = at_s = time.perf_counter()
+    # Rates are taken over sixteenths: the first shows the clock before the power limit holds it
+    # down.
     while at_s - begin_s < until_s:
         count = 0
         while time.perf_counter() - at_s < until_s / 16:
@@ -375,18 +392,18 @@ def page(card: Card, folder: Path) -> tuple[str, bool]:
     for title, result, seconds in sections(card, folder):
         print(f"{title}: {seconds:.0f} s", file=sys.stderr)
         complete &= not isinstance(result, str)
-        shown = (
-            result
-            if isinstance(result, str)
-            else markdown_table(result)
-            if len(result)
-            else "not on one GPU\n"
-        )
+        if isinstance(result, str):
+            shown = result
+        elif len(result):
+            shown = markdown_table(result)
+        else:
+            shown = "not on one GPU\n"
         text.append(f"## {title}\n\n{shown}")
     return "\n".join(text), complete
 
 
 def main() -> int:
+    """Measure everything on the card and write its page; 1 where a part failed."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -394,13 +411,13 @@ def main() -> int:
     arguments.add_argument(
         "--stand-in", action="store_true", help="on the CPU, small, to try the script"
     )
-    given = arguments.parse_args()
-    card = find_card(given.stand_in)
+    options = arguments.parse_args()
+    card = find_card(options.stand_in)
     if card.is_stand_in:
         with tempfile.TemporaryDirectory() as folder:
             text, complete = page(replace(card, name="CPU, a stand-in: no figures"), Path(folder))
     else:
-        folder = given.out / "".join(c if c.isalnum() else "_" for c in card.name)
+        folder = options.out / "".join(c if c.isalnum() else "_" for c in card.name)
         text, complete = page(card, folder)
         write_text(folder / "gpu.md", text)
     print(text)

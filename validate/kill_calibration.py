@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--backend", default="jax", choices=("jax", "torch"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # Half a minute of work is cut into many short runs, so that kills meet every stage of one.
     draw, seen, folders = random.Random(arguments.seed), Counter[str](), 0
     while seen["killed"] < arguments.kills:
         folders += 1
@@ -84,16 +85,18 @@ def main() -> None:
 
 def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bool) -> bool:
     """One run of the command; whether it came to its end."""
-    words = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
+    options = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perfmodel.cli", *words],
+            [sys.executable, "-m", "perfmodel.cli", *options],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
         before, start_s = written(folder), time.monotonic()
         while process.poll() is None:
+            # Until something is written the clock is set back: such a kill meets the run while it
+            # measures.
             if from_first_write and written(folder) == before:
                 start_s = time.monotonic()
             if time.monotonic() - start_s > kill_after_s:
@@ -122,6 +125,7 @@ def points(folder: Path) -> list[str]:
 
 def rows(folder: Path) -> dict[str, float]:
     """Times of the rows that the folder holds, by their keys; whatever is there must be whole."""
+    # A card that is not whole does not parse.
     for table in (folder / "kernels.csv", folder / "collectives.csv"):
         if card_path(table).exists():
             json.loads(card_path(table).read_text())

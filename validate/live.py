@@ -35,9 +35,11 @@ def main() -> int:
             with Progress(console=Console(stderr=True)) as bar, at_once() as is_allowed:
                 task = bar.add_task("calibrating", total=None)
 
+                # Defaults bind this turn's bar; a closure would see the last one.
                 def show(
                     what: str, n: int, total: int, bar: Progress = bar, task: TaskID = task
                 ) -> None:
+                    """Say what is done, and how many of how many."""
                     bar.update(task, description=what, completed=n, total=total or None)
 
                 report = validate_live(LiveSettings(at_once=is_allowed), cases(), progress=show)

@@ -39,6 +39,7 @@ EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def main() -> None:
+    """Predict each collection's rows and print its page."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,19 +47,19 @@ def main() -> None:
     arguments.add_argument("--most", type=int, default=MOST, help="rows of a source")
     arguments.add_argument("--collection", help="this one alone, such as published2")
     arguments.add_argument("--out", type=Path, help="CSV file for the predictions")
-    asked = arguments.parse_args()
-    folders = [asked.data / WITHOUT_A_LOOK, *collections(asked.data)]
+    options = arguments.parse_args()
+    folders = [options.data / WITHOUT_A_LOOK, *collections(options.data)]
     tables = []
     try:
         for folder in folders:
-            if asked.collection in (None, folder.name):
-                table = predicted_memory(sorted(folder.glob("*.csv")), asked.most)
+            if options.collection in (None, folder.name):
+                table = predicted_memory(sorted(folder.glob("*.csv")), options.most)
                 print(f"# {folder.name}\n\n{memory_page(table)}\n")
                 tables.append(table.assign(collection=folder.name))
     except PerfModelError as error:
         raise SystemExit(str(error)) from None
-    if asked.out and tables:
-        pd.concat(tables, ignore_index=True).to_csv(asked.out, index=False)
+    if options.out and tables:
+        pd.concat(tables, ignore_index=True).to_csv(options.out, index=False)
 
 
 def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
@@ -71,6 +72,7 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
     """
     with TemporaryDirectory() as folder:
         runs, _ = read_tables(prepared(files, Path(folder)))
+    # Runs that ended otherwise (errors, time limits) say nothing of memory.
     runs = runs[runs["status"].isin(OUTCOMES)].reset_index(drop=True)
     runs = spread_rows(runs, most)
     with progress("runs") as report:
@@ -112,6 +114,7 @@ def says_all_of_memory(assumed: str) -> bool:
 def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
     """At most so many rows of every source, spread evenly over those with a measured peak and over
     the others."""
+    # Rows without a peak still say whether the run fitted, and are drawn beside the others.
     has_peak = np.isfinite(memory_bytes(runs))
     chosen = []
     for _, rows in runs.groupby([runs["source"], has_peak], sort=False):
@@ -190,24 +193,28 @@ def reliability_table(table: pd.DataFrame) -> str:
     """How many runs ran, by the probability to fit that they were told."""
     ranges = pd.cut(table["fits_probability"], EDGES, include_lowest=True)
     rows = []
-    for told, members in table.groupby(ranges, observed=True):
-        said, ran = members["fits_probability"].mean(), members["ran"].mean()
+    for probabilities, members in table.groupby(ranges, observed=True):
+        # The lowest range is open below by pandas' rule, and begins at -0.001.
+        low, high = max(probabilities.left, 0), probabilities.right  # pyright: ignore[reportAttributeAccessIssue]
+        mean_probability, share_that_ran = members["fits_probability"].mean(), members["ran"].mean()
         rows.append(
             (
-                f"{max(told.left, 0):.2f} to {told.right:.2f}",
+                f"{low:.2f} to {high:.2f}",
                 len(members),
-                percent(said),
-                percent(ran),
+                percent(mean_probability),
+                percent(share_that_ran),
             )
-        )  # pyright: ignore[reportAttributeAccessIssue]
+        )
     return rows_table(("probability", "runs", "mean", "ran"), rows)
 
 
 def _squared_distance(table: pd.DataFrame) -> pd.Series:
+    """Squared distance of each run's probability to fit from 1 if it ran, else from 0."""
     return (table["fits_probability"] - table["ran"].astype(float)) ** 2
 
 
 def _mean_error(peaks: pd.DataFrame) -> str:
+    """The mean over groups of their mean errors, so that long sweeps count no more than others."""
     errors = memory_errors(peaks)
     return (
         f"{percent(errors['error'].mean())} ({len(errors)} groups, {len(peaks)} rows)"

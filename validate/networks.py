@@ -22,6 +22,7 @@ OMNI_PATH_NODE_GB = 4 * 12.5
 
 
 def main() -> None:
+    """Print the constants."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     file = arguments.parse_args().data / "published" / "collectives.csv"
@@ -34,7 +35,9 @@ def rank_latency_s(file: Path) -> float:
     """Median of what collectives take beyond the collective model for each rank but one."""
     table = _table(file, "EFA")
     cluster = catalog.cluster_for("H100-SXM5-80GB", 8, "NVLink4", "AWS EFA")
-    beyond_s = table["time_us"] * 1e-6 - CollectiveModel.load().times(cluster, _ops(table)).time_s
+    modelled_s = CollectiveModel.load().times(cluster, _ops(table)).time_s
+    # A ring of n ranks passes n - 1 messages on one after another, each with a latency.
+    beyond_s = table["time_us"] * 1e-6 - modelled_s
     return float(np.median(beyond_s / (table["num_ranks"] - 1)))
 
 
@@ -43,18 +46,19 @@ def omni_path(file: Path) -> tuple[float, float]:
     says of these links: the exponent of the one pair that differs in nodes alone, and the median
     over all of the share that is left."""
     table = _table(file, "Omni-Path")
-    rate = np.array([_predicted_s(table.loc[[row]]) for row in table.index]) / (
-        table["time_us"].to_numpy() * 1e-6
-    )
+    predicted_s = np.array([_predicted_s(table.loc[[row]]) for row in table.index])
+    rate = predicted_s / (table["time_us"].to_numpy() * 1e-6)
     nodes = table["num_nodes"].to_numpy(float)
-    (few, many) = (
-        rate[(table["variant"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16")
-    )
-    exponent = float(np.log(few / many) / np.log(16 / 4))
+
+    # Contention as a power of the number of nodes: its exponent is the slope between two points.
+    rate_of_4_nodes = rate[(table["variant"] == "jz-v100-n4").to_numpy()][0]
+    rate_of_16_nodes = rate[(table["variant"] == "jz-v100-n16").to_numpy()][0]
+    exponent = float(np.log(rate_of_4_nodes / rate_of_16_nodes) / np.log(16 / 4))
     return float(np.median(rate * nodes**exponent)), exponent
 
 
 def _table(file: Path, link: str) -> pd.DataFrame:
+    """Collectives between nodes over a kind of link."""
     table = published_collectives(pd.read_csv(file))
     return table.loc[
         (table["num_nodes"] > 1) & table["interconnect"].str.contains(link)
@@ -62,6 +66,7 @@ def _table(file: Path, link: str) -> pd.DataFrame:
 
 
 def _ops(table: pd.DataFrame) -> list[Collective]:
+    """The rows of a table as operations that the collective model prices."""
     columns = zip(
         table["collective"],
         table["bytes"],

@@ -35,6 +35,7 @@ SAME = 1e-3
 
 
 def main(chosen: list[str]) -> None:
+    """Compute sections, each into a file of its own, and join all that there are to the page."""
     for name in chosen or SECTIONS:
         write_text(PARTS / f"{name}.md", SECTIONS[name]())
     done = [PARTS / f"{name}.md" for name in SECTIONS]
@@ -44,6 +45,7 @@ def main(chosen: list[str]) -> None:
 
 
 def models() -> str:
+    """How much uneven stages shorten the step of layouts of the catalog's models."""
     table = model_partitions()
     table["gain"] = 1 - table.found_s / table.even_s
     return (
@@ -54,18 +56,18 @@ def models() -> str:
 
 
 def launches() -> str:
+    """What gradients gain over dynamic programming in all that a launch states."""
     table = launch_table()
     wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
     best, worst = table.loc[table.gain.idxmax()], table.loc[table.gain.idxmin()]
+    # The sentence says what came out, for better or worse, whatever the next run finds.
     verdict = (
         f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"
     )
-    verdict += f"; at best by {best.gain:.1%} ({best.model}, {best.layout})" if wins else ""
-    verdict += (
-        f"; at worst it is {-worst.gain:.1%} slower ({worst.model}, {worst.layout})"
-        if worst.gain < -SAME
-        else ""
-    )
+    if wins:
+        verdict += f"; at best by {best.gain:.1%} ({best.model}, {best.layout})"
+    if worst.gain < -SAME:
+        verdict += f"; at worst it is {-worst.gain:.1%} slower ({worst.model}, {worst.layout})"
     if not wins:
         verdict += ". On real layouts gradients thus gain nothing over dynamic programming"
     return (
@@ -79,27 +81,30 @@ def launches() -> str:
 
 
 def devices() -> str:
+    """Stages on clusters of several kinds of devices."""
     return "## Stages on devices of several kinds\n\n" + frame_table(mixed_device_table(), ".4g")
 
 
 def partition() -> str:
+    """The relaxed partition beside the exact one and even stages, on random instances."""
     table = partition_study()
-    agree, of = brute_force_agrees()
+    agreeing, small_instances = brute_force_agrees()
     ratio = {
         "relaxation, rounded": table.rounded_s / table.exact_s - 1,
         "and improved by moves": table.relaxed_s / table.exact_s - 1,
         "even stages": table.even_s / table.exact_s - 1,
     }
     rows = [
-        {"method": k, "median above": v.median(), "largest above": v.max()}
-        for k, v in ratio.items()
+        {"method": method, "median above": above.median(), "largest above": above.max()}
+        for method, above in ratio.items()
     ]
     within = (ratio["and improved by moves"] <= CLOSE).sum()
     return (
         "## Contiguous partition: 96 unequal layers on 16 unequal stages, recompute by stage under memory\n\n"
         f"{len(table)} random instances. Dynamic programming (exact in sum + (m - 1) max): median "
-        f"{table.exact_ms.median():.1f} ms, longest {table.exact_ms.max():.1f} ms; it equals brute force on {agree} of "
-        f"{of} small instances. Makespans below are relative to it (both improved by the same moves); relaxation takes "
+        f"{table.exact_ms.median():.1f} ms, longest {table.exact_ms.max():.1f} ms; it equals brute force on {agreeing} "
+        f"of {small_instances} small instances. Makespans below are relative to it (both improved by the same moves); "
+        f"relaxation takes "
         f"{table.relax_seconds.median():.2f} s (median), {table.relax_seconds.max():.1f} s with compilation, and is "
         f"within {CLOSE:.0%} in {within} of {len(table)}. `auto` uses dynamic programming.\n\n"
         + frame_table(pd.DataFrame(rows), ".4g")
@@ -107,6 +112,7 @@ def partition() -> str:
 
 
 def continuous() -> str:
+    """Seconds that gradients and methods without gradients take to split bandwidth well."""
     table = continuous_study()
     times = table[["problem", "gain", "gap", "relaxation", "with compilation", *OPTIMISERS]]
     shares = table[["problem", *(f"{name}, share of the gain" for name in OPTIMISERS)]]
@@ -121,6 +127,7 @@ def continuous() -> str:
 
 
 def mixed() -> str:
+    """What finding cuts, recompute and bandwidth together shortens the step by."""
     table = mixed_study(range(4), patience=3)
     names = {
         "uniform_s": "even, equal",
@@ -128,7 +135,7 @@ def mixed() -> str:
         "annealed_s": "annealing, same time",
         "annealed_longer_s": "annealing, 3 times as long",
     }
-    shorter = {text: 1 - table.found_s / table[k] for k, text in names.items()}
+    shorter = {text: 1 - table.found_s / table[column] for column, text in names.items()}
     better = [
         {"against": text, "mean": share.mean(), "least": share.min()}
         for text, share in shorter.items()
@@ -144,6 +151,7 @@ def mixed() -> str:
 
 
 def sizes() -> str:
+    """What micro-batches of unequal sizes, and gradient buckets, gain."""
     return (
         "## Unequal micro-batches and gradient buckets\n\n`usual_s`: the best equal micro-batches of any size; equal "
         "buckets, at most four per stage.\n\n" + frame_table(size_table(), ".4g")
@@ -151,6 +159,7 @@ def sizes() -> str:
 
 
 def hardware() -> str:
+    """The machine that gradients find for two training runs at a price."""
     return (
         "## A machine for two training runs\n\nMultiples of a DGX A100 for gpt3-13b and llama3-8b, against all "
         "parameters grown alike at the same price.\n\n" + frame_table(hardware_table(), ".4g")

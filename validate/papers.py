@@ -18,13 +18,14 @@ PAGES = {"chimera": chimera_page, "distsim": distsim_page, "timeprest": timepres
 
 
 def main() -> None:
+    """Write the pages of some systems, or of all."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("systems", nargs="*", metavar="SYSTEM", help=", ".join(PAGES))
-    given = arguments.parse_args()
-    if unknown := set(given.systems) - set(PAGES):
+    options = arguments.parse_args()
+    if unknown := set(options.systems) - set(PAGES):
         arguments.error(f"no system {', '.join(sorted(unknown))}; known: {', '.join(PAGES)}")
     OUT.mkdir(exist_ok=True)
-    for name in given.systems or PAGES:
+    for name in options.systems or PAGES:
         text = PAGES[name](OUT)
         write_text(
             OUT / f"{name}.md", f"<!-- written by `python validate/papers.py {name}` -->\n\n{text}"

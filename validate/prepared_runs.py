@@ -35,11 +35,10 @@ def prepared(files: Iterable[Path], folder: Path) -> list[Path]:
         if not {"case_id", "notes"} <= set(table.columns):
             paths.append(file)
             continue
-        target = (
-            folder / f"{file.parent.name}-{file.name}"
-            if (folder / file.name).exists()
-            else folder / file.name
-        )
+        # Collections have tables of the same name, such as published/x.csv and published2/x.csv.
+        target = folder / file.name
+        if target.exists():
+            target = folder / f"{file.parent.name}-{file.name}"
         prepare(table).to_csv(target, index=False)
         paths.append(target)
     return paths
@@ -49,54 +48,64 @@ def prepare(table: pd.DataFrame) -> pd.DataFrame:
     """A table of runs with the settings that its notes state in columns of their own. Cells that
     are filled stay."""
     records: list[Row] = table.astype(object).where(table.notna(), None).to_dict("records")  # pyright: ignore[reportAssignmentType]
-    changes = [
-        {name: value for change in CHANGES for name, value in change(row).items()}
-        for row in records
-    ]
-    names = list(dict.fromkeys(name for each in changes for name in each))
-    columns = {
-        name: [
-            each[name] if name in each else row.get(name)
-            for row, each in zip(records, changes, strict=True)
-        ]
-        for name in names
-    }
+    settings_of_rows = [_settings_in_notes(row) for row in records]
+
+    # A column is made, or filled, where any row's notes state it; other rows keep their cells.
+    names: dict[str, None] = {}
+    for settings in settings_of_rows:
+        names |= dict.fromkeys(settings)
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row, settings in zip(records, settings_of_rows, strict=True):
+        for name, cells in columns.items():
+            cells.append(settings[name] if name in settings else row.get(name))
     return table.assign(**columns)
 
 
-def _words(row: Row, name: str) -> str:
+def _settings_in_notes(row: Row) -> Row:
+    """All settings that a row's notes state, by column; a later rule overrides an earlier one."""
+    settings: Row = {}
+    for change in CHANGES:
+        settings |= change(row)
+    return settings
+
+
+def _text(row: Row, name: str) -> str:
+    """A cell as text; an empty one where the cell is empty or the column is absent."""
     value = row.get(name)
     return "" if value is None else str(value)
 
 
 def _is_empty(row: Row, name: str) -> bool:
-    return not _words(row, name).strip()
+    """Whether a cell says nothing."""
+    return not _text(row, name).strip()
 
 
 def adapters(row: Row) -> Row:
     """LoRA: all weights are frozen; the rank is 0 where the notes do not say it."""
-    notes = _words(row, "notes")
+    notes = _text(row, "notes")
     if not re.search(r"(?<![\w])lora\b", notes, re.IGNORECASE):
         return {}
     rank = re.search(r"LoRA rank (\d+)", notes)
-    found: Row = {"job.frozen": "true", "job.adapter_rank": int(rank[1]) if rank else 0}
+    settings: Row = {"job.frozen": "true", "job.adapter_rank": int(rank[1]) if rank else 0}
+    # Only a known rank says how many bytes are exchanged.
     exchanges = bool(
-        re.search(r"lora_a2a=(1|true)", _words(row, "launch_and_overlap"), re.IGNORECASE)
+        re.search(r"lora_a2a=(1|true)", _text(row, "launch_and_overlap"), re.IGNORECASE)
     )
-    return found | {"job.adapter_all_to_all": "true" if exchanges and rank else "false"}
+    return settings | {"job.adapter_all_to_all": "true" if exchanges and rank else "false"}
 
 
 def sequence_length(row: Row) -> Row:
     """`sequence length 2048`."""
-    noted = re.search(r"sequence length (\d+)", _words(row, "notes").lower())
+    noted = re.search(r"sequence length (\d+)", _text(row, "notes").lower())
     return {"seq_len": int(noted[1])} if noted and _is_empty(row, "seq_len") else {}
 
 
 def vocabulary(row: Row) -> Row:
     """The tokenizer's entries, which frameworks pad: `V=50257`, `vocabulary about 250k`."""
-    notes = _words(row, "notes").lower()
+    notes = _text(row, "notes").lower()
     if not _is_empty(row, "vocab"):
         return {}
+    # A number in the notes is exact; thousands are rounded and count only where there is none.
     if exact := re.search(r"\bv=(\d+)\b", notes):
         return {"tokenizer_vocab": int(exact[1])}
     if rounded := re.search(r"\bvocabulary about (\d+)k\b|\b(\d+)k vocabulary\b", notes):
@@ -108,7 +117,7 @@ def dense_layers(row: Row) -> Row:
     """Leading layers without experts: `1 dense layer`, `first layer dense`."""
     noted = re.search(
         r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b",
-        _words(row, "notes").lower(),
+        _text(row, "notes").lower(),
     )
     if not noted or not _is_empty(row, "first_dense_layers"):
         return {}
@@ -118,29 +127,29 @@ def dense_layers(row: Row) -> Row:
 
 def decoder_length(row: Row) -> Row:
     """Tokens of the decoder of a T5: `decoder length 128`."""
-    noted = re.search(r"decoder length (\d+)", _words(row, "notes").lower())
+    noted = re.search(r"decoder length (\d+)", _text(row, "notes").lower())
     return (
         {"model.decoder_seq_len": int(noted[1])}
-        if noted and "t5" in _words(row, "model").lower()
+        if noted and "t5" in _text(row, "model").lower()
         else {}
     )
 
 
 def experts(row: Row) -> Row:
     """The dispatcher of tokens, and whether it runs beside kernels."""
-    notes = _words(row, "notes").lower()
+    notes = _text(row, "notes").lower()
     dispatchers = (
         ("hybridep", "hybridep"),
         ("deepep", "deepep"),
         ("all-to-all dispatcher", "alltoall"),
     )
-    found: Row = {}
+    settings: Row = {}
     named = next((name for word, name in dispatchers if word in notes), "")
     if named:
-        found["job.expert_dispatcher"] = named
+        settings["job.expert_dispatcher"] = named
     if overlap := re.search(r"expert-communication overlap (on|off)", notes):
-        found["layout.ep_overlap"] = "true" if overlap[1] == "on" else "false"
-    return found
+        settings["layout.ep_overlap"] = "true" if overlap[1] == "on" else "false"
+    return settings
 
 
 def overlap(row: Row) -> Row:
@@ -152,17 +161,18 @@ def overlap(row: Row) -> Row:
     README.md of Core 0.8, Training Speed and Scalability; read with times in view), which its rows
     leave out.
     """
-    if "no comm overlap" in _words(row, "notes").lower():
+    if "no comm overlap" in _text(row, "notes").lower():
         return {
             "layout.tp_overlap": "false",
             "layout.overlap_grad_reduce": "false",
             "layout.overlap_param_gather": "false",
         }
+    # Without tensor parallelism there is nothing that could overlap.
     if int(row.get("tp") or 1) == 1:
         return {}
-    if titan := re.search(r"\b(async|vanilla) tensor parallel", _words(row, "notes").lower()):
+    if titan := re.search(r"\b(async|vanilla) tensor parallel", _text(row, "notes").lower()):
         return {"layout.tp_overlap": "true" if titan[1] == "async" else "false"}
-    page = _words(row, "url_or_repo")
+    page = _text(row, "url_or_repo")
     of_readme = "NVIDIA/Megatron-LM@" in page and "README performance section" in page
     return {"layout.tp_overlap": "true"} if of_readme else {}
 
@@ -171,38 +181,41 @@ def recipe(row: Row) -> Row:
     """The release of the recipe that the row's settings are of: of the framework, by the notes
     (`release 26.04`), or of the launch scripts, by the tag of the page; `default` where recipes
     have none."""
-    notes, page = _words(row, "notes"), _words(row, "url_or_repo")
+    notes, page = _text(row, "notes"), _text(row, "url_or_repo")
     release = re.search(r"release (\d+\.\d+)", notes)
     if release and "in the recipe" in notes and "pre-training" in notes:
         return {"recipe_release": f"v{release[1]}"}
     tag = re.search(r"\(tag v(\d+\.\d+)", page)
     if tag and "in the launch scripts of the tag" in notes:
         return {"recipe_release": f"v{tag[1]}"}
-    refers = any(words in f"{notes} {page}" for words in _RECIPES_WITHOUT_RELEASE)
+    # Scripts whose state of launch blocking is unknown cannot be taken at their defaults.
+    refers = any(phrase in f"{notes} {page}" for phrase in _RECIPES_WITHOUT_RELEASE)
     return {"recipe_release": "default"} if refers and _LAUNCHES_UNKNOWN not in notes else {}
 
 
 def batch_per_replica(row: Row) -> Row:
     """`batch per DP rank 36`."""
-    noted = re.search(r"batch per dp rank (\d+)", _words(row, "notes").lower())
+    noted = re.search(r"batch per dp rank (\d+)", _text(row, "notes").lower())
     if not noted or not _is_empty(row, "global_batch"):
         return {}
-    others = 1
+    # Replicas are what the devices are divided into by the other degrees, unless the row says it.
+    devices_of_replica = 1
     for name in ("tp", "pp", "cp"):
-        others *= int(row.get(name) or 1)
-    replicas = int(row.get("dp") or max(1, int(row.get("n_devices") or others) // others))
+        devices_of_replica *= int(row.get(name) or 1)
+    n_devices = int(row.get("n_devices") or devices_of_replica)
+    replicas = int(row.get("dp") or max(1, n_devices // devices_of_replica))
     return {"global_batch": int(noted[1]) * replicas}
 
 
 def shards(row: Row) -> Row:
     """`FSDP+DP`: weights are sharded over some of the replicas, which ones is not said."""
-    noted = re.search(r"fsdp\s*\+\s*dp\b", _words(row, "notes").lower())
-    return {"sharding": "FSDP+DP"} if noted and _words(row, "sharding").lower() == "fsdp" else {}
+    noted = re.search(r"fsdp\s*\+\s*dp\b", _text(row, "notes").lower())
+    return {"sharding": "FSDP+DP"} if noted and _text(row, "sharding").lower() == "fsdp" else {}
 
 
 def sharded_optimizer(row: Row) -> Row:
     """`optimizer states sharded`, where no stage of ZeRO is said."""
-    notes = _words(row, "notes").lower()
+    notes = _text(row, "notes").lower()
     return (
         {"zero_stage": 1}
         if "optimizer states sharded" in notes and _is_empty(row, "zero_stage")
@@ -213,20 +226,21 @@ def sharded_optimizer(row: Row) -> Row:
 def compiled(row: Row) -> Row:
     """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at
     the end of the framework's name."""
-    noted = re.search(r"torch\.compile\b[ =]*(no|off)?", _words(row, "notes").lower())
-    named = re.search(r"[ ,]compile$", _words(row, "framework_as_stated").lower())
-    in_recipe = re.search(r"\bcompile\b", _words(row, "dtype_recipe").lower())
+    noted = re.search(r"torch\.compile\b[ =]*(no|off)?", _text(row, "notes").lower())
+    named = re.search(r"[ ,]compile$", _text(row, "framework_as_stated").lower())
+    in_recipe = re.search(r"\bcompile\b", _text(row, "dtype_recipe").lower())
+    # Notes that name torch.compile without `no` or `off` say that it is on.
     is_compiled = bool(noted and not noted[1]) or bool(named or in_recipe)
     if not is_compiled and not noted:
         return {}
-    launch, switch = _words(row, "launch_and_overlap"), f"compile={int(is_compiled)}"
+    launch, switch = _text(row, "launch_and_overlap"), f"compile={int(is_compiled)}"
     return {"launch_and_overlap": f"{launch}; {switch}" if launch else switch}
 
 
 def liger_kernels(row: Row) -> Row:
     """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss
     together."""
-    if "liger kernels" not in _words(row, "notes").lower():
+    if "liger kernels" not in _text(row, "notes").lower():
         return {}
     return {
         "job.eager_kernels": "[]",
@@ -239,7 +253,7 @@ def benchmark_scripts(row: Row) -> Row:
     """FlagPerf's scripts for DeepSpeed (training/benchmarks/*/deepspeed/run_pretraining.py of the
     page's repository): `zero.Init(mem_efficient_linear=False)`, and models of Hugging Face without
     gradient checkpointing."""
-    page = _words(row, "url_or_repo")
+    page = _text(row, "url_or_repo")
     if "FlagOpen/FlagPerf" not in page or not re.search(r"/[^/]+(?<!megatron)-deepspeed/", page):
         return {}
     settings: Row = {"job.saves_gathered_weights": "true"}
@@ -255,12 +269,12 @@ def accumulated_batch(row: Row) -> Row:
     tokens per second (read with results in view).
     """
     noted = re.search(
-        r"micro-batch (\d+) and (\d+) accumulations of the page's command", _words(row, "notes")
+        r"micro-batch (\d+) and (\d+) accumulations of the page's command", _text(row, "notes")
     )
     collected_batch = row.get("global_batch")
     if (
         not noted
-        or "mlfoundations/open_lm" not in _words(row, "url_or_repo")
+        or "mlfoundations/open_lm" not in _text(row, "url_or_repo")
         or collected_batch is None
     ):
         return {}
@@ -274,6 +288,7 @@ def accumulated_batch(row: Row) -> Row:
     step_s = row.get("measured_iter_time_s")
     if step_s is None:
         return settings
+    # A step time that was computed from the rate, with too large a batch, is too long by as much.
     return settings | {"measured_iter_time_s": float(step_s) * global_batch / int(collected_batch)}
 
 
@@ -283,7 +298,7 @@ _ORDINALS: Final = {"other": 2, "second": 2, "third": 3, "fourth": 4}
 def experts_in_some_layers(row: Row) -> Row:
     """`experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop
     tokens."""
-    notes = _words(row, "notes").lower()
+    notes = _text(row, "notes").lower()
     settings: Row = {}
     if layers := re.search(r"experts in every (other|second|third|fourth) layer", notes):
         settings["model.experts.every"] = _ORDINALS[layers[1]]
@@ -296,7 +311,7 @@ def framework_as_stated(row: Row) -> Row:
     """ATorch's own entry of the catalog, for rows that were collected before there was one."""
     return (
         {"framework": "atorch@2023"}
-        if _words(row, "framework_as_stated").startswith("ATorch")
+        if _text(row, "framework_as_stated").startswith("ATorch")
         else {}
     )
 
@@ -305,23 +320,25 @@ def memory_unit(row: Row) -> Row:
     """GiB where a page copies what torchtitan (components/metrics.py:
     `memory: {max_reserved_gib:5.2f}GiB`) or KempnerForge (kempnerforge/metrics/memory.py: bytes
     over `1024**3`) logs, whatever the page's heading says."""
-    kind = _words(row, "memory_kind")
-    by_kempnerforge = _words(row, "framework").startswith("kempnerforge") and kind == "as logged"
+    kind = _text(row, "memory_kind")
+    by_kempnerforge = _text(row, "framework").startswith("kempnerforge") and kind == "as logged"
     return {"memory_unit": "GiB"} if by_kempnerforge or "logged by torchtitan" in kind else {}
 
 
 def collected_adapters(row: Row) -> Row:
     """Columns of adapters that were collected from other numbers of the same words (storage, the
     name of an instance) are emptied."""
-    told = row.get("nics_per_node")
-    words = _words(row, "inter_link_as_stated")
-    if told is None or not words:
+    nics_per_node = row.get("nics_per_node")
+    link = _text(row, "inter_link_as_stated")
+    if nics_per_node is None or not link:
         return {}
-    network = read_network(words)
-    other_figures = network.adapters is not None and network.adapters != int(float(told))
+    adapters = int(float(nics_per_node))
+    network = read_network(link)
+    # What the words say in full is right, and a column that says otherwise was collected wrongly.
+    other_figures = network.adapters is not None and network.adapters != adapters
     rate = row.get("nic_gbit_per_s")
     other_rate = network.detail > 0 and rate is not None and float(rate) != network.gbit_per_s
-    is_instance = f"{int(float(told))}xlarge" in words
+    is_instance = f"{adapters}xlarge" in link
     if (network.detail == 2 and (other_figures or other_rate)) or is_instance:
         return {"nics_per_node": None, "nic_gbit_per_s": None}
     return {}

@@ -94,12 +94,14 @@ class ProfileStudy:
 
     def errors(self, kinds: Sequence[str] = ("tp=2", "dp=2", "pp=2", "")) -> tuple[float, float]:
         """Mean relative errors of the layouts that were not profiled, before and after."""
-        others = [row for row in self.rows[1:] if any(kind in row.case for kind in kinds)]
-        pairs = [
-            (abs(r.before_s / r.measured_s - 1), abs(r.after_s / r.measured_s - 1)) for r in others
-        ]
-        before, after = np.mean(pairs, axis=0).tolist()
-        return before, after
+        errors = []
+        for row in self.rows[1:]:  # without the profiled one
+            if any(kind in row.case for kind in kinds):
+                before = abs(row.before_s / row.measured_s - 1)
+                after = abs(row.after_s / row.measured_s - 1)
+                errors.append((before, after))
+        mean_before, mean_after = np.mean(errors, axis=0).tolist()
+        return mean_before, mean_after
 
     def text(self) -> str:
         """As a page."""
@@ -126,9 +128,8 @@ class ProfileStudy:
             ("data parallel", "dp=2"),
             ("pipeline", "pp=2"),
         ):
-            lines.append(
-                f"| {name} | " + " | ".join(f"{error:.1%}" for error in self.errors((kind,))) + " |"
-            )
+            before, after = self.errors((kind,))
+            lines.append(f"| {name} | {before:.1%} | {after:.1%} |")
         lines += ["", "| parameter | profile | ms per step behind it |", "|---|---|---|"]
         lines += [
             f"| {c.name} | {amount(c)} | {1e3 * c.seconds:.3g} |"
@@ -143,6 +144,7 @@ def profile_study(rounds: int, steps: int) -> ProfileStudy:
         folder = Path(name)
         stamps = _run(rounds, steps, folder)
         measured = {n: _quantiles(stamps, n, rounds) for n in range(len(CASES))}
+        # The fastest of the traced turns was disturbed least: its traces are the profile.
         traced_s = _quantiles(stamps, -1, rounds)[1]
         files = sorted((folder / f"turn{int(np.argmin(traced_s))}").glob("*.json"))
         chosen = CASES[PROFILED]
@@ -156,17 +158,19 @@ def profile_study(rounds: int, steps: int) -> ProfileStudy:
 
 
 def _compared(
-    case: RankCase, measured_s: float, of_turns: list[float], base: Path, profiled: Path
+    case: RankCase, measured_s: float, turns_s: list[float], base: Path, profiled: Path
 ) -> Compared:
+    """A configuration as measured and as predicted, by the tables alone and by the profile too."""
     problem = _problem(case)
     before_s, after_s = (
         predict(problem, layout=case.layout, calibration=calibration).step_time_s
         for calibration in (base, profiled)
     )
-    return Compared(case.name, measured_s, float(np.std(of_turns) / measured_s), before_s, after_s)
+    return Compared(case.name, measured_s, float(np.std(turns_s) / measured_s), before_s, after_s)
 
 
 def _problem(case: RankCase) -> Problem:
+    """The prediction's question about a configuration."""
     cluster = _cluster()
     job = SERIAL.job(MODEL, cluster.device, global_batch=case.global_batch, dtype="fp32")
     return Problem(model=MODEL, cluster=cluster, job=job, framework=SERIAL)
@@ -189,6 +193,7 @@ Stamps = dict[tuple[int, int], dict[int, list[tuple[float, float]]]]
 
 
 def _run(rounds: int, steps: int, folder: Path) -> Stamps:
+    """Run all configurations on two processes, in turns, and collect the stamps of their steps."""
     context = get_context("spawn")
     out = context.SimpleQueue()
     with socket() as free:
@@ -198,25 +203,29 @@ def _run(rounds: int, steps: int, folder: Path) -> Stamps:
     ranks = [context.Process(target=serve, args=(rank, *arguments)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    found: Stamps = defaultdict(dict)
+    stamps_of: Stamps = defaultdict(dict)
+    # Both ranks report every configuration of a round, and the profiled one reports once more,
+    # traced.
     for _ in range(rounds * (2 * len(CASES) + CASES[PROFILED].layout.devices)):
         number, turn, rank, stamps = out.get()
-        found[number, turn][rank] = stamps
+        stamps_of[number, turn][rank] = stamps
     for rank in ranks:
         rank.join()
-    return found
+    return stamps_of
 
 
 def _quantiles(stamps: Stamps, number: int, rounds: int) -> tuple[float, list[float]]:
     """Seconds of a step, over all turns and turn by turn: from the last rank's start to the last
     rank's end."""
     devices = CASES[number if number >= 0 else PROFILED].layout.devices
-    of_turns = []
+    steps_s = []
     for turn in range(rounds):
-        own = np.array([stamps[number, turn][rank] for rank in range(devices)])
-        of_turns.append(own[:, :, 1].max(axis=0) - own[:, :, 0].max(axis=0))
-    each = [float(np.quantile(turn, _QUANTILE)) for turn in of_turns]
-    return float(np.quantile(np.concatenate(of_turns), _QUANTILE)), each
+        # shape (ranks, steps, 2): start and end
+        starts_and_ends = np.array([stamps[number, turn][rank] for rank in range(devices)])
+        last_start, last_end = starts_and_ends.max(axis=0).T
+        steps_s.append(last_end - last_start)
+    turns_s = [float(np.quantile(turn_s, _QUANTILE)) for turn_s in steps_s]
+    return float(np.quantile(np.concatenate(steps_s), _QUANTILE)), turns_s
 
 
 def main() -> None:

@@ -90,10 +90,11 @@ predicted before:
 
 
 def model_of(name: str) -> Model:
+    """A model of the catalog, or one of `LIKE`."""
     if name not in LIKE:
         return catalog.model(name)
-    base, others = LIKE[name]
-    return replace(catalog.model(base), name=name, **others)
+    base, differences = LIKE[name]
+    return replace(catalog.model(base), name=name, **differences)
 
 
 def cluster_of(name: str) -> Cluster:
@@ -123,8 +124,8 @@ def cluster_of(name: str) -> Cluster:
 
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
-    said = row.job.split(",") if isinstance(row.job, str) else []
-    job = job_files.read_job(None, [f"job.{word}" for word in said]).words
+    settings = row.job.split(",") if isinstance(row.job, str) else []
+    job = job_files.read_job(None, [f"job.{word}" for word in settings]).words
     problem = catalog.problem(
         model_of(row.model),
         cluster_of(row.cluster),
@@ -135,37 +136,45 @@ def predicted(row: Any) -> tuple[Prediction, float]:
         **job,
     )
     site = Site.without(row.left_out) if isinstance(row.left_out, str) else Site()
-    found = predict(problem, layout=row.layout, site=site)
+    prediction = predict(problem, layout=row.layout, site=site)
     if np.isfinite(row.reported_s):
-        return found, float(row.reported_s)
+        return prediction, float(row.reported_s)
     if np.isfinite(row.reported_tokens_per_s):
-        return found, row.global_batch * row.seq_len / found.devices / row.reported_tokens_per_s
+        return (
+            prediction,
+            row.global_batch * row.seq_len / prediction.devices / row.reported_tokens_per_s,
+        )
+    # Sites that report FLOP/s count those of the step by the formulas of their papers, as here.
     flops = step_flops(problem.model, problem.job).total
     counted = flops * (REPEATED if row.rate_counts == "recompute" else 1)
-    return found, counted / found.devices / (row.reported_tflops * 1e12)
+    return prediction, counted / prediction.devices / (row.reported_tflops * 1e12)
 
 
 def main() -> None:
+    """Predict every run and write the page."""
     lines: list[str] = []
+    # Of each run: reported over predicted, and whether the interval holds what was reported.
     blind: list[tuple[float, bool]] = []
     seen: list[tuple[float, bool]] = []
     looks: list[float] = []
     rows: Any = pd.read_csv(HERE / "published_runs.csv").itertuples()
     for row in rows:
         try:
-            found, reported_s = predicted(row)
+            prediction, reported_s = predicted(row)
         except PerfModelError as error:
             raise SystemExit(f"{row.run}: {error}") from None
-        ratio = reported_s / found.step_time_s
-        held = found.step_time_lo_s <= reported_s <= found.step_time_hi_s
+        ratio = reported_s / prediction.step_time_s
+        is_inside = prediction.step_time_lo_s <= reported_s <= prediction.step_time_hi_s
         mended = isinstance(row.seen, str)
-        (seen if mended else blind).append((ratio, held))
-        looks.append(reported_s / (row.first_s if np.isfinite(row.first_s) else found.step_time_s))
-        first = f"{row.first_s:.2f} s" if np.isfinite(row.first_s) else ""
+        (seen if mended else blind).append((ratio, is_inside))
+        # The first prediction counts, whatever was mended after it was seen.
+        has_first = np.isfinite(row.first_s)
+        looks.append(reported_s / (row.first_s if has_first else prediction.step_time_s))
+        first = f"{row.first_s:.2f} s" if has_first else ""
         lines.append(
-            f"| {row.run} | {first} | {found.step_time_s:.2f} s | "
-            f"{found.step_time_lo_s:.2f} to {found.step_time_hi_s:.2f} s | {reported_s:.2f} s | {ratio:.2f} | "
-            f"{'yes' if held else 'no'} | {row.seen if mended else ''} | {row.source} |"
+            f"| {row.run} | {first} | {prediction.step_time_s:.2f} s | "
+            f"{prediction.step_time_lo_s:.2f} to {prediction.step_time_hi_s:.2f} s | {reported_s:.2f} s | {ratio:.2f} | "
+            f"{'yes' if is_inside else 'no'} | {row.seen if mended else ''} | {row.source} |"
         )
     tail = "".join(_summary(name, part) for name, part in (("Blind", blind), ("Seen", seen)))
     off = 100 * np.expm1(np.median(np.abs(np.log(looks))))
@@ -175,10 +184,12 @@ def main() -> None:
 
 
 def _summary(name: str, part: list[tuple[float, bool]]) -> str:
+    """A paragraph about some of the runs: how many are inside, and how far off they are."""
     ratios = [ratio for ratio, _ in part]
+    # The median of logarithms takes twice as long and half as long as equally wrong.
     off = 100 * np.expm1(np.median(np.abs(np.log(ratios))))
     return (
-        f"\n{name}: {sum(held for _, held in part)} of {len(part)} inside their interval; median of reported / "
+        f"\n{name}: {sum(is_inside for _, is_inside in part)} of {len(part)} inside their interval; median of reported / "
         f"predicted {np.median(ratios):.2f}, median error {off:.0f} %.\n"
     )
 

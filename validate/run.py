@@ -23,24 +23,26 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
+    """Predict all runs and kernels, and write the reports."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument(
         "--runs-only", action="store_true", help="kernels as they were in the last report"
     )
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     with progress("runs") as report, TemporaryDirectory() as folder:
-        files = prepared(sorted((asked.data / "published").glob("*.csv")), Path(folder))
+        files = prepared(sorted((options.data / "published").glob("*.csv")), Path(folder))
         record, frame = published_record(files, progress=report)
     # the report is committed: file names, not the folders of this machine
     record["skipped_files"] = {
         Path(file).name: reason for file, reason in record["skipped_files"].items()
     }
-    if asked.runs_only:
+    if options.runs_only:
+        # Kernels take most of the time, and only change with the cost model.
         kernels = json.loads((HERE / "report.json").read_text())["kernels"]
     else:
         kernels = validate_kernels(
-            [f for f in sorted(asked.data.glob("*/*.csv.gz")) if measured(f)], marked=False
+            [f for f in sorted(options.data.glob("*/*.csv.gz")) if measured(f)], marked=False
         )
     live = json.loads((HERE / "live.json").read_text())
     text = record_text(record, kernels, live)

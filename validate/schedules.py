@@ -22,6 +22,7 @@ and p - 2 idle ones.
 
 
 def main() -> None:
+    """Write the page and print it."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, help="folder of the shared measurement tables")
     data = arguments.parse_args().data
@@ -31,6 +32,7 @@ def main() -> None:
 
 
 def sections(data: Path | None) -> list[str]:
+    """Parts of the page; measured runs only where their tables are at hand."""
     parts = [
         "# Schedules against their papers\n\nWritten by `python validate/schedules.py --data DIR`.\n",
         "## Bubble fractions (Chimera, table 2 and sections 3.1, 3.5)\n",
@@ -41,12 +43,12 @@ def sections(data: Path | None) -> list[str]:
     ]
     if data is not None:
         runs = zero_bubble_table(data / "published" / "zero_bubble.csv")
-        by = runs.groupby("schedule")
+        by_schedule = runs.groupby("schedule")
         columns = {
-            "rows": by.size(),
-            "stated times alone": by.stated_only_error.apply(mean_abs),
-            "with the host's time per transfer": by.error.apply(mean_abs),
-            "memory GB": by.memory_gb.mean(),
+            "rows": by_schedule.size(),
+            "stated times alone": by_schedule.stated_only_error.apply(mean_abs),
+            "with the host's time per transfer": by_schedule.error.apply(mean_abs),
+            "memory GB": by_schedule.memory_gb.mean(),
         }
         parts += [
             "## Zero-bubble runs from the stage times that they state\n",
@@ -58,6 +60,7 @@ def sections(data: Path | None) -> list[str]:
 
 
 def mean_abs(errors: pd.Series) -> float:
+    """Mean absolute error."""
     return float(errors.abs().mean())
 
 

@@ -39,22 +39,24 @@ NODE: Final = 8
 
 
 def main() -> None:
+    """Compute sections and put each into its place in the page."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    given = arguments.parse_args()
-    if unknown := set(given.sections) - set(SECTIONS):
+    options = arguments.parse_args()
+    if unknown := set(options.sections) - set(SECTIONS):
         arguments.error(f"no section {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
-    for name in given.sections or SECTIONS:
+    for name in options.sections or SECTIONS:
+        # The other sections stay as they are: each takes minutes.
         before = PAGE.read_text().split("\n## ")[1:]
-        parts = dict(zip(SECTIONS, (f"## {text}" for text in before), strict=True)) | {
-            name: SECTIONS[name](given.data)
-        }
+        parts = dict(zip(SECTIONS, (f"## {text}" for text in before), strict=True))
+        parts[name] = SECTIONS[name](options.data)
         write_text(PAGE, HEAD + "\n".join(parts.values()))
     print(PAGE.read_text())
 
 
 def _distir(_data: Path) -> str:
+    """The section of DistIR's tables 2 and 3."""
     training, inference = distir.training_table(), distir.inference_table()
     return f"""## DistIR: D/T/P/K on 16 V100
 
@@ -100,18 +102,20 @@ def megatron_table(data: Path) -> pd.DataFrame:
     cases = [read_case(row) for row in rows_of(chosen)]
     rows = []
     for case, measured_s in zip(cases, chosen["measured_iter_time_s"], strict=True):
-        found = megatron_search(case)
-        place = found.place(case.layout)
+        ranked = megatron_search(case)
+        # A layout that does not fit by our memory model has no place.
+        place = ranked.place(case.layout)
         row: dict[str, Any] = {
             "model": case.model.name,
             "devices": case.layout.devices,
             "paper t, p, v, b": _short(case.layout),
             "measured_s": float(measured_s),
-            "predicted_s": np.nan if place is None else float(found.step_s[place]),
-            "our best": _short(found.layouts[0]),
+            "predicted_s": np.nan if place is None else float(ranked.step_s[place]),
+            "our best": _short(ranked.layouts[0]),
         }
-        for name, some in (("all", found), ("rule", by_rule(found))):
-            row |= {f"{name}, {key}": value for key, value in _standing(some, case.layout).items()}
+        for name, ranking in (("all", ranked), ("rule", within_rule(ranked))):
+            for key, value in _standing(ranking, case.layout).items():
+                row[f"{name}, {key}"] = value
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -126,6 +130,7 @@ def megatron_search(case: Case) -> Ranked:
         raise PerfModelError(
             f"{case.case_id}: Megatron-LM trains transformers, {case.model.name} is none"
         )
+    # Stages and virtual stages of equal length: the only ones that Megatron-LM had then.
     divisors = tuple(n for n in range(1, case.model.layers + 1) if case.model.layers % n == 0)
     space = replace(
         USUAL,
@@ -140,31 +145,34 @@ def megatron_search(case: Case) -> Ranked:
     return rank(case.model, case.cluster, case.job, case.layout.devices, space)
 
 
-def by_rule(found: Ranked) -> Ranked:
+def within_rule(ranked: Ranked) -> Ranked:
     """What takeaway 1 leaves of layouts that fit: pp > 1 only with a full node of tp."""
-    return found.only([layout.pp == 1 or layout.tp == NODE for layout in found.layouts])
+    return ranked.only([layout.pp == 1 or layout.tp == NODE for layout in ranked.layouts])
 
 
-def _standing(found: Ranked, layout: Layout) -> dict[str, Any]:
-    place = found.place(layout)
+def _standing(ranked: Ranked, layout: Layout) -> dict[str, Any]:
+    """Where a layout ranks, what it takes more than the best, and whether both hold the bars."""
+    place = ranked.place(layout)
     if place is None:
-        return {"rank": None, "of": len(found.layouts), "over best": np.inf, "held": False}
-    over = float(found.step_s[place] / found.step_s[0] - 1)
+        return {"rank": None, "of": len(ranked.layouts), "over best": np.inf, "held": False}
+    over_best = float(ranked.step_s[place] / ranked.step_s[0] - 1)
     # the first is in the top however few there are
-    top = place == 0 or place + 1 <= TOP * len(found.layouts)
+    in_top = place == 0 or place + 1 <= TOP * len(ranked.layouts)
     return {
         "rank": place + 1,
-        "of": len(found.layouts),
-        "over best": over,
-        "held": bool(top and over <= WITHIN),
+        "of": len(ranked.layouts),
+        "over best": over_best,
+        "held": bool(in_top and over_best <= WITHIN),
     }
 
 
 def _short(layout: Layout) -> str:
+    """The degrees that the paper's table states: t, p, v, b."""
     return f"{layout.tp}, {layout.pp}, {layout.vpp}, {layout.micro_batch}"
 
 
 def _megatron(data: Path) -> str:
+    """The section of Megatron-LM's table 1."""
     table = megatron_table(data)
     error = np.abs(np.asarray(table["predicted_s"]) / np.asarray(table["measured_s"]) - 1)
     within = {

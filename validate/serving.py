@@ -23,7 +23,7 @@ from perfmodel.ingest.tables import write_text
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "serving_published.csv"
 DECODE = HERE / "serving_decode.json"
-WORDS = [
+COLUMNS = [
     "model",
     "cluster",
     "layout",
@@ -49,28 +49,29 @@ def compared(every: int = 1) -> pd.DataFrame:
 def predicted(row: pd.Series) -> tuple[float, float, float]:
     """The quantity of a published row with its interval; with as many requests as fit where the row
     says none."""
-    words = row[WORDS].to_dict()
-    model, cluster, layout = (words.pop(name) for name in WORDS[:3])
-    found = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **words)
-    low, high = found.tokens_per_s_interval
-    tokens = found.requests.batch * found.requests.output_tokens
+    settings = row[COLUMNS].to_dict()
+    model, cluster, layout = (settings.pop(name) for name in COLUMNS[:3])
+    server = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **settings)
+    low, high = server.tokens_per_s_interval
+    tokens = server.requests.batch * server.requests.output_tokens
     match row["quantity"]:
         case "tokens_per_s_per_device":
-            return found.tokens_per_s_per_device, low / found.devices, high / found.devices
+            return server.tokens_per_s_per_device, low / server.devices, high / server.devices
+        # The time of a whole batch of requests; a low rate is its high end.
         case "latency_s":
-            return tokens / found.tokens_per_s, tokens / high, tokens / low
+            return tokens / server.tokens_per_s, tokens / high, tokens / low
         case "ttft_s":
-            return found.ttft_s, *found.ttft_interval_s
+            return server.ttft_s, *server.ttft_interval_s
         case _:
-            return found.tpot_s, *found.tpot_interval_s
+            return server.tpot_s, *server.tpot_interval_s
 
 
 def published() -> str:
     """Errors by source, and the rows that are furthest off."""
     table = compared()
     table["ape"] = table["error"].abs()
-    by = table.groupby(["source", "cluster", "quantity"], sort=False)
-    rows = by.agg(
+    by_server = table.groupby(["source", "cluster", "quantity"], sort=False)
+    rows = by_server.agg(
         rows=("ape", "size"),
         mean=("ape", "mean"),
         median=("ape", "median"),
@@ -118,21 +119,22 @@ def decode() -> None:
 
 
 def kernels() -> str:
-    """The same as a table."""
-    found = json.loads(DECODE.read_text())
-    shapes, near_or_far = found["in_range"], found["device_left_out"]
+    """Errors of decode attention on shapes and devices left out, as a table."""
+    errors = json.loads(DECODE.read_text())
+    shapes, near_or_far = errors["in_range"], errors["device_left_out"]
     parts = {"15 % of shapes, on every device": shapes}
     parts |= {f"of these, {name}": figures for name, figures in shapes["by_device"].items()}
-    parts["largest tenth of shapes"] = found["large_left_out"]
+    parts["largest tenth of shapes"] = errors["large_left_out"]
     parts |= {
         f"{name} ({figures['relation']} relative)": figures for name, figures in near_or_far.items()
     }
-    columns = {"rows": "n", "mean": "mean_ape", "median": "median_ape", "bias": "bias"}
-    rows = [
-        {"left out": name}
-        | {head: figures[key] / (1 if key == "n" else 100) for head, key in columns.items()}
-        for name, figures in parts.items()
-    ]
+    rows = []
+    for name, figures in parts.items():
+        row: dict[str, object] = {"left out": name, "rows": figures["n"]}
+        # The record has per cent, the table is formatted from fractions.
+        for head, key in (("mean", "mean_ape"), ("median", "median_ape"), ("bias", "bias")):
+            row[head] = figures[key] / 100
+        rows.append(row)
     table = pd.DataFrame(rows).astype({"rows": int})
     return (
         "## Decode attention\n\nThe regressor of attention (wave-quantised roofline with split keys under a network), "

@@ -15,9 +15,11 @@ BATCH = int(os.environ.get("BATCH", "8"))
 
 
 class Bert(nn.Module):
+    """Embeddings of tokens and places, encoder layers, and a head over the vocabulary."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.embeddings = nn.Embedding(VOCABULARY, HIDDEN)
         self.places = nn.Parameter(torch.zeros(LENGTH, HIDDEN))
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(HIDDEN, 8, 4 * HIDDEN, 0.0, batch_first=True)
@@ -25,14 +27,17 @@ class Bert(nn.Module):
         )
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.words(words) + self.places
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of every word at every place."""
+        x = self.embeddings(tokens) + self.places
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random tokens."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -46,9 +51,9 @@ def main(steps: int) -> None:
             model, bucket_cap_mb=float(os.environ.get("BUCKET_MB", "4"))
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     for _ in range(steps):
-        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -21,6 +21,8 @@ the paper."""
 
 
 def main(out, wait, send, kinds, sizes):
+    """Run all blocks in turn with the other world, and write the seconds of rank 0."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     first = dist.get_rank() == 0
@@ -29,6 +31,7 @@ def main(out, wait, send, kinds, sizes):
     for kind in kinds.split(","):
         for nbytes in map(int, sizes.split(",")):
             call, (calls, blocks) = call_of(kind, nbytes), amount(nbytes)
+            # Block -1 warms up: memory, buffers and connections; it is not reported.
             for block in range(-1, blocks):
                 if first:
                     os.read(pipes[0], 1)

@@ -17,6 +17,8 @@ BATCH = int(os.environ.get("BATCH", "4"))
 
 
 class Layer(nn.Module):
+    """Causal attention and a feed-forward network, each after a norm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
@@ -24,28 +26,35 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
-        x = x + self.out(found.transpose(1, 2).flatten(2))
+        """Outputs of the layer, shape (batch, tokens, hidden)."""
+        # (3, batch, heads, tokens, elements): queries, keys and values by head
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
 class Gpt(nn.Module):
+    """Embeddings that the head shares, learned places, and layers."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.embeddings = nn.Embedding(VOCABULARY, HIDDEN)
         self.places = nn.Parameter(torch.zeros(LENGTH, HIDDEN))
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = nn.LayerNorm(HIDDEN)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.words(words) + self.places
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of every word at every place."""
+        x = self.embeddings(tokens) + self.places
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x) @ self.words.weight.T
+        return self.norm(x) @ self.embeddings.weight.T
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random tokens."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -57,9 +66,9 @@ def main(steps: int) -> None:
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     for _ in range(steps):
-        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

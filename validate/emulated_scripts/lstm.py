@@ -14,17 +14,22 @@ VOCABULARY, HIDDEN, LAYERS, LENGTH, BATCH = 2000, 192, 2, 24, 8
 
 
 class Recurrent(nn.Module):
+    """An LSTM between embeddings and a head over the vocabulary."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.embeddings = nn.Embedding(VOCABULARY, HIDDEN)
         self.memory = nn.LSTM(HIDDEN, HIDDEN, LAYERS, batch_first=True)
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.head(self.memory(self.words(words))[0])
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of every word at every place."""
+        return self.head(self.memory(self.embeddings(tokens))[0])
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random tokens."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -35,9 +40,9 @@ def main(steps: int) -> None:
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     for _ in range(steps):
-        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,11 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random numbers."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     width = int(os.environ.get("WIDTH", "256"))
-    layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())]
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(width, width), nn.ReLU()]
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(8, width)

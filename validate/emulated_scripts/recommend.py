@@ -14,6 +14,8 @@ TABLES, ROWS, WIDTH, NUMBERS, BATCH = 8, 2000, 32, 13, 256
 
 
 class Recommender(nn.Module):
+    """Tables of categories and a network of numbers, joined by a deep network."""
+
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES))
@@ -29,11 +31,14 @@ class Recommender(nn.Module):
         )
 
     def forward(self, numbers: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
-        found = [table(categories[:, i]) for i, table in enumerate(self.tables)]
-        return self.top(torch.cat([self.bottom(numbers), *found], 1)).squeeze(1)
+        """Score of a click of every sample; `categories` has a column per table."""
+        embedded = [table(categories[:, i]) for i, table in enumerate(self.tables)]
+        return self.top(torch.cat([self.bottom(numbers), *embedded], 1)).squeeze(1)
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random samples."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Block(nn.Module):
+    """Two convolutions beside a short cut."""
+
     def __init__(self, wide: int, out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -28,14 +30,18 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both ways added up."""
         return torch.relu(self.body(x) + self.skip(x))
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random images."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     widths = (64, 128, 256, 512)
+    # Blocks that widen halve the image, as in the original network.
     blocks = [Block(i, o, 1 + (i != o)) for i, o in zip((64, *widths[:-1]), widths, strict=True)]
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100))
     model = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1), *blocks, head)

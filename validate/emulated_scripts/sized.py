@@ -20,10 +20,13 @@ class Bert(nn.Module):
         self.span = nn.Linear(1024, 2)
 
     def forward(self, _: int) -> torch.Tensor:
+        """Scores of spans of one sequence of 32 random tokens."""
         return self.span(self.layers(self.words(torch.randint(30522, (1, 32)))))
 
 
 class Bottleneck(nn.Module):
+    """Three convolutions beside a short cut."""
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -40,6 +43,7 @@ class Bottleneck(nn.Module):
         self.side = nn.Identity() if same else nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both ways added up."""
         return torch.relu(self.body(x) + self.side(x))
 
 
@@ -58,6 +62,7 @@ class ResNet152(nn.Module):
         )
 
     def forward(self, _: int) -> torch.Tensor:
+        """Scores of classes of two small random images."""
         return self.body(torch.randn(2, 3, 64, 64))
 
 
@@ -72,12 +77,14 @@ class DeepLight(nn.Module):
         )
 
     def forward(self, _: int) -> torch.Tensor:
+        """Scores of 256 random samples."""
         return self.deep(self.words(torch.randint(35_000_000, (256, 39))).flatten(1))
 
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = {"bert": Bert, "resnet152": ResNet152, "deeplight": DeepLight}[sys.argv[1]]()
+# Gradients as views of buckets save a copy of them all, of models that fill the memory.
 model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(int(sys.argv[2])):

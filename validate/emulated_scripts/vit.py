@@ -13,6 +13,8 @@ HIDDEN, LAYERS, PATCH, SIDE, CLASSES, BATCH = 192, 3, 8, 64, 100, 4
 
 
 class Vision(nn.Module):
+    """Embeddings of patches and places, encoder layers, and a head over classes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, HIDDEN, PATCH, PATCH)
@@ -26,6 +28,7 @@ class Vision(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores of classes."""
         x = self.patches(images).flatten(2).transpose(1, 2) + self.places
         for layer in self.layers:
             x = layer(x)
@@ -33,6 +36,8 @@ class Vision(nn.Module):
 
 
 def main(steps: int) -> None:
+    """Train for some steps on random images."""
+    # One thread, as a rank has one core.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

@@ -30,6 +30,7 @@ class Bar:
 
 
 def _starts(column: str, *starts: str) -> Chosen:
+    """Chooses runs of which a column begins with any of some texts."""
     return lambda runs: pd.Series(runs[column].astype(str).str.startswith(starts))
 
 
@@ -39,10 +40,12 @@ def playbook(runs: pd.DataFrame) -> pd.Series:
 
 
 def _one_stage(runs: pd.DataFrame) -> pd.Series:
+    """Runs of the playbook without a pipeline, tensor parallelism within a node."""
     return pd.Series(playbook(runs) & (runs["pp"] == 1) & (runs["tp"] <= 8))
 
 
 def _nvidia_llama(runs: pd.DataFrame) -> pd.Series:
+    """Runs of Llama in NVIDIA's tables."""
     return pd.Series(
         runs["source"].str.startswith("NVIDIA") & runs["model"].astype(str).str.startswith("llama")
     )
@@ -167,26 +170,31 @@ class Group:
 
 
 def _all(runs: pd.DataFrame) -> pd.Series:
+    """Every run."""
     return pd.Series(True, index=runs.index)
 
 
 def _no_mlperf(runs: pd.DataFrame) -> pd.Series:
+    """Runs that are not logs of MLPerf, which are more sources than all others."""
     return ~runs["source"].astype(str).str.startswith("MLPerf")
 
 
 def _number(runs: pd.DataFrame, column: str) -> pd.Series:
     """Cells of a column of degrees or counts, 1 where nothing is said."""
-    found: Any = runs[column] if column in runs else pd.Series(1.0, index=runs.index)
-    numbers: Any = pd.to_numeric(found, errors="coerce")
+    cells: Any = runs[column] if column in runs else pd.Series(1.0, index=runs.index)
+    numbers: Any = pd.to_numeric(cells, errors="coerce")
     return numbers.fillna(1.0)
 
 
 def _experts(runs: pd.DataFrame) -> pd.Series:
+    """Runs of mixtures of experts."""
+    # Tables state experts in one of three ways.
     named = runs["family"].astype(str).str.contains("moe", case=False)
     return named | (_number(runs, "n_experts") > 1) | (_number(runs, "ep") > 1)
 
 
 def _context(runs: pd.DataFrame) -> pd.Series:
+    """Runs with context parallelism."""
     return _number(runs, "cp") > 1
 
 
@@ -214,26 +222,32 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         `sources`, `n` (runs), `statistic`, `error`, `by_row` (mean error of all runs), `bias` (mean
         over sources of their mean signed errors) and `to_reach`.
     """
-    measured, predicted = (
-        np.asarray(frame[name], float) for name in ("measured_s", "predicted_iter_time_s")
-    )
-    signed, source = predicted / measured - 1, frame["source"].to_numpy(str)
-    found = {}
+    measured_s = np.asarray(frame["measured_s"], float)
+    predicted_s = np.asarray(frame["predicted_iter_time_s"], float)
+    signed_error, source = predicted_s / measured_s - 1, frame["source"].to_numpy(str)
+
+    figures = {}
     for group in GROUPS:
-        chosen = np.asarray(group.rows(frame), bool) & np.isfinite(signed)
-        of_source = [signed[chosen & (source == name)] for name in np.unique(source[chosen])]
-        if not of_source:
+        chosen = np.asarray(group.rows(frame), bool) & np.isfinite(signed_error)
+        by_source = [signed_error[chosen & (source == name)] for name in np.unique(source[chosen])]
+        if not by_source:
             continue
-        bias = np.array([errors.mean() for errors in of_source])
-        error = np.array([np.abs(errors).mean() for errors in of_source])
-        by = {"mean error": float(error.mean()), "median bias": abs(float(np.median(bias)))}
-        found[group.name] = {
+
+        # Within a source runs resemble each other: each source counts as one observation.
+        bias = np.array([errors.mean() for errors in by_source])
+        error = np.array([np.abs(errors).mean() for errors in by_source])
+        statistics = {
+            "mean error": float(error.mean()),
+            "median bias": abs(float(np.median(bias))),
+        }
+        average = np.median if group.statistic == "median bias" else np.mean
+        figures[group.name] = {
             "sources": len(bias),
             "n": int(chosen.sum()),
             "statistic": group.statistic,
-            "error": by[group.statistic],
-            "by_row": float(np.abs(signed[chosen]).mean()),
-            "bias": float((np.median if group.statistic == "median bias" else np.mean)(bias)),
+            "error": statistics[group.statistic],
+            "by_row": float(np.abs(signed_error[chosen]).mean()),
+            "bias": float(average(bias)),
             "to_reach": group.to_reach,
         }
-    return found
+    return figures

@@ -110,6 +110,7 @@ def record_first_looks(
         raise PerfModelError(
             f"{collection}: {gone[0]} has a first look, but the tables no longer have that row"
         )
+    # A source is recorded as a whole: rows that it gains later may follow a change made for it.
     has_look = runs["source"].isin(set(before["source"]))
     late = runs["case_id"][has_look & ~runs["case_id"].isin(set(before["case_id"]))]
     new = runs[~has_look].reset_index(drop=True)
@@ -127,12 +128,10 @@ def record_first_looks(
 def write_looks(looks: pd.DataFrame, collection: str, folder: Path = FOLDER) -> None:
     """Write first looks, times to six digits."""
     folder.mkdir(parents=True, exist_ok=True)
-    rounded = looks.assign(
-        **{
-            name: [f"{float(value):.6g}" if pd.notna(value) else "" for value in looks[name]]
-            for name in _TIMES
-        }
-    )
+    # Rounded as text: another platform's last bits would change the file, which is committed.
+    rounded = looks.copy()
+    for name in _TIMES:
+        rounded[name] = [f"{float(value):.6g}" if pd.notna(value) else "" for value in looks[name]]
     rounded.to_csv(folder / f"{collection}.csv", index=False, lineterminator="\n")
 
 
@@ -143,9 +142,10 @@ def commit_of_package(root: Path) -> str:
         PerfModelError: the package differs from it.
     """
 
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
+        """What a command of git prints."""
         return subprocess.run(
-            ["git", *words], cwd=root, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
         ).stdout.strip()
 
     if changed := git("status", "--porcelain", "--", "perfmodel"):
@@ -208,6 +208,7 @@ class KnownSources:
 
     @classmethod
     def read(cls, path: Path = FOLDER / "sources.toml") -> "KnownSources":
+        """What a file of this form says."""
         content = tomllib.loads(path.read_text())
         changes = (
             Change(sources=tuple(entry["sources"]), what=entry["what"])
@@ -225,14 +226,11 @@ class KnownSources:
 
     def was_blind(self, source: str) -> bool:
         """Whether nobody had looked at a source before its first look."""
-        return not any(fnmatchcase(source, pattern) for pattern in self.before_first_look)
+        return not _matches(source, self.before_first_look)
 
     def why_not_to_fit(self, case_id: str) -> str:
         """Why a run that ran is told not to fit; empty where nobody knows."""
-        reasons = []
-        for told in self.told_not_to_fit:
-            if any(fnmatchcase(case_id, pattern) for pattern in told.runs):
-                reasons.append(told.why)
+        reasons = [entry.why for entry in self.told_not_to_fit if _matches(case_id, entry.runs)]
         return "; ".join(reasons)
 
     @property
@@ -242,11 +240,12 @@ class KnownSources:
 
     def changes_of(self, source: str) -> list[str]:
         """What was changed with results of a source in view, after its first look."""
-        return [
-            change.what
-            for change in self.changes
-            if any(fnmatchcase(source, one) for one in change.sources)
-        ]
+        return [change.what for change in self.changes if _matches(source, change.sources)]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name has any of some patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def looked_at(source: str, collection: str, known: KnownSources) -> str:
@@ -295,22 +294,26 @@ class Look:
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
         """Of rows and their predictions, in the same order. Adapters are known of rows that were
         prepared."""
-        unknown = np.full(len(runs), np.nan)
-        columns = [
-            np.asarray(pd.to_numeric(predictions[name]), float) if name in predictions else unknown
-            for name in (*_TIMES, *_KNOWN_OF_TODAY)
-        ]
-        groups = [
-            predictions[name].fillna("").to_numpy(str)
-            if name in predictions
-            else np.full(len(runs), "")
-            for name in _GROUPS_OF_PREDICTIONS
-        ]
+        # First looks lack columns that predictions of today have.
+        columns = []
+        for name in (*_TIMES, *_KNOWN_OF_TODAY):
+            if name in predictions:
+                columns.append(np.asarray(pd.to_numeric(predictions[name]), float))
+            else:
+                columns.append(np.full(len(runs), np.nan))
+        groups = []
+        for name in _GROUPS_OF_PREDICTIONS:
+            if name in predictions:
+                groups.append(predictions[name].fillna("").to_numpy(str))
+            else:
+                groups.append(np.full(len(runs), ""))
+
+        # Rows that were not prepared lack the column of adapters.
         has_adapters = runs[ADAPTERS].notna() if ADAPTERS in runs else np.full(len(runs), False)
         trained = np.where(has_adapters, "adapters (LoRA)", "")
-        cells = (
-            runs["framework"].fillna("") if "framework" in runs else pd.Series("", index=runs.index)
-        )
+        cells = pd.Series("", index=runs.index)
+        if "framework" in runs:
+            cells = runs["framework"].fillna("")
         framework = cells.astype(str).str.partition("@")[0].to_numpy(str)
         return cls(
             runs["source"].to_numpy(str),
@@ -327,12 +330,11 @@ class Look:
 
     @classmethod
     def joined(cls, looks: Sequence["Look"]) -> "Look":
-        return cls(
-            *(
-                np.concatenate([getattr(look, field.name) for look in looks])
-                for field in fields(cls)
-            )
-        )
+        """All rows of several looks, in their order."""
+        columns = {}
+        for field in fields(cls):
+            columns[field.name] = np.concatenate([getattr(look, field.name) for look in looks])
+        return cls(**columns)
 
     @property
     def compared(self) -> Bool[np.ndarray, " runs"]:
@@ -358,18 +360,17 @@ class Look:
         sources of their mean relative errors, the error of the median row, the share of rows inside
         their 90 % intervals, the mean over sources of that share, and by what factor the ends of
         the median row's interval are apart."""
-        timed, counted = np.isfinite(self.measured_s), self.compared
+        timed, compared = np.isfinite(self.measured_s), self.compared
+        inside = (self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s)
         frame = pd.DataFrame(
             {
-                "source": self.source[counted],
-                "error": np.abs(self.predicted_s / self.measured_s - 1)[counted],
-                "inside": ((self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s))[
-                    counted
-                ],
-                "ratio": (self.hi_s / self.lo_s)[counted],
+                "source": self.source,
+                "error": np.abs(self.predicted_s / self.measured_s - 1),
+                "inside": inside,
+                "ratio": self.hi_s / self.lo_s,
             }
-        )
-        figures: dict[str, Any] = {"rows": int(timed.sum()), "predicted": int(counted.sum())}
+        )[compared]
+        figures: dict[str, Any] = {"rows": int(timed.sum()), "predicted": int(compared.sum())}
         if frame.empty:
             return figures
         by_source = frame.groupby("source")
@@ -421,6 +422,8 @@ def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, An
     """Scores of the first looks and of today, over all sources that were blind, and source by
     source."""
     blind = np.array([known.was_blind(source) for source in first.source.tolist()], bool)
+
+    # Source by source all are shown; those that somebody had looked at count in no total.
     sources = {}
     for source in dict.fromkeys(first.source.tolist()):
         rows = first.source == source
@@ -456,76 +459,92 @@ def blind_page(
     figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today: Look, known: KnownSources
 ) -> str:
     """The record as Markdown."""
-    commits = {row.source: row.commit for frame in looks for row in frame.itertuples()}
-    summary = [
-        (name, *_summary_cells(figures[which]))
-        for name, which in (("first look", "first"), ("today", "today"))
-        if figures[which]["predicted"]
-    ]
-    parts = [
-        _HEAD
-        + rows_table(
-            (
-                "sources that nobody had looked at",
-                "sources",
-                "rows",
-                "mean over sources",
-                "median row",
-                "inside 90 %",
-                "inside, mean over sources",
-                "ends apart",
-                "interval score",
-                "one fixed interval",
-            ),
-            summary,
-        ),
-        _details(figures),
+    has_today = bool(figures["today"]["predicted"])
+    parts = [_HEAD + _summary_table(figures)]
+    if has_today:
+        parts.append(_details(figures))
+    parts += [
         "## Source by source",
         "Mean error of the rows that are predicted, of all that were measured, and the share of them inside their "
         "interval. The median row's ends are a factor `ends apart` from one another. Changed after the first look at "
         f"every source: {'; '.join(known.changes_for_all)}.",
-        rows_table(
-            (
-                "source",
-                "commit",
-                "rows",
-                "first: predicted",
-                "error",
-                "inside",
-                "ends apart",
-                "today: predicted",
-                "error",
-                "inside",
-                "ends apart",
-                "looked at",
-                "changed for it",
-            ),
-            [
-                _source_cells(name, commits.get(name, ""), of, known)
-                for name, of in figures["sources"].items()
-            ],
-        ),
-        "## By device, kind of model and framework",
-        "Today's predictions of sources that nobody had looked at. Every source counts the same; a positive bias is "
-        "slower than measured, as so many of the sources are in the mean of their own rows.",
-        _groups_table(figures["groups"]),
-        "## Whether intervals are wide where errors are large",
-        "Today's predictions, from the narrowest intervals to the widest.",
-        deciles_table(today.deciles()),
+        _sources_table(figures["sources"], looks, known),
     ]
-    if not figures["today"]["predicted"]:
-        parts = [parts[0], *parts[2:-6]]
+    # First looks have neither groups nor all that intervals rest on.
+    if has_today:
+        parts += [
+            "## By device, kind of model and framework",
+            "Today's predictions of sources that nobody had looked at. Every source counts the same; a positive bias is "
+            "slower than measured, as so many of the sources are in the mean of their own rows.",
+            _groups_table(figures["groups"]),
+            "## Whether intervals are wide where errors are large",
+            "Today's predictions, from the narrowest intervals to the widest.",
+            deciles_table(today.deciles()),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
+def _summary_table(figures: Mapping[str, Any]) -> str:
+    """Scores over all blind sources, of the first looks and of today where it was predicted."""
+    head = (
+        "sources that nobody had looked at",
+        "sources",
+        "rows",
+        "mean over sources",
+        "median row",
+        "inside 90 %",
+        "inside, mean over sources",
+        "ends apart",
+        "interval score",
+        "one fixed interval",
+    )
+    rows = []
+    for name, when in (("first look", "first"), ("today", "today")):
+        if figures[when]["predicted"]:
+            rows.append((name, *_summary_cells(figures[when])))
+    return rows_table(head, rows)
+
+
+def _sources_table(
+    sources: Mapping[str, Any], looks: Sequence[pd.DataFrame], known: KnownSources
+) -> str:
+    """A row a source: its first look and today's, and whether anybody looked at it."""
+    head = (
+        "source",
+        "commit",
+        "rows",
+        "first: predicted",
+        "error",
+        "inside",
+        "ends apart",
+        "today: predicted",
+        "error",
+        "inside",
+        "ends apart",
+        "looked at",
+        "changed for it",
+    )
+    # A source is recorded as a whole, so that all of its rows have one commit.
+    commits = {}
+    for look in looks:
+        commits |= dict(zip(look["source"], look["commit"], strict=True))
+    rows = [
+        _source_cells(name, commits.get(name, ""), scores, known)
+        for name, scores in sources.items()
+    ]
+    return rows_table(head, rows)
+
+
 def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Figures of `Look.by_group`, the groups of all columns one below the other."""
     rows = []
     for by_value in groups.values():
-        for name, of in by_value.items():
-            error, inside = percent(of["mean_over_sources"]), percent(of["inside"])
-            slower = f"{of['slower']} of {of['sources']}"
-            bias = f"{100 * of['bias']:+.1f} %"
-            rows.append((name, str(of["rows"]), str(of["sources"]), error, bias, slower, inside))
+        for name, figures in by_value.items():
+            n_rows, n_sources = str(figures["rows"]), str(figures["sources"])
+            error, inside = percent(figures["mean_over_sources"]), percent(figures["inside"])
+            slower = f"{figures['slower']} of {figures['sources']}"
+            bias = f"{100 * figures['bias']:+.1f} %"
+            rows.append((name, n_rows, n_sources, error, bias, slower, inside))
     return rows_table(
         ("", "rows", "sources", "mean over sources", "bias", "slower", "inside"), rows
     )
@@ -554,32 +573,36 @@ def _details(figures: Mapping[str, Any]) -> str:
     return "Today: " + " ".join(sentences)
 
 
-def _summary_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
-    scores = of["intervals"]
+def _summary_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
+    """A `Look.score` with its scores of intervals, as cells."""
+    intervals = score["intervals"]
     return (
-        str(of["sources"]),
-        f"{of['predicted']} of {of['rows']}",
-        percent(of["mean_over_sources"]),
-        percent(of["median_row"]),
-        percent(of["inside"]),
-        percent(of["inside_over_sources"]),
-        f"{of['ratio']:.2f}",
-        f"{scores['ours']:.3f}",
-        f"{scores['fixed']:.3f}",
+        str(score["sources"]),
+        f"{score['predicted']} of {score['rows']}",
+        percent(score["mean_over_sources"]),
+        percent(score["median_row"]),
+        percent(score["inside"]),
+        percent(score["inside_over_sources"]),
+        f"{score['ratio']:.2f}",
+        f"{intervals['ours']:.3f}",
+        f"{intervals['fixed']:.3f}",
     )
 
 
 def _source_cells(
-    source: str, commit: str, of: Mapping[str, Any], known: KnownSources
+    source: str, commit: str, scores: Mapping[str, Any], known: KnownSources
 ) -> tuple[str, ...]:
+    """A source's row: both scores, and what was changed for it alone."""
     for_all = known.changes_for_all
     changes = "; ".join(change for change in known.changes_of(source) if change not in for_all)
-    cells = [*_look_cells(of["first"]), *_look_cells(of["today"])]
-    return source, commit, str(of["first"]["rows"]), *cells, looked_at(source, "", known), changes
+    cells = [*_look_cells(scores["first"]), *_look_cells(scores["today"])]
+    n_rows = str(scores["first"]["rows"])
+    return source, commit, n_rows, *cells, looked_at(source, "", known), changes
 
 
-def _look_cells(of: Mapping[str, Any]) -> tuple[str, ...]:
-    if not of["predicted"]:
+def _look_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
+    """Rows that are predicted, mean error, share inside, and how far ends are apart."""
+    if not score["predicted"]:
         return "0", "-", "-", "-"
-    error, inside = percent(of["mean_over_sources"]), percent(of["inside"])
-    return str(of["predicted"]), error, inside, f"{of['ratio']:.2f}"
+    error, inside = percent(score["mean_over_sources"]), percent(score["inside"])
+    return str(score["predicted"]), error, inside, f"{score['ratio']:.2f}"

@@ -57,25 +57,29 @@ class Chain:
     schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
+        """Check that the arrays belong together."""
         layers, stages = len(self.forward_s), len(self.in_flight)
-        alike = (
+        same_shape = (
             self.backward_s.shape == self.saved_bytes.shape and self.backward_s.shape[1] == layers
         )
-        if not alike or len(self.state_bytes) != layers or len(self.boundary_s) != layers:
+        if not same_shape or len(self.state_bytes) != layers or len(self.boundary_s) != layers:
             raise PerfModelError("chain: forward, backward, saved and state need the same layers")
         if layers < stages:
             raise PerfModelError(f"chain: {layers} layers cannot fill {stages} stages")
 
     @property
     def stages(self) -> int:
+        """Number of pipeline stages."""
         return len(self.in_flight)
 
     @property
     def layers(self) -> int:
+        """Number of layers."""
         return len(self.forward_s)
 
     @property
     def modes(self) -> int:
+        """Number of ways to recompute."""
         return len(self.backward_s)
 
     @cached_property
@@ -84,14 +88,17 @@ class Chain:
     ) -> tuple[Float[np.ndarray, "stages cuts cuts"], Int[np.ndarray, "stages cuts cuts"]]:
         """Seconds of forward and backward of every possible stage, and the mode: the fastest that
         fits."""
-        both = _between(_prefix(self.forward_s + self.backward_s))
-        need = self.in_flight[:, None, None, None] * _between(_prefix(self.saved_bytes))
-        fits = (
-            need + _between(_prefix(self.state_bytes)) <= self.capacity_bytes[:, None, None, None]
-        )
+        # Shapes below are (stages, modes, cuts, cuts), or broadcast to that: a stage of layers i
+        # to j - 1 is at [..., i, j].
+        both_s = _between(_prefix(self.forward_s + self.backward_s))
+        saved = self.in_flight[:, None, None, None] * _between(_prefix(self.saved_bytes))
+        need = saved + _between(_prefix(self.state_bytes))
+        fits = need <= self.capacity_bytes[:, None, None, None]
+
+        # A stage has at least one layer. What is impossible takes for ever.
         cut = np.arange(self.layers + 1)
         possible = fits & (cut[:, None] < cut)
-        seconds = np.where(possible, both * self.slowness[:, None, None, None], np.inf)
+        seconds = np.where(possible, both_s * self.slowness[:, None, None, None], np.inf)
         mode = seconds.argmin(axis=1)
         return np.take_along_axis(seconds, mode[:, None], axis=1)[:, 0], mode
 
@@ -108,14 +115,15 @@ class Chain:
         )
 
     def brute_force(self) -> float:
-        """The same minimum over all partitions, one by one."""
+        """Least sum + (m - 1) max over all partitions, one by one."""
         seconds, _ = self.tables
         best = np.inf
         for inner in product(range(1, self.layers), repeat=self.stages - 1):
+            # Cuts in order and none twice: every stage has a layer.
             if list(inner) == sorted(set(inner)):
-                at = np.arange(self.stages), [0, *inner], [*inner, self.layers]
-                slowest = (self.micro_batches - 1) * seconds[at].max()
-                best = min(best, (seconds + self._both_sends)[at].sum() + slowest)
+                stages = np.arange(self.stages), [0, *inner], [*inner, self.layers]
+                slowest = (self.micro_batches - 1) * seconds[stages].max()
+                best = min(best, (seconds + self._both_sends)[stages].sum() + slowest)
         return float(best)
 
     @property
@@ -177,12 +185,15 @@ class Chain:
     ) -> Float[np.ndarray, "partitions classes"]:
         """Seconds of the program's classes for partitions, each stage in its fastest mode that fits
         (else infinite)."""
+        # `seconds` has forward and backward in one: forward is taken off, for the two are events
+        # of their own in the timeline.
         end = np.cumsum(partitions, axis=1)
         start, stage = end - np.array(partitions), np.arange(self.stages)
         seconds, _ = self.tables
         forward = _prefix(self.forward_s)
         forward_s = (forward[end] - forward[start]) * self.slowness
         sends_s = self.boundary_s[end[:, :-1] - 1] / links
+        # The last stage sends nothing.
         sends_s = np.concatenate([sends_s, np.zeros((len(end), 1))], axis=1)
         table = np.stack([forward_s, seconds[stage, start, end] - forward_s, sends_s])
         row, column, timed = _entries(self.program)
@@ -201,11 +212,12 @@ class Chain:
     def moved(self, partition: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
         """Partitions with one or two layers moved from any stage to any other."""
         yield from neighbours(partition, self.stages)
-        for way in permutations(range(self.stages), 2):
-            if partition[way[0]] > 2:
-                yield tuple(
-                    n - 2 * (s == way[0]) + 2 * (s == way[1]) for s, n in enumerate(partition)
-                )
+        for giver, taker in permutations(range(self.stages), 2):
+            if partition[giver] > 2:
+                layers = list(partition)
+                layers[giver] -= 2
+                layers[taker] += 2
+                yield tuple(layers)
 
     def improved(self, start: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], float]:
         """The best of `start` after moving layers as long as that shortens the makespan.
@@ -219,29 +231,35 @@ class Chain:
         ranked = sorted(zip(self.step_s(start := list(start)).tolist(), start, strict=True))
         ends = [descend([partition], self.moved, self.step_s) for _, partition in ranked[:8]]
         first = min(ends, key=lambda end: end.value)
-        best, value = first.best, first.value
+        best, best_s = first.best, first.value
         rng = np.random.default_rng(0)
         for _ in range(_KICKS):
+            # A few random moves leave the local minimum, without leaving its neighbourhood.
             kicked = np.array(best)
             for giver, taker in rng.integers(self.stages, size=(_KICK, 2)):
                 if kicked[giver] > 1:
                     kicked[giver] -= 1
                     kicked[taker] += 1
-            if np.isfinite(self.step_s([tuple(kicked.tolist())])[0]):
-                changed = descend([tuple(kicked.tolist())], self.moved, self.step_s)
-                if changed.value < value:
-                    best, value = changed.best, changed.value
-        return best, value
+            kicked_partition = tuple(kicked.tolist())
+            if np.isfinite(self.step_s([kicked_partition])[0]):
+                end = descend([kicked_partition], self.moved, self.step_s)
+                if end.value < best_s:
+                    best, best_s = end.best, end.value
+        return best, best_s
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
     """Seconds of the classes (JAX) with layers dealt to stages (a cut layer in proportion) and
     modes mixed."""
-    forward_s = _held(values, values["forward"]) * values["slowness"]
+    forward_s = _stage_sums(values, values["forward"]) * values["slowness"]
     backward_s = _mixed(values, values["backward"]) * values["slowness"]
-    boundary = values["boundary"]
-    after = jnp.interp(jnp.cumsum(values["layers"])[:-1], jnp.arange(len(boundary)), boundary)
-    send_s = jnp.append(after / values["links"] if "links" in values else after, 0.0)
+    # Cuts are real numbers here: between two layers the transfer is interpolated.
+    boundary_s = values["boundary"]
+    cuts = jnp.cumsum(values["layers"])[:-1]
+    send_s = jnp.interp(cuts, jnp.arange(len(boundary_s)), boundary_s)
+    if "links" in values:
+        send_s = send_s / values["links"]
+    send_s = jnp.append(send_s, 0.0)
     table = jnp.stack([forward_s, backward_s, send_s])
     return table[values["row"], values["column"]] * values["timed"]
 
@@ -249,12 +267,13 @@ def _durations(values: Values) -> Float[Array, " classes"]:
 def _limits(values: Values) -> Float[Array, " stages"]:
     """By what share every stage exceeds its memory."""
     saved = _mixed(values, values["saved"]) * values["in_flight"]
-    return (_held(values, values["state"]) + saved) / values["capacity"] - 1
+    return (_stage_sums(values, values["state"]) + saved) / values["capacity"] - 1
 
 
-def _held(values: Values, prefix: Float[Array, " cuts"]) -> Float[Array, " stages"]:
+def _stage_sums(values: Values, prefix: Float[Array, " cuts"]) -> Float[Array, " stages"]:
     """Sums over every stage's layers from sums over all layers before a cut."""
     layers = len(prefix) - 1
+    # The ends are fixed: rounding of the shares must not lose a part of a layer.
     cuts = jnp.concatenate(
         [jnp.zeros(1), jnp.cumsum(values["layers"])[:-1], jnp.array([float(layers)])]
     )
@@ -262,7 +281,8 @@ def _held(values: Values, prefix: Float[Array, " cuts"]) -> Float[Array, " stage
 
 
 def _mixed(values: Values, prefix: Float[Array, "modes cuts"]) -> Float[Array, " stages"]:
-    by_mode = jnp.stack([_held(values, own) for own in prefix])
+    """Sums over every stage's layers, modes mixed by their shares."""
+    by_mode = jnp.stack([_stage_sums(values, prefix_of_mode) for prefix_of_mode in prefix])
     return (values["mode"].T * by_mode).sum(axis=0)
 
 
@@ -275,11 +295,13 @@ def _entries(
     row = np.full(structure.n_classes, 2)
     row[structure.class_kind == Kind.FORWARD] = 0
     row[structure.class_kind == Kind.BACKWARD] = 1
+    # A backward transfer over a hop belongs to the stage before the hop, as the forward one does.
     column = np.maximum(structure.class_stage - (structure.class_kind == Kind.SEND_BACKWARD), 0)
     return row, column, np.isin(structure.class_kind, _TIMED).astype(float)
 
 
 def _prefix(per_layer: Float[np.ndarray, "*some layers"]) -> Float[np.ndarray, "*some cuts"]:
+    """Sums over all layers before each cut."""
     return np.concatenate(
         [np.zeros((*per_layer.shape[:-1], 1)), np.cumsum(per_layer, axis=-1)], axis=-1
     )

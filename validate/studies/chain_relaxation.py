@@ -48,50 +48,56 @@ def optimise_chain(chain: Chain) -> ChainResult:
         NothingFitsError: no partition fits into memory.
     """
     began = time.perf_counter()
+
+    # Partitions to begin with: the exact ones for links as given, and what the relaxation of
+    # everything at once rounds to.
     everything = relax(chain.relaxation(links=True), n_starts=_BATCH)
-    rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
+    rounded = [tuple(map(int, values["layers"])) for values, *_ in everything.starts]
     front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
-    start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
-    # `best`: a partition and its modes
-    best, links, value = (
-        None,
-        np.ones(chain.stages - 1),
-        np.inf,
-    )
+    candidates = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
+
+    best: tuple[int, ...] | None = None
+    links, best_s = np.ones(chain.stages - 1), np.inf
     tried: set[tuple[int, ...]] = set()
     in_vain = 0
     while in_vain < _IN_VAIN:
         # the most promising under the shares found so far get shares of their own
-        modes = {
-            p: mode for p in start if p not in tried and (mode := chain.mode_of(p)) is not None
-        }
-        if not modes:
+        promising = [
+            partition
+            for partition in dict.fromkeys(candidates)
+            if partition not in tried and chain.mode_of(partition) is not None
+        ]
+        if not promising:
             break
-        promising = list(modes)
         order = np.argsort(makespan_lanes(chain.program, chain.durations_s(promising, links)))
         chosen = [promising[i] for i in order[:_BATCH]]
         tried.update(chosen)
         shares, spans_s = share_links(chain, chosen)
-        found = int(np.argmin(spans_s))
-        if spans_s[found] >= value * (1 - _EQUAL):
+        shortest = int(np.argmin(spans_s))
+        if spans_s[shortest] >= best_s * (1 - _EQUAL):
             in_vain += 1
             continue
+
+        # A better one: the search goes on among its neighbours.
         in_vain = 0
-        partition = chosen[found]
-        best, links, value = (partition, modes[partition]), shares[found], float(spans_s[found])
-        start = list(chain.moved(partition))
-    if best is None:
+        best, links, best_s = chosen[shortest], shares[shortest], float(spans_s[shortest])
+        candidates = list(chain.moved(best))
+    mode = None if best is None else chain.mode_of(best)
+    if best is None or mode is None:
         raise NothingFitsError("no way to cut the layers into these stages fits")
-    partition, mode = best
-    shares, _ = share_links(chain, [partition], steps=1000)
-    step_s, links = min(
-        (float(makespan(chain.program, chain.durations_s([partition], x)[0])), tuple(x))
-        for x in (links, shares[0])
-    )
+
+    # Shares of a partition are found in few steps, those of the best one in many; should these
+    # have ended worse, the former count.
+    shares, _ = share_links(chain, [best], steps=1000)
+    ends = []
+    for split in (links, shares[0]):
+        durations_s = chain.durations_s([best], split)[0]
+        ends.append((float(makespan(chain.program, durations_s)), tuple(split)))
+    step_s, best_links = min(ends)
     return ChainResult(
-        partition=partition,
+        partition=best,
         mode=tuple(mode.argmax(axis=1).tolist()),
-        links=np.array(links),
+        links=np.array(best_links),
         step_s=step_s,
         certificate=Certificate(
             _lower_bound_s(chain), "", "1F1B's paths with the cheapest transfer on every hop"
@@ -104,24 +110,26 @@ def share_links(
     chain: Chain, partitions: Sequence[tuple[int, ...]], *, steps: int = 150
 ) -> tuple[Float[np.ndarray, "partitions hops"], Float[np.ndarray, " partitions"]]:
     """The best split of the bandwidth for each of at most 16 partitions, and the makespans."""
+    # Padded to one size: the relaxation is compiled once for all batches.
     padded = [*partitions, *[partitions[0]] * (_BATCH - len(partitions))]
     modes = [chain.mode_of(partition) for partition in padded]
     per_start = {"layers": np.array(padded, float), "mode": np.array(modes, float)}
     relaxation = chain.relaxation(links=True, stages=False)
-    found = relax(relaxation, n_starts=_BATCH, steps=steps, per_start=per_start, spread=0.0)
-    links = np.array([values["links"] for values, *_ in found.starts])[: len(partitions)]
+    relaxed = relax(relaxation, n_starts=_BATCH, steps=steps, per_start=per_start, spread=0.0)
+    links = np.array([values["links"] for values, *_ in relaxed.starts])[: len(partitions)]
     return links, makespan_lanes(chain.program, chain.durations_s(partitions, links))
 
 
 def _lower_bound_s(chain: Chain) -> float:
-    """Of 1F1B: all stages once, then the rest of the slowest (as `lower_bound_s` of pipelines),
-    over all partitions.
+    """A bound of 1F1B's makespan: all stages once, then the rest of the slowest (as `lower_bound_s`
+    of pipelines), over all partitions.
 
     n hops of transfer b / x whose shares x add up to n take n b together at least (the harmonic
     mean).
     """
     seconds, _ = chain.tables
     m = chain.micro_batches
+    # In the warm-up a stage runs forwards alone, which other stages' passes may hide.
     warm_up = np.minimum(chain.stages - np.arange(chain.stages), m)[:, None, None]
     rest = (m - 1) * seconds - (warm_up - 1) * chain.forward_table_s
     (best, *_) = least_sum_plus_max(

@@ -202,42 +202,46 @@ def space_of(model: Model, scheme: str) -> SearchSpace:
 
 def chimera_search(study: Study, scheme: str, conditions: Conditions | None = None) -> Ranked:
     """Layouts of a scheme that fit, fastest first."""
-    on = conditions or Conditions()
+    conditions = conditions or Conditions()
     model = catalog.model(study.model)
-    job = on.job(study, model)
-    found = rank(
+    job = conditions.job(study, model)
+    ranked = rank(
         model,
-        on.cluster,
+        conditions.cluster,
         job,
         study.nodes,
         space_of(model, scheme),
-        framework=on.framework,
-        kernels=on.kernels,
+        framework=conditions.framework,
+        kernels=conditions.kernels,
     )
-    if on.full_pipelines and scheme in ("chimera", "pipedream-2bw"):
-        found = found.only(
-            [job.num_microbatches(layout) % layout.pp == 0 for layout in found.layouts]
+    if conditions.full_pipelines and scheme in ("chimera", "pipedream-2bw"):
+        ranked = ranked.only(
+            [job.num_microbatches(layout) % layout.pp == 0 for layout in ranked.layouts]
         )
-    if scheme == "pipedream-2bw" and on.stashes:
-        found = _stashed(found, study, on, model, job)
-    return found
+    if scheme == "pipedream-2bw" and conditions.stashes:
+        ranked = _stashed(ranked, study, conditions, model, job)
+    return ranked
 
 
-def _stashed(found: Ranked, study: Study, on: Conditions, model: Model, job: Job) -> Ranked:
+def _stashed(
+    ranked: Ranked, study: Study, conditions: Conditions, model: Model, job: Job
+) -> Ranked:
     """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their
     loading."""
-    problem = step_problem(model, on.cluster, job, framework=on.framework)
-    usable = problem.usable_bytes
-    peak = [
-        max(rank.peak + rank.weights / 2 for rank in needed_memory(problem, lay))
-        for lay in found.layouts
-    ]
-    found = found.only(np.array(peak) <= usable)
+    problem = step_problem(model, conditions.cluster, job, framework=conditions.framework)
+    peak_bytes = []
+    for layout in ranked.layouts:
+        # `weights` has two versions already: half of it is one copy.
+        ranks = needed_memory(problem, layout)
+        peak_bytes.append(max(rank.peak + rank.weights / 2 for rank in ranks))
+    ranked = ranked.only(np.array(peak_bytes) <= problem.usable_bytes)
     if not study.weight_loads:
-        return found
-    step_s = found.step_s + [loads_s(layout, job, model) for layout in found.layouts]
+        return ranked
+
+    # The loads of a stage grow with the square of its weights, so that the order may change.
+    step_s = ranked.step_s + [loads_s(layout, job, model) for layout in ranked.layouts]
     order = np.argsort(step_s, kind="stable")
-    return Ranked(tuple(found.layouts[i] for i in order.tolist()), step_s[order])
+    return Ranked(tuple(ranked.layouts[i] for i in order.tolist()), step_s[order])
 
 
 def loads_s(layout: Layout, job: Job, model: Model) -> float:
@@ -251,15 +255,15 @@ def loads_s(layout: Layout, job: Job, model: Model) -> float:
     return loads * NAME_LOAD_S * names**2
 
 
-def choices_of(found: Ranked) -> list[Choice]:
+def choices_of(ranked: Ranked) -> list[Choice]:
     """Layouts as the paper tells them."""
-    return [(layout.pp, layout.micro_batch, layout.recompute) for layout in found.layouts]
+    return [(layout.pp, layout.micro_batch, layout.recompute) for layout in ranked.layouts]
 
 
-def time_of(found: Ranked, choice: Choice) -> float:
+def time_of(ranked: Ranked, choice: Choice) -> float:
     """Step time of a choice, infinite where it does not fit."""
-    choices = choices_of(found)
-    return float(found.step_s[choices.index(choice)]) if choice in choices else np.inf
+    choices = choices_of(ranked)
+    return float(ranked.step_s[choices.index(choice)]) if choice in choices else np.inf
 
 
 def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.DataFrame:
@@ -268,9 +272,10 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
     paper's choices."""
     rows, reference = [], None
     for scheme, choice in study.best.items():
-        found = chimera_search(study, scheme, conditions)
-        ours = choices_of(found)[0]
+        ranked = chimera_search(study, scheme, conditions)
+        ours = choices_of(ranked)[0]
         at_scale = time_of(chimera_search(study.at(study.scales[-1]), scheme, conditions), choice)
+        # Chimera comes first in the table of a study: the others are told relative to it.
         reference = reference or at_scale
         rows.append(
             {
@@ -279,7 +284,7 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
                 "ours p, b": written(ours),
                 "same": ours == choice,
                 "same p": ours[0] == choice[0],
-                "paper's/ours": time_of(found, choice) / float(found.step_s[0]),
+                "paper's/ours": time_of(ranked, choice) / float(ranked.step_s[0]),
                 "paper, of Chimera's": study.throughput.get(
                     scheme, 1.0 if scheme == "chimera" else np.nan
                 ),
@@ -301,15 +306,16 @@ def name_load_s() -> float:
     import torch
 
     def block() -> torch.nn.Module:
+        """A block with as many names of weights and buffers as that code's GPT-2 has."""
         parts = {
             name: torch.nn.Linear(4, 4)
             for name in ("ln_1", "c_attn", "attn_proj", "ln_2", "c_fc", "c_proj")
         }
         drops = {f"dropout_{i}": torch.nn.Dropout() for i in range(3)}
-        found = torch.nn.ModuleDict(parts | drops)
-        found.register_buffer("bias", torch.ones(1))
-        found.register_buffer("masked_bias", torch.ones(1))
-        return found
+        modules = torch.nn.ModuleDict(parts | drops)
+        modules.register_buffer("bias", torch.ones(1))
+        modules.register_buffer("masked_bias", torch.ones(1))
+        return modules
 
     stage = torch.nn.ModuleList([block() for _ in range(8)])
     values = {name: value.clone() for name, value in stage.state_dict().items()}
@@ -317,6 +323,7 @@ def name_load_s() -> float:
     for _ in range(5):
         start = perf_counter()
         for name, value in values.items():
+            # The dictionary of all names is built anew for every one of them, as in that code.
             stage.state_dict()[name].data.copy_(value)
         times.append(perf_counter() - start)
     return min(times) / len(values) ** 2

@@ -83,19 +83,20 @@ def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
     number.
     """
     batch = round(PIPEDREAM[study.model].sequences_per_node * study.nodes)
-    one = replace(study, batch=batch)
-    problem = problem_of(one, conditions)
+    study_of_update = replace(study, batch=batch)
+    problem = problem_of(study_of_update, conditions)
     fastest: tuple[float, str] = (np.nan, "none fits")
     for pp, recompute in product(DEPTHS, ("none", "full")):
         replicas = study.nodes // pp
+        # The batch has to be the same for every replica.
         if not replicas or batch % replicas:
             continue
-        layout = layout_of(one, "pipedream", pp, batch // replicas, recompute)
+        layout = layout_of(study_of_update, "pipedream", pp, batch // replicas, recompute)
         peaks = [rank.peak for rank in needed_memory(problem, layout)]
         if max(peaks) > problem.usable_bytes:
             continue
-        rate = rate_s(one, layout, conditions)
-        if not rate <= fastest[0]:
+        rate = rate_s(study_of_update, layout, conditions)
+        if not rate <= fastest[0]:  # true of the first, beside not a number
             fastest = rate, written((pp, batch // replicas, recompute))
     return fastest
 
@@ -112,12 +113,15 @@ def synchronisation_table(
         for n in nodes:
             row: dict[str, Any] = {"nodes": n, "loss": loss}
             for name, rate in RATES.items():
-                on = Conditions().at_rate(rate)
-                on = replace(on, framework=on.framework.replace(dp_overlap_loss=loss))
+                conditions = Conditions().at_rate(rate)
+                conditions = replace(
+                    conditions, framework=conditions.framework.replace(dp_overlap_loss=loss)
+                )
                 study = STUDIES[0].at(n)
-                times = {way: _step_s(study, on, way) for way in ("eager_opt", "overlap", "end")}
-                row[f"{name}, over eager"] = times["overlap"] / times["eager_opt"]
-                row[f"{name}, over end"] = times["end"] / times["eager_opt"]
+                # Throughputs are inverse to times.
+                eager_opt_s = _step_s(study, conditions, "eager_opt")
+                row[f"{name}, over eager"] = _step_s(study, conditions, "overlap") / eager_opt_s
+                row[f"{name}, over end"] = _step_s(study, conditions, "end") / eager_opt_s
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -144,6 +148,7 @@ def closed_form_table(study: Study) -> pd.DataFrame:
         problem = problem_of(study, Conditions().at_rate(rate))
         for pp in (4, 8, 16, 32):
             layout = layout_of(study, "chimera", pp, *study.best["chimera"][1:])
+            # Too few sequences for a micro-batch per stage and replica.
             if study.best["chimera"][1] * layout.dp * pp > study.batch:
                 continue
             step_s = float(evaluate(problem, [layout]).step_time_s[0])
@@ -170,12 +175,15 @@ def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
 
     The paper measures T_f by a microbenchmark (section 3.4) and does not print it.
     """
-    wanted = 1 / study.throughput[CALIBRATED_ON]
+    paper_gain = 1 / study.throughput[CALIBRATED_ON]
 
     def above(log_factor: float) -> float:
-        return _gain(study, replace(conditions, kernel_factor=float(np.exp(log_factor)))) - wanted
+        """By how much Chimera gains more than the paper says."""
+        scaled = replace(conditions, kernel_factor=float(np.exp(log_factor)))
+        return _gain(study, scaled) - paper_gain
 
     low, high = np.log(FACTORS)
+    # A root is bracketed only where the sign changes between the ends.
     if above(low) * above(high) > 0:
         return None
     return float(np.exp(brentq(above, low, high, xtol=0.02)))
@@ -185,11 +193,11 @@ def _gain(study: Study, conditions: Conditions) -> float:
     """Chimera's throughput over that of `CALIBRATED_ON` at the largest scale, both at the paper's
     choices."""
     at_scale = study.at(study.scales[-1])
-    chimera, other = (
+    chimera_rate, reference_rate = (
         rate_s(at_scale, layout_of(at_scale, scheme, *study.best[scheme]), conditions)
         for scheme in ("chimera", CALIBRATED_ON)
     )
-    return chimera / other
+    return chimera_rate / reference_rate
 
 
 def calibrated_table(study: Study) -> pd.DataFrame:
@@ -223,21 +231,20 @@ def scaling_table(study: Study) -> pd.DataFrame:
     efficiency."""
     rows = []
     for name, rate in RATES.items():
-        on = Conditions().at_rate(rate)
-        of = {
-            n: {
-                s: rate_s(study.at(n), layout_of(study.at(n), s, *c), on)
-                for s, c in study.best.items()
-            }
-            for n in study.scales
-        }
-        first = of[study.scales[0]]["chimera"] / study.scales[0]
-        for n, rates in of.items():
-            row = {"messages": name, "nodes": n, "chimera, sequences/s": rates["chimera"]}
-            row |= {f"over {s}": rates["chimera"] / rates[s] for s in study.best if s != "chimera"}
-            pipedream, choice = pipedream_rate(study.at(n), on)
-            row |= {"over pipedream": rates["chimera"] / pipedream, "pipedream's p, b": choice}
-            rows.append(row | {"efficiency": rates["chimera"] / n / first})
+        conditions = Conditions().at_rate(rate)
+        rate_per_node_at_first = None
+        for nodes in study.scales:
+            rates = _rates_at(study.at(nodes), conditions)
+            chimera = rates["chimera"]
+            row = {"messages": name, "nodes": nodes, "chimera, sequences/s": chimera}
+            for scheme in study.best:
+                if scheme != "chimera":
+                    row[f"over {scheme}"] = chimera / rates[scheme]
+            pipedream, choice = pipedream_rate(study.at(nodes), conditions)
+            row |= {"over pipedream": chimera / pipedream, "pipedream's p, b": choice}
+            # Weak scaling: efficiency is the rate per node over that at the smallest scale.
+            rate_per_node_at_first = rate_per_node_at_first or chimera / nodes
+            rows.append(row | {"efficiency": chimera / nodes / rate_per_node_at_first})
     paper = {f"over {s}": 1 / share for s, share in study.throughput.items()}
     paper["over pipedream"] = PIPEDREAM[study.model].slower
     rows.append(
@@ -251,6 +258,14 @@ def scaling_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _rates_at(study: Study, conditions: Conditions) -> dict[str, float]:
+    """Sequences per second of every scheme at the paper's choice for it."""
+    rates = {}
+    for scheme, choice in study.best.items():
+        rates[scheme] = rate_s(study, layout_of(study, scheme, *choice), conditions)
+    return rates
+
+
 def large_batch_table(study: Study) -> pd.DataFrame:
     """Figures 17 and 18: m far above p, at fixed depth: 4 for Bert-48 (without recompute), 8 for
     GPT-2 (all recompute).
@@ -262,9 +277,9 @@ def large_batch_table(study: Study) -> pd.DataFrame:
     pp, micro_batch, recompute = (4, 8, "none") if study.seq_len == 128 else (8, 1, "full")
     rows = []
     for name, rate in RATES.items():
-        on = Conditions().at_rate(rate)
+        conditions = Conditions().at_rate(rate)
         for batch in LARGE:
-            one = replace(study, batch=batch)
+            study_of_batch = replace(study, batch=batch)
             row: dict[str, Any] = {"messages": name, "batch": batch}
             for scheme in (
                 "chimera",
@@ -275,11 +290,12 @@ def large_batch_table(study: Study) -> pd.DataFrame:
                 "gpipe",
                 "gems",
             ):
-                again = "full" if scheme == "chimera-doubling" else recompute
+                policy = "full" if scheme == "chimera-doubling" else recompute
                 size = micro_batch // 2 if scheme == "chimera-halving" else micro_batch
-                row[scheme] = (
-                    rate_s(one, layout_of(one, scheme, pp, size, again), on) if size else np.nan
-                )
+                row[scheme] = np.nan
+                if size:
+                    layout = layout_of(study_of_batch, scheme, pp, size, policy)
+                    row[scheme] = rate_s(study_of_batch, layout, conditions)
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -291,10 +307,13 @@ def speedup_table(study: Study, rates: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for scheme, paper in AVERAGE_SPEEDUPS[study.model].items():
         row: dict[str, Any] = {"over": scheme, "paper": paper}
-        for name, some in rates.groupby("messages"):
-            row[f"ours, {name}"] = float(np.mean(some[ways].max(axis=1) / some[scheme]))
+        for name, of_batches in rates.groupby("messages"):
+            best_rate = of_batches[ways].max(axis=1)
+            row[f"ours, {name}"] = float(np.mean(best_rate / of_batches[scheme]))
         rows.append(row)
-    best = {f"ours, {name}": some[ways].mean().idxmax() for name, some in rates.groupby("messages")}
+    best = {}
+    for name, of_batches in rates.groupby("messages"):
+        best[f"ours, {name}"] = of_batches[ways].mean().idxmax()
     way = "chimera" if study.seq_len == 128 else "chimera-doubling"
     return pd.DataFrame([{"over": "(best way)", "paper": way} | best, *rows])
 
@@ -319,14 +338,16 @@ def memory_table() -> pd.DataFrame:
     (Bert-48) and 1."""
     rows = []
     for study, micro_batch in zip(STUDIES, (8, 1), strict=True):
-        one = replace(study, nodes=32, batch=512)
-        problem = problem_of(one, Conditions())
+        study_of_figure = replace(study, nodes=32, batch=512)
+        problem = problem_of(study_of_figure, Conditions())
         usable = problem.usable_bytes
         for pp in MEMORY_LAYOUTS[study.model]:
             row: dict[str, Any] = {"model": study.model, "p, d": f"{pp}, {32 // pp}"}
             most: dict[str, float] = {}
             for scheme in MEMORY_SCHEMES:
-                ranks = needed_memory(problem, layout_of(one, scheme, pp, micro_batch, "none"))
+                ranks = needed_memory(
+                    problem, layout_of(study_of_figure, scheme, pp, micro_batch, "none")
+                )
                 extra = 0.5 * (scheme == "pipedream-2bw")  # a third copy beside two versions
                 peaks = [rank.peak + extra * rank.weights for rank in ranks]
                 shown = f"{min(peaks) / 1e9:.1f} to {max(peaks) / 1e9:.1f}"
@@ -347,17 +368,18 @@ def v100_table() -> pd.DataFrame:
     device = catalog.device("V100-SXM2-32GB")
     rows = []
     for name, rate in RATES.items():
-        on = Conditions().at_rate(rate)
-        on = replace(on, cluster=replace(on.cluster, device=device))
-        found = {scheme: chimera_search(study, scheme, on) for scheme in study.best}
-        for scheme, ranked in found.items():
+        conditions = Conditions().at_rate(rate)
+        # The network stays that of Piz Daint, the device is another.
+        conditions = replace(conditions, cluster=replace(conditions.cluster, device=device))
+        searches = {scheme: chimera_search(study, scheme, conditions) for scheme in study.best}
+        for scheme, ranked in searches.items():
             best = ranked.layouts[0]
             rows.append(
                 {
                     "messages": name,
                     "scheme": scheme,
                     "p, b": written((best.pp, best.micro_batch, best.recompute)),
-                    "chimera's speed-up": float(ranked.step_s[0] / found["chimera"].step_s[0]),
+                    "chimera's speed-up": float(ranked.step_s[0] / searches["chimera"].step_s[0]),
                 }
             )
     return pd.DataFrame(rows)

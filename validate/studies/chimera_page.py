@@ -38,19 +38,39 @@ MARGINS: Final = (0.04, 0.12, 0.2, 0.25)
 
 def chimera_page(folder: Path) -> str:
     """All tables; a picture of speed-ups beside the paper's into `folder`."""
-    terms, grid = terms_table(), sensitivity_table()
     scaling = {study.model: scaling_table(study) for study in STUDIES}
-    large = {study.model: large_batch_table(study) for study in STUDIES}
     draw_speedups(scaling, folder / "chimera.png")
     parts = [
         _HEAD,
+        *_terms_parts(),
+        *_choices_parts(),
+        *_stage_time_parts(),
+        *_scaling_parts(scaling),
+        *_large_batch_parts(),
+        *_pipelines_and_memory_parts(),
+        "### 32 V100 (section 4.2.3)\n",
+        _V100,
+        markdown_table(v100_table()),
+    ]
+    return "\n".join(parts)
+
+
+def _terms_parts() -> list[str]:
+    """Which terms of the description decide, and the two that are known least."""
+    grid = sensitivity_table()
+    return [
         "### Which terms decide\n",
         _TERMS,
-        markdown_table(terms),
+        markdown_table(terms_table()),
         _GRID,
         markdown_table(grid),
         best_agreement(grid),
     ]
+
+
+def _choices_parts() -> list[str]:
+    """Each scheme's choice under both ways of sending messages."""
+    parts = []
     for study in STUDIES:
         parts += [
             f"### {study.model} on {study.nodes} nodes, batch {study.batch} (figures 10, 11, 13)\n",
@@ -59,50 +79,67 @@ def chimera_page(folder: Path) -> str:
             "At the network's own rate:\n",
             markdown_table(chimera_table(study, Conditions().at_rate(RATES["network"]))),
         ]
-    parts += ["### T_f calibrated beside T_f predicted (section 3.4)\n", _MEASURED]
+    return parts
+
+
+def _stage_time_parts() -> list[str]:
+    """What stage times calibrated on one row change, and the paper's closed form."""
+    parts = ["### T_f calibrated beside T_f predicted (section 3.4)\n", _MEASURED]
     for study in STUDIES:
         parts += [f"{study.model}:\n", markdown_table(calibrated_table(study))]
     parts += ["### The paper's closed form beside the evaluator (section 3.4, figure 13)\n", _FORM]
     for study in STUDIES:
         parts += [f"{study.model}:\n", markdown_table(closed_form_table(study))]
-    parts += ["### Weak scaling (figures 14 and 15)\n", _SCALING]
+    return parts
+
+
+def _scaling_parts(scaling: dict[str, pd.DataFrame]) -> list[str]:
+    """Weak scaling, and what reducing gradients early gains."""
+    parts = ["### Weak scaling (figures 14 and 15)\n", _SCALING]
     for study in STUDIES:
         parts += [
             f"{study.model}, at the paper's depths and micro-batches:\n",
             markdown_table(scaling[study.model]),
         ]
-    parts += [
+    return [
+        *parts,
         "### Reducing gradients early (figure 12)\n",
         _SYNC,
         markdown_table(synchronisation_table()),
     ]
-    parts += ["### Large batches on fixed nodes (figures 17 and 18)\n", _LARGE]
+
+
+def _large_batch_parts() -> list[str]:
+    """Batches far above the depth, at a fixed depth."""
+    parts = ["### Large batches on fixed nodes (figures 17 and 18)\n", _LARGE]
     for study in STUDIES:
-        rates = large[study.model]
+        rates = large_batch_table(study)
         parts += [
             f"{study.model}, sequences/s:\n",
             markdown_table(rates),
             markdown_table(speedup_table(study, rates)),
         ]
-    memory = memory_table()
-    pipelines = pipelines_table()
-    parts += [
+    return parts
+
+
+def _pipelines_and_memory_parts() -> list[str]:
+    """More than two pipelines, and the memory of workers."""
+    pipelines, memory = pipelines_table(), memory_table()
+    return [
         "### More pipelines (figure 19)\n",
         fastest_pipelines(pipelines),
         markdown_table(pipelines),
-    ]
-    parts += [
         "### Memory on 32 nodes (figure 9)\n",
         _MEMORY,
         memory_verdict(memory),
         markdown_table(memory),
     ]
-    parts += ["### 32 V100 (section 4.2.3)\n", _V100, markdown_table(v100_table())]
-    return "\n".join(parts)
 
 
 def cumulative_terms() -> list[tuple[str, Conditions]]:
     """From the description that knows the hardware alone to that of the software that ran."""
+    # Each description below differs from the one before it in one term, so that a term's worth is
+    # the difference of two rows.
     hardware = Conditions(
         cluster=catalog.cluster("piz-daint"),
         framework=EAGER,
@@ -132,19 +169,20 @@ def agreement(conditions: Conditions) -> dict[str, Any]:
     """Of both models' choices: how many are the same, and the same in depth; by how much
     throughputs are off that the paper states (mean of |ours / paper's - 1|), and those of DAPPLE
     and PipeDream-2BW."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     tables = [chimera_table(study, conditions) for study in STUDIES]
     both = pd.concat(tables)
-    found["choices"] = f"{both['same'].sum()} of {len(both)}"
-    found["depths"] = f"{both['same p'].sum()} of {len(both)}"
-    others = both[both["scheme"] != "chimera"].dropna()
-    ratio = np.asarray(others["ours, of Chimera's"] / others["paper, of Chimera's"])
-    found["throughputs off"] = float(np.abs(ratio - 1).mean())
+    figures["choices"] = f"{both['same'].sum()} of {len(both)}"
+    figures["depths"] = f"{both['same p'].sum()} of {len(both)}"
+    # Throughputs are told of Chimera's, so that its own row says nothing.
+    stated = both[both["scheme"] != "chimera"].dropna()
+    ratio = np.asarray(stated["ours, of Chimera's"] / stated["paper, of Chimera's"])
+    figures["throughputs off"] = float(np.abs(ratio - 1).mean())
     for study, table in zip(STUDIES, tables, strict=True):
         rows = table.set_index("scheme")["ours, of Chimera's"]
         for scheme, name in (("1f1b", "DAPPLE"), ("pipedream-2bw", "2BW")):
-            found[f"{study.model}, over {name}"] = float(1 / rows[scheme])
-    return found
+            figures[f"{study.model}, over {name}"] = float(1 / rows[scheme])
+    return figures
 
 
 PAPER: Final = {
@@ -211,13 +249,14 @@ def memory_verdict(table: pd.DataFrame) -> str:
     """Which of the paper's statements on figure 9 hold here, in words."""
     gpipe, coarse = table["gpipe"].str.contains("OOM"), table["pipedream-2bw"].str.contains("OOM")
     below = table["chimera/1f1b"] < 1
+    # Cells say `least to fullest` in GB, with `(OOM)` where that does not fit.
     fullest = table[list(MEMORY_SCHEMES)].apply(
         lambda cells: cells.str.extract(r"to ([\d.]+)")[0].astype(float)
     )
-    others = fullest.drop(columns="gems").min(axis=1)
+    least_of_others = fullest.drop(columns="gems").min(axis=1)
     return (
         f"Here GPipe runs out of memory in {gpipe.sum()} of {len(table)}, PipeDream-2BW in {coarse.sum()}; GEMS needs "
-        f"least in {(fullest['gems'] < others).sum()}, and Chimera's peak is below DAPPLE's in {below.sum()}.\n"
+        f"least in {(fullest['gems'] < least_of_others).sum()}, and Chimera's peak is below DAPPLE's in {below.sum()}.\n"
     )
 
 
@@ -225,6 +264,7 @@ def draw_speedups(scaling: dict[str, pd.DataFrame], path: Path) -> None:
     """Chimera's speed-ups at the largest scale, ours under both rates beside the paper's."""
     import matplotlib
 
+    # Draws into files, where no display is.
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -232,6 +272,7 @@ def draw_speedups(scaling: dict[str, pd.DataFrame], path: Path) -> None:
     for ax, (model, table) in zip(axes, scaling.items(), strict=True):
         last = table[table["nodes"] == table["nodes"].max()].set_index("messages")
         schemes = [name for name in last.columns if name.startswith("over ")]
+        # Three bars a scheme, side by side around its tick.
         for i, (name, colour) in enumerate(
             (("paper", "black"), ("network", "tab:blue"), ("gloo", "tab:orange"))
         ):

@@ -73,8 +73,9 @@ class Configuration:
 
     @property
     def dtpk(self) -> str:
-        d = self.degrees
-        return f"{d.data}/{d.tensor}/{d.pipeline}/{d.micro_batches}"
+        """The paper's notation: degrees of data, tensor and pipeline, and micro-batches."""
+        degrees = self.degrees
+        return f"{degrees.data}/{degrees.tensor}/{degrees.pipeline}/{degrees.micro_batches}"
 
     def program(self) -> Program:
         """On one stream, as ranks run one instruction at a time."""
@@ -110,18 +111,22 @@ def measure_round(path: Path, until: float) -> None:
     Rounds follow one another, so that what else the machine does meets all programs alike; a row is
     kept as soon as it is there, and an interrupted round is gone on with, from new measurements.
     """
+    # Whole rounds are done; of the present one some rows may be there.
     done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=COLUMNS)
     everything = list(configurations())
     number = len(done) // len(everything)
     measured = {
         (row.model, row.dtpk, row.ranks) for row in done.itertuples() if row.round == number
     }
-    left = [c for c in everything if (c.model, c.dtpk, c.degrees.n_devices) not in measured]
-    programs = {c: c.program() for c in left}
+    to_run = [c for c in everything if (c.model, c.dtpk, c.degrees.n_devices) not in measured]
+    programs = {c: c.program() for c in to_run}
     cluster = host_cluster()
-    events = [e for program in programs.values() for e in rank_events(program.function, cluster)]
+    events = []
+    for program in programs.values():
+        events += rank_events(program.function, cluster)
     print(
-        f"round {number}: {len(left)} programs, {len(set(events))} distinct events", file=sys.stderr
+        f"round {number}: {len(to_run)} programs, {len(set(events))} distinct events",
+        file=sys.stderr,
     )
     # Ranks that run at once do not wait for other work, which would take longer than a simulation
     # is off.
@@ -129,7 +134,9 @@ def measure_round(path: Path, until: float) -> None:
         pair = measure_pair(events, backend="torch")
         for ranks in RANKS:
             with program_ranks(ranks, "torch") as group:
-                for chosen in (c for c in left if c.degrees.n_devices == ranks):
+                for chosen in to_run:
+                    if chosen.degrees.n_devices != ranks:
+                        continue
                     if time.monotonic() > until:
                         return
                     simulated_s = _simulated_s(programs[chosen], pair, cluster, ranks)
@@ -183,7 +190,9 @@ def ranks_text(runs: pd.DataFrame) -> str:
         measured_s=("measured_s", "min"),
         noise=("noise", "min"),
     )
-    rows = [_correlation(model, some) for model, some in programs.groupby("model", sort=False)]
+    rows = [
+        _correlation(model, of_model) for model, of_model in programs.groupby("model", sort=False)
+    ]
     rows.append(_correlation("all", programs))
     paper = ", ".join(f"{name} {r:.2f}" for name, r in PAPER.items())
     return f"""## Table 4: simulated against real throughput
@@ -205,6 +214,7 @@ The paper's r on 16 V100: {paper}, each over 71 to 94 configurations.
 
 
 def _how_undisturbed(runs: pd.DataFrame) -> str:
+    """Whether other work ran beside the ranks, a sentence."""
     if runs["ran_at_once"].all():
         return "Ranks ran at real-time priority, so that other work waited for them."
     return "Other work ran beside the ranks, as the system did not allow them real-time priority."
@@ -235,4 +245,5 @@ the other rank of a core has filled, is not simulated."""
 
 
 def _more_or_less(share: float) -> str:
+    """A share in words."""
     return f"{abs(share):.0%} {'longer' if share > 0 else 'less'}"

@@ -44,14 +44,14 @@ def distsim_search(job: Job = ASSUMED, order: str = Layout().order) -> Ranked:
 
 def distsim_table() -> tuple[pd.DataFrame, dict[str, Any]]:
     """Strategies by predicted throughput, and the paper's figures beside ours."""
-    found = distsim_search()
+    ranked = distsim_search()
     table = pd.DataFrame(
         {
-            "strategy": [strategy(layout) for layout in found.layouts],
-            "iterations_per_s": 1 / found.step_s,
+            "strategy": [strategy(layout) for layout in ranked.layouts],
+            "iterations_per_s": 1 / ranked.step_s,
         }
     )
-    return table, _figures(found)
+    return table, _figures(ranked)
 
 
 def distsim_sensitivity() -> pd.DataFrame:
@@ -65,17 +65,20 @@ def distsim_sensitivity() -> pd.DataFrame:
             ASSUMED, dtype="fp32", grad_dtype="fp32", fused_kernels=False
         ),
     }
-    found = {name: distsim_search(job) for name, job in readings.items()}
-    found["pipeline ranks adjacent"] = distsim_search(order="tp-cp-pp-ep-dp")
-    return pd.DataFrame([{"reading": name} | _figures(ranked) for name, ranked in found.items()])
+    searches = {name: distsim_search(job) for name, job in readings.items()}
+    # The order of ranks decides which collectives stay inside a node.
+    searches["pipeline ranks adjacent"] = distsim_search(order="tp-cp-pp-ep-dp")
+    rows = [{"reading": name} | _figures(ranked) for name, ranked in searches.items()]
+    return pd.DataFrame(rows)
 
 
-def _figures(found: Ranked) -> dict[str, Any]:
-    step_s = found.step_s
+def _figures(ranked: Ranked) -> dict[str, Any]:
+    """What the paper says of a search: its best, second and worst layouts and their ratios."""
+    step_s = ranked.step_s
     return {
-        "best": strategy(found.layouts[0]),
-        "second": strategy(found.layouts[1]),
-        "worst": strategy(found.layouts[-1]),
+        "best": strategy(ranked.layouts[0]),
+        "second": strategy(ranked.layouts[1]),
+        "worst": strategy(ranked.layouts[-1]),
         "best/second": float(step_s[1] / step_s[0]),
         "best/worst": float(step_s[-1] / step_s[0]),
         "iterations_per_s": float(1 / step_s[0]),
@@ -197,6 +200,7 @@ def _table_2(ours: dict[str, Any]) -> str:
 
 
 def _curve() -> str:
+    """The section on figure 11: throughput over the batch, with and without recompute."""
     table = batch_table()
     cost, gain = recompute_figures(table)
     off = float((table["none / batch 1"] / table["pipeline"] - 1).abs().max())
