@@ -145,7 +145,7 @@ def _intervals(runs: Sequence[Run]) -> str:
         (f"{n:.0f}", f"{error:.2%}", f"{half:.2%}", f"{inside:.0%}")
         for n, error, half, inside in table[::2]
     ]
-    return rows_table(head, rows, left=0)
+    return rows_table(head, rows, columns_on_left=0)
 
 
 def _runs_by_device(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -125,7 +125,7 @@ def cluster_of(name: str) -> Cluster:
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
     settings = row.job.split(",") if isinstance(row.job, str) else []
-    job = job_files.read_job(None, [f"job.{word}" for word in settings]).words
+    job = job_files.read_job(None, [f"job.{setting}" for setting in settings]).problem_fields
     problem = catalog.problem(
         model_of(row.model),
         cluster_of(row.cluster),

@@ -70,7 +70,7 @@ def optimise_chain(chain: Chain) -> ChainResult:
         if not promising:
             break
         order = np.argsort(makespan_lanes(chain.program, chain.durations_s(promising, links)))
-        chosen = [promising[i] for i in order[:_BATCH]]
+        chosen: list[tuple[int, ...]] = [promising[i] for i in order[:_BATCH]]
         tried.update(chosen)
         shares, spans_s = share_links(chain, chosen)
         shortest = int(np.argmin(spans_s))

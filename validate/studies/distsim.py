@@ -196,7 +196,9 @@ def _table_2(ours: dict[str, Any]) -> str:
     ):
         figures = [f"{source[key]:.{digits}f}" for source in (PAPER, SIMULATED, ours)]
         rows.append((title, *figures, "-"))
-    return rows_table(("", "paper, measured", "paper, DistSim", "ours", "bar"), rows, left=5)
+    return rows_table(
+        ("", "paper, measured", "paper, DistSim", "ours", "bar"), rows, columns_on_left=5
+    )
 
 
 def _curve() -> str:

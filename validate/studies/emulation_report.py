@@ -28,7 +28,8 @@ def emulation_report(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *_missed(report)]) + "\n"
 
 
-def _steps(found: Mapping[str, Any]) -> list[str]:
+def _steps(by_script: Mapping[str, Any]) -> list[str]:
+    """The section of steps: real ranks and emulated ones, awake in turn."""
     lines = [
         "## Two ranks, one core each",
         "",
@@ -56,29 +57,31 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
         "parts",
     )
     rows = []
-    for name, r in found.items():
+    for name, figures in by_script.items():
+        # A step may be right although errors of its parts cancel.
         parts = ", ".join(
-            f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer")
+            f"{figures[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer")
         )
         rows.append(
             (
                 name,
-                _ms(r["real_s"]),
-                _ms(r["both_s"]),
-                f"{r['both_error']:+.1%}",
-                f"{r['each_error']:+.1%}",
-                f"{r['noise']:.1%}",
-                judged(r["both_error"], r["noise"], _STEP_BAR),
-                r["iterations"],
-                r["turns"],
-                f"{r['stolen_at_most']:.2f}",
+                _ms(figures["real_s"]),
+                _ms(figures["both_s"]),
+                f"{figures['both_error']:+.1%}",
+                f"{figures['each_error']:+.1%}",
+                f"{figures['noise']:.1%}",
+                judged(figures["both_error"], figures["noise"], _STEP_BAR),
+                figures["iterations"],
+                figures["turns"],
+                f"{figures['stolen_at_most']:.2f}",
                 parts,
             )
         )
     return [*lines, rows_table(head, rows)]
 
 
-def _hosts(found: Mapping[str, Any]) -> list[str]:
+def _hosts(by_script: Mapping[str, Any]) -> list[str]:
+    """The section of hosts in namespaces, between which links are slow."""
     lines = [
         "## Hosts in network namespaces with shaped links",
         "",
@@ -91,14 +94,14 @@ def _hosts(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             name,
-            _ms(r["real_s"]),
-            _ms(r["emulated_s"]),
-            f"{r['error']:+.1%}",
-            f"{r['apart_error']:+.1%}",
-            f"{r['noise']:.1%}",
-            r["iterations"],
+            _ms(figures["real_s"]),
+            _ms(figures["emulated_s"]),
+            f"{figures['error']:+.1%}",
+            f"{figures['apart_error']:+.1%}",
+            f"{figures['noise']:.1%}",
+            figures["iterations"],
         )
-        for name, r in found.items()
+        for name, figures in by_script.items()
     ]
     return [
         *lines,
@@ -108,26 +111,27 @@ def _hosts(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _micro(found: Mapping[str, Any]) -> list[str]:
+def _micro(measured: Mapping[str, Any]) -> list[str]:
+    """The section of collectives by themselves."""
     lines = [
         "## Collectives by themselves (NeuronaBox, table 1)",
         "",
         "Overhead: what an emulated call takes over what the emulation was told to take (the time of the real run just "
         f"before it, exactly for its sizes), as the script sees both, from before the call to its return; "
-        f"bar {_MICRO_BAR:.0%}. Medians of {found['rounds']} rounds of a real and an emulated run. Noise: by how "
+        f"bar {_MICRO_BAR:.0%}. Medians of {measured['rounds']} rounds of a real and an emulated run. Noise: by how "
         "much two real runs in succession differ.",
         "",
     ]
     rows = [
         (
-            r["collective"],
-            r["bytes"],
-            _ms(r["told_s"], 3),
-            _ms(r["emulated_s"], 3),
-            f"{r['overhead']:+.1%}",
-            f"{r['noise']:.1%}",
+            row["collective"],
+            row["bytes"],
+            _ms(row["told_s"], 3),
+            _ms(row["emulated_s"], 3),
+            f"{row['overhead']:+.1%}",
+            f"{row['noise']:.1%}",
         )
-        for r in found["rows"]
+        for row in measured["rows"]
     ]
     return [
         *lines,
@@ -135,10 +139,12 @@ def _micro(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _curve(found: Mapping[str, Any]) -> list[str]:
+def _curve(curves: Mapping[str, Any]) -> list[str]:
+    """The section of delays: the emulated curve beside the one that the timeline predicts."""
     lines = ["## Delay of every all-reduce (NeuronaBox, figure 4)"]
-    for name, curve in found.items():
-        errors = [abs(e) for e in curve["errors"]]
+    for name, curve in curves.items():
+        errors = [abs(error) for error in curve["errors"]]
+        # The knee is the delay from which on reductions no longer hide behind the backward.
         knees = curve["predicted_knee_s"] / curve["emulated_knee_s"] - 1
         lines += [
             "",
@@ -159,11 +165,14 @@ def _curve(found: Mapping[str, Any]) -> list[str]:
             )
             for delay_s, emulated_s, predicted_s in stamps
         ]
-        lines.append(rows_table(("delay", "emulated", "predicted", "error"), rows, left=0))
+        lines.append(
+            rows_table(("delay", "emulated", "predicted", "error"), rows, columns_on_left=0)
+        )
     return lines
 
 
-def _what_if(found: Mapping[str, Any]) -> list[str]:
+def _what_if(by_condition: Mapping[str, Any]) -> list[str]:
+    """The section of other conditions, predicted from one run and emulated."""
     lines = [
         "## Other conditions",
         "",
@@ -173,16 +182,17 @@ def _what_if(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             name,
-            _ms(r["emulated_s"]),
-            _ms(r["predicted_s"]),
-            f"{r['predicted_s'] / r['emulated_s'] - 1:+.1%}",
+            _ms(times["emulated_s"]),
+            _ms(times["predicted_s"]),
+            f"{times['predicted_s'] / times['emulated_s'] - 1:+.1%}",
         )
-        for name, r in found.items()
+        for name, times in by_condition.items()
     ]
     return [*lines, rows_table(("condition", "emulated", "predicted", "error"), rows)]
 
 
-def _scale(found: Mapping[str, Any]) -> list[str]:
+def _scale(by_ranks: Mapping[str, Any]) -> list[str]:
+    """The section of scale: calls per second as the world grows."""
     lines = [
         "## Scale",
         "",
@@ -190,13 +200,17 @@ def _scale(found: Mapping[str, Any]) -> list[str]:
         "",
     ]
     rows = [
-        (ranks, f"{r['calls_per_s']:.0f}", _mib(r["peak_memory_bytes"]))
-        for ranks, r in found.items()
+        (ranks, f"{figures['calls_per_s']:.0f}", _mib(figures["peak_memory_bytes"]))
+        for ranks, figures in by_ranks.items()
     ]
-    return [*lines, rows_table(("ranks", "calls per second", "peak memory"), rows, left=0)]
+    return [
+        *lines,
+        rows_table(("ranks", "calls per second", "peak memory"), rows, columns_on_left=0),
+    ]
 
 
-def _memory(found: Mapping[str, Any]) -> list[str]:
+def _memory(by_script: Mapping[str, Any]) -> list[str]:
+    """The section of peak memory: real, emulated and predicted."""
     lines = [
         "## Peak memory of a rank",
         "",
@@ -216,22 +230,24 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             name,
-            _mib(r["real_bytes"]) if "real_bytes" in r else "",
-            _mib(r["emulated_bytes"]),
-            _mib(r["predicted_bytes"]),
-            _mib(r["context_bytes"]),
-            f"{r['predicted_bytes'] / r['emulated_bytes'] - 1:+.1%}",
+            _mib(peaks["real_bytes"]) if "real_bytes" in peaks else "",
+            _mib(peaks["emulated_bytes"]),
+            _mib(peaks["predicted_bytes"]),
+            _mib(peaks["context_bytes"]),
+            f"{peaks['predicted_bytes'] / peaks['emulated_bytes'] - 1:+.1%}",
         )
-        for name, r in found.items()
+        for name, peaks in by_script.items()
     ]
     return [*lines, rows_table(head, rows)]
 
 
 def _ms(seconds: float, digits: int = 1) -> str:
+    """A time in milliseconds."""
     return f"{1e3 * seconds:.{digits}f} ms"
 
 
 def _mib(size_bytes: float) -> str:
+    """A size in mebibytes."""
     return f"{size_bytes / 2**20:.0f} MiB"
 
 
@@ -245,6 +261,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
         "amount of work; prices are still measured minutes before. Parts are run one by one, and each stays until it "
         "is run again.",
     ]
+    # Each sentence is computed from the figures, so that it stays true of the next run.
     if steps := report.get("steps"):
         judgements = [judged(r["both_error"], r["noise"], _STEP_BAR) for r in steps.values()]
         lines.append(
@@ -255,6 +272,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
         )
     if rows := report.get("micro", {}).get("rows"):
         errors = {f"{r['collective']} of {r['bytes']} bytes": r["overhead"] for r in rows}
+        # An overhead below what two real runs differ by cannot be told from none.
         quiet = sum(abs(r["overhead"]) <= r["noise"] for r in rows)
         lines.append(
             f"- Collectives by themselves: overhead {_met(errors, _MICRO_BAR)}; in {quiet} of {len(rows)} it is less "
@@ -268,7 +286,9 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
             "on the cores that they share."
         )
     if curves := report.get("curve"):
-        errors = {name: sum(map(abs, c["errors"])) / len(c["errors"]) for name, c in curves.items()}
+        errors = {}
+        for name, curve in curves.items():
+            errors[name] = sum(map(abs, curve["errors"])) / len(curve["errors"])
         lines.append(f"- The curve: {_met(errors, _CURVE_BAR)}.")
     if memory := report.get("memory"):
         errors = [
@@ -292,6 +312,7 @@ def _met(errors: Mapping[str, float], bar: float) -> str:
 
 
 def _span(errors: Sequence[float]) -> str:
+    """The least and the largest error."""
     return f"{min(errors):+.1%} to {max(errors):+.1%}"
 
 

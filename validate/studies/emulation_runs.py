@@ -56,8 +56,8 @@ LEAST = 30
 
 def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
     """A command with environment variables of its own beside `MALLOC`, which they go before."""
-    words = [f"{key}={value}" for key, value in (MALLOC | options).items()]
-    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
+    variables = [f"{key}={value}" for key, value in (MALLOC | options).items()]
+    return ("env", *variables, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
 def data_file(out: Path, name: str) -> Path:
@@ -66,6 +66,7 @@ def data_file(out: Path, name: str) -> Path:
 
 
 def prices_of(out: Path, name: str = "prices") -> PriceTable:
+    """A table of prices that was measured before."""
     return PriceTable.read(data_file(out, name))
 
 
@@ -75,6 +76,7 @@ def priced(table: PriceTable) -> Prices:
 
 
 def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
+    """Run all ranks of a world for real, a core each as far as there are enough."""
     return emulate(
         Emulation(
             command=tuple(command),
@@ -170,85 +172,95 @@ def in_turn(
         of the turn that the hypervisor or other processes took); whole ones, without the first of
         every turn.
     """
-    # what a shell starts in the background ignores it
+    # What a shell starts in the background ignores interrupts, by which runs are ended.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory(prefix="perfmodel-") as folder:
-        found = {
-            name: [_Run(kind, Path(folder) / f"{name}{n}") for n, kind in enumerate(together)]
-            for name, together in kinds.items()
-        }
+        runs = {name: _start(name, together, Path(folder)) for name, together in kinds.items()}
         turns = {name: _Turns() for name in kinds}
         try:
-            time.sleep(start_s)
-            while not all(run.trains() for together in found.values() for run in together):
-                time.sleep(1.0)
-            _send(signal.SIGSTOP, *found.values())
+            _sleep_until_all_train(runs, start_s)
+            # From here on a run is awake in its own turns alone.
+            _send(signal.SIGSTOP, *runs.values())
             order, awake_s = list(kinds), 0.0
             while awake_s < total_s:
                 for name in order:
                     waited_s = wait_until_quiet(QUIET, patience_s)
                     patience_s -= waited_s
                     if waited_s:
-                        left = (
-                            f"{patience_s:.0f} s of patience left"
-                            if patience_s > 0
-                            else "runs on a busy machine now"
-                        )
-                        print(
-                            f"{name}: waited {waited_s:.0f} s for a quiet machine, {left}",
-                            file=sys.stderr,
-                        )
-                    turns[name].take(found[name], turn_s, waited_s)
+                        _print_wait(name, waited_s, patience_s)
+                    turns[name].take(runs[name], turn_s, waited_s)
                     awake_s += turn_s
+                # There and back: a drift that goes one way meets all kinds alike.
                 order.reverse()
         finally:
-            for together in found.values():
-                for run in together:
-                    run.end()
+            for run in chain(*runs.values()):
+                run.end()
         tables = []
         for name in kinds:
-            iterations = read_run(found[name][0].out).iterations()
+            iterations = read_run(runs[name][0].out).iterations()
             if not len(iterations):
                 raise PerfModelError(
                     f"{name}: the script did not train within {start_s:g} s of its start; give it longer"
                 )
             tables.append(_awake(iterations, turns[name]).assign(kind=name))
     table = pd.concat(tables, ignore_index=True)
+    # The slowest rank of an iteration counts: the others wait for it.
     return table.sort_values("time_s").groupby(["kind", "turn", "iteration"], as_index=False).last()
+
+
+def _start(name: str, together: Sequence[Emulation], folder: Path) -> "list[_Run]":
+    """Start the runs of one kind, which are awake together."""
+    return [_Run(kind, folder / f"{name}{number}") for number, kind in enumerate(together)]
+
+
+def _sleep_until_all_train(runs: "Mapping[str, Sequence[_Run]]", start_s: float) -> None:
+    """Wait for the usual time of a start, and on a busy machine until every script trains."""
+    time.sleep(start_s)
+    while not all(run.trains() for run in chain(*runs.values())):
+        time.sleep(1.0)
+
+
+def _print_wait(name: str, waited_s: float, patience_s: float) -> None:
+    """Say that a turn waited, and what comes of it."""
+    outlook = "runs on a busy machine now"
+    if patience_s > 0:
+        outlook = f"{patience_s:.0f} s of patience left"
+    print(f"{name}: waited {waited_s:.0f} s for a quiet machine, {outlook}", file=sys.stderr)
 
 
 def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
     """Medians over all iterations of turns that others left alone, as far as there are enough of
     them."""
-    for most in (0.03, 0.06, 0.1, 0.2, 2.0):
-        kept: Any = table[table.stolen <= most]
-        if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
+    # The quietest turns that are enough for a median of each kind.
+    quiet: Any = table
+    for most_stolen in (0.03, 0.06, 0.1, 0.2, 2.0):
+        quiet = table[table.stolen <= most_stolen]
+        if quiet.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
             break
-    medians: Any = kept.groupby("kind")[
-        ["time_s", "forward_s", "backward_s", "optimizer_s"]
-    ].median()
-    real: Any = kept[kept.kind == "real"]
-    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
+    parts = ["forward_s", "backward_s", "optimizer_s"]
+    medians: Any = quiet.groupby("kind")[["time_s", *parts]].median()
     errors = medians / medians.loc["real"] - 1
-    waited_s = (
-        float(table.groupby(["kind", "turn"]).waited_s.first().sum())
-        if "waited_s" in table
-        else 0.0
-    )
-    return {
-        **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
-        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]},
+
+    # Two halves of the real turns differ by noise alone. They are drawn from both directions of
+    # the order in which kinds take turns, hence fours.
+    real: Any = quiet[quiet.kind == "real"]
+    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
+
+    figures: dict[str, Any] = {f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS}
+    for kind in KINDS[1:]:
+        figures[f"{kind}_error"] = float(errors.time_s[kind])
+    figures |= {
         "noise": abs(halves[0] / halves[1] - 1),
-        "iterations": int(kept.groupby("kind").size().min()),
-        "turns": int(kept.groupby("kind").turn.nunique().min()),
-        "stolen_at_most": float(kept.stolen.max()),
-        **{
-            f"{part}_error": float(errors[part]["both"])
-            for part in ("forward_s", "backward_s", "optimizer_s")
-        },
-        # Turns of earlier runs, which are read from a file, did not wait.
-        **({"waited_s": waited_s} if "waited_s" in table and table.waited_s.notna().all() else {}),
+        "iterations": int(quiet.groupby("kind").size().min()),
+        "turns": int(quiet.groupby("kind").turn.nunique().min()),
+        "stolen_at_most": float(quiet.stolen.max()),
     }
+    for part in parts:
+        figures[f"{part}_error"] = float(errors[part]["both"])
+    # Turns of earlier runs, which are read from a file, did not wait.
+    if "waited_s" in table and table.waited_s.notna().all():
+        figures["waited_s"] = float(table.groupby(["kind", "turn"]).waited_s.first().sum())
+    return figures
 
 
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -294,6 +306,7 @@ def come_before_others() -> None:
     lets us."""
 
     def watch() -> None:
+        """Raise the sessions of ranks as they appear."""
         done: set[int] = set()
         while True:
             for group in _children() - done:
@@ -314,9 +327,9 @@ def judged(error: float, noise: float, bar: float) -> str:
 
 def claims(judgements: Sequence[str], bar: float) -> str:
     """What may be claimed of several errors."""
-    said = [judgement for judgement in judgements if judgement != "too noisy"]
-    within = f"{said.count('yes')} of the {len(said)} whose noise is at most {NOISE_OF_CLAIMS:.0%} within {bar:.0%}"
-    noisy = len(judgements) - len(said)
+    judgeable = [judgement for judgement in judgements if judgement != "too noisy"]
+    within = f"{judgeable.count('yes')} of the {len(judgeable)} whose noise is at most {NOISE_OF_CLAIMS:.0%} within {bar:.0%}"
+    noisy = len(judgements) - len(judgeable)
     return f"{within}; nothing is claimed of the {noisy} others" if noisy else within
 
 
@@ -331,13 +344,17 @@ class _Turns:
     """When runs were awake."""
 
     def __init__(self) -> None:
-        self.awake_s, self.stolen_s = list[tuple[float, float]](), list[float]()
-        self.waited_s = list[float]()
+        self.awake_s: list[tuple[float, float]] = []
+        """Begin and end of every turn."""
+        self.stolen_s: list[float] = []
+        """Core seconds of every turn that others took."""
+        self.waited_s: list[float] = []
 
     def take(self, runs: "Sequence[_Run]", turn_s: float, waited_s: float) -> None:
+        """Wake some runs for a turn and put them to sleep again."""
         for run in runs:
             run.check()
-        groups = {group for run in runs for group in run.groups}
+        groups = set[int]().union(*(run.groups for run in runs))
         begin_s, stolen_s = time.perf_counter(), _used_by_others_s(groups)
         _send(signal.SIGCONT, runs)
         time.sleep(turn_s)
@@ -348,13 +365,17 @@ class _Turns:
 
 
 def _send(sign: int, *kinds: "Sequence[_Run]") -> None:
+    """Send a signal to all ranks of some runs."""
     for run in chain(*kinds):
         run.send(sign)
 
 
 class _Run:
+    """A run in a thread, whose ranks can be put to sleep and woken."""
+
     def __init__(self, emulation: Emulation, out: Path) -> None:
         self.out = out
+        # Sessions of its ranks are known by being new: runs are started one after another.
         before = _children()
         self._thread = threading.Thread(
             target=self._emulate, args=(replace(emulation, timeout_s=1e6),)
@@ -366,10 +387,12 @@ class _Run:
         self.groups = started
 
     def _emulate(self, emulation: Emulation) -> None:
+        """Run until the script ends or is interrupted."""
         with suppress(EmulationError):  # that the script was interrupted
             emulate(emulation, self.out)
 
     def send(self, sign: int) -> None:
+        """Send a signal to the sessions of its ranks."""
         for group in self.groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, sign)
@@ -392,19 +415,20 @@ class _Run:
             )
 
     def end(self) -> None:
-        """Interrupted as from the keyboard, a script leaves what it recorded."""
+        """End the script as from the keyboard, at which it leaves what it recorded."""
         self.send(signal.SIGINT)
         self.send(signal.SIGCONT)
         self._thread.join()
 
 
 def _children() -> set[int]:
-    found = set()
+    """Processes that this one started (proc(5))."""
+    children = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
-                found.add(int(stat.parent.name))
-    return found
+                children.add(int(stat.parent.name))
+    return children
 
 
 def _used_by_others_s(groups: set[int]) -> float:
@@ -424,12 +448,12 @@ def _used_by_others_s(groups: set[int]) -> float:
 
 
 def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
-    """Iterations within a turn, whose first is cold."""
+    """Complete iterations within a turn, but for its first, which is cold."""
     parts = []
     for turn, (begin_s, end_s) in enumerate(turns.awake_s):
         inside = table[(table.start_s > begin_s) & (table.start_s + table.time_s < end_s)]
         first = inside.groupby("rank").iteration.transform("min")
         stolen = turns.stolen_s[turn] / (end_s - begin_s)
-        whole = inside[inside.iteration > first]
-        parts.append(whole.assign(turn=turn, stolen=stolen, waited_s=turns.waited_s[turn]))
+        warm = inside[inside.iteration > first]
+        parts.append(warm.assign(turn=turn, stolen=stolen, waited_s=turns.waited_s[turn]))
     return pd.concat(parts, ignore_index=True)

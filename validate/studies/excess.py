@@ -34,27 +34,28 @@ def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
         columns=[*runs.columns.union(["measured_s", "predicted_iter_time_s", "n_devices", "pp"])]
     )
     known = known.dropna(subset=["measured_s", "predicted_iter_time_s", "n_devices", "pp"])
-    found = []
-    for devices, own in known.groupby("n_devices"):
-        measured_s, predicted_s = (
-            np.asarray(own[name], float) for name in ("measured_s", "predicted_iter_time_s")
-        )
-        several, slow = np.asarray(own["pp"] > 1), measured_s >= FAR * predicted_s
-        of = [*ranking(own, measured_s, predicted_s).values()]
-        found.append(
+    rows = []
+    for devices, members in known.groupby("n_devices"):
+        measured_s = np.asarray(members["measured_s"], float)
+        predicted_s = np.asarray(members["predicted_iter_time_s"], float)
+        several, slow = np.asarray(members["pp"] > 1), measured_s >= FAR * predicted_s
+        slow_shares = []
+        for of_depth in (~several, several):
+            slow_shares.append(float(slow[of_depth].mean()) if of_depth.any() else None)
+        # The runs are of one source, whose ranking is the only one.
+        rankings = [*ranking(members, measured_s, predicted_s).values()]
+        figures = rankings[0] if rankings else {"groups": 0}
+        rows.append(
             {
-                "devices": int(devices),
-                "runs": [int((~several).sum()), int(several.sum())],  # pyright: ignore
-                "slow": [
-                    float(slow[which].mean()) if which.any() else None
-                    for which in (~several, several)
-                ],
-                "groups": of[0]["groups"] if of else 0,
-                "regret": of[0]["regret"] if of else None,
-                "worst_regret": of[0]["worst_regret"] if of else None,
+                "devices": int(devices),  # pyright: ignore[reportArgumentType]
+                "runs": [int((~several).sum()), int(several.sum())],
+                "slow": slow_shares,
+                "groups": figures["groups"],
+                "regret": figures.get("regret"),
+                "worst_regret": figures.get("worst_regret"),
             }
         )
-    return found
+    return rows
 
 
 def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
@@ -76,9 +77,12 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     frame = frame[frame["num_microbatches"] >= LEAST_MICRO_BATCHES]
     extra_s = (frame["measured_s"] - frame["predicted_iter_time_s"]) / frame["num_microbatches"]
     frame["per_layer_s"] = extra_s * frame["pp"] / frame["layers"]
+
+    # Slow runs are held against usual ones of the same degrees and model: what these take more
+    # than predicted is not what makes the others slow.
     frame["usual_s"] = extra_s.where(extra_s <= SLOW_S)
-    alike = frame.groupby(["tp", "pp", "model"])["usual_s"].transform("quantile", QUARTILE)
-    frame["beyond_s"] = extra_s - alike.fillna(0.0)
+    similar = frame.groupby(["tp", "pp", "model"])["usual_s"]
+    frame["beyond_s"] = extra_s - similar.transform("quantile", QUARTILE).fillna(0.0)
     is_slow = np.asarray(extra_s > SLOW_S)
 
     tp, pp, per_layer_s, beyond_s = (
@@ -86,6 +90,7 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     )
 
     def quartile_ms(chosen: Bool[np.ndarray, " runs"]) -> float | None:
+        """Milliseconds per layer and micro-batch that three quarters of some runs exceed."""
         return float(1e3 * np.quantile(per_layer_s[chosen], QUARTILE)) if chosen.any() else None
 
     by_tp = [
@@ -99,10 +104,10 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     ]
     by_pp = []
     for n in np.unique(pp):
-        slow = beyond_s[(pp == n) & is_slow]
-        more_s = float(np.median(slow)) if len(slow) else None
+        slow_s = beyond_s[(pp == n) & is_slow]
+        more_s = float(np.median(slow_s)) if len(slow_s) else None
         by_pp.append(
-            {"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow), "more_s": more_s}
+            {"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow_s), "more_s": more_s}
         )
     return {"by_tp": by_tp, "by_pp": by_pp}
 
@@ -111,10 +116,6 @@ def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
     """What the playbook's sweep takes beyond its prediction, which is most of the sweep's error."""
     if not excess["by_tp"]:
         return []
-
-    def number(value_ms: float | None) -> str:
-        return "-" if value_ms is None else f"{value_ms:.1f} ms"
-
     return [
         "## Pipelines of nanotron",
         "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs that take "
@@ -124,57 +125,55 @@ def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
         "largest tp, all. Where memory tells the two versions of the framework apart, they are of the one that gathers "
         "inputs again in backward, and nearly none is of the other. Nothing else in a row tells which will, and no "
         "other source has it, so that no term for it can be held against rows that it was not fitted on.",
-        rows_table(
-            ("stages", "runs", "slow ones", "more per micro-batch"),
-            (
-                (
-                    row["pp"],
-                    row["runs"],
-                    row["slow"],
-                    "-" if row["more_s"] is None else f"{row['more_s']:.2f} s",
-                )
-                for row in excess["by_pp"]
-            ),
-        ),
+        _stages_table(excess["by_pp"]),
         "The others, measured less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds "
         "more per micro-batch that three quarters of the runs take still more. Hosts of pipelines check every "
         "collective, and so do those of some runs of one stage, which are among the slow ones above where tp is high.",
-        rows_table(
-            ("tp", "runs", "one stage", "several stages"),
-            (
-                (
-                    row["tp"],
-                    row["runs"],
-                    *(number(row[k]) for k in ("one_stage_ms", "several_stages_ms")),
-                )
-                for row in excess["by_tp"]
-            ),
-        ),
+        _layers_table(excess["by_tp"]),
         "What choosing by prediction costs on so many devices: most of it on the most, where runs of any layout are "
         "slow or not whatever it is, so that which is the fastest measured is chance.",
-        rows_table(
-            (
-                "devices",
-                "one stage",
-                "several",
-                "slow, one stage",
-                "slow, several",
-                "groups",
-                "regret",
-                "largest",
-            ),
-            (
-                (
-                    row["devices"],
-                    *row["runs"],
-                    *("-" if share is None else percent(share) for share in row["slow"]),
-                    row["groups"],
-                    *(
-                        "-" if row[k] is None else percent(row[k])
-                        for k in ("regret", "worst_regret")
-                    ),
-                )
-                for row in excess["by_devices"]
-            ),
-        ),
+        _devices_table(excess["by_devices"]),
     ]
+
+
+def _stages_table(by_pp: list[dict[str, Any]]) -> str:
+    """By number of stages: how many runs are slow, and by how much."""
+    rows = []
+    for row in by_pp:
+        more = "-" if row["more_s"] is None else f"{row['more_s']:.2f} s"
+        rows.append((row["pp"], row["runs"], row["slow"], more))
+    return rows_table(("stages", "runs", "slow ones", "more per micro-batch"), rows)
+
+
+def _layers_table(by_tp: list[dict[str, Any]]) -> str:
+    """By tensor-parallel degree: what a layer takes more, with one stage and with several."""
+    rows = []
+    for row in by_tp:
+        one_stage, several_stages = _ms(row["one_stage_ms"]), _ms(row["several_stages_ms"])
+        rows.append((row["tp"], row["runs"], one_stage, several_stages))
+    return rows_table(("tp", "runs", "one stage", "several stages"), rows)
+
+
+def _ms(value_ms: float | None) -> str:
+    """Milliseconds; a dash for none."""
+    return "-" if value_ms is None else f"{value_ms:.1f} ms"
+
+
+def _devices_table(by_devices_rows: list[dict[str, Any]]) -> str:
+    """By number of devices: runs, slow ones, and the regret of choosing by prediction."""
+    head = (
+        "devices",
+        "one stage",
+        "several",
+        "slow, one stage",
+        "slow, several",
+        "groups",
+        "regret",
+        "largest",
+    )
+    rows = []
+    for row in by_devices_rows:
+        slow = [percent(share) for share in row["slow"]]
+        regret, worst = percent(row["regret"]), percent(row["worst_regret"])
+        rows.append((row["devices"], *row["runs"], *slow, row["groups"], regret, worst))
+    return rows_table(head, rows)

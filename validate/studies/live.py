@@ -3,7 +3,7 @@ compare."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import compress, groupby
+from itertools import chain, compress, groupby
 from time import perf_counter
 from typing import Any, Final
 
@@ -156,25 +156,24 @@ def validate_live(
     cases = live_cases() if cases is None else list(cases)
     checks = check_cases() if checks is None else list(checks)
     programs: dict[Case, Program] = {case: case.program() for case in (*checks, *cases)}
-    with EmulatedHosts(
-        max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s
-    ) as emulated:
-        events = [
-            e
-            for case, p in programs.items()
-            for e in rank_events(p.function, _cluster(case, settings))
-        ]
+    to_check = {case: programs[case] for case in checks}
+    to_predict = {case: programs[case] for case in cases}
+    n_hosts = max(2, *(case.hosts for case in programs))
+    with EmulatedHosts(n_hosts, settings.bandwidth_bytes_per_s) as emulated:
+        events = []
+        for case, program in programs.items():
+            events += rank_events(program.function, _cluster(case, settings))
+
+        # Two ranks measure every event of all programs, and run the check programs.
         start_s = perf_counter()
         pair = measure_pair(events, emulated.hosts, progress)
-        checked = _measure(
-            {case: programs[case] for case in checks}, emulated.hosts, settings, progress
-        )
+        checked = _measure(to_check, emulated.hosts, settings, progress)
         calibration_s = perf_counter() - start_s
         pair, log_errors = _fit_core_factor(pair, programs, checked, settings)
+
+        # Everything is predicted before anything of it is measured.
         predicted = {case: _predict(case, programs[case], pair, settings) for case in cases}
-        runs = _measure(
-            {case: programs[case] for case in cases}, emulated.hosts, settings, progress
-        )
+        runs = _measure(to_predict, emulated.hosts, settings, progress)
     half_width = _interval(log_errors)
     return LiveReport(
         results=tuple(
@@ -200,6 +199,7 @@ def _fit_core_factor(
     measured_s = np.array([_result_s(runs, settings) for runs in checked.values()])
 
     def log_errors(factor: float) -> Float[np.ndarray, " checks"]:
+        """Log of predicted over measured where work on cores takes a factor longer."""
         scaled = replace(pair, core_factor=factor)
         predicted_s = [
             _predict(case, programs[case], scaled, settings).makespan_s for case in checked
@@ -214,6 +214,7 @@ def _fit_core_factor(
 
 
 def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
+    """Half-width of the 90 % interval of a further log error, as `validate_live` says."""
     from scipy.stats import t
 
     k = len(log_errors)
@@ -221,6 +222,7 @@ def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
 
 
 def _cluster(case: Case, settings: LiveSettings) -> Cluster:
+    """The emulated hosts of a case; their figures price nothing but tell levels apart."""
     inner = NetworkLevel(
         name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5
     )
@@ -234,9 +236,10 @@ def _cluster(case: Case, settings: LiveSettings) -> Cluster:
 
 
 def _predict(case: Case, program: Program, pair: PairTimes, settings: LiveSettings) -> Timeline:
+    """The timeline of a case from measurements of two ranks, cores shared as ranks share them."""
     cores = usable_cores()
-    of_rank = [cores[rank % len(cores)] for rank in range(case.ranks)]
-    return predict_ranks(program.function, _cluster(case, settings), pair, of_rank)
+    core_of_rank = [cores[rank % len(cores)] for rank in range(case.ranks)]
+    return predict_ranks(program.function, _cluster(case, settings), pair, core_of_rank)
 
 
 def _measure(
@@ -245,9 +248,9 @@ def _measure(
     """Every configuration twice, on ranks started once per number of ranks and hosts."""
     runs: dict[Case, list[Run]] = {}
     ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
-    for (ranks, n_hosts), alike in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
+    for (ranks, n_hosts), members in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
         with program_ranks(ranks, hosts=hosts[:n_hosts]) as group:
-            for case in alike:
+            for case in members:
                 progress(case.name, len(runs), len(programs))
                 runs[case] = [_undisturbed(programs[case], group, settings) for _ in range(2)]
     return runs
@@ -278,15 +281,21 @@ def _clean(runs: Sequence[Run], settings: LiveSettings) -> tuple[list[list[Timel
 
 
 def _result_s(runs: Sequence[Run], settings: LiveSettings) -> float:
-    return float(np.median([t.makespan_s for of_run in _clean(runs, settings)[0] for t in of_run]))
+    """Median step time over the iterations of both measurements that count."""
+    used, _ = _clean(runs, settings)
+    return float(np.median([timeline.makespan_s for timeline in chain(*used)]))
 
 
 def _result(
     case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float, settings: LiveSettings
 ) -> LiveResult:
+    """A case as predicted and as measured."""
     used, disturbed = _clean(runs, settings)
-    medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
-    timelines = [t for of_run in used for t in of_run]
+    # The same configuration measured twice: the difference is noise.
+    first_s, second_s = (
+        float(np.median([timeline.makespan_s for timeline in of_run])) for of_run in used
+    )
+    timelines = list(chain(*used))
     errors = compare_timelines(predicted, timelines)
     return LiveResult(
         case=case.name,
@@ -295,7 +304,7 @@ def _result(
         lo_s=predicted.makespan_s * float(np.exp(-half_width)),
         hi_s=predicted.makespan_s * float(np.exp(half_width)),
         measured_s=_result_s(runs, settings),
-        noise=abs(medians_s[0] - medians_s[1]) / float(np.mean(medians_s)),
+        noise=abs(first_s - second_s) / float(np.mean([first_s, second_s])),
         device_error=float(np.nanmean(errors.activity_error)),
         stage_error=errors.median_stage_error,
         set_aside=sum(len(r.timelines) for r in runs) - len(timelines),
@@ -318,8 +327,10 @@ def live_report(report: LiveReport) -> str:
     for key, name, bar, sense in _BARS:
         reached = figures[key]
         met = reached <= bar if sense == "at most" else reached >= bar
-        shown, wanted = (f"{x:.3f}" if key == "spearman" else f"{x:.1%}" for x in (reached, bar))
-        lines.append(f"| {name} | {shown} | {sense} {wanted} | {'met' if met else 'not met'} |")
+        # A rank correlation is no share.
+        digits = ".3f" if key == "spearman" else ".1%"
+        verdict = "met" if met else "not met"
+        lines.append(f"| {name} | {reached:{digits}} | {sense} {bar:{digits}} | {verdict} |")
     checks = ", ".join(f"{error:+.1%}" for error in figures["check_errors"])
     lines += [
         "",
@@ -364,6 +375,7 @@ def live_report(report: LiveReport) -> str:
 
 
 def _disturbances_text(figures: Mapping[str, Any]) -> str:
+    """How other work was kept from the figures, or how much of it there was."""
     if figures["ran_at_once"]:
         return "Ranks ran at real-time priority, so that other work waited for them."
     return (

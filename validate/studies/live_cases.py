@@ -23,26 +23,29 @@ class LiveCase:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks."""
         return self.degrees.n_devices
 
     @property
     def hosts(self) -> int:
+        """Number of hosts."""
         return self.ranks // self.ranks_per_host
 
     @property
     def name(self) -> str:
         """DistSim's notation with what is not usual, as `mlp-s 1M4P2D gpipe m8 zero1`."""
-        d = self.degrees
-        words = [self.model, f"{d.tensor}M{d.pipeline}P{d.data}D"]
-        if d.pipeline > 1:
-            words.append(d.schedule if d.chunks == 1 else f"{d.schedule}x{d.chunks}")
-        if d.micro_batches > 1:
-            words.append(f"m{d.micro_batches}")
-        if d.zero:
-            words.append(f"zero{d.zero}")
+        degrees = self.degrees
+        parts = [self.model, f"{degrees.tensor}M{degrees.pipeline}P{degrees.data}D"]
+        if degrees.pipeline > 1:
+            chunks = "" if degrees.chunks == 1 else f"x{degrees.chunks}"
+            parts.append(f"{degrees.schedule}{chunks}")
+        if degrees.micro_batches > 1:
+            parts.append(f"m{degrees.micro_batches}")
+        if degrees.zero:
+            parts.append(f"zero{degrees.zero}")
         if self.ranks_per_host > 1:
-            words.append(f"{self.ranks_per_host} ranks a host")
-        return " ".join(words)
+            parts.append(f"{self.ranks_per_host} ranks a host")
+        return " ".join(parts)
 
     def program(self) -> Program:
         """On one stream, as real ranks run one instruction at a time."""
@@ -51,6 +54,7 @@ class LiveCase:
 
 @lru_cache(maxsize=8)
 def _model(name: str) -> Program:
+    """A training step on one device, by name."""
     models = {
         "mlp-s": lambda: mlp(512, (256,) * 9),
         "mlp-l": lambda: mlp(512, (384,) * 9),
@@ -68,10 +72,10 @@ def _model(name: str) -> Program:
 def check_cases() -> list[LiveCase]:
     """Two-rank programs that belong to the calibration: they tell how far a prediction may be
     off."""
+    # One of each kind of parallelism, for each kind of model.
     degrees = (Degrees(data=2), Degrees(tensor=2), Degrees(pipeline=2, micro_batches=4))
-    return [
-        LiveCase(model=model, degrees=d) for model in ("check-mlp", "check-gpt") for d in degrees
-    ]
+    cases = product(("check-mlp", "check-gpt"), degrees)
+    return [LiveCase(model=model, degrees=of_case) for model, of_case in cases]
 
 
 def live_cases() -> list[LiveCase]:
@@ -81,6 +85,8 @@ def live_cases() -> list[LiveCase]:
 
 
 def _live_cases() -> Iterator[LiveCase]:
+    """All configurations of training steps."""
+    # Perceptrons: each kind of parallelism alone and in pairs.
     for model in ("mlp-s", "mlp-l"):
         yield LiveCase(model=model, degrees=Degrees(data=2))
         yield LiveCase(model=model, degrees=Degrees(data=4))
@@ -100,6 +106,8 @@ def _live_cases() -> Iterator[LiveCase]:
         )
         yield LiveCase(model=model, degrees=Degrees(data=2, pipeline=2, micro_batches=4))
         yield LiveCase(model=model, degrees=Degrees(tensor=2, pipeline=2, micro_batches=4))
+
+    # All eight ranks, and states that are divided.
     yield LiveCase(model="mlp-s", degrees=Degrees(data=8))
     yield LiveCase(model="mlp-s", degrees=Degrees(data=2, pipeline=4, micro_batches=4))
     yield LiveCase(model="mlp-s", degrees=Degrees(data=2, tensor=2, pipeline=2, micro_batches=2))
@@ -122,6 +130,8 @@ def _live_cases() -> Iterator[LiveCase]:
         Degrees(data=2, pipeline=2, micro_batches=4),
     ):
         yield LiveCase(model="gpt", degrees=degrees)
+
+    # Several ranks on a host: some messages pass no emulated link.
     yield LiveCase(model="mlp-s", degrees=Degrees(data=4), ranks_per_host=2)
     yield LiveCase(
         model="mlp-l", degrees=Degrees(tensor=2, pipeline=2, micro_batches=4), ranks_per_host=2
@@ -149,10 +159,12 @@ class CollectiveCase:
 
     @property
     def hosts(self) -> int:
+        """Number of hosts."""
         return self.ranks // self.ranks_per_host
 
     @property
     def name(self) -> str:
+        """The collective in words."""
         per_host = f"{self.ranks_per_host} rank{'s' * (self.ranks_per_host > 1)} a host"
         return f"{self.algorithm} all-reduce of {self.bytes // 1024} KiB, {self.ranks} ranks, {per_host}"
 
@@ -177,27 +189,33 @@ class CollectiveCase:
         return undistributed(parse_function("\n".join(text)))
 
     def _groups_inside(self) -> list[list[int]]:
+        """Ranks of each host."""
         return [
-            list(range(h * self.ranks_per_host, (h + 1) * self.ranks_per_host))
-            for h in range(self.hosts)
+            list(range(host * self.ranks_per_host, (host + 1) * self.ranks_per_host))
+            for host in range(self.hosts)
         ]
 
     def _groups_across(self) -> list[list[int]]:
+        """Ranks at the same place of all hosts, for each place."""
         return [
             list(range(place, self.ranks, self.ranks_per_host))
             for place in range(self.ranks_per_host)
         ]
 
     def _ring(self) -> tuple[list[str], list[str]]:
+        """One all-reduce of all ranks."""
         return _calls("all_reduce", "x", "y", [list(range(self.ranks))])
 
     def _inside(self) -> tuple[list[str], list[str]]:
+        """One all-reduce on each host."""
         return _calls("all_reduce", "x", "y", self._groups_inside())
 
     def _across(self) -> tuple[list[str], list[str]]:
+        """One all-reduce between hosts for each place."""
         return _calls("all_reduce", "x", "y", self._groups_across())
 
     def _hierarchical(self) -> tuple[list[str], list[str]]:
+        """Slices are summed within hosts, then between them, and gathered again."""
         scattered, _ = _calls("reduce_scatter", "x", "s", self._groups_inside(), " {axis=0}")
         reduced, _ = _calls("all_reduce", "s", "t", self._groups_across())
         gathered, results = _calls("all_gather", "t", "y", self._groups_inside(), " {axis=0}")
@@ -209,13 +227,14 @@ def _calls(
 ) -> tuple[list[str], list[str]]:
     """A line per group, and the names of the results."""
 
-    def names(prefix: str, group: list[int]) -> str:
-        return ", ".join(f"%{prefix}{rank}" for rank in group)
-
-    lines = [
-        f"  {names(target, group)} = {op}({names(source, group)}){attributes}" for group in groups
-    ]
-    return lines, [f"%{target}{rank}" for group in groups for rank in group]
+    lines: list[str] = []
+    results: list[str] = []
+    for group in groups:
+        inputs = ", ".join(f"%{source}{rank}" for rank in group)
+        outputs = [f"%{target}{rank}" for rank in group]
+        lines.append(f"  {', '.join(outputs)} = {op}({inputs}){attributes}")
+        results += outputs
+    return lines, results
 
 
 def collective_cases() -> list[CollectiveCase]:

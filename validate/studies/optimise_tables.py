@@ -110,6 +110,8 @@ def random_chain(
     """
     rng = np.random.default_rng(seed)
     forward_s = rng.lognormal(0, 0.5, layers) * 1e-3
+    # Memory is short by so much that the first stages, which hold most micro-batches, must
+    # recompute.
     saved, state = (rng.lognormal(0, 0.4, layers) * 1e9 for _ in range(2))
     return Chain(
         forward_s=forward_s,
@@ -137,11 +139,8 @@ def partition_study() -> pd.DataFrame:
         chain = random_chain(seed)
         exact_ms, front = _timed(chain.exact)
         exact_s = chain.improved([cuts.partition for cuts in front[:8]])[1]
-        relax_s, found = _timed(lambda chain=chain: relax(chain.relaxation()))
-        rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in found.starts]
-        even = tuple(
-            np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist()
-        )
+        relax_s, relaxed = _timed(lambda chain=chain: relax(chain.relaxation()))
+        rounded = [tuple(map(int, values["layers"])) for values, *_ in relaxed.starts]
         rows.append(
             {
                 "seed": seed,
@@ -150,19 +149,26 @@ def partition_study() -> pd.DataFrame:
                 "relax_seconds": relax_s,
                 "rounded_s": float(chain.step_s(rounded).min()),
                 "relaxed_s": chain.improved(rounded)[1],
-                "even_s": float(chain.step_s([even])[0]),
+                "even_s": float(chain.step_s([_even_partition(chain)])[0]),
             }
         )
     return pd.DataFrame(rows)
 
 
+def _even_partition(chain: Chain) -> tuple[int, ...]:
+    """As many layers on every stage, but for rounding."""
+    cuts = np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)
+    return tuple(np.diff(cuts).tolist())
+
+
 def brute_force_agrees() -> tuple[int, int]:
     """On how many small instances the dynamic program finds the minimum over all partitions, and of
     how many."""
-    agree = [
-        bool(np.isclose(chain.exact()[0].value, chain.brute_force(), rtol=1e-12))
-        for chain in (random_chain(seed, layers=9, stages=4, micro_batches=6) for seed in range(20))
-    ]
+    agree = []
+    for seed in range(20):
+        chain = random_chain(seed, layers=9, stages=4, micro_batches=6)
+        exact, brute_force = chain.exact()[0].value, chain.brute_force()
+        agree.append(bool(np.isclose(exact, brute_force, rtol=1e-12)))
     return sum(agree), len(agree)
 
 
@@ -175,6 +181,8 @@ def continuous_problems() -> dict[str, Relaxation]:
             _model(name, cluster, batch, seq_len), Layout.parse(layout)
         )
         problems[f"{name}, {len(links)} links"] = problem
+    # Far more links than any pipeline of a real model has; stages and modes are given, links alone
+    # unknown.
     chain = random_chain(0, layers=384, stages=192, micro_batches=64, transfer=4.0)
     even = np.full((1, chain.stages), chain.layers // chain.stages, float)
     mode = np.zeros((chain.stages, chain.modes))
@@ -200,11 +208,12 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
         cold_s, best = _timed(lambda problem=problem: relax(problem, n_starts=1, steps=800))
         equal = run_optimiser("Powell", problem, np.inf, limit_s)[1]
         target = best.value + 0.01 * (equal - best.value)
+        # The fewest steps that reach the target, now that the code is compiled.
         for steps in (25, 50, 100, 200, 400, 800):
-            warm_s, found = _timed(
+            warm_s, relaxed = _timed(
                 lambda problem=problem, steps=steps: relax(problem, n_starts=1, steps=steps)
             )
-            if found.value <= target:
+            if relaxed.value <= target:
                 break
         bounded = convex_bound(problem, best.values)
         row: dict[str, Any] = {
@@ -214,10 +223,10 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
             "relaxation": warm_s,
             "with compilation": cold_s,
         }
-        for other in OPTIMISERS:
-            seconds, value = run_optimiser(other, problem, target, limit_s)
-            row[other] = seconds if value <= target else np.inf
-            row[f"{other}, share of the gain"] = (equal - value) / (equal - best.value)
+        for optimiser in OPTIMISERS:
+            seconds, value = run_optimiser(optimiser, problem, target, limit_s)
+            row[optimiser] = seconds if value <= target else np.inf
+            row[f"{optimiser}, share of the gain"] = (equal - value) / (equal - best.value)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -229,17 +238,14 @@ def mixed_study(seeds: Iterable[int], patience: float) -> pd.DataFrame:
     optimise_chain(_mixed_chain(-1))  # compiles
     for seed in seeds:
         chain = _mixed_chain(seed)
-        seconds, found = _timed(lambda chain=chain: optimise_chain(chain))
-        even = tuple(
-            np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist()
-        )
+        seconds, optimised = _timed(lambda chain=chain: optimise_chain(chain))
         rows.append(
             {
                 "seed": seed,
                 "seconds": seconds,
-                "found_s": found.step_s,
-                "gap": found.certificate.gap(found.step_s),
-                "uniform_s": float(chain.step_s([even])[0]),
+                "found_s": optimised.step_s,
+                "gap": optimised.certificate.gap(optimised.step_s),
+                "uniform_s": float(chain.step_s([_even_partition(chain)])[0]),
                 "cuts_alone_s": chain.improved([cuts.partition for cuts in chain.exact()[:8]])[1],
                 "annealed_s": anneal(chain, seconds),
                 "annealed_longer_s": anneal(chain, patience * seconds),
@@ -253,7 +259,7 @@ def model_partitions() -> pd.DataFrame:
     rows = []
     for name, cluster, batch, seq_len, layout in PARTITIONS:
         result = partition(name, cluster, layout, global_batch=batch, seq_len=seq_len)
-        lay = result.layout
+        best = result.layout
         rows.append(
             {
                 "model": name,
@@ -262,8 +268,8 @@ def model_partitions() -> pd.DataFrame:
                 "even_s": result.given_s or np.nan,
                 "found_s": result.step_time_s,
                 "gap": result.gap,
-                "partition": "-".join(map(str, lay.partition or ())),
-                "recompute": lay.recompute + _suffix(lay.recompute_full_layers),
+                "partition": "-".join(map(str, best.partition or ())),
+                "recompute": best.recompute + _suffix(best.recompute_full_layers),
                 "seconds": result.seconds,
             }
         )
@@ -302,6 +308,7 @@ def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCH
 
 
 def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[PartitionResult]:
+    """The exact partition for every micro-batch and kind of recompute of which one fits."""
     cuts = []
     for micro_batch, recompute in product(choices.micro_batches, choices.recomputes):
         with suppress(LayoutError):  # nothing fits
@@ -314,12 +321,14 @@ def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[Pa
 
 
 def _relaxed(problem: StepProblem, base: Layout, choices: LaunchChoices) -> PartitionResult | None:
+    """What gradients find over all choices at once; None where nothing fits."""
     with suppress(LayoutError):
         return relax_layout(problem, base, choices)
     return None
 
 
 def _changes(layout: Layout) -> str:
+    """What a launch states of a layout: stages, micro-batch and recompute."""
     stages = "-".join(map(str, layout.partition or ()))
     recompute = layout.recompute + _suffix(layout.recompute_full_layers)
     return f"{stages}, micro-batch {layout.micro_batch}, recompute {recompute}"
@@ -331,10 +340,13 @@ def mixed_device_table() -> pd.DataFrame:
     rows = []
     for name, clusters, supply, layout in MIXED_DEVICES:
         laid_out = Layout.parse(layout)
-        kinds = [
-            replace(catalog.cluster(cluster), name=f"kind{k}", max_devices=stages * laid_out.tp)
-            for k, (cluster, stages) in enumerate(zip(clusters, supply, strict=True))
-        ]
+        # Of each kind there are devices for so many stages, and no more.
+        kinds = []
+        for k, (cluster, stages) in enumerate(zip(clusters, supply, strict=True)):
+            max_devices = stages * laid_out.tp
+            kinds.append(
+                replace(catalog.cluster(cluster), name=f"kind{k}", max_devices=max_devices)
+            )
         job = Job(global_batch=64, seq_len=2048, dtype="fp16")
         problem = step_problem(catalog.model(name), Cluster.of_kinds("mixed", kinds), job)
         result = partition_stages(problem, laid_out)
@@ -367,13 +379,13 @@ def hardware_table() -> pd.DataFrame:
     ]
     rows = []
     for budget in (1.0, 2.0):
-        found = design_hardware(runs, _PRICES, budget=budget)
-        speedup = (np.array(found.even_s) / found.step_s).tolist()
+        design = design_hardware(runs, _PRICES, budget=budget)
+        speedup = (np.array(design.even_s) / design.step_s).tolist()
         rows.append(
             {"budget": budget}
-            | found.multiples
+            | design.multiples
             | {"speedup_1": speedup[0], "speedup_2": speedup[1]}
-            | {"priced": found.priced, "seconds": found.seconds}
+            | {"priced": design.priced, "seconds": design.seconds}
         )
     return pd.DataFrame(rows)
 
@@ -382,9 +394,9 @@ def size_table() -> pd.DataFrame:
     """Unequal micro-batches and gradient buckets against the usual ones."""
     rows = []
     for name, cluster, batch, seq_len, layout in MICRO_BATCHES:
-        found = size_micro_batches(_model(name, cluster, batch, seq_len), Layout.parse(layout))
-        best = min(found.best_uniform_s, found.uniform_s)
-        sizes = "-".join(map(str, found.sizes))
+        result = size_micro_batches(_model(name, cluster, batch, seq_len), Layout.parse(layout))
+        best = min(result.best_uniform_s, result.uniform_s)
+        sizes = "-".join(map(str, result.sizes))
         rows.append(
             (
                 "micro-batches",
@@ -393,9 +405,9 @@ def size_table() -> pd.DataFrame:
                 seq_len,
                 layout,
                 best,
-                found.step_time_s,
+                result.step_time_s,
                 sizes,
-                found.seconds,
+                result.seconds,
             )
         )
     for name, cluster, batch, seq_len, layout in BUCKETS:
@@ -431,20 +443,24 @@ def size_table() -> pd.DataFrame:
 
 
 def _mixed_chain(seed: int) -> Chain:
+    """A chain whose transfers take longer than its layers, unlike those of `partition_study`."""
     return random_chain(100 + seed, layers=192, stages=32, transfer=4.0)
 
 
 def _model(name: str, cluster: str, batch: int, seq_len: int) -> StepProblem:
+    """A model of the catalog on a cluster of the catalog."""
     return step_problem(
         catalog.model(name), catalog.cluster(cluster), Job(global_batch=batch, seq_len=seq_len)
     )
 
 
 def _suffix(full_layers: tuple[int, ...] | None) -> str:
+    """How many layers of each stage recompute in full, where stages differ."""
     return f", full in {'-'.join(map(str, full_layers))}" if full_layers else ""
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of some work, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result

@@ -30,6 +30,7 @@ class Timed:
         constants = problem.single
 
         def value(free: Array) -> Array:
+            """The objective (JAX) of the free coordinates of the one variable."""
             return problem.static_args.objective(
                 {name: variable.relaxed(free, jnp.asarray(1.0)), **constants}
             )
@@ -48,16 +49,23 @@ class Timed:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the clock started."""
         return time.perf_counter() - self._start
 
     def __call__(self, free: Float[np.ndarray, " unknowns"]) -> float:
-        return self._seen(np.asarray(self._one(free))[None])[0]
+        """The value at a point."""
+        return self._remember(np.asarray(self._one(free))[None])[0]
 
     def many(self, population: list[Float[np.ndarray, " unknowns"]]) -> list[float]:
         """Values of a population, evaluated together."""
-        return self._seen(np.asarray(self._many(np.stack(population))))
+        return self._remember(np.asarray(self._many(np.stack(population))))
 
-    def _seen(self, values: Float[np.ndarray, " n"]) -> list[float]:
+    def _remember(self, values: Float[np.ndarray, " n"]) -> list[float]:
+        """Keep the best of some values.
+
+        Raises:
+            _Stop: the target is reached, or the time is up.
+        """
         self.best = min(self.best, float(values.min()))
         if self.best <= self._target or self.seconds > self._limit_s:
             raise _Stop
@@ -85,8 +93,9 @@ def run_optimiser(
                 start, 0.5, {"popsize": population, "seed": 1, "verbose": -9}
             )
             while True:
-                some = search.ask()
-                search.tell(some, timed.many(some))
+                candidates = search.ask()
+                search.tell(candidates, timed.many(candidates))
+        # No limit but time: the objective itself raises when it is over.
         minimize(timed, start, method=name, options={"maxiter": 10**9, "maxfev": 10**9})
     except _Stop:
         pass
@@ -106,6 +115,8 @@ def anneal(chain: Chain, seconds: float) -> float:
     walks, shares = np.repeat(even[None], _CHAINS, axis=0), np.zeros((_CHAINS, stages - 1))
 
     def evaluate(walks: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """Makespans of all walks, infinite where a stage does not fit."""
+        # Logs of shares are free; their mean is brought to 1, so that links keep their sum.
         links = np.exp(shares) / np.exp(shares).mean(axis=1, keepdims=True)
         durations = chain.durations_s([tuple(walk) for walk in walks], np.maximum(links, 0.02))
         fits = np.isfinite(durations.sum(axis=1))
@@ -119,21 +130,23 @@ def anneal(chain: Chain, seconds: float) -> float:
     start, lane = time.perf_counter(), np.arange(_CHAINS)
     while (done := (time.perf_counter() - start) / seconds) < 1:
         new_walks, new_shares = walks.copy(), shares.copy()
-        at, way = rng.integers(stages - 1, size=_CHAINS), rng.integers(2, size=_CHAINS)
+        hop, forwards = rng.integers(stages - 1, size=_CHAINS), rng.integers(2, size=_CHAINS)
         moves = rng.random(_CHAINS) < 0.5
-        giver, taker = at + way, at + 1 - way
+
+        # Half of the walks move a layer over a hop, from a stage that keeps one; the others change
+        # the hop's share.
+        giver, taker = hop + forwards, hop + 1 - forwards
         able = moves & (walks[lane, giver] > 1)
         new_walks[lane[able], giver[able]] -= 1
         new_walks[lane[able], taker[able]] += 1
-        new_shares[lane[~moves], at[~moves]] += 0.3 * rng.standard_normal((~moves).sum())
+        new_shares[lane[~moves], hop[~moves]] += 0.3 * rng.standard_normal((~moves).sum())
         new = evaluate(new_walks, new_shares)
+
+        # Metropolis: a step that is worse by the heat is taken with probability 1 / e.
         heat = scale * _HOT * (_COLD / _HOT) ** done
         worse = np.where(np.isfinite(new) & np.isfinite(value), np.maximum(new - value, 0.0), 0.0)
-        taken = np.isfinite(new) & (rng.random(_CHAINS) < np.exp(-worse / heat))
-        walks[taken], shares[taken], value = (
-            new_walks[taken],
-            new_shares[taken],
-            np.where(taken, new, value),
-        )
+        accepted = np.isfinite(new) & (rng.random(_CHAINS) < np.exp(-worse / heat))
+        walks[accepted], shares[accepted] = new_walks[accepted], new_shares[accepted]
+        value = np.where(accepted, new, value)
         best = min(best, float(value.min()))
     return best

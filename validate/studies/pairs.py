@@ -39,27 +39,29 @@ def ranking(
     """
     good = np.isfinite(measured_s) & np.isfinite(predicted_s)
     frame = runs.assign(_measured=measured_s, _predicted=predicted_s)[good]
-    found: dict[str, list[tuple[float, float]]] = {}
+    correlations: dict[str, list[float]] = {}
+    regrets: dict[str, list[float]] = {}
     for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
-        measured, predicted = (
-            np.asarray(group["_measured"], float),
-            np.asarray(group["_predicted"], float),
-        )
+        source = str(key[0])  # pyright: ignore[reportIndexIssue]
+        measured = np.asarray(group["_measured"], float)
+        predicted = np.asarray(group["_predicted"], float)
+        # Equal times have no order.
         if len(group) < LEAST or np.ptp(measured) == 0 or np.ptp(predicted) == 0:
             continue
-        regret = measured[predicted.argmin()] / measured.min() - 1
-        found.setdefault(str(key[0]), []).append(
-            (float(spearmanr(measured, predicted)[0]), float(regret))
-        )  # pyright: ignore
-    return {
-        source: {
-            "groups": len(pairs),
-            "spearman": float(np.mean([rank for rank, _ in pairs])),
-            "regret": float(np.mean([regret for _, regret in pairs])),
-            "worst_regret": float(np.max([regret for _, regret in pairs])),
+        correlation = float(spearmanr(measured, predicted)[0])  # pyright: ignore
+        regret = float(measured[predicted.argmin()] / measured.min() - 1)
+        correlations.setdefault(source, []).append(correlation)
+        regrets.setdefault(source, []).append(regret)
+
+    by_source = {}
+    for source, of_groups in correlations.items():
+        by_source[source] = {
+            "groups": len(of_groups),
+            "spearman": float(np.mean(of_groups)),
+            "regret": float(np.mean(regrets[source])),
+            "worst_regret": float(np.max(regrets[source])),
         }
-        for source, pairs in found.items()
-    }
+    return by_source
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,27 +102,34 @@ def choices(
     runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, PredictedRun]
 ) -> list[Choice]:
     """The groups of at least two layouts of one job of the record, of `runs` by their places."""
-    kept = [at for at in predicted if np.isfinite(measured_s[at])]
-    frame = runs.iloc[kept].assign(_at=kept)
-    found = []
+    timed = [place for place in predicted if np.isfinite(measured_s[place])]
+    frame = runs.iloc[timed].assign(_place=timed)
+    groups = []
     for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
-        at = group["_at"].tolist()
-        # repeats of a layout are no choice: the first stands for them
-        at = list({(predicted[i].at, predicted[i].log_s): i for i in reversed(at)}.values())[::-1]
-        if len(at) > 1:
-            found.append(_choice(str(key[0]), [predicted[i] for i in at], np.log(measured_s[at])))  # pyright: ignore
-    return found
+        # Repeats of a layout are no choice: the first stands for them.
+        of_layout = {}
+        for place in reversed(group["_place"].tolist()):
+            of_layout[predicted[place].at, predicted[place].log_s] = place
+        places = list(of_layout.values())[::-1]
+        if len(places) > 1:
+            source = str(key[0])  # pyright: ignore[reportIndexIssue]
+            members = [predicted[place] for place in places]
+            groups.append(_choice(source, members, np.log(measured_s[places])))
+    return groups
 
 
 def _choice(
-    source: str, some: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]
+    source: str, members: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]
 ) -> Choice:
-    names, shared, own = shared_errors([one.sources for one in some])
-    joint = joint_of(some[0].site_prior, names, shared, own, np.array([one.at for one in some]))
-    return Choice(source, np.array([one.log_s for one in some]), measured, joint)
+    """The layouts of one group with the joint distribution of their errors."""
+    # What layouts err by together cancels in the difference of two, what each errs by does not.
+    names, shared, separate = shared_errors([run.sources for run in members])
+    coordinates = np.array([run.at for run in members])
+    joint = joint_of(members[0].site_prior, names, shared, separate, coordinates)
+    return Choice(source, np.array([run.log_s for run in members]), measured, joint)
 
 
-def reliability(some: Sequence[Choice]) -> dict[str, Any]:
+def reliability(groups: Sequence[Choice]) -> dict[str, Any]:
     """How often the layout predicted faster was faster, by its probability.
 
     Pairs of one source weigh as many as its square root of them: 1,000 pairs of one sweep are not
@@ -131,154 +140,153 @@ def reliability(some: Sequence[Choice]) -> dict[str, Any]:
         between the two, weighed as the pairs; `pairs`.
     """
     rows = []
-    for one in some:
-        i, j = np.triu_indices(len(one.measured), 1)
-        sure = one.faster[i, j]
-        first = one.measured[i] < one.measured[j]
-        differ = one.measured[i] != one.measured[j]
-        rows += [
-            (one.source, max(p, 1 - p), bool(was) == (p >= 0.5))
-            for p, was, told in zip(sure.tolist(), first.tolist(), differ.tolist(), strict=True)
-            if told
-        ]
+    for group in groups:
+        # Every pair once; two that took the same time say nothing.
+        i, j = np.triu_indices(len(group.measured), 1)
+        differ = group.measured[i] != group.measured[j]
+        i, j = i[differ], j[differ]
+        first_faster = group.measured[i] < group.measured[j]
+        for p, was_faster in zip(group.faster[i, j].tolist(), first_faster.tolist(), strict=True):
+            rows.append((group.source, max(p, 1 - p), was_faster == (p >= 0.5)))
     if not rows:
         return {"pairs": 0, "bins": [], "error": None}
     frame = pd.DataFrame(rows, columns=["source", "p", "right"])
     weight = frame.groupby("source")["p"].transform("size").to_numpy(float) ** -0.5
     p, right = frame["p"].to_numpy(float), frame["right"].to_numpy(float)
-    place = np.clip(np.digitize(p, BINS) - 1, 0, len(BINS) - 2)
+    bin_of_pair = np.clip(np.digitize(p, BINS) - 1, 0, len(BINS) - 2)
+
     bins, error = [], 0.0
-    for at in range(len(BINS) - 1):
-        mine = place == at
-        if mine.any():
-            of = weight[mine]
-            said, was = float(of @ p[mine] / of.sum()), float(of @ right[mine] / of.sum())
-            bins.append(
-                {
-                    "from": BINS[at],
-                    "to": BINS[at + 1],
-                    "n": int(mine.sum()),
-                    "probability": said,
-                    "faster": was,
-                }
-            )
-            error += float(of.sum() / weight.sum()) * abs(said - was)
+    for number in range(len(BINS) - 1):
+        inside = bin_of_pair == number
+        if not inside.any():
+            continue
+        weights = weight[inside]
+        mean_probability = float(weights @ p[inside] / weights.sum())
+        share_faster = float(weights @ right[inside] / weights.sum())
+        bins.append(
+            {
+                "from": BINS[number],
+                "to": BINS[number + 1],
+                "n": int(inside.sum()),
+                "probability": mean_probability,
+                "faster": share_faster,
+            }
+        )
+        error += float(weights.sum() / weight.sum()) * abs(mean_probability - share_faster)
     return {"pairs": len(frame), "bins": bins, "error": error}
 
 
-def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]:
+def pairs_report(groups: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]:
     """`reliability` of the sources that are not `apart`, and of each of those; by source the
     `groups`, their mean `regret`, and the least that a choice at random would have."""
-    together = [one for one in some if one.source not in apart]
     by_source = {}
-    for source in dict.fromkeys(one.source for one in some):
-        own = [one for one in some if one.source == source]
-        random = [float(np.expm1(one.measured - one.measured.min()).mean()) for one in own]
+    for source in dict.fromkeys(group.source for group in groups):
+        members = _of_source(groups, source)
+        random = [
+            float(np.expm1(group.measured - group.measured.min()).mean()) for group in members
+        ]
+        of_pairs = reliability(members)
         by_source[source] = {
-            "groups": len(own),
-            "regret": float(np.mean([one.regret for one in own])),
+            "groups": len(members),
+            "regret": float(np.mean([group.regret for group in members])),
             "random": float(np.mean(random)),
             "apart": source in apart,
-            "error": (of := reliability(own))["error"],
-            "pairs": of["pairs"],
+            "error": of_pairs["error"],
+            "pairs": of_pairs["pairs"],
         }
-    regrets = [one.regret for one in together]
+    together = [group for group in groups if group.source not in apart]
+    regrets = [group.regret for group in together]
     return {
         "reliability": reliability(together),
-        "apart": {
-            source: reliability([one for one in some if one.source == source]) for source in apart
-        },
+        "apart": {source: reliability(_of_source(groups, source)) for source in apart},
         "groups": len(together),
         "regret": float(np.mean(regrets)) if regrets else None,
         "sources": by_source,
     }
 
 
+def _of_source(groups: Sequence[Choice], source: str) -> list[Choice]:
+    """The groups of one source."""
+    return [group for group in groups if group.source == source]
+
+
 def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
     """What `choices` needs of a run that was predicted at a site."""
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
-    at, site_prior = (
-        layout_coordinates(setting, case.layout),
-        site.site_prior(case.framework, case.cluster.device),
-    )
     return PredictedRun(
-        float(np.log(prediction.step_time_s)), prediction.uncertainty.by_source, at, site_prior
+        log_s=float(np.log(prediction.step_time_s)),
+        sources=prediction.uncertainty.by_source,
+        at=layout_coordinates(setting, case.layout),
+        site_prior=site.site_prior(case.framework, case.cluster.device),
     )
 
 
-def next_run(some: Sequence[Choice]) -> dict[str, Any]:
+def next_run(groups: Sequence[Choice]) -> dict[str, Any]:
     """By source, mean regret of the layout chosen now; after the measurement of the least expected
     regret (a run, or one beside a run of the first layout, as `calibrate --for-decision` weighs
     them, and of how many `runs`); after one of as many runs drawn at random; and after a run of the
     layout predicted fastest. Each updates all layouts by their joint distribution."""
-    found: dict[str, list[tuple[float, ...]]] = {}
-    for one in some:
-        if len(one.predicted) < LEAST:
-            continue
-        first = np.argsort(one.predicted)[:MOST]
-        mean, measured = one.predicted[first], one.measured[first]
-        loads, weight = square_root(one.joint.covariance[:, first][:, :, first]), one.joint.weight
-        seen = runs_and_pairs(loads, np.zeros(loads.shape[:2]), 0)
-        told = weighed(mean, loads, seen, weight=weight).worth[0].places
-        after: dict[tuple[int, ...], float] = {}
-        for run in seen:
-            (shift,) = expected_given(loads, run, (measured - mean)[None, run.places], weight)
-            after[run.places] = _loss(measured, int((mean + shift).argmin()))
-        alike = [regret for places, regret in after.items() if len(places) == len(told)]
-        found.setdefault(one.source, []).append(
-            (_loss(measured, 0), float(np.mean(alike)), after[(0,)], after[told], len(told))
-        )
-    names = ("now", "random", "first", "chosen", "runs")
+    by_source: dict[str, list[dict[str, float]]] = {}
+    for group in groups:
+        if len(group.predicted) >= LEAST:
+            by_source.setdefault(group.source, []).append(_regrets_after_a_run(group))
+    means = {}
+    for source, rows in by_source.items():
+        of_groups = np.array([list(row.values()) for row in rows]).mean(axis=0)
+        means[source] = {"groups": len(rows)} | dict(zip(rows[0], of_groups.tolist(), strict=True))
+    return means
+
+
+def _regrets_after_a_run(group: Choice) -> dict[str, float]:
+    """Regrets in one group by the measurement that was made, as `next_run` has them."""
+    # Layouts in the order of their predictions: the first is the one chosen now.
+    order = np.argsort(group.predicted)[:MOST]
+    mean, measured = group.predicted[order], group.measured[order]
+    loads = square_root(group.joint.covariance[:, order][:, :, order])
+    weight = group.joint.weight
+
+    # Every measurement that could be made: what would be chosen once its outcome is known?
+    measurements = runs_and_pairs(loads, np.zeros(loads.shape[:2]), 0)
+    regret_after: dict[tuple[int, ...], float] = {}
+    for measurement in measurements:
+        outcome = (measured - mean)[None, measurement.places]
+        (shift,) = expected_given(loads, measurement, outcome, weight)
+        regret_after[measurement.places] = _regret(measured, int((mean + shift).argmin()))
+
+    chosen = weighed(mean, loads, measurements, weight=weight).worth[0].places
+    as_many_runs = [regret for places, regret in regret_after.items() if len(places) == len(chosen)]
     return {
-        source: {"groups": len(rows)}
-        | dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
-        for source, rows in found.items()
+        "now": _regret(measured, 0),
+        "random": float(np.mean(as_many_runs)),
+        "first": regret_after[(0,)],
+        "chosen": regret_after[chosen],
+        "runs": len(chosen),
     }
 
 
-def _loss(measured: np.ndarray, chosen: int) -> float:
+def _regret(measured: np.ndarray, chosen: int) -> float:
+    """How much longer a layout takes than the fastest, of log times."""
     return float(np.expm1(measured[chosen] - measured.min()))
 
 
 def pairs_text(pairs: dict[str, Any]) -> list[str]:
     """Reliability and regret of choosing between layouts of one site, of `pairs_report` with
     `next_run`."""
-    figures = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
-    rows = [
-        (
-            name,
-            f"{one['from']:.0%} to {one['to']:.0%}",
-            f"{one['n']:,}",
-            percent(one["probability"]),
-            percent(one["faster"]),
-        )
-        for name, of in figures
-        for one in of["bins"]
-    ]
+    of_frameworks = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
     errors = "; ".join(
-        f"{name}: {of['pairs']:,} pairs, {percent(of['error'])}" for name, of in figures
+        f"{name}: {figures['pairs']:,} pairs, {percent(figures['error'])}"
+        for name, figures in of_frameworks
     )
-    chosen = [
-        (
-            name,
-            of["groups"],
-            f"{of['pairs']:,}",
-            percent(of["error"]),
-            percent(of["regret"]),
-            percent(of["random"]),
-        )
-        for name, of in sorted(pairs["sources"].items(), key=lambda one: one[1]["apart"])
-    ]
     parts = [
         "## Pairs of layouts of one site",
         "Runs of one job of a source on as many devices, its source left out: the probability that the layout "
         "predicted faster is faster (joint, with heavy tails, as searches print it), and how often it was. Pairs of a "
         f"source count as many as the square root of their number. Mean distance of the two: {errors}.",
-        rows_table(("runs", "probability", "pairs", "mean probability", "faster"), rows),
+        _bins_table(of_frameworks),
         f"Regret of trying first the layout that is most probably faster than any other: mean over {pairs['groups']} "
         f"groups of at least two layouts {percent(pairs['regret'])} (to reach 3.0 %; nanotron's pipelines apart). "
         "At random: of a layout drawn from the group.",
-        rows_table(("source", "groups", "pairs", "distance", "mean regret", "at random"), chosen),
+        _regrets_table(pairs["sources"]),
     ]
     if pairs["next_run"]:
         parts += [
@@ -286,26 +294,65 @@ def pairs_text(pairs: dict[str, Any]) -> list[str]:
             "least expected step: mean regret now, after a run of the layout predicted fastest, after the measurement "
             "of the least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and "
             "after one of as many runs drawn at random.",
-            rows_table(
-                (
-                    "source",
-                    "groups",
-                    "now",
-                    "the first",
-                    "least expected regret",
-                    "its runs",
-                    "at random",
-                ),
-                (
-                    (
-                        name,
-                        of["groups"],
-                        *(percent(of[key]) for key in ("now", "first", "chosen")),
-                        f"{of['runs']:.1f}",
-                        percent(of["random"]),
-                    )
-                    for name, of in pairs["next_run"].items()
-                ),
-            ),
+            _next_run_table(pairs["next_run"]),
         ]
     return parts
+
+
+def _bins_table(of_frameworks: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Probabilities beside how often they came true, bin by bin."""
+    rows = []
+    for name, figures in of_frameworks:
+        for of_bin in figures["bins"]:
+            rows.append(
+                (
+                    name,
+                    f"{of_bin['from']:.0%} to {of_bin['to']:.0%}",
+                    f"{of_bin['n']:,}",
+                    percent(of_bin["probability"]),
+                    percent(of_bin["faster"]),
+                )
+            )
+    return rows_table(("runs", "probability", "pairs", "mean probability", "faster"), rows)
+
+
+def _regrets_table(sources: Mapping[str, Mapping[str, Any]]) -> str:
+    """Regret by source, those that are reported apart last."""
+    rows = [
+        (
+            name,
+            figures["groups"],
+            f"{figures['pairs']:,}",
+            percent(figures["error"]),
+            percent(figures["regret"]),
+            percent(figures["random"]),
+        )
+        for name, figures in sorted(sources.items(), key=lambda item: item[1]["apart"])
+    ]
+    return rows_table(("source", "groups", "pairs", "distance", "mean regret", "at random"), rows)
+
+
+def _next_run_table(by_source: Mapping[str, Mapping[str, float]]) -> str:
+    """Regret by source and measurement."""
+    head = (
+        "source",
+        "groups",
+        "now",
+        "the first",
+        "least expected regret",
+        "its runs",
+        "at random",
+    )
+    rows = [
+        (
+            name,
+            figures["groups"],
+            percent(figures["now"]),
+            percent(figures["first"]),
+            percent(figures["chosen"]),
+            f"{figures['runs']:.1f}",
+            percent(figures["random"]),
+        )
+        for name, figures in by_source.items()
+    ]
+    return rows_table(head, rows)

@@ -31,10 +31,12 @@ class RankCase:
 
     @property
     def micro_batches(self) -> int:
+        """Micro-batches of a replica in a step."""
         return self.global_batch // (self.layout.dp * self.layout.micro_batch)
 
     @property
     def name(self) -> str:
+        """The layout and the batch in words."""
         return f"{self.layout},batch={self.global_batch}"
 
 
@@ -43,10 +45,12 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """The tensor as it is."""
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grad: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks."""
         total = grad[0].contiguous()
         dist.all_reduce(total)
         return total
@@ -57,16 +61,20 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks."""
         total = x.contiguous()
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad: torch.Tensor) -> torch.Tensor:
+        """The gradient as it is."""
         return grad[0]
 
 
 class _Layer(nn.Module):
+    """One rank's part of a layer: some heads, and some of the feed-forward's width."""
+
     def __init__(self, model: Transformer, tp: int) -> None:
         super().__init__()
         h, self.heads, self.tp = model.hidden, model.heads // tp, tp
@@ -78,8 +86,10 @@ class _Layer(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs of the layer, shape (batch, tokens, hidden), the same on all ranks."""
         into, out_of = (_Copied.apply, _Summed.apply) if self.tp > 1 else (lambda t: t, lambda t: t)
         b, s, _ = x.shape
+        # shape of each (batch, heads, tokens, elements)
         q, k, v = self.qkv(into(self.norm1(x))).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = (
             F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -99,25 +109,32 @@ class _Ends(nn.Module):
         self.first = self.size * rank
         self.table = nn.Parameter(torch.randn(self.size, model.hidden) * 0.02)
 
-    def _mine(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of this rank's part of the table, and which ids lie outside it (they get row 0)."""
         outside = (ids < self.first) | (ids >= self.first + self.size)
         return (ids - self.first).masked_fill(outside, 0), outside
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of tokens: every rank adds those of its part."""
         if self.tp == 1:
             return F.embedding(ids, self.table)
-        mine, outside = self._mine(ids)
-        return _Summed.apply(F.embedding(mine, self.table).masked_fill(outside[..., None], 0.0))  # pyright: ignore
+        rows, outside = self._rows(ids)
+        return _Summed.apply(F.embedding(rows, self.table).masked_fill(outside[..., None], 0.0))  # pyright: ignore
 
     def loss(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy, without gathering the logits of other ranks."""
         if self.tp == 1:
             return F.cross_entropy(F.linear(x, self.table).flatten(0, 1), ids.flatten())
         logits = F.linear(_Copied.apply(x), self.table)  # pyright: ignore
+
+        # The largest logit of all ranks is taken off, so that exponentials stay finite.
         largest = logits.detach().amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        mine, outside = self._mine(ids)
+        rows, outside = self._rows(ids)
         logits = logits - largest[..., None]
-        target = logits.gather(-1, mine[..., None])[..., 0].masked_fill(outside, 0.0)
+
+        # One rank has the target's logit; of the normaliser each has a part.
+        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(outside, 0.0)
         target, total = _Summed.apply(target), _Summed.apply(logits.exp().sum(-1))  # pyright: ignore
         return (total.log() - target).mean()
 
@@ -130,39 +147,51 @@ class _Step:
         self.case, self.layout, self.model = case, layout, model
         self.stage = rank if layout.pp > 1 else 0
         self.first, self.last = self.stage == 0, self.stage == layout.pp - 1
-        part = rank if layout.tp > 1 else 0
-        torch.manual_seed(1 + part)
+        tensor_rank = rank if layout.tp > 1 else 0
+        torch.manual_seed(1 + tensor_rank)
         self.layers = nn.ModuleList(
             _Layer(model, layout.tp) for _ in range(model.layers // layout.pp)
         )
-        ends = [_Ends(model, layout.tp, part) if here else None for here in (self.first, self.last)]
-        self.embedding, self.head = ends
+
+        # The first stage has the embedding, the last one the head.
+        self.embedding = _Ends(model, layout.tp, tensor_rank) if self.first else None
+        self.head = _Ends(model, layout.tp, tensor_rank) if self.last else None
         self.positions = (
             nn.Parameter(torch.randn(model.seq_len, model.hidden) * 0.02) if self.first else None
         )
         self.norm = nn.LayerNorm(model.hidden) if self.last else None
-        held = [self.layers, self.embedding, self.head, self.norm]
-        of_modules = [p for m in held if m is not None for p in m.parameters()]
-        self.parameters = of_modules + ([self.positions] if self.positions is not None else [])
+        self.parameters: list[nn.Parameter] = []
+        for module in (self.layers, self.embedding, self.head, self.norm):
+            if module is not None:
+                self.parameters += module.parameters()
+        if self.positions is not None:
+            self.parameters.append(self.positions)
+
+        # Gradients lie in one buffer, which is reduced as a whole.
         self.gradients = torch.zeros(sum(p.numel() for p in self.parameters))
-        at = 0
-        for p in self.parameters:  # gradients lie in one buffer, which is reduced as a whole
-            p.grad = self.gradients[at : at + p.numel()].view_as(p)
-            at += p.numel()
+        offset = 0
+        for p in self.parameters:
+            p.grad = self.gradients[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-5, fused=True)
         self.ids = torch.randint(model.vocab, (layout.micro_batch, model.seq_len))
         self.sends: list[Any] = []
 
     def run(self) -> None:
+        """Run a step under 1F1B: passes, reduction of gradients, optimizer."""
         self.gradients.zero_()
         n = self.case.micro_batches
+
+        # A stage runs as many forwards ahead as stages follow it, then one backward per forward.
         ahead = min(self.layout.pp - 1 - self.stage, n)
-        open_: list[tuple[int, Any, torch.Tensor]] = [self._forward(i) for i in range(ahead)]
+        under_way: list[tuple[int, Any, torch.Tensor]] = [self._forward(i) for i in range(ahead)]
         for i in range(ahead, n):
-            open_.append(self._forward(i))
-            self._backward(*open_.pop(0))
-        for passed in open_:
-            self._backward(*passed)
+            under_way.append(self._forward(i))
+            self._backward(*under_way.pop(0))
+        for forward in under_way:
+            self._backward(*forward)
+
+        # Sends are waited for at the end, as nothing rests on their arrival here.
         for request, _ in self.sends:
             request.wait()
         self.sends.clear()
@@ -173,13 +202,15 @@ class _Step:
             self.optimizer.step()
 
     def _forward(self, i: int) -> tuple[int, Any, torch.Tensor]:
-        given = None
+        """The forward of a micro-batch: its number, what the stage received and what it made."""
+        received = None
         if not self.first:
-            given = torch.empty(self.layout.micro_batch, self.model.seq_len, self.model.hidden)
-            dist.recv(given, self.stage - 1)
-            given.requires_grad_()
+            received = torch.empty(self.layout.micro_batch, self.model.seq_len, self.model.hidden)
+            dist.recv(received, self.stage - 1)
+            received.requires_grad_()
+        # The names are those by which the profile tells passes from each other.
         with record_function(f"forward stage={self.stage} micro_batch={i}"):
-            x = given
+            x = received
             if self.embedding is not None and self.positions is not None:
                 x = self.embedding.embed(self.ids) + self.positions
             for layer in self.layers:
@@ -188,20 +219,22 @@ class _Step:
                 x = self.head.loss(self.norm(x), self.ids)
         if not self.last:
             self._send(x.detach(), self.stage + 1)
-        return i, given, x
+        return i, received, x
 
-    def _backward(self, i: int, given: torch.Tensor | None, x: torch.Tensor) -> None:
+    def _backward(self, i: int, received: torch.Tensor | None, x: torch.Tensor) -> None:
+        """The backward of a micro-batch, whose gradient goes to the stage before."""
         grad = None
         if not self.last:
             grad = torch.empty_like(x)
             dist.recv(grad, self.stage + 1)
         with record_function(f"backward stage={self.stage} micro_batch={i}"):
             x.backward(grad)
-        if given is not None and given.grad is not None:
-            self._send(given.grad, self.stage - 1)
+        if received is not None and received.grad is not None:
+            self._send(received.grad, self.stage - 1)
 
-    def _send(self, x: torch.Tensor, to: int) -> None:
-        self.sends.append((dist.isend(x, to), x))  # the tensor stays until it is sent
+    def _send(self, x: torch.Tensor, receiver: int) -> None:
+        """Begin to send a tensor, which stays until it is sent."""
+        self.sends.append((dist.isend(x, receiver), x))
 
 
 def serve(
@@ -247,8 +280,10 @@ def serve(
 def _stamps(
     step: _Step | None, steps: int, after: Callable[[], None] = lambda: None
 ) -> list[tuple[float, float]]:
+    """Start and end of some steps of this rank; of a rank without a part in them too."""
     stamps = []
     for _ in range(steps):
+        # All ranks begin together, so that no step waits for the end of another's last one.
         dist.barrier()
         start_s = time.monotonic()
         if step is not None:
@@ -259,7 +294,8 @@ def _stamps(
 
 
 def _traced(step: _Step, steps: int, path: Path) -> list[tuple[float, float]]:
-    # it ends while still active: what is complete is dropped
+    """Start and end of some steps, whose trace is written to a file."""
+    # The schedule ends while it is still active: a trace that is complete would be dropped.
     plan = schedule(wait=0, warmup=1, active=steps)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
         stamps = _stamps(step, steps, profiler.step)

@@ -66,32 +66,36 @@ def published_record(
         TableError: if a file is missing, unreadable or no file is a table of runs.
     """
     runs, ignored = read_tables(files)
-    told: dict[int, PredictedRun] = {}
+    runs_as_predicted: dict[int, PredictedRun] = {}
     cases: dict[int, Case] = {}
 
-    def keep(at: int, case: Case, prediction: Prediction) -> None:
-        cases[at] = case
-        told[at] = predicted_run(
-            case, prediction, Site.without(source_of_run(runs.iloc[at].to_dict()))
-        )
+    def keep(place: int, case: Case, prediction: Prediction) -> None:
+        """Keep of a prediction what pairs of layouts and terms of the physics need of it."""
+        cases[place] = case
+        site = Site.without(source_of_run(runs.iloc[place].to_dict()))
+        runs_as_predicted[place] = predicted_run(case, prediction, site)
 
+    # All runs under their frameworks; of every source some without, as a stranger's would be.
     predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
     sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
     generic = predict_cases(sample, None, progress, framework="generic", site_of=Site.without)
     measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
-    time_s, peak = (
-        np.asarray(predicted[name], float)
-        for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
-    )
+    peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
+    times_s = [
+        np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")
+    ]
+    time_s = times_s[0]
+
+    # By predictor, seconds and bytes of every run; one rate for all predicts no memory.
     flops = np.asarray(predicted["model_flops_per_device"], float)
     theirs = {NAIVE: (naive_times_s(runs, measured_s, flops), np.full(len(runs), np.nan))}
     for name, frame in reference_predictions(Path(files[0]).parent, runs["case_id"]).items():
         theirs[name] = frame["time_s"].to_numpy(float), frame["peak_bytes"].to_numpy(float)
+
     frame = pd.concat([runs, predicted.drop(columns="case_id")], axis=1)
     frame["measured_s"], frame["measured_bytes"] = measured_s, measured_bytes
-    times_s = [
-        np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")
-    ]
+    groups = choices(runs, measured_s, runs_as_predicted)
+    sweep = frame.loc[playbook(frame)]
     record = cases_report(runs, predicted) | {
         "generic": _of_generic(cases_report(sample, generic)),
         "skipped_files": ignored,
@@ -103,16 +107,14 @@ def published_record(
             name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()
         },
         "others_memory": {
-            name: _beside(runs, measured_bytes, peak, bytes_)
-            for name, (_, bytes_) in theirs.items()
+            name: _beside(runs, measured_bytes, peak_bytes, their_bytes)
+            for name, (_, their_bytes) in theirs.items()
         },
         "ranking": ranking(runs, measured_s, time_s),
-        "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,))
-        | {"next_run": next_run(some)},
+        "pairs": pairs_report(groups, (NANOTRON,)) | {"next_run": next_run(groups)},
         "intervals": interval_scores(runs["source"].to_numpy(str), measured_s, *times_s),
         "width_deciles": [asdict(decile) for decile in width_deciles(measured_s, *times_s)],
-        "excess": pipeline_excess(own := frame.loc[playbook(frame)])
-        | {"by_devices": by_devices(own)},
+        "excess": pipeline_excess(sweep) | {"by_devices": by_devices(sweep)},
     }
     return record, frame
 
@@ -120,29 +122,35 @@ def published_record(
 def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
     """By source of the tables of runs among some files, whether anybody ever looked at its errors
     (`looked_at`)."""
-    known, words = KnownSources.read(), {}
+    known, answers = KnownSources.read(), {}
     for file in map(Path, files):
         table = read_rows(file)
         if missing_column(table) is None:
             for source in table["source"].unique().tolist():
-                words.setdefault(source, looked_at(source, file.parent.name, known))
-    return words
+                answers.setdefault(source, looked_at(source, file.parent.name, known))
+    return answers
 
 
 def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
     """Errors over sources and of every source."""
-    kept = ("n", "mean_ape", "bias")
-    sources = {
-        name: {key: of[key] for key in kept} | {"memory": {key: of["memory"][key] for key in kept}}
-        for name, of in report["sources"].items()
-    }
+    sources = {}
+    for name, figures in report["sources"].items():
+        memory = figures["memory"]
+        sources[name] = {
+            "n": figures["n"],
+            "mean_ape": figures["mean_ape"],
+            "bias": figures["bias"],
+            "memory": {"n": memory["n"], "mean_ape": memory["mean_ape"], "bias": memory["bias"]},
+        }
     return {"over_sources": report["over_sources"], "sources": sources}
 
 
 def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
+    """What a bar asks for and what its runs come to."""
     chosen = frame[bar.rows(frame)]
 
     def error(measured: str, predicted: str) -> dict[str, Any]:
+        """The bar's statistic of one quantity, over runs that were measured and are predicted."""
         y, p = np.asarray(chosen[measured], float), np.asarray(chosen[predicted], float)
         good = np.isfinite(y) & np.isfinite(p)
         figures = errors(y[good], p[good])
@@ -152,35 +160,36 @@ def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
             "bias": figures["bias"],
         }
 
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "statistic": bar.statistic,
         "elsewhere": bar.elsewhere,
         "missing": bar.missing,
     }
     if bar.time is not None:
-        found["time"] = error("measured_s", "predicted_iter_time_s") | {"to_reach": bar.time}
+        time = error("measured_s", "predicted_iter_time_s")
+        result["time"] = time | {"to_reach": bar.time}
     if bar.memory is not None:
-        found["memory"] = error("measured_bytes", "predicted_peak_memory_bytes") | {
-            "to_reach": bar.memory
-        }
-    return found
+        memory = error("measured_bytes", "predicted_peak_memory_bytes")
+        result["memory"] = memory | {"to_reach": bar.memory}
+    return result
 
 
 def _beside(
     runs: pd.DataFrame, measured: np.ndarray, ours: np.ndarray, theirs: np.ndarray
 ) -> dict[str, dict[str, float | int]]:
     """By source, on the rows that both predict: `n`, and the mean errors of `ours` and `theirs`."""
-    found = {}
+    by_source = {}
+    # Only rows that both predict are fair to compare: each may leave out the ones that are hard.
     both = np.isfinite(measured) & np.isfinite(ours) & np.isfinite(theirs)
     for source, members in runs.reset_index(drop=True).groupby("source").indices.items():
-        at = members[both[members]]
-        if len(at):
-            found[str(source)] = {
-                "n": len(at),
-                "ours": float(np.abs(ours[at] / measured[at] - 1).mean()),
-                "theirs": float(np.abs(theirs[at] / measured[at] - 1).mean()),
+        rows = members[both[members]]
+        if len(rows):
+            by_source[str(source)] = {
+                "n": len(rows),
+                "ours": float(np.abs(ours[rows] / measured[rows] - 1).mean()),
+                "theirs": float(np.abs(theirs[rows] / measured[rows] - 1).mean()),
             }
-    return found
+    return by_source
 
 
 def naive_times_s(
@@ -192,17 +201,18 @@ def naive_times_s(
     Leave-one-out; NaN where a run has no others.
     """
     rate = flops / measured_s
-    found = np.full(len(runs), np.nan)
-    keys = [runs[name].astype(str) for name in ("source", "device", "dtype") if name in runs]
-    for members in (
-        runs.reset_index(drop=True).groupby([key.to_numpy() for key in keys]).indices.values()
-    ):
+    times_s = np.full(len(runs), np.nan)
+    keys = [
+        runs[name].astype(str).to_numpy() for name in ("source", "device", "dtype") if name in runs
+    ]
+    for members in runs.reset_index(drop=True).groupby(keys).indices.values():
         known = members[np.isfinite(rate[members])]
         for i in known:
-            others = known[known != i]
-            if len(others):
-                found[i] = flops[i] / np.median(rate[others])
-    return found
+            # A run's own rate would predict it without error.
+            rest = known[known != i]
+            if len(rest):
+                times_s[i] = flops[i] / np.median(rate[rest])
+    return times_s
 
 
 def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame]:

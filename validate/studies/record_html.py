@@ -39,30 +39,48 @@ def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
 
 
 def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
-    from matplotlib.figure import Figure
-
-    good: Any = frame[
+    """Title and picture of step times, of their errors and of peak memory."""
+    timed: Any = frame[
         np.isfinite(frame["measured_s"]) & frame["predicted_iter_time_s"].notna()
     ].copy()
-    good["error"] = good["predicted_iter_time_s"].astype(float) / good["measured_s"] - 1
-    names: list[str] = good["source"].value_counts().index.tolist()
+    timed["error"] = timed["predicted_iter_time_s"].astype(float) / timed["measured_s"] - 1
+    # A source looks the same in all pictures.
     looks = {name: _look(place) for place, name in enumerate(sorted(set(frame["source"])))}
-    scatter = Figure(figsize=(9, 7), layout="constrained")
-    axes = scatter.subplots()
-    for name in names:
-        rows = good[good["source"] == name]
+    return [
+        ("Step time", _times_plot(timed, looks)),
+        ("Errors by source", _errors_plot(timed)),
+        ("Peak memory", _memory_plot(frame, looks)),
+    ]
+
+
+def _times_plot(timed: Any, looks: dict[str, dict[str, Any]]) -> "Figure":
+    """Predicted over measured step time, a point a run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    axes = figure.subplots()
+    # The sources with most runs lie below the others.
+    for name in timed["source"].value_counts().index:
+        rows = timed[timed["source"] == name]
         predicted = rows["predicted_iter_time_s"].astype(float)
         axes.loglog(
             rows["measured_s"], predicted, ls="", ms=4, alpha=0.6, label=name, **looks[name]
         )
-    span = [good["measured_s"].min(), good["measured_s"].max()]
+    span = [timed["measured_s"].min(), timed["measured_s"].max()]
     axes.plot(span, span, color="0.3", lw=1)
     axes.set(xlabel="measured step time in s", ylabel="predicted step time in s")
     axes.legend(fontsize=6, loc="upper left")
+    return figure
 
-    spread = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
-    axes = spread.subplots()
-    errors = [100 * good[good["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
+
+def _errors_plot(timed: Any) -> "Figure":
+    """Spread of relative errors, a box a source, the one with most runs on top."""
+    from matplotlib.figure import Figure
+
+    names: list[str] = timed["source"].value_counts().index.tolist()
+    figure = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    errors = [100 * timed[timed["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
     axes.boxplot(
         errors,
         orientation="horizontal",
@@ -75,12 +93,18 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     axes.set(
         xlabel="error in % of measured time; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100)
     )
+    return figure
+
+
+def _memory_plot(frame: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> "Figure":
+    """Predicted over measured peak memory, a point a run."""
+    from matplotlib.figure import Figure
 
     memory: Any = frame[
         np.isfinite(frame["measured_bytes"]) & frame["predicted_peak_memory_bytes"].notna()
     ]
-    peaks = Figure(figsize=(9, 6), layout="constrained")
-    axes = peaks.subplots()
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
     for name, rows in memory.groupby("source"):
         predicted = rows["predicted_peak_memory_bytes"].astype(float)
         axes.plot(
@@ -96,7 +120,7 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     axes.plot([0, top], [0, top], color="0.3", lw=1)
     axes.set(xlabel="measured peak memory in GB", ylabel="predicted peak memory in GB")
     axes.legend(fontsize=7)
-    return [("Step time", scatter), ("Errors by source", spread), ("Peak memory", peaks)]
+    return figure
 
 
 def _reliability(pairs: dict[str, Any]) -> "Figure":
@@ -107,9 +131,11 @@ def _reliability(pairs: dict[str, Any]) -> "Figure":
     axes = figure.subplots()
     axes.plot([50, 100], [50, 100], color="0.3", lw=1)
     named = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
-    for place, (name, of) in enumerate(named):
-        said, was = ([100 * one[key] for one in of["bins"]] for key in ("probability", "faster"))
-        axes.plot(said, was, label=f"{name}, {of['pairs']:,} pairs", **_look(place))
+    for place, (name, figures) in enumerate(named):
+        probability = [100 * of_bin["probability"] for of_bin in figures["bins"]]
+        faster = [100 * of_bin["faster"] for of_bin in figures["bins"]]
+        label = f"{name}, {figures['pairs']:,} pairs"
+        axes.plot(probability, faster, label=label, **_look(place))
     axes.set(
         xlabel="probability of being faster in %",
         ylabel="faster in %",
@@ -129,6 +155,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _png(figure: "Figure") -> str:
+    """A picture as text for an address of the kind `data:`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     return base64.b64encode(buffer.getvalue()).decode()

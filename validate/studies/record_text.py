@@ -69,19 +69,7 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "## Order of layouts",
         f"Over groups of at least {LEAST} layouts of one job on as many devices. Regret: how much longer the layout "
         "predicted fastest takes than the fastest measured.",
-        rows_table(
-            ("source", "groups", "Spearman", "mean regret", "largest regret"),
-            (
-                (
-                    name,
-                    f["groups"],
-                    f"{f['spearman']:.2f}",
-                    percent(f["regret"]),
-                    percent(f["worst_regret"]),
-                )
-                for name, f in record["ranking"].items()
-            ),
-        ),
+        _ranking(record["ranking"]),
         *pairs_text(record["pairs"]),
         "## Whether intervals are wide where errors are large",
         _intervals(record["intervals"]),
@@ -89,7 +77,12 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         deciles_table([WidthDecile(**decile) for decile in record["width_deciles"]]),
         "## Peak memory of published runs",
         _figures(
-            "source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]
+            "source",
+            [
+                (name, figures["memory"])
+                for name, figures in sources.items()
+                if figures["memory"]["n"]
+            ],
         ),
         _others(record["others_memory"]),
         *excess_text(record["excess"]),
@@ -106,17 +99,35 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "devices and of how rows are to be read. But they were looked up, or chosen, with these runs' errors in view, "
         "so that the errors above flatter the model.",
         "\n".join(f"- {subject}: {'; '.join(facts)}." for subject, facts in NOT_BLIND.items()),
+        "## Kernels and collectives (training rows included; those kept out: `training/report.md`)",
+        _kernels(kernels["families"]),
     ]
-    rows = [
-        (f"{family}, {device}", f)
-        for family, d in kernels["families"].items()
-        for device, f in d.items()
-    ]
-    parts += [
-        "## Kernels and collectives (training rows included; those kept out: `training/report.md`)"
-    ]
-    parts += [_figures("family, device", rows)]
+    # A table without rows is no part.
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _ranking(ranking: dict[str, Any]) -> str:
+    """How well layouts are ordered, source by source."""
+    rows = [
+        (
+            name,
+            figures["groups"],
+            f"{figures['spearman']:.2f}",
+            percent(figures["regret"]),
+            percent(figures["worst_regret"]),
+        )
+        for name, figures in ranking.items()
+    ]
+    return rows_table(("source", "groups", "Spearman", "mean regret", "largest regret"), rows)
+
+
+def _kernels(families: dict[str, Any]) -> str:
+    """Errors of kernels and collectives, a row a family and device."""
+    rows = []
+    for family, by_device in families.items():
+        for device, figures in by_device.items():
+            rows.append((f"{family}, {device}", figures))
+    return _figures("family, device", rows)
 
 
 def _steps(record: dict[str, Any]) -> str:
@@ -137,21 +148,22 @@ def _steps(record: dict[str, Any]) -> str:
             "",
         )
     ]
-    for name, of in [*record["sources"].items(), ("all", record["all"])]:
-        if of["n"]:
-            alike = generic["sources"].get(name, {}).get("mean_ape")
+    for name, figures in [*record["sources"].items(), ("all", record["all"])]:
+        # Sources that state peak memory alone have no step time.
+        if figures["n"]:
+            as_generic = generic["sources"].get(name, {}).get("mean_ape")
             rows.append(
                 (
                     name,
-                    ", ".join(of.get("frameworks", ())),
-                    f"{of['n']:,}",
-                    percent(of["mean_ape"]),
-                    percent(alike),
-                    percent(of["median_ape"]),
-                    percent(of["bias"], sign=True),
-                    "-" if of["spearman"] is None else f"{of['spearman']:.2f}",
-                    percent(of["coverage_90"]),
-                    _ratio(of["width_90"]),
+                    ", ".join(figures.get("frameworks", ())),
+                    f"{figures['n']:,}",
+                    percent(figures["mean_ape"]),
+                    percent(as_generic),
+                    percent(figures["median_ape"]),
+                    percent(figures["bias"], sign=True),
+                    _ratio(figures["spearman"]),
+                    percent(figures["coverage_90"]),
+                    _ratio(figures["width_90"]),
                     record["looked_at"].get(name, ""),
                 )
             )
@@ -159,18 +171,19 @@ def _steps(record: dict[str, Any]) -> str:
 
 
 def _groups(groups: dict[str, Any]) -> str:
+    """Means over sources of every group beside what they are to reach."""
     rows = [
         (
             name,
-            of["sources"],
-            f"{of['n']:,}",
-            of["statistic"],
-            percent(of["error"]),
-            percent(of["to_reach"]),
-            "reached" if of["error"] <= of["to_reach"] else "missed",
-            percent(of["bias"], sign=True),
+            figures["sources"],
+            f"{figures['n']:,}",
+            figures["statistic"],
+            percent(figures["error"]),
+            percent(figures["to_reach"]),
+            "reached" if figures["error"] <= figures["to_reach"] else "missed",
+            percent(figures["bias"], sign=True),
         )
-        for name, of in groups.items()
+        for name, figures in groups.items()
     ]
     return rows_table(("runs", "sources", "n", "statistic", "error", "to reach", "", "bias"), rows)
 
@@ -178,49 +191,50 @@ def _groups(groups: dict[str, Any]) -> str:
 def _terms(terms: dict[str, Any]) -> str:
     """A row per source; a column per term that any run has."""
     mean = terms["over_sources"]
-    names = [name for name, of in mean.get("without", {}).items() if of["adds"]]
+    names = [name for name, term in mean.get("without", {}).items() if term["adds"]]
 
-    def row(name: str, of: dict[str, Any], what: str = "mean_ape") -> tuple[str, ...]:
+    def row(name: str, figures: dict[str, Any], statistic: str = "mean_ape") -> tuple[str, ...]:
+        """A statistic without each term; with all terms only an error means anything."""
         return (
             name,
-            f"{of.get('n', '')}",
-            percent(of["mean_ape"]) if what == "mean_ape" else "",
-            *(percent(of["without"][term][what]) for term in names),
+            f"{figures.get('n', '')}",
+            percent(figures["mean_ape"]) if statistic == "mean_ape" else "",
+            *(percent(figures["without"][term][statistic]) for term in names),
         )
 
-    rows = (
-        [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")]
-        if names
-        else []
-    )
-    rows += [row(name, of) for name, of in terms["sources"].items()]
+    rows = []
+    if names:
+        rows = [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")]
+    rows += [row(name, figures) for name, figures in terms["sources"].items()]
     return rows_table(("source", "n", "all terms", *(f"without {name}" for name in names)), rows)
 
 
 def _ratio(value: float | None) -> str:
+    """A number with two digits; a dash for none."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def _bars(bars: dict[str, Any]) -> str:
+    """Errors beside what they are to reach and what is known of others, a row a quantity."""
     rows = []
     for name, bar in bars.items():
-        for what in ("time", "memory"):
-            if what in bar and bar[what]["n"]:
-                found = bar[what]
-                mark = "reached" if found["error"] <= found["to_reach"] else "missed"
-                rows.append(
-                    (
-                        name,
-                        what,
-                        f"{found['n']:,}",
-                        bar["statistic"],
-                        percent(found["error"]),
-                        percent(found["to_reach"]),
-                        mark,
-                        percent(found["bias"], sign=True),
-                        bar["elsewhere"],
-                    )
+        for quantity in ("time", "memory"):
+            if quantity not in bar or not bar[quantity]["n"]:
+                continue
+            reached = bar[quantity]
+            rows.append(
+                (
+                    name,
+                    quantity,
+                    f"{reached['n']:,}",
+                    bar["statistic"],
+                    percent(reached["error"]),
+                    percent(reached["to_reach"]),
+                    "missed" if _is_missed(bar, quantity) else "reached",
+                    percent(reached["bias"], sign=True),
+                    bar["elsewhere"],
                 )
+            )
     head = (
         "rows",
         "what",
@@ -237,15 +251,18 @@ def _bars(bars: dict[str, Any]) -> str:
 
 def _missing(bars: dict[str, Any]) -> str:
     """What is missing where a bar is missed."""
-    missed = {
-        name: bar["missing"]
-        for name, bar in bars.items()
-        if any(
-            w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"]
-            for w in ("time", "memory")
-        )
-    }
-    return rows_table(("missed", "which term is missing"), missed.items()) if missed else ""
+    missed = []
+    for name, bar in bars.items():
+        if _is_missed(bar, "time") or _is_missed(bar, "memory"):
+            missed.append((name, bar["missing"]))
+    return rows_table(("missed", "which term is missing"), missed) if missed else ""
+
+
+def _is_missed(bar: dict[str, Any], quantity: str) -> bool:
+    """Whether a bar asks for an error of a quantity, and its runs do not reach it."""
+    if quantity not in bar or not bar[quantity]["n"]:
+        return False
+    return bar[quantity]["error"] > bar[quantity]["to_reach"]
 
 
 def _intervals(scores: dict[str, float]) -> str:
@@ -262,17 +279,17 @@ def _fits(fits: dict[str, Any]) -> list[str]:
     rows = [
         (
             name,
-            f"{f['ran']:,}",
-            percent(f["ran_likely"]),
-            percent(f["ran_told"]),
-            f"{f['did_not_run']:,}",
-            percent(f["did_not_run_unlikely"]),
-            percent(f["did_not_run_told"]),
-            percent(f["precision"]),
-            f"{f['brier']:.3f}",
+            f"{figures['ran']:,}",
+            percent(figures["ran_likely"]),
+            percent(figures["ran_told"]),
+            f"{figures['did_not_run']:,}",
+            percent(figures["did_not_run_unlikely"]),
+            percent(figures["did_not_run_told"]),
+            percent(figures["precision"]),
+            f"{figures['brier']:.3f}",
         )
-        for name, f in [*fits["sources"].items(), ("every source", fits["all"])]
-        if f
+        for name, figures in [*fits["sources"].items(), ("every source", fits["all"])]
+        if figures
     ]
     head = (
         "source",
@@ -287,12 +304,12 @@ def _fits(fits: dict[str, Any]) -> list[str]:
     )
     ranges = [
         (
-            f"{of['from']:.2f} to {of['to']:.2f}",
-            f"{of['n']:,}",
-            percent(of["said"]),
-            percent(of["ran"]),
+            f"{of_bin['from']:.2f} to {of_bin['to']:.2f}",
+            f"{of_bin['n']:,}",
+            percent(of_bin["said"]),
+            percent(of_bin["ran"]),
         )
-        for of in fits["reliability"]
+        for of_bin in fits["reliability"]
     ]
     return [
         "Runs that ran, and how many of them a probability of at least 0.5 told likely to fit (recall), or `fits` to "
@@ -305,16 +322,18 @@ def _fits(fits: dict[str, Any]) -> list[str]:
     ]
 
 
-def _others(others: dict[str, Any]) -> str:
-    rows = [
-        (predictor, source, f"{f['n']:,}", percent(f["ours"]), percent(f["theirs"]))
-        for predictor, by_source in others.items()
-        for source, f in by_source.items()
-    ]
+def _others(by_predictor: dict[str, Any]) -> str:
+    """Errors of ours and of other predictors, source by source."""
+    rows = []
+    for predictor, by_source in by_predictor.items():
+        for source, figures in by_source.items():
+            ours, theirs = percent(figures["ours"]), percent(figures["theirs"])
+            rows.append((predictor, source, f"{figures['n']:,}", ours, theirs))
     return rows_table(("predictor", "source", "n", "ours", "theirs"), rows) if rows else ""
 
 
 def _live(live: dict[str, Any]) -> str:
+    """Figures of live runs, and where those of papers' tables stand."""
     papers = (
         "Papers' own tables: bubbles, memory and staleness of schedules and Zero Bubble's throughput in "
         "`validate/schedules.md`, DistSim's profiling cost in `validate/distsim_profiling.md`, calibration by whole "
@@ -332,13 +351,20 @@ def _live(live: dict[str, Any]) -> str:
 
 
 def _figures(head: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
-    def cell(name: str, value: float | None) -> str:
-        if value is None:
-            return "-"
-        if name in ("n", "spearman", "width_90"):
-            return f"{value:,}" if name == "n" else f"{value:.2f}"
-        return percent(value, sign=name == "bias")
+    """Rows of `FIGURES`, each with its name in front."""
+    table_rows = []
+    for name, figures in rows:
+        cells = [_figure(figure, figures.get(figure)) for figure in FIGURES]
+        table_rows.append((name, *cells))
+    return rows_table((head, *FIGURES), table_rows)
 
-    return rows_table(
-        (head, *FIGURES), ((name, *(cell(k, f.get(k)) for k in FIGURES)) for name, f in rows)
-    )
+
+def _figure(name: str, value: float | None) -> str:
+    """One of `FIGURES` in its usual form: a count, a ratio or a share."""
+    if value is None:
+        return "-"
+    if name == "n":
+        return f"{value:,}"
+    if name in ("spearman", "width_90"):
+        return f"{value:.2f}"
+    return percent(value, sign=name == "bias")

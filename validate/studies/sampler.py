@@ -78,14 +78,20 @@ def compared(runs: SiteRuns, vector: np.ndarray, seed: int = 0) -> Compared:
         state = score.start(vector)
         for _ in range(_ROUNDS):
             state = score.scaled(state)
-        pairs = sorted({*zip(*(runs.labels[name].tolist() for name in SHARED[1:]), strict=True)})
-        drawn = [_factors(runs, score, one, pairs) for one in _sampled(runs, vector, seed)]
-        fitted = _factors(runs, score, state, pairs)
-    means, variances = (np.array([one[at] for one in drawn]) for at in (0, 1))
-    sampled = means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
-    names = tuple(f"{a}|{b}" for a, b in pairs)
+        labels = [runs.labels[name].tolist() for name in SHARED[1:]]
+        pairs = sorted({*zip(*labels, strict=True)})
+        drawn = [_factors(runs, score, draw, pairs) for draw in _sampled(runs, vector, seed)]
+        fitted_mean, fitted_variance = _factors(runs, score, state, pairs)
+
+    # Law of total variance: within a draw, and between the means of draws.
+    means = np.array([mean for mean, _ in drawn])
+    variances = np.array([variance for _, variance in drawn])
+    sampled_mean = means.mean(axis=0)
+    sampled_sd = np.sqrt(variances.mean(axis=0) + means.var(axis=0))
     return Compared(
-        names, np.stack([fitted[0], sampled[0]]), np.stack([np.sqrt(fitted[1]), sampled[1]])
+        names=tuple(f"{framework}|{architecture}" for framework, architecture in pairs),
+        mean=np.stack([fitted_mean, sampled_mean]),
+        sd=np.stack([np.sqrt(fitted_variance), sampled_sd]),
     )
 
 
@@ -94,16 +100,20 @@ def _factors(
 ) -> tuple[Float[np.ndarray, "pairs classes"], Float[np.ndarray, "pairs classes"]]:
     """Means and variances of what is not a site's own of its factors, given how much sources
     scatter."""
-    of = posterior(runs, score, state, np.ones(len(runs.log), bool), {*pairs})["of"]
-    at = [i * (i + 3) // 2 for i in range(len(CLASSES))]
-    told = [of[key(*pair)] for pair in pairs]
+    every_run = np.ones(len(runs.log), bool)
+    by_pair = posterior(runs, score, state, every_run, {*pairs})["of"]
+    posteriors = [by_pair[key(*pair)] for pair in pairs]
+
+    # Covariances are triangles row by row: entry i of the diagonal ends row i.
+    diagonal = [i * (i + 3) // 2 for i in range(len(CLASSES))]
     hyper = {name: np.asarray(values) for name, values in unpack(state.vector).items()}
-    of_site = sum(
-        hyper["constant"][at] ** 2 + (hyper["spread"][at] * hyper["relative"]) ** 2
-        for at in range(len(SHARED), len(LEVELS))
+    variance_of_site = sum(
+        hyper["constant"][level] ** 2 + (hyper["spread"][level] * hyper["relative"]) ** 2
+        for level in range(len(SHARED), len(LEVELS))
     )
-    variance = np.array([np.array(one["covariance"])[at] for one in told]) - of_site
-    return np.array([one["mean"] for one in told]), variance
+    variances = [np.array(of_pair["covariance"])[diagonal] for of_pair in posteriors]
+    means = [of_pair["mean"] for of_pair in posteriors]
+    return np.array(means), np.array(variances) - variance_of_site
 
 
 def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
@@ -115,56 +125,59 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
     from numpyro import distributions as dist
     from numpyro.infer import MCMC, NUTS
 
-    hyper, arrays = (
-        {name: np.asarray(values) for name, values in unpack(vector).items()},
-        runs.arrays(),
-    )
-    of = np.unique(runs.labels["source"], return_inverse=True)[1]
+    hyper = {name: np.asarray(values) for name, values in unpack(vector).items()}
+    arrays = runs.arrays()
+    source = np.unique(runs.labels["source"], return_inverse=True)[1]
     shared = jnp.asarray(factors(hyper, arrays, SHARED))
     parts, noise = own_parts(hyper, arrays), float(hyper["noise"][0]) ** 2
     level, scatter = jnp.asarray(parts.level), jnp.asarray(parts.scatter)
 
+    n_sources, n_runs = source.max() + 1, len(source)
+
     def model() -> None:
+        """Errors of runs, normal given their source's variances and their own weight."""
+        # Scale mixtures: an inverse gamma of half the degrees of freedom makes the normal a
+        # Student's t.
         half, rate = DEGREES_OF_FREEDOM / 2, OUTLIERS / 2
-        of_level = LEVEL_DEGREES_OF_FREEDOM / 2
-        level_scale = numpyro.sample(
-            "level_scale", dist.InverseGamma(of_level, of_level).expand([of.max() + 1]).to_event(1)
-        )
-        scale = numpyro.sample(
-            "scale", dist.InverseGamma(half, half).expand([of.max() + 1]).to_event(1)
-        )
-        weight = numpyro.sample("weight", dist.Gamma(rate, rate).expand([len(of)]).to_event(1))
+        level_half = LEVEL_DEGREES_OF_FREEDOM / 2
+        level_prior = dist.InverseGamma(level_half, level_half).expand([n_sources]).to_event(1)
+        level_scale = numpyro.sample("level_scale", level_prior)
+        scale_prior = dist.InverseGamma(half, half).expand([n_sources]).to_event(1)
+        scale = numpyro.sample("scale", scale_prior)
+        weight = numpyro.sample("weight", dist.Gamma(rate, rate).expand([n_runs]).to_event(1))
         covariance = (
             shared
-            + level_scale[of][:, None] * level
-            + scale[of][:, None] * (scatter + jnp.diag(noise / weight))
+            + level_scale[source][:, None] * level
+            + scale[source][:, None] * (scatter + jnp.diag(noise / weight))
         )
-        numpyro.sample("log", dist.MultivariateNormal(jnp.zeros(len(of)), covariance), obs=runs.log)
+        numpyro.sample("log", dist.MultivariateNormal(jnp.zeros(n_runs), covariance), obs=runs.log)
 
     mcmc = MCMC(NUTS(model), num_warmup=WARM, num_samples=DRAWS, progress_bar=False)
     mcmc.run(jax.random.key(seed))
     drawn = {name: np.asarray(values) for name, values in mcmc.get_samples().items()}
-    scales = drawn["level_scale"], drawn["scale"], drawn["weight"]
-    return [State(vector, *one) for one in zip(*scales, strict=True)][::THIN]
+    scales = zip(drawn["level_scale"], drawn["scale"], drawn["weight"], strict=True)
+    # Draws that follow each other are alike.
+    return [State(vector, *draw) for draw in scales][::THIN]
 
 
 def of_fit(fit: PopulationFit) -> str:
     """Section of the model card."""
-    found = compared(subset(fit.score.runs, SOURCES), fit.state.vector)
+    comparison = compared(subset(fit.score.runs, SOURCES), fit.state.vector)
     heads = ("framework", "architecture", *CLASSES)
-    rows = [
-        (
-            *name.split("|"),
-            *(f"{a:+.3f} ± {b:.3f} / {c:+.3f} ± {d:.3f}" for a, b, c, d in zip(*of, strict=True)),
-        )
-        for at, name in enumerate(found.names)
-        for of in [(found.mean[0][at], found.sd[0][at], found.mean[1][at], found.sd[1][at])]
-    ]
+    (fitted, sampled), (fitted_sd, sampled_sd) = comparison.mean, comparison.sd
+    rows = []
+    for i, name in enumerate(comparison.names):
+        cells = []
+        for k in range(len(CLASSES)):
+            as_fitted = f"{fitted[i, k]:+.3f} ± {fitted_sd[i, k]:.3f}"
+            cells.append(f"{as_fitted} / {sampled[i, k]:+.3f} ± {sampled_sd[i, k]:.3f}")
+        rows.append((*name.split("|"), *cells))
     return (
         "## Against a sampler\n\nLog factors that sites of a framework and architecture share, mean ± standard "
         f"deviation as fitted / as sampled by NUTS (numpyro, {DRAWS} draws), from at most {RUNS} runs each of "
         f"{'; '.join(SOURCES)}, under the same variances: the fit puts at one value by how much a source scatters and "
         "how far a run lies off, the sampler integrates over them. Means differ by at most "
-        f"{found.furthest_mean:.2f} standard deviations, standard deviations by {100 * found.furthest_sd:.1f} %.\n\n"
+        f"{comparison.furthest_mean:.2f} standard deviations, standard deviations by "
+        f"{100 * comparison.furthest_sd:.1f} %.\n\n"
         f"{_table(heads, rows)}\n"
     )

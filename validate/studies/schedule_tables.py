@@ -58,6 +58,7 @@ def memory_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
 
 
 def _span(ends: tuple[float, float]) -> str:
+    """The least and the most, or the one where they are equal."""
     low, high = (f"{end:g}" for end in ends)
     return low if low == high else f"{low} to {high}"
 
@@ -84,6 +85,7 @@ def zero_bubble_table(path: Path) -> pd.DataFrame:
     host's time to issue it: `_OPS_PER_TRANSFER` operators of an eager framework. Nothing is fitted.
     """
     published: list[dict[str, Any]] = pd.read_csv(path).to_dict("records")
+    # Rows whose schedule we have, and whose notes state all four times.
     stated = [
         (row, times)
         for row in published
@@ -118,6 +120,7 @@ def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarr
         chunks=int(row["vpp"]) if name == "interleaved" else 1,
         sends="blocking",
     )
+    # Authors time the two halves of a backward; a backward in one piece takes both.
     seconds = {
         Kind.FORWARD: forward_s,
         Kind.BACKWARD: input_s + weight_s,
@@ -125,8 +128,9 @@ def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarr
         Kind.BACKWARD_WEIGHT: weight_s,
     }
 
-    def spans(of: ProgramSpec) -> Float[np.ndarray, "2"]:
-        structure = build(of)
+    def spans(program: ProgramSpec) -> Float[np.ndarray, "2"]:
+        """Makespans without and with the host's time."""
+        structure = build(program)
         durations = np.array(
             [seconds.get(Kind(kind), 0.0) / spec.chunks for kind in structure.class_kind]
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -163,18 +164,20 @@ def training_table() -> pd.DataFrame:
             row = _compare(training_search(model, batch), batch, paper)
             usual = _compare(training_search(model, batch, usual=True), batch, paper)
             additive = _compare(training_search(model, batch, AdditiveProducts()), batch, paper)
-            rows.append(
-                {"model": model, "batch": batch, "paper": paper}
-                | row
-                | {f"additive, {key}": additive[key] for key in ("ours", "paper's/ours", "held")}
-                | {f"usual, {key}": usual[key] for key in ("ours", "paper's/ours", "held")}
-            )
+            row = {"model": model, "batch": batch, "paper": paper} | row
+            # Two searches under other rules tell which of them decide a choice.
+            for prefix, variant in (("additive", additive), ("usual", usual)):
+                for key in ("ours", "paper's/ours", "held"):
+                    row[f"{prefix}, {key}"] = variant[key]
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _compare(found: Ranked, batch: int, paper: str) -> dict[str, object]:
-    names = [name(layout, batch) for layout in found.layouts]
-    ratio = found.step_s[names.index(paper)] / found.step_s[0] if paper in names else np.inf
+def _compare(ranked: Ranked, batch: int, paper: str) -> dict[str, object]:
+    """Our choice of a row, and what the paper's takes more."""
+    names = [name(layout, batch) for layout in ranked.layouts]
+    # A choice that does not fit here takes infinitely long.
+    ratio = ranked.step_s[names.index(paper)] / ranked.step_s[0] if paper in names else np.inf
     return {
         "ours": names[0],
         "same": names[0] == paper,
@@ -195,13 +198,13 @@ def inference_search(model: str) -> pd.DataFrame:
             flash_attention=False,
             fused_kernels=False,
         )
-        found = _rank(model, job, "gpipe", DISTIR)
+        ranked = _rank(model, job, "gpipe", DISTIR)
         parts.append(
             pd.DataFrame(
                 {
                     "batch": batch,
-                    "layout": [name(lay, batch) for lay in found.layouts],
-                    "per_s": batch / found.step_s,
+                    "layout": [name(layout, batch) for layout in ranked.layouts],
+                    "per_s": batch / ranked.step_s,
                 }
             )
         )
@@ -213,9 +216,10 @@ def inference_table() -> pd.DataFrame:
     up by our model."""
     rows = []
     for model, (batch, paper) in INFERENCE.items():
-        found = inference_search(model)
-        best = found.iloc[0]
-        theirs = np.asarray(found["per_s"])[(found["batch"] == batch) & (found["layout"] == paper)]
+        ranked = inference_search(model)
+        best = ranked.iloc[0]
+        is_theirs = (ranked["batch"] == batch) & (ranked["layout"] == paper)
+        theirs = np.asarray(ranked["per_s"])[is_theirs]
         lost = best["per_s"] / theirs[0] if len(theirs) else np.inf
         rows.append(
             {
@@ -238,6 +242,7 @@ def name(layout: Layout, batch: int) -> str:
 def _rank(
     model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None
 ) -> Ranked:
+    """Layouts of the paper's space on its machine, fastest first."""
     return rank(
         catalog.model(model),
         catalog.cluster(CLUSTER),
@@ -253,7 +258,9 @@ def _rank(
 def space(job: Job, schedule: str) -> SearchSpace:
     """All D/T/P/K of 16 devices that divide the batch; `COUNTS` holds K to section 5.1's."""
     powers = tuple(1 << i for i in range(5))
-    counts = {dp * count for dp in powers for count in (1, *MICRO_BATCHES)}
+    # The space is of sizes, the paper's of counts: a micro-batch is the batch over all counts of
+    # all replicas.
+    counts = {dp * count for dp, count in product(powers, (1, *MICRO_BATCHES))}
     return replace(
         USUAL,
         tp=powers,

@@ -38,15 +38,19 @@ class Ranked:
 
     def only(self, chosen: ArrayLike) -> "Ranked":
         """Those that a mask chooses."""
-        kept = np.flatnonzero(chosen)
-        return Ranked(tuple(self.layouts[i] for i in kept.tolist()), self.step_s[kept])
+        chosen_places = np.flatnonzero(chosen)
+        return Ranked(
+            tuple(self.layouts[i] for i in chosen_places.tolist()), self.step_s[chosen_places]
+        )
 
     def place(self, layout: Layout) -> int | None:
         """Place of a layout, 0 for the fastest; None if it is not among them."""
-        wanted = layout.canonical
-        return next(
-            (place for place, one in enumerate(self.layouts) if one.canonical == wanted), None
-        )
+        # Layouts that say the same in different words are one.
+        canonical = layout.canonical
+        for place, candidate in enumerate(self.layouts):
+            if candidate.canonical == canonical:
+                return place
+        return None
 
 
 def rank(
@@ -67,7 +71,7 @@ def rank(
     Raises:
         LayoutError: no layout of the space can be laid out.
     """
-    found = search(
+    result = search(
         model,
         cluster,
         devices=devices,
@@ -82,6 +86,7 @@ def rank(
         every=True,
         distinct=False,
     )
-    ranking = found.ranking()
-    order = np.argsort(found.evaluation.step_time_s, kind="stable").tolist()
+    ranking = result.ranking()
+    # `ranking` has layouts in the order in which they were evaluated.
+    order = np.argsort(result.evaluation.step_time_s, kind="stable").tolist()
     return Ranked(tuple(ranking[i][0] for i in order), np.array([ranking[i][1] for i in order]))

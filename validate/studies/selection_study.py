@@ -65,6 +65,7 @@ class Case:
 
     @cached_property
     def _needed(self) -> tuple[Op, ...]:
+        # Which rows those are does not depend on prices: analytic ones do.
         return self._steps(lambda ops: roofline_seconds(self.device, ops), frozenset()).ops  # pyright: ignore
 
     def true_step_s(self) -> Float[np.ndarray, " layouts"]:
@@ -80,25 +81,26 @@ class Case:
         return self._steps(prices, frozenset(self._needed))
 
     def _steps(self, prices: Prices, needed: frozenset[Op]) -> StepShares:
-        found = [
-            event_shares(
-                problem.repriced(_Looked(self, prices, needed), problem.collectives), layout
-            )
-            for problem, layout in self.layouts
-        ]
-        index: dict[Op, int] = {}
-        entries = [
-            (row, index.setdefault(entry.op, len(index)), seconds / share.step_time_s)
-            for row, share in enumerate(found)
-            for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True)
-            if (entry := self.entry(op))
-        ]
-        shares = np.zeros((len(found), len(index)))
-        for row, column, value in entries:
-            shares[row, column] += value
-        return StepShares(
-            np.array([s.step_time_s for s in found]), tuple(index), shares, np.zeros(len(found))
-        )
+        """Step times, and the share of each that rests on every row of the table."""
+        by_layout = []
+        for problem, layout in self.layouts:
+            kernels = _Looked(self, prices, needed)
+            by_layout.append(event_shares(problem.repriced(kernels, problem.collectives), layout))
+
+        # A column per row of the table, in the order in which layouts need them.
+        column_of: dict[Op, int] = {}
+        entries = []
+        for layout_number, events in enumerate(by_layout):
+            for op, critical_s in zip(events.ops, events.critical_s.tolist(), strict=True):
+                entry = self.entry(op)
+                if entry:
+                    column = column_of.setdefault(entry.op, len(column_of))
+                    entries.append((layout_number, column, critical_s / events.step_time_s))
+        shares = np.zeros((len(by_layout), len(column_of)))
+        for layout_number, column, share in entries:
+            shares[layout_number, column] += share
+        step_times_s = np.array([events.step_time_s for events in by_layout])
+        return StepShares(step_times_s, tuple(column_of), shares, np.zeros(len(by_layout)))
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,17 @@ class _Looked:
     """Rows that stand as they are; in a step the other sizes of a kernel give way to them."""
 
     def times(self, device: Device, ops: Sequence[Any]) -> EventTimes:
+        """Seconds of kernels; the needed ones count as measured."""
         entries = [self.case.entry(op) for op in ops]
         time_s = roofline_seconds(device, ops)
         known = [i for i, entry in enumerate(entries) if entry]
         if known:
-            found: list[Entry] = [entries[i] for i in known]  # pyright: ignore[reportAssignmentType]
-            time_s[known] = self.prices([e.op for e in found]) * [e.share for e in found]
-        stands = (
+            rows: list[Entry] = [entries[i] for i in known]  # pyright: ignore[reportAssignmentType]
+            time_s[known] = self.prices([row.op for row in rows]) * [row.share for row in rows]
+        provenance = (
             "measured" if entry and entry.op in self.needed else "learned" for entry in entries
         )
-        return EventTimes(time_s, time_s, time_s, tuple(stands))
+        return EventTimes(time_s, time_s, time_s, tuple(provenance))
 
 
 class Point(NamedTuple):
@@ -146,12 +149,15 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
     needed, truth = case.needed(), case.true_step_s()
     rows = [op for op in within(list(case.table), needed) if not (exclude_needed and op in needed)]
     order = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+    # Needed rows come first in the pool, so that its size leaves none of them out.
     pool = list(dict.fromkeys([op for op in needed if op in set(rows)] + order))[:CANDIDATES]
 
     def by_weight(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        """Rows that take most off the variance of the step times."""
         return choose(beliefs, beliefs.locate(state.ops), state.shares, beliefs.locate(rest), BATCH)
 
     def by_doubt(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        """Rows whose own time is least certain."""
         return most_uncertain(beliefs, beliefs.locate(rest), BATCH)
 
     return {
@@ -173,6 +179,7 @@ def _sequence(
     pool: list[Op],
     pick: Callable[[Beliefs, StepShares, list[Op]], list[int]],
 ) -> list[Point]:
+    """What a strategy knows after every batch of points that it picks."""
     beliefs = _believed(case, [])
     state = case.at(beliefs)
     points = [_point(truth, beliefs, state)]
@@ -186,30 +193,41 @@ def _sequence(
 
 
 def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None = None) -> Beliefs:
-    base = lambda wanted: roofline_seconds(case.device, wanted)  # noqa: E731
-    return condition(base, case.device, {op: case.table[op] for op in ops}, earlier)
+    """What is known of kernels once some rows are measured."""
+
+    def roofline(kernels: Sequence[Op]) -> Float[np.ndarray, " kernels"]:
+        return roofline_seconds(case.device, kernels)  # pyright: ignore[reportArgumentType]
+
+    return condition(roofline, case.device, {op: case.table[op] for op in ops}, earlier)
 
 
 def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
-    half = SIGMAS * np.sqrt(step_variance(beliefs, beliefs.locate(state.ops), state.shares))
-    off = np.log(state.step_time_s / truth)
-    error = np.abs(np.expm1(off)).mean()
-    rest = (round(float(value), 6) for value in (error, half.mean(), (np.abs(off) <= half).mean()))
-    return Point(len(beliefs.measured), *rest)
+    """Error and interval of step times, rounded to six digits."""
+    variance = step_variance(beliefs, beliefs.locate(state.ops), state.shares)
+    half_width = SIGMAS * np.sqrt(variance)
+    log_error = np.log(state.step_time_s / truth)
+    return Point(
+        measurements=len(beliefs.measured),
+        error=round(float(np.abs(np.expm1(log_error)).mean()), 6),
+        half_width=round(float(half_width.mean()), 6),
+        covered=round(float((np.abs(log_error) <= half_width).mean()), 6),
+    )
 
 
 def within(ops: Sequence[Op], needed: Sequence[Op]) -> list[Op]:
     """Rows whose every size lies between the smallest and the largest that is needed of their
     kind."""
-    kept = []
+    in_range = []
     for kind, members in _kinds(needed).items():
-        sizes = _sizes(members)
-        mine = _kinds(ops).get(kind, [])
-        inside = (
-            (_sizes(mine) >= sizes.min(axis=0) - 1e-9) & (_sizes(mine) <= sizes.max(axis=0) + 1e-9)
-        ).all(axis=1)
-        kept += [op for op, good in zip(mine, inside, strict=True) if good]
-    return kept
+        needed_sizes = _sizes(members)
+        candidates = _kinds(ops).get(kind, [])
+        sizes = _sizes(candidates)
+        # Sizes are logarithms, which round.
+        large_enough = sizes >= needed_sizes.min(axis=0) - 1e-9
+        small_enough = sizes <= needed_sizes.max(axis=0) + 1e-9
+        inside = (large_enough & small_enough).all(axis=1)
+        in_range += [op for op, is_inside in zip(candidates, inside, strict=True) if is_inside]
+    return in_range
 
 
 def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
@@ -227,6 +245,7 @@ def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
                 np.linspace(low, high, per_axis)
                 for low, high in zip(sizes.min(0), sizes.max(0), strict=True)
             ]
+            # A size that all needed kernels share has one level.
             for point in product(*(np.unique(axis) for axis in axes)):
                 nearest = int(np.argmin(((rows - point) ** 2).sum(axis=1)))
                 chosen[by_kind[kind][nearest]] = None
@@ -234,6 +253,7 @@ def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
 
 
 def _kinds(ops: Sequence[Op]) -> dict[tuple[str, str], list[Op]]:
+    """Kernels by family and pass."""
     kinds: dict[tuple[str, str], list[Op]] = {}
     for op in ops:
         kinds.setdefault((op.family, op.pass_), []).append(op)  # pyright: ignore[reportAttributeAccessIssue]
@@ -241,4 +261,5 @@ def _kinds(ops: Sequence[Op]) -> dict[tuple[str, str], list[Op]]:
 
 
 def _sizes(ops: Sequence[Op]) -> Float[np.ndarray, "ops sizes"]:
+    """Log sizes of kernels of one family."""
     return np.log2([SIZES[op.family](op) for op in ops])

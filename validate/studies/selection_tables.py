@@ -62,7 +62,9 @@ def prefill_case(data: Path, device: str, model: str, seed: int) -> Case:
         (attention.device == device) & attention.software.str.startswith(software)
     ]
     sizes = ["batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"]
-    for key, time_us in attention[attention.window == 0].groupby(sizes).time_us.median().items():
+    # Windows are another kernel; repeats of a shape count by their median.
+    full_attention = attention[attention.window == 0]
+    for key, time_us in full_attention.groupby(sizes).time_us.median().items():
         shape: dict[str, Any] = dict(zip(sizes, map(int, key), strict=True))
         table[Attention(op="flash_attention", phase="", **shape)] = time_us * 1e-6
     cluster = "dgx-h100" if device.startswith("H100") else "dgx-a100"
@@ -71,8 +73,10 @@ def prefill_case(data: Path, device: str, model: str, seed: int) -> Case:
 
 def _gemms(table: Any, device: str, dtype: str) -> dict[Op, float]:
     """Median seconds of the linear layers of one device."""
-    mine = table[(table.device == device) & (table.op == "linear") & (table.dtype == dtype)]
-    times = mine.groupby(["m", "n", "k", "pass"]).time_us.median()
+    linear_layers = table[
+        (table.device == device) & (table.op == "linear") & (table.dtype == dtype)
+    ]
+    times = linear_layers.groupby(["m", "n", "k", "pass"]).time_us.median()
     return {
         Gemm(dtype=dtype, m=int(m), n=int(n), k=int(k), pass_=name): time_us * 1e-6
         for (m, n, k, name), time_us in times.items()
@@ -97,8 +101,8 @@ def halved_backward(op: Op) -> Entry | None:
     plain = replace(op, accumulate=False)
     if op.pass_ == "dgrad":  # [m, n] = [m, k] [k, n]: the forward product has n and k exchanged
         return Entry(replace(plain, n=op.k, k=op.n, pass_="bwd"), 0.5)
-    # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
     if op.pass_ == "wgrad":
+        # [m, n] = [m, k] [k, n]: its m is the forward's n, its k the forward's m
         return Entry(replace(plain, m=op.k, n=op.m, k=op.n, pass_="bwd"), 0.5)
     return Entry(plain, 1.0)
 
@@ -112,13 +116,15 @@ def _case(
     seed: int,
     mode: Any,
 ) -> Case:
+    """Layouts of a model drawn from those whose studied kernels stand in a table."""
     cluster = replace(catalog.cluster(cluster_name), device=catalog.device(device))
     dtype = next(iter(table)).dtype  # pyright: ignore[reportAttributeAccessIssue]
-    found = list(_in_table(model, table, entry, dtype, mode))
+    shards = list(_in_table(model, table, entry, dtype, mode))
     rng = np.random.default_rng(seed)
     layouts = []
-    for i in rng.choice(len(found), min(LAYOUTS, len(found)), replace=False):
-        tp, micro_batch, seq_len = found[i]
+    for i in rng.choice(len(shards), min(LAYOUTS, len(shards)), replace=False):
+        tp, micro_batch, seq_len = shards[i]
+        # Stages change what is exposed, but no kernel's shape.
         pp = int(rng.choice([1, 2, 4]))
         job = Job(global_batch=2 * micro_batch * 4 * pp, seq_len=seq_len, dtype=dtype, mode=mode)
         layouts.append(
@@ -126,6 +132,7 @@ def _case(
         )
 
     def studied(op: Op) -> Entry | None:
+        """The row of an event, where the table has it."""
         known = entry(op)
         return known if known and known.op in table else None
 
@@ -142,20 +149,19 @@ def _in_table(
     """Tensor-parallel degree, micro-batch and sequence length of shards whose layers stand in the
     table."""
     for tp, micro_batch, seq_len in product((1, 2, 4, 8), (1, 2, 4, 8, 16), _SEQUENCES):
-        job, layout = (
-            Job(global_batch=16, seq_len=seq_len, dtype=dtype, mode=mode),
-            Layout(tp=tp, micro_batch=micro_batch),
-        )
+        job = Job(global_batch=16, seq_len=seq_len, dtype=dtype, mode=mode)
+        layout = Layout(tp=tp, micro_batch=micro_batch)
         try:
-            of_shard = blocks(model, job, Shard.of(layout))
+            blocks_of_shard = blocks(model, job, Shard.of(layout))
         except PerfModelError:  # the model does not divide
             continue
-        kernels = [
-            op
-            for block, _ in of_shard
-            if mode == "train" or "head" not in block.name
-            for part in (block.forward, block.backward_input, block.backward_weight)
-            for op, _ in part
-        ]
-        if all(known.op in table for op in kernels if (known := entry(op))):
+        kernels: list[Op] = []
+        for block, _ in blocks_of_shard:
+            # Servers project the last token alone, a product that tables of prefill lack.
+            if mode != "train" and "head" in block.name:
+                continue
+            for events in (block.forward, block.backward_input, block.backward_weight):
+                kernels += [op for op, _ in events]
+        studied = [known.op for op in kernels if (known := entry(op))]
+        if all(op in table for op in studied):
             yield tp, micro_batch, seq_len

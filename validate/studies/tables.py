@@ -13,16 +13,14 @@ def markdown_table(table: pd.DataFrame) -> str:
         pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
         for kind in table.dtypes
     ]
-    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
-    return (
-        _lines(
-            list(map(str, table.columns)), ["--:" if right else "---" for right in numeric], rows
-        )
-        + "\n"
-    )
+    rows = [list(map(_cell, row)) for row in table.itertuples(index=False)]
+    head = list(map(str, table.columns))
+    rule = ["--:" if is_number else "---" for is_number in numeric]
+    return _lines(head, rule, rows) + "\n"
 
 
 def _cell(value: Any) -> str:
+    """A value as reports have it: `-` for none, and a miss in bold."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "**no**"
     if value is None or (isinstance(value, float) and np.isnan(value)):
@@ -32,22 +30,24 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """Rows of cells as they are; the first `left` columns stand on the left, the others on the
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], columns_on_left: int = 1) -> str:
+    """Rows of cells as they are; the first columns are aligned on the left, the others on the
     right."""
-    return _lines(head, ["---"] * left + ["--:"] * (len(head) - left), rows)
+    columns_on_right = len(head) - columns_on_left
+    return _lines(head, ["---"] * columns_on_left + ["--:"] * columns_on_right, rows)
 
 
 def frame_table(table: pd.DataFrame, digits: str) -> str:
     """A frame with all cells on the left, its floats in a format such as `.4f`."""
-    rows = [
-        [f"{value:{digits}}" if isinstance(value, float) else value for value in row]
-        for row in table.itertuples(index=False)
-    ]
-    return rows_table(list(map(str, table.columns)), rows, left=len(table.columns)) + "\n"
+    rows = []
+    for row in table.itertuples(index=False):
+        rows.append([f"{value:{digits}}" if isinstance(value, float) else value for value in row])
+    head = list(map(str, table.columns))
+    return rows_table(head, rows, columns_on_left=len(table.columns)) + "\n"
 
 
 def _lines(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of Markdown from its cells."""
     rows_text = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *rows_text])
 
