@@ -15,6 +15,7 @@ FOLDERS = (PACKAGE / "prediction" / "sites", PACKAGE / "validation")
 
 def main() -> None:
     """Write the file of checksums of each folder that holds fitted files."""
+    # Each folder has a file of its own, read with the fitted files beside it.
     for folder in FOLDERS:
         (folder / CHECKSUMS_FILE).write_text(checksum_lines(folder))
         print(f"wrote {folder / CHECKSUMS_FILE}")

@@ -120,6 +120,7 @@ def layouts(plan: ModelPlan) -> str:
     rows = []
     for name, cost in zip(SEARCH, plan.layouts, strict=True):
         least_s, most_s = cost.measure_device_s
+        # From a quiet machine to one on which every measurement takes its longest.
         measuring = f"{least_s:.1f} to {most_s:.1f}"
         rows.append(
             (

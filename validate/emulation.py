@@ -69,6 +69,7 @@ MICRO_ROUNDS = 5
 
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure what collectives of two ranks take on this machine, for all emulations below."""
+    # All that DDP and FSDP call.
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     table = measure_prices(2, kinds, calls=32)
     write_text(data_file(out, "prices"), table.to_csv(index=False))
@@ -127,6 +128,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     for name in arguments.models or MODELS:
         model, how = name.split()
+        # The turns end the script; it may not end before.
         command = script(model, ENDLESS, **({"FSDP": 1} if how == "fsdp" else {}))
         real = Emulation(command=command, world_size=2, real_ranks=(0, 1), cores=usable_cores())
         kinds = {
@@ -176,6 +178,7 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """
     result, command = {}, script("mlp", 16, WIDTH=192)
     for ranks in arguments.ranks:
+        # Ranks that share a core take turns on it.
         crowded = {"straggler": max(1.0, ranks / len(usable_cores()))}
         real, apart, alone = [], [], []
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
@@ -226,6 +229,8 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     def run(slower: float, **conditions: object) -> EmulatedRun:
         """The script on a network that is `slower` times as slow, under further conditions."""
+        # Three times what gloo takes here, so that communication is a part of the step worth
+        # changing.
         network = Prices(catalog.cluster("localhost"), lambda op: slower * 3 * table.time_s(op))
         return emulate(
             Emulation(
@@ -300,6 +305,7 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         return run.to_dict()["training_memory_bytes"]
 
     for how, zero in (("ddp", 0), ("fsdp", 3)):
+        # Under FSDP2 states, gradients and weights are sharded: ZeRO's third stage.
         options |= {"FSDP": 1} if zero else {}
         smallest = script("gpt", 4, SMALL=1, **options)
         context_bytes = taken_bytes(
@@ -383,6 +389,7 @@ def main() -> int:
     # Measuring needs the cores before other programs; writing the report does not.
     if chosen:
         come_before_others()
+    # With no part asked for, the report is written from what is there.
     report: dict[str, Any] = saved(arguments.out, "prices", {})
     for part in chosen:
         report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))

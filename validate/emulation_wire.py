@@ -97,6 +97,7 @@ def core_s(run: EmulatedRun, rank: int) -> float:
 def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Table 1: a block of calls one after another in the real world, one in the emulated world, and
     so on."""
+    # The command is filled in below, once its pipes are there.
     worlds = both(("true",))
     command = partial(script, "blocks")
     with at_once():
@@ -132,6 +133,7 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             kind: emulate(emulation)
             for kind, emulation in both(script("sized", name, MODELS[name])).items()
         }
+        # The peer is the process that answers for all ranks that are not real.
         peer = runs["wire"].peer
         if peer is None:
             raise RuntimeError(f"{name}: nobody was on the wire")
@@ -158,6 +160,7 @@ def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rank."""
     rows, steps = [], 12
     for world_size in RANKS:
+        # One reduction a step: what the peer does per message is all there is.
         command = script("reduce", REDUCED_BYTES, steps)
         run = emulate(
             Emulation(command=command, world_size=world_size, cores=usable_cores(), wire=Network())
@@ -185,6 +188,7 @@ def delay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             **{**vars(emulation), "conditions": {"delays_s": {"all_reduce": delay_s}}}
         )
         run = emulate(delayed)
+        # How many reductions a step has decides where the curve bends.
         reductions = (run.collectives().kind == "all_reduce").sum() / 16
         rows.append(
             {
@@ -212,9 +216,11 @@ def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             start_s=START_S,
             patience_s=arguments.patience,
         )
+        # Others' work makes turns longer: the half of them with least of it counts.
         quiet: Any = table[table.stolen <= table.groupby("kind").stolen.transform("median")]
         quiet = quiet.assign(core_s=quiet.utilisation * quiet.time_s)
         medians: Any = quiet.groupby("kind")[["time_s", "core_s"]].median()
+        # Processor time is compared beside wall time, which other programs change more.
         errors = medians.loc["wire"] / medians.loc["real"] - 1
         real: Any = quiet[quiet.kind == "real"]
         even, odd = (real[real.turn % 2 == half][["time_s", "core_s"]].median() for half in (0, 1))
@@ -254,6 +260,7 @@ def _paper_overhead(row: dict[str, Any]) -> str:
 
 def _judged_call(row: dict[str, Any]) -> str:
     """Whether a call takes at most the bar longer, whatever the noise adds or takes away."""
+    # Noise may hide an overhead as well as make one.
     if row["overhead"] + row["noise"] <= BARS["micro"]:
         return "yes"
     return "no" if row["overhead"] - row["noise"] > BARS["micro"] else "too noisy"
@@ -399,6 +406,7 @@ def missed(results: dict[str, Any]) -> list[str]:
             f"- {COLUMNS['turns'][0]}: {claims(judgements, BARS['turns'])}. {waited_text(steps)}"
         )
         lines.append(_cores_text(steps, results["turns"].get("neighbour", False)))
+    # Load is told, as it is the first thing to ask of figures that miss their bar.
     if loads := [result["load"] for result in results.values()]:
         lines.append(
             f"- {min(loads):.0f} to {max(loads):.0f} processes wanted the 2 cores meanwhile. Two real ranks suffer "
@@ -420,6 +428,7 @@ def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
         (row for row in rows if row["overhead"] > bar), key=lambda row: -row["overhead"]
     )
     close = sum(abs(row["overhead"]) <= bar for row in rows)
+    # By size of the miss, the worst first.
     missed_by = ", ".join(
         f"{row['collective']} of {row['bytes']} {row['overhead']:+.1%}" for row in longer
     )
@@ -434,6 +443,7 @@ def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cores_text(rows: Sequence[dict[str, Any]], neighbour: bool) -> str:
     """What processor times say, and what kept the second core busy."""
+    # Such turns flatter the emulation.
     if not neighbour:
         return (
             "- These turns were measured before a second emulated world kept the other core as busy as a second real "

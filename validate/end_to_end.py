@@ -68,10 +68,12 @@ def main() -> None:
 
 def runs_of(file: Path, pattern: str) -> list[Run]:
     """Timed runs of a table whose id has a pattern, at a site fitted without their source."""
+    # Rows without a measured step cannot be fitted, nor tell an error.
     frame = prepare(pd.read_csv(file, low_memory=False))
     frame = frame[frame["case_id"].str.contains(pattern) & frame["measured_iter_time_s"].notna()]
     if len(frame) > MOST:
         frame = frame.sample(MOST, random_state=0)
+    # Constants of a site must not have been fitted to the runs that are predicted here.
     source = {row.case_id: row.source for row in frame.itertuples()}
     return [replace(run, site=Site.without(str(source[run.name]))) for run in read_runs(frame)[0]]
 
@@ -106,6 +108,7 @@ def figures(
     name: str, runs: list[Run], splits: Iterator[tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, object]:
     """Means over splits of the errors on what was not fitted."""
+    # Without a fit a prediction is the same in all splits.
     before = np.array([predicted(run, {}) for run in runs])
     # By split: (before and after, [mean error, median error, share inside the interval]).
     by_split = []
@@ -155,6 +158,7 @@ def worst(runs: list[Run]) -> str:
         adjusted = model.adjusted(parameters_only[run.cluster.device.name])
         step_s = explain(adjusted, run.layout).step_time_s
         errors.append(abs(step_s / run.measured_s - 1))
+    # The mean of errors is made by few runs: who are they?
     order = np.argsort(errors)[::-1]
     lines = [
         "Runs of vTrain on several nodes that the parameters, fitted to all of them, leave off by most: they took far",

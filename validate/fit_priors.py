@@ -36,6 +36,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         fitted: dict[str, Any] = fit_choice_priors(prepared(tables(arguments.data), Path(folder)))
     OUT.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n")
+    # The package refuses a fitted file that does not agree with its checksum.
     (OUT.parent / CHECKSUMS_FILE).write_text(checksum_lines(OUT.parent))
     for choice, strength in fitted["strength"].items():
         print(f"{choice:24} strength {strength:4g}, {fitted['teams'][choice]} teams")

@@ -49,6 +49,7 @@ def main() -> None:
             SUBSET, {"cases": {"sources": figures(chosen)}, "runs": chosen["case_id"].tolist()}
         )
         return
+    # The committed report is the state before the change.
     before = json.loads((SUBSET if options.subset else HERE / "report.json").read_text())
     if options.subset:
         runs = runs[runs["case_id"].isin(before["runs"])].reset_index(drop=True)
@@ -63,6 +64,7 @@ def main() -> None:
 def subset(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs spread evenly over every source's timed ones."""
     timed = runs[runs["measured_iter_time_s"].notna()]
+    # Evenly over a source's rows, which tables sort by model and size.
     parts = [
         part.iloc[:: max(1, len(part) // OF_A_SOURCE)].head(OF_A_SOURCE)
         for _, part in timed.groupby("source")

@@ -80,6 +80,7 @@ class Card:
         """Device of the catalog that this card is; `None`: none, or several."""
         from perfmodel.measure.backends import same_device
 
+        # A driver's name may fit several entries of the catalog, such as two sizes of memory.
         known = [device for device in catalog.devices() if same_device(device, self.name)]
         return known[0] if len(known) == 1 else None
 
@@ -108,7 +109,9 @@ def kernels(card: Card) -> tuple[KernelOp, ...]:
     stand-in."""
     h, tokens = (64, 32) if card.is_stand_in else (4096, 4096)
     dtype = "fp32" if card.is_stand_in else "bf16"
+    # Products of attention and of both halves of a feed-forward, and one of few rows.
     shapes = [(tokens, h, h), (tokens, 4 * h, h), (tokens, h, 4 * h), (16, h, h)]
+    # fp8 exists on some cards alone.
     ops: list[KernelOp] = [Gemm(m=m, n=n, k=k, dtype=dtype) for m, n, k in shapes]
     if card.has_fp8:
         ops += [Gemm(m=m, n=n, k=k, dtype="fp8") for m, n, k in shapes]
@@ -138,6 +141,7 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
     """Measured microseconds of kernels, and the shipped price of a device that the catalog
     knows."""
     ops = kernels(card)
+    # Limits are short: the whole script is to end within ten minutes.
     plan = Plan(
         device=card.catalog_name or card.name,
         rule=StoppingRule(max_s=0.5),
@@ -173,6 +177,7 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
 def one_rank_table(card: Card) -> pd.DataFrame:
     """Seconds of a collective of one rank alone: what launching it takes, by graphs where it is
     NCCL's."""
+    # In a process of its own, as ranks are.
     session = GlooSession if card.is_stand_in else NcclSession
     place = Place(0, 1, f"127.0.0.1:{free_port()}")
     process = RankProcess(place, session)
@@ -258,6 +263,7 @@ def emulation_table(card: Card) -> pd.DataFrame:
     """A script on the card as rank 0 of eight: time of an iteration, with and without 5 ms added to
     each reduction."""
     cluster = catalog.cluster("dgx-a100")
+    # The card is rank 0 of a node that is not there; the others' times are modelled.
     prices = Prices(cluster, modelled(cluster, CollectiveModel.load()))
     rows = []
     for delay_s in (0.0, 5e-3):
@@ -330,6 +336,7 @@ def load_table(card: Card) -> pd.DataFrame:
 
     n = 256 if card.is_stand_in else 8192
     dtype = torch.float32 if card.is_stand_in else torch.bfloat16
+    # Random numbers: zeros take less power, and would keep the clock up.
     a, b = (torch.randn(n, n, device=card.device).to(dtype) for _ in range(2))
     wait: Callable[[], Any] = (lambda: None) if card.is_stand_in else torch.cuda.synchronize
     until_s, rows = 0.5 if card.is_stand_in else LOAD_S, []

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--backend", default="jax", choices=("jax", "torch"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # Half a minute of work is cut into many short runs, so that kills meet every stage of one.
+    # Kills come at random times, so that they meet every stage of a run.
     draw, seen, folders = random.Random(arguments.seed), Counter[str](), 0
     while seen["killed"] < arguments.kills:
         folders += 1

@@ -49,6 +49,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, help="CSV file for the predictions")
     options = arguments.parse_args()
     folders = [options.data / WITHOUT_A_LOOK, *collections(options.data)]
+    # Each collection is printed as soon as it is predicted.
     tables = []
     try:
         for folder in folders:
@@ -127,6 +128,7 @@ def memory_page(table: pd.DataFrame) -> str:
     """The figures of a collection as Markdown."""
     peaks = table[table["ran"] & table["measured_bytes"].notna()]
     unlikely = table[table["ran"] & (table["fits_probability"] < UNLIKELY)]
+    # Mean errors are over groups: a sweep of thousands of rows is one of them.
     parts = [
         "Peak memory, by source and software:",
         memory_table(memory_errors(peaks)),
@@ -191,6 +193,7 @@ def brier_over_sources(table: pd.DataFrame) -> float:
 
 def reliability_table(table: pd.DataFrame) -> str:
     """How many runs ran, by the probability to fit that they were told."""
+    # Narrow ranges at both ends, where a probability says most.
     ranges = pd.cut(table["fits_probability"], EDGES, include_lowest=True)
     rows = []
     for probabilities, members in table.groupby(ranges, observed=True):

@@ -25,6 +25,7 @@ def main() -> None:
     """Print the constants."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
+    # All kinds of links are in one table.
     file = arguments.parse_args().data / "published" / "collectives.csv"
     print(f"EFA latency per rank: {rank_latency_s(file) * 1e6:.0f} us")
     share, exponent = omni_path(file)
@@ -34,6 +35,7 @@ def main() -> None:
 def rank_latency_s(file: Path) -> float:
     """Median of what collectives take beyond the collective model for each rank but one."""
     table = _table(file, "EFA")
+    # The collective model as it is without this constant.
     cluster = catalog.cluster_for("H100-SXM5-80GB", 8, "NVLink4", "AWS EFA")
     modelled_s = CollectiveModel.load().times(cluster, _ops(table)).time_s
     # A ring of n ranks passes n - 1 messages on one after another, each with a latency.
@@ -90,6 +92,7 @@ def _predicted_s(row: pd.DataFrame) -> float:
     """Time of one measured all-reduce by the collective model, over links at their nominal rate."""
     per_node = int(row["ranks_per_node"].iloc[0])
     shared = catalog.cluster_for(row["device"].iloc[0], per_node, "", "Omni-Path, 4 links per node")
+    # Nominal: what is asked is what share of it arrives.
     link = replace(
         shared.levels[1], bandwidth_bytes_per_s=OMNI_PATH_NODE_GB * 1e9 / per_node, contention=0.0
     )

@@ -38,6 +38,7 @@ def main(chosen: list[str]) -> None:
     """Compute sections, each into a file of its own, and join all that there are to the page."""
     for name in chosen or SECTIONS:
         write_text(PARTS / f"{name}.md", SECTIONS[name]())
+    # Sections that were not computed now are taken as they were last time.
     done = [PARTS / f"{name}.md" for name in SECTIONS]
     head = "# Optimisation beyond enumeration\n\nWritten by `python validate/optimise.py`; seconds on two cores.\n\n"
     write_text(OUT, head + "\n".join(part.read_text() for part in done if part.exists()))
@@ -59,6 +60,7 @@ def launches() -> str:
     """What gradients gain over dynamic programming in all that a launch states."""
     table = launch_table()
     wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
+    # The extremes are named with their layouts, so that they can be looked at.
     best, worst = table.loc[table.gain.idxmax()], table.loc[table.gain.idxmin()]
     # The sentence says what came out, for better or worse, whatever the next run finds.
     verdict = (
@@ -114,6 +116,7 @@ def partition() -> str:
 def continuous() -> str:
     """Seconds that gradients and methods without gradients take to split bandwidth well."""
     table = continuous_study()
+    # Seconds and shares are two tables: one is too wide to read.
     times = table[["problem", "gain", "gap", "relaxation", "with compilation", *OPTIMISERS]]
     shares = table[["problem", *(f"{name}, share of the gain" for name in OPTIMISERS)]]
     return (
@@ -135,6 +138,7 @@ def mixed() -> str:
         "annealed_s": "annealing, same time",
         "annealed_longer_s": "annealing, 3 times as long",
     }
+    # A share of the other method's step, instance by instance.
     shorter = {text: 1 - table.found_s / table[column] for column, text in names.items()}
     better = [
         {"against": text, "mean": share.mean(), "least": share.min()}

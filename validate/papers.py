@@ -22,6 +22,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("systems", nargs="*", metavar="SYSTEM", help=", ".join(PAGES))
     options = arguments.parse_args()
+    # argparse's own `choices` refuses an empty list.
     if unknown := set(options.systems) - set(PAGES):
         arguments.error(f"no system {', '.join(sorted(unknown))}; known: {', '.join(PAGES)}")
     OUT.mkdir(exist_ok=True)

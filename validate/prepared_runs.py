@@ -85,6 +85,7 @@ def adapters(row: Row) -> Row:
     notes = _text(row, "notes")
     if not re.search(r"(?<![\w])lora\b", notes, re.IGNORECASE):
         return {}
+    # The rank decides how many parameters are trained.
     rank = re.search(r"LoRA rank (\d+)", notes)
     settings: Row = {"job.frozen": "true", "job.adapter_rank": int(rank[1]) if rank else 0}
     # Only a known rank says how many bytes are exchanged.
@@ -96,6 +97,7 @@ def adapters(row: Row) -> Row:
 
 def sequence_length(row: Row) -> Row:
     """`sequence length 2048`."""
+    # A cell of the column counts before the notes: it was collected on purpose.
     noted = re.search(r"sequence length (\d+)", _text(row, "notes").lower())
     return {"seq_len": int(noted[1])} if noted and _is_empty(row, "seq_len") else {}
 
@@ -185,6 +187,7 @@ def recipe(row: Row) -> Row:
     release = re.search(r"release (\d+\.\d+)", notes)
     if release and "in the recipe" in notes and "pre-training" in notes:
         return {"recipe_release": f"v{release[1]}"}
+    # Launch scripts are found by the tag of the page that the row was read from.
     tag = re.search(r"\(tag v(\d+\.\d+)", page)
     if tag and "in the launch scripts of the tag" in notes:
         return {"recipe_release": f"v{tag[1]}"}
@@ -278,6 +281,7 @@ def accumulated_batch(row: Row) -> Row:
         or collected_batch is None
     ):
         return {}
+    # The page's batch is of a device, over all of its accumulations.
     per_device, accumulations = int(noted[1]), int(noted[2])
     global_batch = per_device * int(row["dp"])
     settings: Row = {
@@ -336,6 +340,7 @@ def collected_adapters(row: Row) -> Row:
     network = read_network(link)
     # What the words say in full is right, and a column that says otherwise was collected wrongly.
     other_figures = network.adapters is not None and network.adapters != adapters
+    # Two columns were collected together and are emptied together.
     rate = row.get("nic_gbit_per_s")
     other_rate = network.detail > 0 and rate is not None and float(rate) != network.gbit_per_s
     is_instance = f"{adapters}xlarge" in link

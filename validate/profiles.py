@@ -147,12 +147,14 @@ def profile_study(rounds: int, steps: int) -> ProfileStudy:
         # The fastest of the traced turns was disturbed least: its traces are the profile.
         traced_s = _quantiles(stamps, -1, rounds)[1]
         files = sorted((folder / f"turn{int(np.argmin(traced_s))}").glob("*.json"))
+        # Without its profile a layout is predicted from tables of such cores alone.
         chosen = CASES[PROFILED]
         base, out = folder / "tables", folder / "profile"
         fit_calibration([DATASETS / name for name in TABLES], base)
         fitted = fit_profile(
             _problem(chosen), chosen.layout, files, base=base, out=out, step_s=measured[PROFILED][0]
         )
+        # All with the same two calibrations, the profiled case among them.
         rows = [_compared(case, *measured[n], base, out) for n, case in enumerate(CASES)]
     return ProfileStudy(fitted, (rows[PROFILED], *rows[:PROFILED], *rows[PROFILED + 1 :]))
 
@@ -199,6 +201,7 @@ def _run(rounds: int, steps: int, folder: Path) -> Stamps:
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # Two processes for all cases: one that starts anew would find other caches.
     arguments = (2, port, MODEL, list(CASES), rounds, steps, (PROFILED, folder), out)
     ranks = [context.Process(target=serve, args=(rank, *arguments)) for rank in range(2)]
     for rank in ranks:

@@ -135,6 +135,7 @@ def predicted(row: Any) -> tuple[Prediction, float]:
         framework=row.framework,
         **job,
     )
+    # Constants of sites were fitted to runs of the same team, where the record has some.
     site = Site.without(row.left_out) if isinstance(row.left_out, str) else Site()
     prediction = predict(problem, layout=row.layout, site=site)
     if np.isfinite(row.reported_s):
@@ -176,6 +177,7 @@ def main() -> None:
             f"{prediction.step_time_lo_s:.2f} to {prediction.step_time_hi_s:.2f} s | {reported_s:.2f} s | {ratio:.2f} | "
             f"{'yes' if is_inside else 'no'} | {row.seen if mended else ''} | {row.source} |"
         )
+    # Runs that something was mended for say less: they are summed up apart.
     tail = "".join(_summary(name, part) for name, part in (("Blind", blind), ("Seen", seen)))
     off = 100 * np.expm1(np.median(np.abs(np.log(looks))))
     tail += f"\nAll {len(looks)} as first predicted: median of {np.median(looks):.2f}, median error {off:.0f} %.\n"

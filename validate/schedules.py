@@ -41,9 +41,11 @@ def sections(data: Path | None) -> list[str]:
         "## Weights and activations per device, m = 2 p (Chimera, table 2)\n",
         frame_table(memory_table(), ".4f"),
     ]
+    # Formulas need no data; without the folder the page has them alone.
     if data is not None:
         runs = zero_bubble_table(data / "published" / "zero_bubble.csv")
         by_schedule = runs.groupby("schedule")
+        # Both errors, so that what the host's time explains can be seen.
         columns = {
             "rows": by_schedule.size(),
             "stated times alone": by_schedule.stated_only_error.apply(mean_abs),

@@ -97,6 +97,7 @@ def megatron_table(data: Path) -> pd.DataFrame:
     their takeaway 1 leaves (section 3.2): tensor parallelism up to the devices of a node, pipelines
     only beyond. The authors did not search (section 1 says so) but followed such rules.
     """
+    # The paper's layouts are rows of the record, with what its notes state.
     runs = prepare(read_rows(data / "published" / "megatron.csv"))
     chosen = runs[runs["case_id"].str.startswith(ROWS)]
     cases = [read_case(row) for row in rows_of(chosen)]
@@ -174,6 +175,7 @@ def _short(layout: Layout) -> str:
 def _megatron(data: Path) -> str:
     """The section of Megatron-LM's table 1."""
     table = megatron_table(data)
+    # Whether times are right tells whether ranks can be.
     error = np.abs(np.asarray(table["predicted_s"]) / np.asarray(table["measured_s"]) - 1)
     within = {
         name: np.sum(np.asarray(table[f"{name}, over best"]) <= WITHIN) for name in ("all", "rule")

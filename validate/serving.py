@@ -40,6 +40,7 @@ DEVICES_OUT = ("GB300-NVL72", "H100-SXM5-80GB", "L40S", "RTX-PRO-6000-Server")
 def compared(every: int = 1) -> pd.DataFrame:
     """Published rows, or every so many-th, with what is predicted for them, and its interval."""
     table = pd.read_csv(PUBLISHED, keep_default_na=False)[::every].reset_index(drop=True)
+    # Nothing is fitted to these rows.
     table[["predicted", "low", "high"]] = [predicted(row) for _, row in table.iterrows()]
     table["error"] = table["predicted"] / table["value"] - 1
     table["inside"] = table["value"].between(table["low"], table["high"])
@@ -78,6 +79,7 @@ def published() -> str:
         bias=("error", "median"),
         inside=("inside", "mean"),
     ).reset_index()
+    # Rows that are far off are shown one by one, as a mean hides them.
     worst = table[table["ape"] > 0.3]
     shown = worst[
         [
@@ -103,6 +105,7 @@ def published() -> str:
 
 def decode() -> None:
     """Errors of the regressor of attention on decode rows that its training did not see."""
+    # Fewer steps than the shipped regressor's: errors on what is left out are asked for.
     recipe = Recipe(
         name="attention",
         family="attention",
@@ -123,6 +126,7 @@ def kernels() -> str:
     errors = json.loads(DECODE.read_text())
     shapes, near_or_far = errors["in_range"], errors["device_left_out"]
     parts = {"15 % of shapes, on every device": shapes}
+    # By device: a mean over all hides one that is not learned.
     parts |= {f"of these, {name}": figures for name, figures in shapes["by_device"].items()}
     parts["largest tenth of shapes"] = errors["large_left_out"]
     parts |= {

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 device = sys.argv[1]
+# NCCL takes tensors on the GPU, gloo those of the CPU, which tries the script.
 dist.init_process_group("nccl" if device == "cuda" else "gloo")
 torch.manual_seed(0)
 layers = [nn.Linear(512, 512) for _ in range(4)]

@@ -84,9 +84,10 @@ class DeepLight(nn.Module):
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = {"bert": Bert, "resnet152": ResNet152, "deeplight": DeepLight}[sys.argv[1]]()
-# Gradients as views of buckets save a copy of them all, of models that fill the memory.
+# Gradients as views of buckets save a copy of them all, of models of gigabytes.
 model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+# Gradients stay allocated between steps, as they are views of buckets.
 for step in range(int(sys.argv[2])):
     optimizer.zero_grad(set_to_none=False)
     model(step).square().mean().backward()

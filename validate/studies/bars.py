@@ -182,6 +182,7 @@ def _no_mlperf(runs: pd.DataFrame) -> pd.Series:
 def _number(runs: pd.DataFrame, column: str) -> pd.Series:
     """Cells of a column of degrees or counts, 1 where nothing is said."""
     cells: Any = runs[column] if column in runs else pd.Series(1.0, index=runs.index)
+    # Cells may hold text; what is no number says nothing.
     numbers: Any = pd.to_numeric(cells, errors="coerce")
     return numbers.fillna(1.0)
 
@@ -228,6 +229,7 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
     figures = {}
     for group in GROUPS:
+        # Runs without a measured time have no error, whatever group they belong to.
         chosen = np.asarray(group.rows(frame), bool) & np.isfinite(signed_error)
         by_source = [signed_error[chosen & (source == name)] for name in np.unique(source[chosen])]
         if not by_source:

@@ -129,7 +129,7 @@ def _lower_bound_s(chain: Chain) -> float:
     """
     seconds, _ = chain.tables
     m = chain.micro_batches
-    # In the warm-up a stage runs forwards alone, which other stages' passes may hide.
+    # Forwards of the warm-up may run while the first micro-batch passes the other stages.
     warm_up = np.minimum(chain.stages - np.arange(chain.stages), m)[:, None, None]
     rest = (m - 1) * seconds - (warm_up - 1) * chain.forward_table_s
     (best, *_) = least_sum_plus_max(

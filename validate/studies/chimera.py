@@ -173,6 +173,7 @@ class Conditions:
 
     def job(self, study: Study, model: Model) -> Job:
         """What a step computes: fp32 and Adam, as in the authors' code."""
+        # GELU written out is several kernels more, each with memory of its own.
         kernels = self.framework.default_job.kernels.eager_kernels
         if study.formula_gelu and self.formula_gelu:
             kernels = (*kernels, "gelu_formula")
@@ -189,6 +190,7 @@ class Conditions:
 def space_of(model: Model, scheme: str) -> SearchSpace:
     """Every depth, micro-batch and recompute (none or full) of a scheme. Chimera reduces the
     gradients of outer stages in bubbles (`eager_opt`), the others after the last backward."""
+    # Stages of equal length alone.
     stages = tuple(pp for pp in (2, 4, 8, 16, 32, 64) if model.layers % pp == 0)  # pyright: ignore[reportAttributeAccessIssue]
     return replace(
         USUAL,
@@ -274,6 +276,7 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
     for scheme, choice in study.best.items():
         ranked = chimera_search(study, scheme, conditions)
         ours = choices_of(ranked)[0]
+        # Throughputs are stated at the largest scale, for the choices of the study's own scale.
         at_scale = time_of(chimera_search(study.at(study.scales[-1]), scheme, conditions), choice)
         # Chimera comes first in the table of a study: the others are told relative to it.
         reference = reference or at_scale
@@ -317,6 +320,7 @@ def name_load_s() -> float:
         modules.register_buffer("masked_bias", torch.ones(1))
         return modules
 
+    # Eight blocks, so that the square of the number of names dominates.
     stage = torch.nn.ModuleList([block() for _ in range(8)])
     values = {name: value.clone() for name, value in stage.state_dict().items()}
     times = []
@@ -326,4 +330,5 @@ def name_load_s() -> float:
             # The dictionary of all names is built anew for every one of them, as in that code.
             stage.state_dict()[name].data.copy_(value)
         times.append(perf_counter() - start)
+    # The fastest of five: others only ever make it longer.
     return min(times) / len(values) ** 2

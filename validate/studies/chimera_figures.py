@@ -71,6 +71,7 @@ def rate_s(study: Study, layout: Layout, conditions: Conditions) -> float:
     problem = problem_of(study, conditions)
     step_s = float(evaluate(problem, [layout]).step_time_s[0])
     if layout.schedule == "pipedream-2bw" and study.weight_loads and conditions.stashes:
+        # The host's loading is not in our timeline, and nothing runs beside it.
         step_s += loads_s(layout, problem.job, problem.model)
     return study.batch / step_s
 
@@ -130,6 +131,7 @@ def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> fl
     """Step time of Chimera at the paper's choice where gradients are reduced in some way."""
     problem = problem_of(study, conditions)
     (layout_batch,) = layout_batches(problem, [layout_of(study, "chimera", *study.best["chimera"])])
+    # The program with another reduction of gradients; all else of the layout stays.
     layout_batch = replace(
         layout_batch,
         program=layout_batch.program.with_spec(replace(layout_batch.spec, grad_reduce=grad_reduce)),
@@ -152,6 +154,7 @@ def closed_form_table(study: Study) -> pd.DataFrame:
             if study.best["chimera"][1] * layout.dp * pp > study.batch:
                 continue
             step_s = float(evaluate(problem, [layout]).step_time_s[0])
+            # With the mean stage, as the paper has it, and with the longest.
             forms = chimera_closed_form(problem, layout)
             row: dict[str, Any] = {"messages": name, "p": pp, "evaluator, s": step_s}
             row |= {f"closed form, {which}, s": form.step_s for which, form in forms.items()}
@@ -207,6 +210,7 @@ def calibrated_table(study: Study) -> pd.DataFrame:
     for messages, rate in RATES.items():
         predicted = Conditions().at_rate(rate)
         factor = calibrated_factor(study, predicted)
+        # Where no factor reproduces the row, both columns are the prediction.
         calibrated = predicted if factor is None else replace(predicted, kernel_factor=factor)
         tables = [chimera_table(study, conditions) for conditions in (predicted, calibrated)]
         for (_, before), (_, after) in zip(*(table.iterrows() for table in tables), strict=True):
@@ -245,6 +249,7 @@ def scaling_table(study: Study) -> pd.DataFrame:
             # Weak scaling: efficiency is the rate per node over that at the smallest scale.
             rate_per_node_at_first = rate_per_node_at_first or chimera / nodes
             rows.append(row | {"efficiency": chimera / nodes / rate_per_node_at_first})
+    # The paper's own row comes last.
     paper = {f"over {s}": 1 / share for s, share in study.throughput.items()}
     paper["over pipedream"] = PIPEDREAM[study.model].slower
     rows.append(
@@ -321,6 +326,7 @@ def speedup_table(study: Study, rates: pd.DataFrame) -> pd.DataFrame:
 def pipelines_table() -> pd.DataFrame:
     """Figure 19: GPT-2 of 32 layers on 64 nodes, 64 sequences, in 2 to 8 pipelines; sequences per
     second."""
+    # Few sequences for each pipeline, so that bubbles weigh.
     study = replace(STUDIES[1], model="gpt2-32", nodes=64, batch=64)
     rows = []
     for name, rate in RATES.items():

@@ -171,6 +171,7 @@ def agreement(conditions: Conditions) -> dict[str, Any]:
     and PipeDream-2BW."""
     figures: dict[str, Any] = {}
     tables = [chimera_table(study, conditions) for study in STUDIES]
+    # Two models and five schemes: too few to judge a term by one of them.
     both = pd.concat(tables)
     figures["choices"] = f"{both['same'].sum()} of {len(both)}"
     figures["depths"] = f"{both['same p'].sum()} of {len(both)}"
@@ -215,6 +216,7 @@ def sensitivity_table() -> pd.DataFrame:
 
 def best_agreement(grid: pd.DataFrame) -> str:
     """Which rate and memory of the grid agree best with the paper, in words."""
+    # Cells say `7 of 10`.
     count = grid["choices"].str.split().str[0].astype(int)
     most, closest = grid.loc[count.idxmax()], grid.loc[grid["throughputs off"].idxmin()]
     best = (
@@ -234,6 +236,7 @@ def best_agreement(grid: pd.DataFrame) -> str:
 
 def fastest_pipelines(table: pd.DataFrame) -> str:
     """The paper's finding on figure 19 and how many pipelines are fastest here, in words."""
+    # Columns are named by the number of pipelines.
     counts = [name for name in table.columns if name.endswith(" pipelines")]
     fastest = table[counts].astype(float).idxmax(axis=1).str.removesuffix(" pipelines")
     sentences = [

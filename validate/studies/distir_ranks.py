@@ -85,6 +85,7 @@ class Configuration:
 @cache
 def _model(name: str) -> tuple[int, Program]:
     """Batch and program."""
+    # Small, so that a round of all programs ends in minutes.
     small = TransformerSize(layers=4, hidden=128, heads=8, vocab=512, seq_len=32)
     large = TransformerSize(layers=8, hidden=256, heads=8, vocab=1024, seq_len=16)
     models = {
@@ -165,6 +166,7 @@ def _most_alike(program: Program, group: RankGroup) -> tuple[float, float]:
     """The fastest of several runs, and by how much their median is longer; repeated until that is
     little."""
     attempts: list[tuple[float, float]] = []
+    # A disturbed run is repeated at once, while the disturbance may pass.
     for _ in range(ATTEMPTS):
         times_s = run(program, random_inputs(program), repeats=REPEATS, ranks=group).makespans_s
         fastest_s = float(times_s.min())
@@ -184,6 +186,7 @@ def host_cluster() -> Cluster:
 
 def ranks_text(runs: pd.DataFrame) -> str:
     """Table 4 beside the paper's."""
+    # Other work only ever makes a run longer: the fastest counts.
     programs = runs.groupby(["model", "dtpk", "ranks"], sort=False, as_index=False).agg(
         batch=("batch", "first"),
         simulated_s=("simulated_s", "median"),
@@ -222,6 +225,7 @@ def _how_undisturbed(runs: pd.DataFrame) -> str:
 
 def _correlation(model: str, programs: pd.DataFrame) -> dict[str, str]:
     """Spearman's r of simulated and real throughput, and by how much the simulation is off."""
+    # The paper ranks throughputs, so that batches of all models can be in one list.
     r, p = spearmanr(
         programs["batch"] / programs["simulated_s"], programs["batch"] / programs["measured_s"]
     )
@@ -238,6 +242,7 @@ def _correlation(model: str, programs: pd.DataFrame) -> dict[str, str]:
 def _errors_text(programs: pd.DataFrame) -> str:
     """Where the simulation is off: with a core for every rank, and with cores that ranks share."""
     ratio = programs["simulated_s"] / programs["measured_s"]
+    # Two ranks have a core each, four share them.
     alone, shared = (float(ratio[programs["ranks"] == ranks].median()) - 1 for ranks in RANKS)
     return f"""With a core for each of two ranks, simulated steps take {_more_or_less(alone)} than real ones (median).
 Where four ranks share two cores, they take {_more_or_less(shared)}: what switches between ranks cost, and caches that

@@ -56,6 +56,7 @@ def distsim_table() -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def distsim_sensitivity() -> pd.DataFrame:
     """The same search under other readings of what the paper leaves open."""
+    # What the paper leaves open, one reading at a time.
     readings = {
         "as assumed": ASSUMED,
         "eager kernels": replace(ASSUMED, fused_kernels=False),
@@ -88,6 +89,7 @@ def _figures(ranked: Ranked) -> dict[str, Any]:
 def tensor_share() -> float:
     """Share of the paper's worst strategy's step in which tensor-parallel collectives are
     exposed."""
+    # All-reduces of activations are what only this strategy has.
     problem = step_problem(catalog.model("bert-exlarge"), catalog.cluster("a10x4"), ASSUMED)
     prediction = explain(problem, Layout.parse(PAPER["worst"]))
     return prediction.breakdown_s["tensor_parallel_communication"] / prediction.step_time_s
@@ -139,6 +141,7 @@ def recompute_figures(table: pd.DataFrame) -> tuple[float, float]:
     """What recompute costs at the same batch at most, and its best throughput over the best that
     fits without it."""
     cost = float((1 - table["recompute"] / table["none"]).max())
+    # Without recompute, large batches may not fit.
     without = table.loc[table["none fits"], "none"]
     return cost, float(table["recompute"].max() / without.max()) if len(without) else float("inf")
 

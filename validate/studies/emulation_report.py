@@ -141,6 +141,7 @@ def _micro(measured: Mapping[str, Any]) -> list[str]:
 
 def _curve(curves: Mapping[str, Any]) -> list[str]:
     """The section of delays: the emulated curve beside the one that the timeline predicts."""
+    # Each curve has a table of its own: libraries differ in what they keep of the core.
     lines = ["## Delay of every all-reduce (NeuronaBox, figure 4)"]
     for name, curve in curves.items():
         errors = [abs(error) for error in curve["errors"]]
@@ -263,6 +264,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
     ]
     # Each sentence is computed from the figures, so that it stays true of the next run.
     if steps := report.get("steps"):
+        # Claims are made of quiet runs alone.
         judgements = [judged(r["both_error"], r["noise"], _STEP_BAR) for r in steps.values()]
         lines.append(
             f"- Steps: {claims(judgements, _STEP_BAR)}; all are off by "
@@ -270,6 +272,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
             f"is off by {_span([r['each_error'] for r in steps.values()])}: these cores run faster while their "
             "neighbour waits, and only real ranks wait together."
         )
+    # An overhead has a bar, and a noise beside which it is read.
     if rows := report.get("micro", {}).get("rows"):
         errors = {f"{r['collective']} of {r['bytes']} bytes": r["overhead"] for r in rows}
         # An overhead below what two real runs differ by cannot be told from none.
@@ -290,6 +293,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
         for name, curve in curves.items():
             errors[name] = sum(map(abs, curve["errors"])) / len(curve["errors"])
         lines.append(f"- The curve: {_met(errors, _CURVE_BAR)}.")
+    # Only FSDP2 frees and takes memory within a step.
     if memory := report.get("memory"):
         errors = [
             r["predicted_bytes"] / r["emulated_bytes"] - 1
@@ -306,6 +310,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
 
 def _met(errors: Mapping[str, float], bar: float) -> str:
     """How many are within a bar, and the others by name."""
+    # Those that miss are named.
     missed = [f"{name} {error:+.1%}" for name, error in errors.items() if abs(error) > bar]
     within = f"{len(errors) - len(missed)} of {len(errors)} within the bar of {bar:.0%}, all {_span([*errors.values()])}"
     return f"{within}; missed by {', '.join(missed)}" if missed else within

@@ -265,6 +265,7 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
 
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
     """Medians over all iterations, and by launch."""
+    # Iterations of all launches count alike.
     real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
     by_launch = [float(np.median(s)) for s in real]
     return {
@@ -404,6 +405,7 @@ class _Run:
             PerfModelError: its script has ended.
         """
         self.check()
+        # Ranks write down what they did last.
         progress = [path.read_text(errors="replace") for path in self.out.glob("rank*.progress")]
         return any(text.startswith("finished iteration") for text in progress)
 
@@ -434,6 +436,7 @@ def _children() -> set[int]:
 def _used_by_others_s(groups: set[int]) -> float:
     """Core seconds so far of all processes but those of these sessions and this one, and of the
     hypervisor's other machines (proc(5))."""
+    # The order of proc(5); idle and waiting for disks are no use of a core.
     user, nice, system, _, _, irq, soft, steal = map(
         int, Path("/proc/stat").read_text().split()[1:9]
     )
@@ -453,6 +456,7 @@ def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
     for turn, (begin_s, end_s) in enumerate(turns.awake_s):
         inside = table[(table.start_s > begin_s) & (table.start_s + table.time_s < end_s)]
         first = inside.groupby("rank").iteration.transform("min")
+        # As core seconds per second, turns of any length compare.
         stolen = turns.stolen_s[turn] / (end_s - begin_s)
         warm = inside[inside.iteration > first]
         parts.append(warm.assign(turn=turn, stolen=stolen, waited_s=turns.waited_s[turn]))

@@ -74,6 +74,7 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     names = ["tp", "pp", "layers", "num_microbatches", "measured_s", "predicted_iter_time_s"]
     known = runs.reindex(columns=[*names, "model"]).dropna()
     frame = known[names].astype(float).assign(model=known["model"])
+    # In short steps what is not per micro-batch would count as excess.
     frame = frame[frame["num_microbatches"] >= LEAST_MICRO_BATCHES]
     extra_s = (frame["measured_s"] - frame["predicted_iter_time_s"]) / frame["num_microbatches"]
     frame["per_layer_s"] = extra_s * frame["pp"] / frame["layers"]
@@ -83,6 +84,7 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     frame["usual_s"] = extra_s.where(extra_s <= SLOW_S)
     similar = frame.groupby(["tp", "pp", "model"])["usual_s"]
     frame["beyond_s"] = extra_s - similar.transform("quantile", QUARTILE).fillna(0.0)
+    # Slow runs are a kind of their own, and told apart in every figure.
     is_slow = np.asarray(extra_s > SLOW_S)
 
     tp, pp, per_layer_s, beyond_s = (

@@ -71,6 +71,7 @@ class FactsInView:
         names = FIELDS_IN_VIEW.get(framework.name, ())
         if not names or not self.looked_at(source):
             return None
+        # What nobody looked up is as for a framework that nobody named.
         generic = catalog.framework("generic")
         plain: dict[str, Any] = {name: generic.value(name) for name in names}
         return framework.replace(**plain)

@@ -106,10 +106,13 @@ class LiveReport:
         """The figures of the whole, and the rows."""
         from scipy.stats import spearmanr
 
+        # Everything a report prints is computed here, so that page and JSON agree.
         rows = self.results
         errors = np.abs([r.error for r in rows])
         noise = [r.noise for r in rows]
+        # Whether the faster of two configurations is predicted to be so.
         ranks = spearmanr([r.predicted_s for r in rows], [r.measured_s for r in rows])
+        # The paper compares device-seconds of profiling with those of running.
         calibration_device_s = _CALIBRATION_RANKS * self.calibration_s
         step_of_each_device_s = sum(r.ranks * r.measured_s for r in rows)
         return {
@@ -206,6 +209,7 @@ def _fit_core_factor(
         ]
         return np.log(predicted_s / measured_s)
 
+    # One factor for all work on cores: fewer programs than that cannot fit more.
     fitted = minimize_scalar(
         lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded"
     )
@@ -247,6 +251,7 @@ def _measure(
 ) -> dict[Case, list[Run]]:
     """Every configuration twice, on ranks started once per number of ranks and hosts."""
     runs: dict[Case, list[Run]] = {}
+    # Ranks are started once for all programs of a size: starting takes seconds.
     ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
     for (ranks, n_hosts), members in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
         with program_ranks(ranks, hosts=hosts[:n_hosts]) as group:
@@ -264,6 +269,7 @@ def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> 
         result = run_program(program, inputs, repeats=settings.iterations, ranks=group)
         if not attempts_left or np.mean(_is_undisturbed(result, settings)) >= 0.5:
             return result
+        # Whatever disturbed the run may be over soon.
         wait_until_quiet(INTERFERENCE_LIMIT, settings.patience_s)
     raise AssertionError("unreachable")
 
@@ -276,6 +282,7 @@ def _is_undisturbed(result: Run, settings: LiveSettings) -> Bool[np.ndarray, " r
 
 def _clean(runs: Sequence[Run], settings: LiveSettings) -> tuple[list[list[Timeline]], bool]:
     """Undisturbed iterations of each measurement, or all where one of them has none (then True)."""
+    # An iteration that others disturbed says nothing of a prediction.
     clean = [list(compress(r.timelines, _is_undisturbed(r, settings))) for r in runs]
     return (clean, False) if all(clean) else ([list(r.timelines) for r in runs], True)
 
@@ -283,7 +290,12 @@ def _clean(runs: Sequence[Run], settings: LiveSettings) -> tuple[list[list[Timel
 def _result_s(runs: Sequence[Run], settings: LiveSettings) -> float:
     """Median step time over the iterations of both measurements that count."""
     used, _ = _clean(runs, settings)
-    return float(np.median([timeline.makespan_s for timeline in chain(*used)]))
+    return _median_s(list(chain(*used)))
+
+
+def _median_s(timelines: Sequence[Timeline]) -> float:
+    """Median step time of some iterations."""
+    return float(np.median([timeline.makespan_s for timeline in timelines]))
 
 
 def _result(
@@ -292,9 +304,7 @@ def _result(
     """A case as predicted and as measured."""
     used, disturbed = _clean(runs, settings)
     # The same configuration measured twice: the difference is noise.
-    first_s, second_s = (
-        float(np.median([timeline.makespan_s for timeline in of_run])) for of_run in used
-    )
+    first_s, second_s = map(_median_s, used)
     timelines = list(chain(*used))
     errors = compare_timelines(predicted, timelines)
     return LiveResult(
@@ -324,6 +334,7 @@ def live_report(report: LiveReport) -> str:
         "| figure | reached | to reach | |",
         "|---|--:|--:|---|",
     ]
+    # Every bar is told, met or not.
     for key, name, bar, sense in _BARS:
         reached = figures[key]
         met = reached <= bar if sense == "at most" else reached >= bar

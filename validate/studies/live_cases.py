@@ -121,6 +121,7 @@ def _live_cases() -> Iterator[LiveCase]:
         model="mlp-s",
         degrees=Degrees(pipeline=2, micro_batches=4, schedule="interleaved", chunks=2),
     )
+    # A transformer: kernels of other kinds, and messages of other sizes.
     for degrees in (
         Degrees(data=2),
         Degrees(data=4),
@@ -177,6 +178,7 @@ class CollectiveCase:
             "inside": self._inside,
             "across": self._across,
         }
+        # The text is a program of the IR, as a user would write it.
         lines, results = body[self.algorithm]()
         elements = self.bytes // 4
         parameters = ", ".join(f"%x{r}: fp32[{elements}] @{r}" for r in range(self.ranks))
@@ -216,6 +218,7 @@ class CollectiveCase:
 
     def _hierarchical(self) -> tuple[list[str], list[str]]:
         """Slices are summed within hosts, then between them, and gathered again."""
+        # A host's links carry a slice of each rank's buffer, instead of all of it.
         scattered, _ = _calls("reduce_scatter", "x", "s", self._groups_inside(), " {axis=0}")
         reduced, _ = _calls("all_reduce", "s", "t", self._groups_across())
         gathered, results = _calls("all_gather", "t", "y", self._groups_inside(), " {axis=0}")

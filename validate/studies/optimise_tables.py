@@ -177,6 +177,7 @@ def continuous_problems() -> dict[str, Relaxation]:
     chain."""
     problems = {}
     for name, cluster, batch, seq_len, layout in BANDWIDTHS:
+        # A relaxation whose only unknowns are the links' shares.
         problem, links = bandwidth_problem(
             _model(name, cluster, batch, seq_len), Layout.parse(layout)
         )
@@ -206,6 +207,7 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
     rows = []
     for name, problem in continuous_problems().items():
         cold_s, best = _timed(lambda problem=problem: relax(problem, n_starts=1, steps=800))
+        # With a target that any value meets it ends at its start: equal shares.
         equal = run_optimiser("Powell", problem, np.inf, limit_s)[1]
         target = best.value + 0.01 * (equal - best.value)
         # The fewest steps that reach the target, now that the code is compiled.
@@ -215,6 +217,7 @@ def continuous_study(limit_s: float = 10.0) -> pd.DataFrame:
             )
             if relaxed.value <= target:
                 break
+        # A bound holds for all shares, so that the gap cannot be luck.
         bounded = convex_bound(problem, best.values)
         row: dict[str, Any] = {
             "problem": name,
@@ -285,6 +288,7 @@ def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCH
     """
     rows = []
     for why, name, cluster, batch, seq_len, layout in layouts:
+        # Both methods are given the same choices.
         problem, base = _model(name, cluster, batch, seq_len), Layout.parse(layout)
         choices = LaunchChoices(LAUNCHED_MICRO_BATCHES)
         cuts, relaxed = _cuts(problem, base, choices), _relaxed(problem, base, choices)
@@ -380,6 +384,7 @@ def hardware_table() -> pd.DataFrame:
     rows = []
     for budget in (1.0, 2.0):
         design = design_hardware(runs, _PRICES, budget=budget)
+        # Against a machine that is better by the same factor in everything.
         speedup = (np.array(design.even_s) / design.step_s).tolist()
         rows.append(
             {"budget": budget}
@@ -395,6 +400,7 @@ def size_table() -> pd.DataFrame:
     rows = []
     for name, cluster, batch, seq_len, layout in MICRO_BATCHES:
         result = size_micro_batches(_model(name, cluster, batch, seq_len), Layout.parse(layout))
+        # Equal sizes other than the layout's own may be better, and are no merit of unequal ones.
         best = min(result.best_uniform_s, result.uniform_s)
         sizes = "-".join(map(str, result.sizes))
         rows.append(
@@ -438,12 +444,13 @@ def size_table() -> pd.DataFrame:
         "seconds",
     ]
     table = pd.DataFrame(rows, columns=pd.Index(columns))
+    # Beside the times that it is made of.
     table.insert(7, "gain", 1 - table.found_s / table.usual_s)
     return table
 
 
 def _mixed_chain(seed: int) -> Chain:
-    """A chain whose transfers take longer than its layers, unlike those of `partition_study`."""
+    """A chain whose transfers take four times as long as a layer's forward."""
     return random_chain(100 + seed, layers=192, stages=32, transfer=4.0)
 
 

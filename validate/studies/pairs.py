@@ -37,6 +37,7 @@ def ranking(
     `spearman`: mean rank correlation of groups. `regret`: mean of (measured time of the layout
     predicted fastest / that of the fastest measured) - 1; `worst_regret` the largest.
     """
+    # A layout that is not predicted cannot be chosen.
     good = np.isfinite(measured_s) & np.isfinite(predicted_s)
     frame = runs.assign(_measured=measured_s, _predicted=predicted_s)[good]
     correlations: dict[str, list[float]] = {}
@@ -49,6 +50,7 @@ def ranking(
         if len(group) < LEAST or np.ptp(measured) == 0 or np.ptp(predicted) == 0:
             continue
         correlation = float(spearmanr(measured, predicted)[0])  # pyright: ignore
+        # What a user loses who runs the layout that is predicted fastest.
         regret = float(measured[predicted.argmin()] / measured.min() - 1)
         correlations.setdefault(source, []).append(correlation)
         regrets.setdefault(source, []).append(regret)
@@ -182,6 +184,7 @@ def pairs_report(groups: Sequence[Choice], apart: Sequence[str]) -> dict[str, An
     by_source = {}
     for source in dict.fromkeys(group.source for group in groups):
         members = _of_source(groups, source)
+        # The mean over a group is what a choice by lot is expected to lose.
         random = [
             float(np.expm1(group.measured - group.measured.min()).mean()) for group in members
         ]
@@ -212,6 +215,7 @@ def _of_source(groups: Sequence[Choice], source: str) -> list[Choice]:
 
 def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
     """What `choices` needs of a run that was predicted at a site."""
+    # Which errors two layouts share depends on what they have in common.
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
     return PredictedRun(
         log_s=float(np.log(prediction.step_time_s)),

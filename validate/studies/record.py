@@ -122,6 +122,7 @@ def published_record(
 def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
     """By source of the tables of runs among some files, whether anybody ever looked at its errors
     (`looked_at`)."""
+    # A source is of the first collection that has it.
     known, answers = KnownSources.read(), {}
     for file in map(Path, files):
         table = read_rows(file)
@@ -147,6 +148,7 @@ def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
 
 def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
     """What a bar asks for and what its runs come to."""
+    # A bar is of named runs, not of a source.
     chosen = frame[bar.rows(frame)]
 
     def error(measured: str, predicted: str) -> dict[str, Any]:
@@ -222,6 +224,7 @@ def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame
     if not path.is_file():
         return {}
     table = pd.read_csv(path)
+    # Tables of other tools state GiB or GB.
     unit = np.where(table["memory_unit"] == "GiB", 2.0**30, 1e9)
     cells = {
         "case_id": table["case_id"],

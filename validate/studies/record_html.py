@@ -26,7 +26,9 @@ _MARKERS = "osv^xD"
 def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
     """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn
     with matplotlib."""
+    # Pictures come after the heading, before what explains them.
     heading, _, rest = text.strip().partition("\n\n")
+    # Tables are an extension of CommonMark; HTML in a report would be a mistake.
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     pictures = "".join(
         f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_png(figure)}">'
@@ -81,6 +83,7 @@ def _errors_plot(timed: Any) -> "Figure":
     figure = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
     errors = [100 * timed[timed["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
+    # Whiskers instead of outliers: a few runs far off would hide all boxes.
     axes.boxplot(
         errors,
         orientation="horizontal",
@@ -116,6 +119,7 @@ def _memory_plot(frame: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> "Figu
             label=name,
             **looks[str(name)],
         )
+    # The diagonal is where predictions are right.
     top = float(memory["measured_bytes"].max()) / 1e9 if len(memory) else 1.0
     axes.plot([0, top], [0, top], color="0.3", lw=1)
     axes.set(xlabel="measured peak memory in GB", ylabel="predicted peak memory in GB")

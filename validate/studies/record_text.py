@@ -35,6 +35,7 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         kernels: of `validate_kernels`.
         live: the figures of `validate/live.json`.
     """
+    # Sections in the order in which a reader asks: how good, why, and how much that says.
     sources = record["sources"]
     parts = [
         "# Predicted against measured",
@@ -148,6 +149,7 @@ def _steps(record: dict[str, Any]) -> str:
             "",
         )
     ]
+    # All runs together come last: sources with many runs weigh most in them.
     for name, figures in [*record["sources"].items(), ("all", record["all"])]:
         # Sources that state peak memory alone have no step time.
         if figures["n"]:
@@ -205,6 +207,7 @@ def _terms(terms: dict[str, Any]) -> str:
     rows = []
     if names:
         rows = [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")]
+    # Means first, then source by source.
     rows += [row(name, figures) for name, figures in terms["sources"].items()]
     return rows_table(("source", "n", "all terms", *(f"without {name}" for name in names)), rows)
 
@@ -334,6 +337,7 @@ def _others(by_predictor: dict[str, Any]) -> str:
 
 def _live(live: dict[str, Any]) -> str:
     """Figures of live runs, and where those of papers' tables stand."""
+    # Tables of papers have pages of their own.
     papers = (
         "Papers' own tables: bubbles, memory and staleness of schedules and Zero Bubble's throughput in "
         "`validate/schedules.md`, DistSim's profiling cost in `validate/distsim_profiling.md`, calibration by whole "

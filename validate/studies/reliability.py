@@ -43,6 +43,7 @@ def width_deciles(
         }
     ).sort_values("ratio", kind="stable")
     deciles = []
+    # Tenths of equal number, whatever the widths are.
     for places in np.array_split(np.arange(len(frame)), DECILES):
         if len(places):
             part = frame.iloc[places]
@@ -116,6 +117,7 @@ def interval_scores(
     of_source = np.asarray(source, str)[counted]
     # Intervals of one width for all runs, from 5 % to three times either way, by trial.
     half_widths = np.linspace(0.05, 1.2, 231)
+    # The best is chosen with these very runs in view: a bar that is hard to beat.
     scores = [
         interval_score(of_source, log_error, np.full_like(lower, -half), np.full_like(upper, half))
         for half in half_widths

@@ -71,6 +71,7 @@ def version_table(
     rows = []
     for w in workers:
         for n in micro_batches:
+            # Twenty mini-batches are enough for the difference to settle.
             versions = weight_versions(get_schedule("nf1b:1")(w, n, 1, 20), "latest")
             simulated = int(versions.steady_difference[0])
             rows.append((w, n, simulated, (w + n - 2) // n, -(-w // (n + 1)), versions.sequences))

@@ -127,6 +127,7 @@ class AdditiveProducts:
 
     def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
         """Bytes over bandwidth plus FLOPs over the peak of each kernel."""
+        # The two are added, where our kernels overlap them.
         memory_s = np.array([op.bytes for op in ops]) / device.memory_bandwidth_bytes_per_s
         time_s = memory_s + np.array([op.flops / device.peak.flops_per_s(op.dtype) for op in ops])
         return EventTimes(time_s, time_s, time_s, ("analytical",) * len(ops))
@@ -151,6 +152,7 @@ def training_search(
         optimizer="plain-sgd",
         fused_kernels=usual,
     )
+    # The rules of the paper's simulator, or this library's own.
     framework = EAGER if usual else DISTIR
     return _rank(model, job, "1f1b", framework, kernels)
 
@@ -189,6 +191,7 @@ def _compare(ranked: Ranked, batch: int, paper: str) -> dict[str, object]:
 def inference_search(model: str) -> pd.DataFrame:
     """Every batch and layout of one row of table 3 that fits, highest throughput first."""
     parts = []
+    # The batch is free, so that throughputs are compared instead of times.
     for batch in BATCHES:
         job = Job(
             global_batch=batch,

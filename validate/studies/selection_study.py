@@ -65,6 +65,7 @@ class Case:
 
     @cached_property
     def _needed(self) -> tuple[Op, ...]:
+        """Table rows that the layouts rest on, found once."""
         # Which rows those are does not depend on prices: analytic ones do.
         return self._steps(lambda ops: roofline_seconds(self.device, ops), frozenset()).ops  # pyright: ignore
 
@@ -160,14 +161,18 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
         """Rows whose own time is least certain."""
         return most_uncertain(beliefs, beliefs.locate(rest), BATCH)
 
+    def next_in_order(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        """The next rows of an order that was drawn at random."""
+        return list(range(min(BATCH, len(rest))))
+
+    # A finer grid begins anew: it has few points of the coarser one.
+    of_grids = []
+    for ops in grids(rows, needed):
+        beliefs = _believed(case, ops)
+        of_grids.append(_point(truth, beliefs, case.at(beliefs)))
     return {
-        "grid": [
-            _point(truth, beliefs := _believed(case, ops), case.at(beliefs))
-            for ops in grids(rows, needed)
-        ],
-        "random": _sequence(
-            case, truth, order, lambda beliefs, state, rest: list(range(min(BATCH, len(rest))))
-        ),
+        "grid": of_grids,
+        "random": _sequence(case, truth, order, next_in_order),
         "uncertainty": _sequence(case, truth, pool, by_doubt),
         "ours": _sequence(case, truth, pool, by_weight),
     }
@@ -183,6 +188,7 @@ def _sequence(
     beliefs = _believed(case, [])
     state = case.at(beliefs)
     points = [_point(truth, beliefs, state)]
+    # A few points at a time, as a user would measure them.
     while len(beliefs.measured) < MOST and pool:
         chosen = [pool[i] for i in pick(beliefs, state, pool)]
         pool = [op for op in pool if op not in set(chosen)]
@@ -196,6 +202,7 @@ def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None = None) -> 
     """What is known of kernels once some rows are measured."""
 
     def roofline(kernels: Sequence[Op]) -> Float[np.ndarray, " kernels"]:
+        """Analytical seconds, which beliefs are relative to."""
         return roofline_seconds(case.device, kernels)  # pyright: ignore[reportArgumentType]
 
     return condition(roofline, case.device, {op: case.table[op] for op in ops}, earlier)
@@ -247,6 +254,7 @@ def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
             ]
             # A size that all needed kernels share has one level.
             for point in product(*(np.unique(axis) for axis in axes)):
+                # What a grid asks for may not stand in the table.
                 nearest = int(np.argmin(((rows - point) ** 2).sum(axis=1)))
                 chosen[by_kind[kind][nearest]] = None
         yield list(chosen)

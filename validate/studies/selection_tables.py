@@ -53,6 +53,7 @@ def prefill_case(data: Path, device: str, model: str, seed: int) -> Case:
     """Forward steps of a published model: linear layers and causal attention (bf16,
     aiconfigurator)."""
     gemms = read_table(data / "aiconfigurator" / "gemm.csv.gz")
+    # The table has several servers' kernels of one device.
     software = PREFILL_DEVICES[device]
     table: dict[Op, float] = {
         **_gemms(gemms[gemms.software.str.startswith(software)], device, "bf16")
@@ -98,6 +99,7 @@ def halved_backward(op: Op) -> Entry | None:
     each."""
     if not (isinstance(op, Gemm) and op.op == "linear"):
         return None
+    # No row of the table accumulates into its output.
     plain = replace(op, accumulate=False)
     if op.pass_ == "dgrad":  # [m, n] = [m, k] [k, n]: the forward product has n and k exchanged
         return Entry(replace(plain, n=op.k, k=op.n, pass_="bwd"), 0.5)
@@ -120,6 +122,7 @@ def _case(
     cluster = replace(catalog.cluster(cluster_name), device=catalog.device(device))
     dtype = next(iter(table)).dtype  # pyright: ignore[reportAttributeAccessIssue]
     shards = list(_in_table(model, table, entry, dtype, mode))
+    # The seed draws layouts, so that two runs are of different ones.
     rng = np.random.default_rng(seed)
     layouts = []
     for i in rng.choice(len(shards), min(LAYOUTS, len(shards)), replace=False):
@@ -157,7 +160,7 @@ def _in_table(
             continue
         kernels: list[Op] = []
         for block, _ in blocks_of_shard:
-            # Servers project the last token alone, a product that tables of prefill lack.
+            # The head is not studied in inference: the table lacks its widths.
             if mode != "train" and "head" in block.name:
                 continue
             for events in (block.forward, block.backward_input, block.backward_weight):

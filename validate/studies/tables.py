@@ -9,6 +9,7 @@ import pandas as pd
 
 def markdown_table(table: pd.DataFrame) -> str:
     """A frame as a Markdown table: numbers right-aligned, four digits."""
+    # Truth values are numbers to pandas, and words to a reader.
     numeric = [
         pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
         for kind in table.dtypes
@@ -23,6 +24,7 @@ def _cell(value: Any) -> str:
     """A value as reports have it: `-` for none, and a miss in bold."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "**no**"
+    # Empty cells of frames are NaN.
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "-"
     if isinstance(value, float):
@@ -59,5 +61,6 @@ def percent(value: float | None, sign: bool = False) -> str:
 
 def held(rows: Iterable[bool]) -> str:
     """How many of some rows meet their bar."""
+    # Rows may be a generator, and are counted twice.
     rows = list(rows)
     return f"**{sum(rows)} of {len(rows)}**"
