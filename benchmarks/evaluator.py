@@ -49,11 +49,13 @@ def event_loop(structure: Structure) -> Callable[[list[float]], float]:
             if pred >= 0:
                 successors[pred].append(op)
                 waits[op] += 1
+    # A lag would be a second kind of event.
     if structure.lag.any():
         raise ValueError("this simulation has sends as ops, not as lags")
     duration_class = structure.duration.tolist()
 
     def simulate(durations: list[float]) -> float:
+        """Makespan by a queue of events: an op starts when the last that it waits for ends."""
         waiting = waits.copy()
         events = [(durations[duration_class[op]], op) for op, n in enumerate(waiting) if n == 0]
         heapq.heapify(events)
@@ -72,6 +74,7 @@ def event_loop(structure: Structure) -> Callable[[list[float]], float]:
 @numba.njit
 def compiled_loop(duration, pred, lag, durations, end):
     """The recurrence over a full array of end times."""
+    # Ops are in an order in which each comes after those that it waits for.
     for op in range(len(duration)):
         start = 0.0
         for side in range(2):
@@ -85,13 +88,15 @@ def gpt3_programs() -> list[ProgramSpec]:
     """Programs like those of all GPT-3 layouts on 1,024 devices: some 200, of 1.1 million ops."""
     specs = []
     for stages in (1, 2, 4, 8, 16, 32):
-        for chunks in (c for c in (1, 2, 3, 4, 6, 12) if stages > 1 or c == 1):
-            if 96 % (stages * chunks):
+        for chunks in (1, 2, 3, 4, 6, 12):
+            # GPT-3 has 96 layers; one stage has nothing to interleave.
+            if 96 % (stages * chunks) or (stages == 1 and chunks > 1):
                 continue
-            for micro_batches in (
-                stages * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24) if stages * k <= 384
-            ):
-                schedule = "interleaved" if chunks > 1 else "1f1b"
+            schedule = "interleaved" if chunks > 1 else "1f1b"
+            for per_stage in (1, 2, 3, 4, 6, 8, 12, 16, 24):
+                micro_batches = stages * per_stage
+                if micro_batches > 384:
+                    continue
                 specs.append(
                     ProgramSpec(
                         schedule=schedule, stages=stages, chunks=chunks, micro_batches=micro_batches
@@ -103,6 +108,7 @@ def gpt3_programs() -> list[ProgramSpec]:
 def durations_of(structure: Structure, seed: int = 0) -> np.ndarray:
     """Random seconds of each class, float32."""
     values = np.random.default_rng(seed).uniform(0.5, 1.5, structure.n_classes)
+    # Class 0 is of what takes no time.
     values[0] = 0
     return values.astype(np.float32)
 
@@ -122,6 +128,7 @@ def run() -> dict[str, Result]:
 
 
 def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result]:
+    """One set of durations: against Python's loop, a compiled one, and its own gradient."""
     durations = durations_of(large)
     end = np.zeros(large.n_ops)
     simulate, values = event_loop(large), durations.tolist()
@@ -141,11 +148,11 @@ def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result
 
 
 def _many_lanes(compiled: CompiledStructure, loop_s: float) -> dict[str, Result]:
+    """Many sets of durations of one structure in a call, seconds of each."""
     rng = np.random.default_rng(1)
-    one = durations_of(compiled.structure)
-    lanes = (one * rng.lognormal(0, 0.01, (MANY_LANES, compiled.structure.n_classes))).astype(
-        np.float32
-    )
+    # Sets that differ a little, as those of neighbouring layouts do.
+    factors = rng.lognormal(0, 0.01, (MANY_LANES, compiled.structure.n_classes))
+    lanes = (durations_of(compiled.structure) * factors).astype(np.float32)
     value_s = _best_s(lambda: makespan_lanes(compiled, lanes), 5) / MANY_LANES
     few_s = _best_s(lambda: makespan_lanes(compiled, lanes[:16]), 5) / 16
     grad_s = _best_s(lambda: makespan_lanes_and_grad(compiled, lanes[:64]), 5) / 64
@@ -157,21 +164,26 @@ def _many_lanes(compiled: CompiledStructure, loop_s: float) -> dict[str, Result]
 
 
 def _many_structures() -> dict[str, Result]:
+    """The programs of a whole search in a call."""
     specs = gpt3_programs()
     programs = [compile_structure(build(spec)) for spec in specs]
     rng = np.random.default_rng(2)
 
     def lanes_of(n: int) -> list[np.ndarray]:
+        """As many sets of durations of every program."""
         return [
-            rng.uniform(0.5, 1.5, (n, c.structure.n_classes)).astype(np.float32) for c in programs
+            rng.uniform(0.5, 1.5, (n, compiled.structure.n_classes)).astype(np.float32)
+            for compiled in programs
         ]
 
     batch, full = ProgramBatch(tuple(programs)), lanes_of(LANES_PER_STRUCTURE)
     n_edges = sum(c.structure.n_edges for c in programs)
     full_s = _best_s(lambda: makespan_many(batch, full), 15)
+    # Programs of a search have unequally many layouts.
     layouts = [d[: 5 + i % 5] for i, d in enumerate(full)]
     with count_traces() as traces:
         cold_s = _best_s(lambda: makespan_many(ProgramBatch(tuple(programs)), layouts), 5)
+        # Searches of other sizes must not compile anew.
         for n in (40, 80, 160):
             makespan_many(programs[:n], layouts[:n])
     warm_s = _best_s(lambda: makespan_many(batch, layouts), 15)
@@ -186,6 +198,7 @@ def _many_structures() -> dict[str, Result]:
 
 
 def _building(large: Structure) -> dict[str, Result]:
+    """Building a structure, and loading it from disk instead."""
     build_s = _best_s(lambda: compile_structure(build(LARGE)), 3)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -193,6 +206,7 @@ def _building(large: Structure) -> dict[str, Result]:
     ):
         save_structure("large", compile_structure(large))
         load_s = _best_s(lambda: load_structure("large"), 5)
+    # Half a million ops: once is enough, as it takes seconds.
     huge = build(HUGE)
     huge_s = _best_s(lambda: compile_structure(huge), 1)
     compiled = compile_structure(huge)
@@ -227,6 +241,8 @@ for function in (_span, _span_and_counts):
 
 
 def _compilation() -> dict[str, Result]:
+    """What the first call of a process waits for, with an empty cache of JAX and a full one."""
+    # A process of its own each time: compiled functions stay in memory.
     with tempfile.TemporaryDirectory() as folder:
         cold, warm = (_first_calls_s(folder) for _ in range(2))
     return {
@@ -237,22 +253,24 @@ def _compilation() -> dict[str, Result]:
 
 
 def _first_calls_s(cache: str) -> list[float]:
+    """Seconds of compiling the value, and value and gradient, in a new process."""
     command = [sys.executable, "-c", _FIRST_CALL, cache]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [float(line) for line in output.split()]
 
 
 def _reported(compiled: CompiledStructure) -> dict[str, Result]:
+    """What a report waits for, and what single precision loses."""
     usual = compile_structure(build(ProgramSpec(stages=16, micro_batches=192)))
     durations = durations_of(usual.structure)
     times_s = _best_s(lambda: times(usual, durations), 20)
+
+    # Errors add up along the critical path, which is longest here.
     rng = np.random.default_rng(3)
-    large = (
-        durations_of(compiled.structure) * rng.lognormal(0, 0.1, compiled.structure.n_classes)
-    ).astype(np.float32)
-    error = abs(
-        float(makespan(compiled, large)) / float(makespan(compiled, large.astype(float))) - 1
-    )
+    factors = rng.lognormal(0, 0.1, compiled.structure.n_classes)
+    large = (durations_of(compiled.structure) * factors).astype(np.float32)
+    in_double = float(makespan(compiled, large.astype(float)))
+    error = abs(float(makespan(compiled, large)) / in_double - 1)
     return {
         "evaluator/timeline_p16_m192": _limit(times_s, 10e-3, "s"),
         "evaluator/float32_error_large": _limit(error, 2.6e-5, "relative"),
@@ -260,25 +278,28 @@ def _reported(compiled: CompiledStructure) -> dict[str, Result]:
 
 
 def _best_s(call: Callable[[], object], repeats: int) -> float:
+    """Least seconds of a call, compiled before; JAX returns before it has computed."""
     call()
     return best_s(lambda: jax.block_until_ready(call()), repeats)
 
 
 def _faster(baseline_s: float, seconds: float, baseline: str, target: str = "") -> Result:
-    ratio = {"ratio": baseline_s / seconds, "baseline": baseline, "unit": "x faster"}
-    return (
-        ratio
-        | {"seconds": seconds, "baseline_seconds": baseline_s}
-        | ({"target": target} if target else {})
-    )
+    """How many times as fast as a baseline."""
+    result: Result = {"ratio": baseline_s / seconds, "baseline": baseline, "unit": "x faster"}
+    result |= {"seconds": seconds, "baseline_seconds": baseline_s}
+    if target:
+        result["target"] = target
+    return result
 
 
 def _slower(seconds: float, baseline_s: float, baseline: str, target: str) -> Result:
+    """How many times as long as a baseline."""
     ratio = {"ratio": seconds / baseline_s, "baseline": baseline, "unit": "x", "target": target}
     return ratio | {"seconds": seconds, "baseline_seconds": baseline_s}
 
 
 def _limit(value: float, limit: float, unit: str) -> Result:
+    """A value as a share of its limit."""
     return {
         "ratio": value / limit,
         "baseline": f"{limit:g} {unit}",

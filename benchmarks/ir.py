@@ -54,11 +54,13 @@ def interpret(function: Function) -> float:
         function.instructions, instruction_devices(function), strict=True
     ):
         inputs = tuple([types[name] for name in instruction.inputs])
+        # What an interpreter would cache: programs repeat layers.
         key = (instruction.op, instruction.attributes, inputs)
         if key not in costs:
             outputs = tuple(types[name] for name in instruction.outputs)
             work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
             costs[key] = float(timer(work).sum())
+        # Streams of a device run beside each other; operands must be there.
         stream = instruction.tag.stream
         start = max(
             [clock[d, stream] for d in group] + [ready[name] for name in instruction.inputs]
@@ -82,12 +84,14 @@ def speed_and_growth() -> dict[str, dict[str, object]]:
             model, Degrees(data=2, tensor=2, pipeline=4, micro_batches=count)
         ).function
         n = len(function.instructions)
+        # Types are found once, and are no part of building.
         _ = function.types
         build_ns.append(1e9 * best_s(lambda f=function: program_structure(f), 2) / n)
         program = program_structure(function)
         seconds = durations(program.events, timer)
         compiled = compile_structure(program.structure)
         value = float(makespan(compiled, seconds))
+        # A fast simulation that says something else is worth nothing.
         if abs(value / interpret(function) - 1) > 1e-5:
             raise SystemExit("simulation and interpreter disagree")
         evaluate_ns.append(
@@ -118,17 +122,18 @@ def million() -> dict[str, dict[str, object]]:
     start = time.perf_counter()
     size: TransformerSize = GPT2_175B
     spread = distribute(transformer_inference(size, 2 * MILLION.micro_batches, "fp16"), MILLION)
+    # The count proves that it is a million.
     n = len(spread.function.instructions)
     program = program_structure(spread.function)
     made = time.perf_counter() - start
     seconds = durations(program.events, timer)
     span_s = float(makespan(compile_structure(program.structure), seconds))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    # getrusage(2) counts kilobytes on Linux, bytes on macOS.
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
     return {
         "ir/million": {
-            "ratio": peak / MEMORY_LIMIT_BYTES,
+            "ratio": peak_bytes / MEMORY_LIMIT_BYTES,
             "baseline": "2 GB",
             "unit": "x peak memory of the process",
             "target": "<= 1",

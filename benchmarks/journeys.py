@@ -167,6 +167,7 @@ def seconds_in_turn(
             # This also compiles the package, which an installation has done.
             processor_seconds(checkout, ["-m", "perfmodel", "samples", "."], folder)
             processor_seconds(checkout, ["-m", "perfmodel", "doctor"], folder)
+        # Checkouts take turns at every run, so that the machine's drift meets both.
         for journey in journeys:
             runs: list[list[float]] = [[] for _ in checkouts]
             for _ in range(1 + AGAIN):
@@ -187,6 +188,7 @@ def run() -> dict[str, dict[str, object]]:
     results: dict[str, dict[str, object]] = {}
     for journey in limited:
         (seconds,) = seconds_in_turn([HERE], [journey])[journey.name]
+        # A limit on the first run is one on what a newcomer waits for.
         limited_s = seconds.first if journey.limits_first else seconds.again
         results[f"journeys/{journey.name}"] = {
             "ratio": limited_s / (journey.most_s or 1.0),
@@ -201,24 +203,20 @@ def run() -> dict[str, dict[str, object]]:
 
 def table(seconds: dict[str, list[Seconds]]) -> str:
     """The journeys as a table: seconds with empty caches and again, before and now."""
-    both = any(len(of_checkouts) > 1 for of_checkouts in seconds.values())
-    heads = [
-        "question",
-        "command",
-        *(["before: first, again"] if both else []),
-        "first, again [s]",
-        "limit [s]",
-    ]
+    has_before = any(len(of_checkouts) > 1 for of_checkouts in seconds.values())
+    heads = ["question", "command"]
+    if has_before:
+        heads.append("before: first, again")
+    heads += ["first, again [s]", "limit [s]"]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * (len(heads) - 2)}"]
     for journey in JOURNEYS:
         if journey.name not in seconds:
             continue
         cells = [journey.question, f"`{journey.shown}`"]
-        cells += [
-            f"{of_checkout.first:.2f}, {of_checkout.again:.2f}"
-            for of_checkout in seconds[journey.name]
-        ]
-        lines.append(f"| {' | '.join([*cells, f'{journey.most_s:g}' if journey.most_s else ''])} |")
+        for of_checkout in seconds[journey.name]:
+            cells.append(f"{of_checkout.first:.2f}, {of_checkout.again:.2f}")
+        cells.append(f"{journey.most_s:g}" if journey.most_s else "")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -231,6 +229,7 @@ def with_table(page: str, new_table: str) -> str:
 
 
 def main() -> None:
+    """Run the journeys, print their table, and put it into the page where that is asked for."""
     parser = argparse.ArgumentParser(
         description="Processor seconds from a newcomer's question to its answer."
     )
@@ -254,6 +253,7 @@ def main() -> None:
     journeys = [
         journey for journey in JOURNEYS if not arguments.names or journey.name in arguments.names
     ]
+    # The page is of all journeys and of one checkout.
     if arguments.page and (arguments.before or arguments.names):
         parser.error("--page takes all journeys of this checkout; leave out --before and NAME")
     new_table = table(seconds_in_turn(checkouts, journeys))

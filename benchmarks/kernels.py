@@ -38,6 +38,7 @@ def fresh_ops(seed: int, count: int = COUNT) -> list[KernelOp]:
 
 def seconds(model: KernelModel, batches: Sequence[Sequence[KernelOp]]) -> float:
     """Shortest time of one batch."""
+    # New ops each time: a batch that was priced before is looked up.
     return min(
         seconds_of(lambda ops=ops: model.times(device("A100-SXM4-80GB"), ops)) for ops in batches
     )
@@ -46,8 +47,10 @@ def seconds(model: KernelModel, batches: Sequence[Sequence[KernelOp]]) -> float:
 def run() -> dict[str, dict[str, Any]]:
     """Ratios within this run."""
     model = KernelModel.load()
+    # The first call compiles.
     model.times(device("A100-SXM4-80GB"), fresh_ops(0, 50))
     batch = seconds(model, [fresh_ops(seed) for seed in range(1, 6)])
+    # Asked before, in the line above.
     known = seconds(model, [fresh_ops(1)] * 5)
     single = seconds(model, [[op] for op in fresh_ops(9, 50)])
     text = f"{COUNT:,} new ops in {1e3 * batch:.0f} ms"

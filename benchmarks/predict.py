@@ -19,17 +19,20 @@ def run() -> dict[str, dict[str, object]]:
     job = Job(global_batch=1536, seq_len=2048)
     problem = step_problem(model, cluster, job)
     layout = Layout(tp=8, pp=16, dp=8, zero=1, recompute="selective", sequence_parallel=True)
+    # The first prediction builds and compiles what all later ones share.
     explain(problem, layout, timeline=True)
     one_s = best_s(lambda: explain(problem, layout), 30)
     timeline_s = best_s(lambda: explain(problem, layout, timeline=True), 30)
     # the space in which a closed-form tool needs 1.6 ms per layout: 1F1B and interleaved, ZeRO 0
     # and 1
-    asked = Problem(model=model, cluster=cluster, job=job, devices=1024)
-    space = replace(default_space(asked), schedule=("1f1b",), zero=(0, 1))
-    candidates = list(enumerate_layouts(space, asked, Counter()))
+    question = Problem(model=model, cluster=cluster, job=job, devices=1024)
+    space = replace(default_space(question), schedule=("1f1b",), zero=(0, 1))
+    candidates = list(enumerate_layouts(space, question, Counter()))
     peak, _ = peak_memory(problem, candidates)
     feasible = [
-        lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes
+        layout
+        for layout, peak_bytes in zip(candidates, peak, strict=True)
+        if peak_bytes <= cluster.device.memory_bytes
     ]
     evaluate(problem, feasible)
     batch_s = best_s(lambda: evaluate(problem, feasible), 5) / len(feasible)

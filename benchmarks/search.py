@@ -57,8 +57,8 @@ def priced(problem: StepProblem, space: SearchSpace, devices: int) -> tuple[Cand
     """All layouts with memory and bound, and the seconds that took."""
     start = time.perf_counter()
     grids = enumerate_grids(space, problem_on(devices), Counter())
-    found = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())
-    return found, time.perf_counter() - start
+    candidates = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())
+    return candidates, time.perf_counter() - start
 
 
 def exact_evaluations(
@@ -68,26 +68,32 @@ def exact_evaluations(
     one by one."""
     job = Job(global_batch=global_batch, seq_len=2048)
     problem = step_problem(model, CLUSTER, job)
-    asked = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
-    grids = enumerate_grids(default_space(asked), asked, Counter())
+    question = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
+    grids = enumerate_grids(default_space(question), question, Counter())
     candidates = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())
     layouts = candidates.layouts(sample(candidates, EVALUATED))
     singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
     together_s = best_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
-    singly_s = best_s(lambda: [evaluate(problem, [one]) for one in singly], 2) / len(singly)
-    found = layout_batches(problem, layouts)
-    batch = ProgramBatch(tuple(prepared(layout_batch.spec).compiled for layout_batch in found))
-    seconds = [durations(problem, layout_batch) for layout_batch in found]
+    singly_s = best_s(lambda: [evaluate(problem, [layout]) for layout in singly], 2) / len(singly)
+
+    # The loops over ops alone: what an evaluation cannot do without.
+    batches = layout_batches(problem, layouts)
+    batch = ProgramBatch(tuple(prepared(of_program.spec).compiled for of_program in batches))
+    seconds = [durations(problem, of_program) for of_program in batches]
     makespan_many(batch, seconds)
     cpu_s = best_cpu_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
     loops_s = best_cpu_s(lambda: makespan_many(batch, seconds), 4) / len(layouts)
-    ops = sum(len(b.lanes) * prepared(b.spec).structure.duration.size for b in found) / len(layouts)
+    ops_of_programs = [
+        len(of_program.lanes) * prepared(of_program.spec).structure.duration.size
+        for of_program in batches
+    ]
+    ops = sum(ops_of_programs) / len(layouts)
     return {
         f"exact_evaluations_per_s_{model.name}_{devices}_devices": {
             "ratio": 1 / together_s,
             "unit": "layouts/s",
             "target": 5e4,
-            "baseline": f"{len(layouts):,} layouts, {len(found):,} cached programs of {ops:,.0f} ops on average",
+            "baseline": f"{len(layouts):,} layouts, {len(batches):,} cached programs of {ops:,.0f} ops on average",
         },
         f"together_over_singly_{model.name}_{devices}_devices": {
             "ratio": singly_s / together_s,
@@ -106,11 +112,13 @@ def exact_evaluations(
 
 def sample(candidates: Candidates, count: int) -> np.ndarray:
     """Numbers of layouts that fit."""
+    # What does not fit has an infinite bound.
     fits = np.flatnonzero(np.isfinite(candidates.bound_s))
     return np.sort(np.random.default_rng(0).choice(fits, min(count, len(fits)), replace=False))
 
 
 def run() -> dict[str, dict[str, object]]:
+    """Rates of pricing and of exact evaluation, and seconds of whole searches."""
     space = whole_space(1024)
     priced(step_problem(MODEL, CLUSTER, JOB), space, 1024)  # pipelines into the cache
     _, seconds = priced(step_problem(MODEL, CLUSTER, JOB), space, 1024)
@@ -132,11 +140,11 @@ def run() -> dict[str, dict[str, object]]:
             search(MODEL, CLUSTER, devices=devices, global_batch=1536, space=space)
             for _ in range(3)
         ]
-        found = min(searches, key=lambda result: result.seconds)
+        fastest = min(searches, key=lambda result: result.seconds)
         results[f"search_gpt3_{devices}_devices"] = {
-            "ratio": found.seconds,
+            "ratio": fastest.seconds,
             "unit": "s",
             "target": target_s,
-            "baseline": f"every schedule and option; {found.certificate}, {found.evaluated:,} evaluated",
+            "baseline": f"every schedule and option; {fastest.certificate}, {fastest.evaluated:,} evaluated",
         }
     return results

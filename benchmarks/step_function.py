@@ -26,20 +26,20 @@ LAYERS = 96
 def run() -> dict[str, dict[str, object]]:
     """Seconds to compile and to run 2,000 steps, what they save, and one gradient against the
     predictions of central differences."""
-    made = time.perf_counter()
+    began = time.perf_counter()
     function = pm.step_time_function(*JOB, global_batch=BATCH)
-    made = time.perf_counter() - made
-    x, (low, high) = function.nominal, function.bounds
+    prices_s = time.perf_counter() - began
+    nominal, (low, high) = function.nominal, function.bounds
 
     def parameters(free):
         """Layers that add up, a size between its bounds, bandwidths whose multiples add up to 2."""
-        size = low.micro_batch + (high.micro_batch - low.micro_batch) * jax.nn.sigmoid(
-            free["micro_batch"]
-        )
+        # Free coordinates, so that descent needs no constraints.
+        span = high.micro_batch - low.micro_batch
         links = 2 * jax.nn.softmax(free["links"])
-        layers = LAYERS * jax.nn.softmax(free["layers"])
-        return x._replace(
-            layers=layers, micro_batch=size, link_bytes_per_s=x.link_bytes_per_s * links
+        return nominal._replace(
+            layers=LAYERS * jax.nn.softmax(free["layers"]),
+            micro_batch=low.micro_batch + span * jax.nn.sigmoid(free["micro_batch"]),
+            link_bytes_per_s=nominal.link_bytes_per_s * links,
         )
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, STEPS))
@@ -47,7 +47,10 @@ def run() -> dict[str, dict[str, object]]:
 
     @jax.jit
     def descend(free):
+        """Coordinates after all steps, in one compiled loop."""
+
         def step(_, carry):
+            """One step of Adam."""
             free, state = carry
             gradient = jax.grad(lambda f: function(parameters(f)))(free)
             update, state = optimizer.update(gradient, state)
@@ -55,34 +58,36 @@ def run() -> dict[str, dict[str, object]]:
 
         return jax.lax.fori_loop(0, STEPS, step, (free, optimizer.init(free)))[0]
 
+    # Compiling and running are timed apart: a user waits for the first once.
     began, began_cpu = time.perf_counter(), time.process_time()
     compiled = descend.lower(free).compile()
     compile_s, compile_cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
     began = time.perf_counter()
-    found = jax.block_until_ready(compiled(free))
+    best = jax.block_until_ready(compiled(free))
     descent_s = time.perf_counter() - began
-    given_s, found_s = float(function(x)), float(function(parameters(found)))
+    nominal_s, best_s = float(function(nominal)), float(function(parameters(best)))
 
+    # Each prediction is of a machine of its own, as differences need it.
     began = time.perf_counter()
-    for factor in np.linspace(0.9, 1.1, 5):  # each on a machine of its own, as differences need it
+    for factor in np.linspace(0.9, 1.1, 5):
         cluster = pm.cluster(JOB[1])
-        level = NetworkLevel(
-            **vars(cluster.levels[1]) | {"latency_s": cluster.levels[1].latency_s * float(factor)}
-        )
-        machine = pm.Cluster(**vars(cluster) | {"levels": (cluster.levels[0], level)})
+        inner, outer = cluster.levels
+        slower = NetworkLevel(**vars(outer) | {"latency_s": outer.latency_s * float(factor)})
+        machine = pm.Cluster(**vars(cluster) | {"levels": (inner, slower)})
         pm.predict(JOB[0], machine, JOB[2], global_batch=BATCH)
     predict_s = (time.perf_counter() - began) / 5
-    n = sum(np.size(leaf) for leaf in jax.tree.leaves(x))
+    n = sum(np.size(leaf) for leaf in jax.tree.leaves(nominal))
     gradient_s = descent_s / STEPS
     return {
-        "step_function_prices": entry(made, "nothing known before", "s", "<= 5"),
+        "step_function_prices": entry(prices_s, "nothing known before", "s", "<= 5"),
         "step_function_compile": entry(
             compile_s, f"{compile_cpu_s:.1f} s of processors", "s", "<= 20"
         ),
         "step_function_2000_steps": entry(descent_s, f"{n} parameters, 19 unknowns", "s", "<= 10"),
         "step_function_descent_saves": entry(
-            1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"
+            1 - best_s / nominal_s, "even stages, links as they are", "share", ">= 0"
         ),
+        # Central differences take two predictions for each parameter.
         "step_function_gradient": entry(
             2 * n * predict_s / gradient_s,
             f"central differences of predict, {n} parameters",

@@ -22,6 +22,7 @@ def best_cpu_s(call: Callable[[], object], repeats: int) -> float:
     machine change least."""
 
     def once() -> float:
+        """Processor seconds of one call."""
         start = time.process_time()
         call()
         return time.process_time() - start

@@ -14,6 +14,7 @@ def names_page() -> str:
             continue
         value = getattr(perfmodel, name)
         line = f"| `pm.{name}` | {first_sentence(value)} |"
+        # Two tables: what is called, and what is returned.
         (classes if inspect.isclass(value) else functions).append(line)
     head = ["| name | what it is |", "|---|---|"]
     parts = [
@@ -29,6 +30,7 @@ def names_page() -> str:
 
 def first_sentence(value: object) -> str:
     """What the documentation of a value begins with, on one line."""
+    # A docstring's first paragraph may have several lines and sentences.
     paragraph = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
     sentence = re.match(r".*?[.;](?=\s|$)", paragraph)
     text = sentence[0] if sentence else paragraph

@@ -44,10 +44,12 @@ class Shown:
 
     def printed(self) -> str:
         """What the command prints now, errors too."""
-        words = shlex.split(self.command.replace("\\\n", " "))
-        assert words[0] == "perfmodel", (
-            f"{self.page}: a console block shows a command of perfmodel, not {words[0]}"
+        program, *arguments = shlex.split(self.command.replace("\\\n", " "))
+        assert program == "perfmodel", (
+            f"{self.page}: a console block shows a command of perfmodel, not {program}"
         )
+
+        # The width of pages, whatever the terminal's is; and the files that pages speak of.
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = "80"
         try:
@@ -55,7 +57,7 @@ class Shown:
                 for name, text in samples().items():
                     Path(name).write_text(text)
                 with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-                    command(words[1:])
+                    command(arguments)
         finally:
             if before is None:
                 del os.environ["COLUMNS"]
@@ -78,8 +80,9 @@ def shown_on(page: Path) -> Iterator[Shown]:
 def is_current(shown: str, printed: str) -> bool:
     """Whether a page shows what is printed: the same words, and numbers but for rounding; `...`
     stands for anything."""
-    words = _NUMBER.sub("0", shown).split()
-    pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*?") for word in words)
+    # First the words, with every number as 0: spaces move where numbers have more digits.
+    shown_words = _NUMBER.sub("0", shown).split()
+    pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*?") for word in shown_words)
     if re.fullmatch(rf"\s*{pattern}\s*", _NUMBER.sub("0", printed), re.DOTALL) is None:
         return False
     if "..." in shown:  # which number stands for which is open
@@ -89,6 +92,7 @@ def is_current(shown: str, printed: str) -> bool:
 
 
 def _numbers(text: str) -> list[float]:
+    """All numbers of a text, in order."""
     return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
@@ -98,6 +102,7 @@ def renew(page: Path) -> bool:
     for shown in shown_on(page):
         printed = shown.printed()
         if not is_current(shown.output, printed):
+            # The marker and the command stay: only what follows is renewed.
             old = f"```console\n$ {shown.command}\n{shown.output}```"
             text = text.replace(old, f"```console\n$ {shown.command}\n{printed}```")
     page.write_text(text)

@@ -33,6 +33,8 @@ _HELPERS_OF_DOORS = ("perfmodel._lazy", "perfmodel.display._repr")
 def collect() -> None:
     """Write the folders of `MADE`; files that would stay the same keep their times, others of
     before go."""
+    # Everything first in memory, so that only what differs is written: Sphinx reads pages anew by
+    # their times.
     pages = {HERE / folder / path.name: path.read_bytes() for folder, path in _copied()}
     pages |= {HERE / page: (HERE.parent / report).read_bytes() for report, page in _RENAMED.items()}
     reference = HERE / "reference"
@@ -44,6 +46,7 @@ def collect() -> None:
         pages[reference / f"{door}.rst"] = _door_page(door, documented_at).encode()
     for folder in MADE:
         (HERE / folder).mkdir(exist_ok=True)
+        # Pages of files that are gone would stay in the site.
         for path in {path for path in (HERE / folder).iterdir() if path.is_file()} - set(pages):
             path.unlink()
     for path, content in pages.items():
@@ -54,21 +57,24 @@ def collect() -> None:
 def fingerprint() -> str:
     """Changes with every file of the package: results of notebooks are kept for as long as it does
     not."""
-    sources = (path for path in sorted((HERE.parent / "perfmodel").rglob("*")) if path.is_file())
-    kept = (path.read_bytes() for path in sources if path.suffix != ".pyc")
-    return hashlib.sha256(b"".join(kept)).hexdigest()[:16]
+    files = (path for path in sorted((HERE.parent / "perfmodel").rglob("*")) if path.is_file())
+    sources = (path.read_bytes() for path in files if path.suffix != ".pyc")
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def _copied() -> Iterator[tuple[str, Path]]:
+    """Yield the folder of the site and the file of each page that is copied as it is."""
     for pattern, folder in _COPIES.items():
         for path in HERE.parent.glob(pattern):
             yield folder, path
 
 
 def _commands(top: argparse.ArgumentParser) -> str:
-    return "# Commands\n\n" + "\n".join(
-        f"## {one.prog}\n\n```text\n{one.format_help().strip()}\n```\n" for one in parsers(top)
-    )
+    """The page of all commands with their help."""
+    sections = []
+    for command in parsers(top):
+        sections.append(f"## {command.prog}\n\n```text\n{command.format_help().strip()}\n```\n")
+    return "# Commands\n\n" + "\n".join(sections)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ def _public_names(door: str) -> Iterator[PublicName]:
     top_level = _statements(door)
     is_package = hasattr(importlib.import_module(door), "__path__")
     for node in top_level:
+        # A package's door imports to offer; what a module imports is for its own use.
         if is_package and isinstance(node, ast.ImportFrom):
             names = [alias.asname or alias.name for alias in node.names]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -148,6 +155,7 @@ def _documented_at(doors: Iterable[str]) -> dict[tuple[str, str], PublicName]:
     Sphinx refuses two descriptions of one object.
     """
     chosen: dict[tuple[str, str], PublicName] = {}
+    # The package's own door comes last, for it has names of all others.
     for door in sorted(doors, key=lambda door: (door == "perfmodel", door)):
         for public in _public_names(door):
             value = (public.home, public.original)
@@ -162,6 +170,7 @@ def _public_prefix(module: str) -> str:
 
 
 def _door_page(door: str, documented_at: Mapping[tuple[str, str], PublicName]) -> str:
+    """The page of a door: its names, and where those are documented that another door has too."""
     lines = [door, "=" * len(door), "", f".. automodule:: {door}", "   :no-index:", ""]
     elsewhere = []
     for public in sorted(_public_names(door), key=lambda public: public.name):
@@ -189,6 +198,7 @@ def _entry(public: PublicName) -> list[str]:
         return [f".. autoclass:: {path}", "   :members:", ""]
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
         return [f".. autofunction:: {path}", ""]
+    # A value has no docstring of its own: it stands in the source below it.
     text = ModuleAnalyzer.for_module(public.home).find_attr_docs().get(("", public.original), [])
     return [f".. py:data:: {path}", "", *(f"   {line}" for line in escaped(text)), ""]
 
@@ -196,6 +206,7 @@ def _entry(public: PublicName) -> list[str]:
 def escaped(lines: Sequence[str]) -> list[str]:
     """Plain text with `code` as reStructuredText: all else that this would read as markup is
     escaped."""
+    # Every second part was between backquotes.
     parts = re.split(r"`([^`]+)`", "\n".join(lines))
     parts[::2] = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
     # an escaped space ends markup where a letter follows, and is not shown

@@ -13,6 +13,7 @@ import _pages
 
 import perfmodel
 
+# Sphinx looks for pages when this file has run.
 _pages.collect()
 # notebooks run in a folder of their own: the studies of papers by their place
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "validate")
@@ -27,6 +28,7 @@ html_title = f"perfmodel {version}"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
+# Results of notebooks are kept for as long as the package does not change.
 nb_execution_cache_path = str(
     Path(__file__).parents[1] / "out" / "notebooks" / _pages.fingerprint()
 )
@@ -46,7 +48,7 @@ def _plain_text(
 ) -> None:
     """Docstrings here are plain text with `code`."""
     lines[:] = _pages.escaped(lines)
-    # Without an empty line, what stands before a colon would be taken for a type.
+    # Else what stands before a colon would be taken for a type.
     if what in ("attribute", "property"):
         lines.insert(0, "")
 
@@ -54,12 +56,16 @@ def _plain_text(
 def _pictures_are_shown(app: Sphinx, error: Exception | None) -> None:
     """A picture that a notebook shows as its name only is an error."""
     pages = [] if error else (Path(app.outdir) / "notebooks").glob("*.html")
-    if named := [
+    # A figure that has no image is shown as the text by which matplotlib names it.
+    without_image = [
         page.stem for page in pages if "&lt;Figure size" in page.read_text(encoding="utf-8")
-    ]:
-        raise ExtensionError(f"pictures without their image in the notebooks {', '.join(named)}")
+    ]
+    if without_image:
+        names = ", ".join(without_image)
+        raise ExtensionError(f"pictures without their image in the notebooks {names}")
 
 
 def setup(app: Sphinx) -> None:
+    """Connect what this site does beside its extensions."""
     app.connect("build-finished", _pictures_are_shown)
     app.connect("autodoc-process-docstring", _plain_text, priority=100)

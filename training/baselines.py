@@ -38,6 +38,7 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
             absolute_percent(log_time[test] - roofline_log_time(samples)[test]).mean()
         )
     }
+    # Trees need no part to stop early by: they learn from both that our training has.
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
     seen = np.random.default_rng(0).choice(seen, min(len(seen), MOST_ROWS), replace=False)
     for label, with_software in (("trees", False), ("trees_told_software", True)):
@@ -47,7 +48,7 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
         )
         trees.fit(x[seen], log_time[seen])
         result[label] = float(absolute_percent(log_time[test] - trees.predict(x[test])).mean())
-    return {k: round(v, 2) for k, v in result.items()}
+    return {name: round(percent, 2) for name, percent in result.items()}
 
 
 def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
@@ -61,6 +62,7 @@ def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarra
     """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and
     stack)."""
     physics, machine = samples.physics()
+    # Trees split one column at a time: without FLOPs and bytes they would have to find products.
     columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
     columns += [
         np.log2(physics.flops),
@@ -82,6 +84,7 @@ def main(names: list[str]) -> None:
         samples = gather(frames, recipe.family, recipe.dtypes)
         known[name] = baselines(samples, recipe.holdout)
         print(name, known[name], flush=True)
+        # After every recipe, as each takes minutes.
         write_json(OUT, dict(sorted(known.items())))
 
 

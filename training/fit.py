@@ -38,6 +38,7 @@ def main() -> None:
         parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
     paths = kernel_table_paths(arguments.data)
     names = arguments.recipes or [p.stem for p in sorted((HERE / "recipes").glob("*.toml"))]
+    # On stderr, as figures are printed to stdout.
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -49,6 +50,8 @@ def main() -> None:
         tasks = {}
 
         def progress(what: str, done: int, total: int) -> None:
+            """Show how far a stage of training is."""
+            # What follows the comma changes from step to step.
             stage = what.partition(",")[0]
             if stage not in tasks:
                 tasks[stage] = bar.add_task(what, total=total)
@@ -56,6 +59,7 @@ def main() -> None:
 
         for name in names:
             recipe = read_recipe(HERE / "recipes" / f"{name}.toml")
+            # A recipe learns one family, whose tables begin with its name.
             tables = [p for p in paths if p.name.startswith(recipe.family)]
             figures = fit(
                 tables,

@@ -63,6 +63,7 @@ def collective_card(weights: CollectiveWeights, hashes: Mapping[str, str]) -> st
         text += [f"- {count} rows of {reason}" for reason, count in odd.items()]
     text += ["", "| table | SHA-256 (first 16) |", "|---|---|"]
     text += [f"| {name} | `{digest}` |" for name, digest in hashes.items()]
+    # Links inside nodes and between them have constants of their own.
     for tier in ("inside", "between"):
         links = sorted({effect.link for effect in weights.physics if effect.part == f"hop_{tier}"})
         text += [
@@ -76,26 +77,28 @@ def collective_card(weights: CollectiveWeights, hashes: Mapping[str, str]) -> st
             shares = " | ".join(f"{_efficiency(weights, tier, link, kind):.2f}" for kind in KINDS)
             text.append(f"| {link} | {hop_us:.1f} | {shares} |")
     text += ["", "| interval for | factor |", "|---|--:|"]
+    # Widths of single series are many, and of no use to a reader.
     shared = sorted(
-        (_words(scope), width) for scope, width in weights.spread.items() if scope.series is None
+        (_scope_text(scope), width)
+        for scope, width in weights.spread.items()
+        if scope.series is None
     )
-    text += [f"| {words} | {exp(width):.2f} |" for words, width in shared]
+    text += [f"| {scope_text} | {exp(width):.2f} |" for scope_text, width in shared]
     return "\n".join(text) + "\n"
 
 
 def _efficiency(weights: CollectiveWeights, tier: str, link: str, kind: str) -> float:
+    """Share of a link's rate that a kind of collective gets: a logistic of summed effects."""
     effects = (Effect(tier, kind=kind), Effect(tier, link), Effect(tier, link, kind))
-    return 1 / (
-        1 + exp(-sum(weights.physics.get(effect, expected(effect)[0]) for effect in effects))
-    )
+    # An effect that no table shows has the value that was expected before.
+    logit = sum(weights.physics.get(effect, expected(effect)[0]) for effect in effects)
+    return 1 / (1 + exp(-logit))
 
 
-def _words(scope: Scope) -> str:
-    return " ".join(
-        part
-        for part in (scope.what, scope.tier, scope.kind, "large" if scope.large else "small")
-        if part
-    )
+def _scope_text(scope: Scope) -> str:
+    """What an interval is for, in words."""
+    size = "large" if scope.large else "small"
+    return " ".join(part for part in (scope.what, scope.where, scope.kind, size) if part)
 
 
 def study_lines(study: Study) -> list[str]:
@@ -116,17 +119,19 @@ def study_lines(study: Study) -> list[str]:
     ]
     for part in study.parts:
         large = part.rows.buffer_bytes >= 1 << LARGE
-        kept = np.flatnonzero(np.isfinite(part.error))
-        for size, among in (
-            ("all", kept),
-            ("below 1 MiB", kept[~large[kept]]),
-            ("1 MiB and more", kept[large[kept]]),
+        # Small messages are latency and large ones are bandwidth: two models in one.
+        predicted = np.flatnonzero(np.isfinite(part.error))
+        is_large = large[predicted]
+        for size, of_size in (
+            ("all", predicted),
+            ("below 1 MiB", predicted[~is_large]),
+            ("1 MiB and more", predicted[is_large]),
         ):
-            kinds = [
-                ("all", among),
-                *((kind, among[i]) for (kind,), i in groups_of(part.rows.kind[among])),
-            ]
-            lines += [_line(part, size, kind, index) for kind, index in kinds if len(index)]
+            if len(of_size):
+                lines.append(_line(part, size, "all", of_size))
+            for (kind,), i in groups_of(part.rows.kind[of_size]):
+                if len(i):
+                    lines.append(_line(part, size, kind, of_size[i]))
     return [*lines, "", *_fabric_lines(study), "", EXCHANGES, *_exchange_lines(study)]
 
 
@@ -138,18 +143,25 @@ def _fabric_lines(study: Study) -> list[str]:
         "| fabric left out | collective | size | rows | mean | median | bias | inside 90 % interval |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
+    # Fabrics differ more from each other than kinds or sizes do.
     groups = groups_of(fabric_names(part.rows)[known], part.rows.kind[known], large[known])
-    for (fabric, kind, big), own in groups:
-        lines.append(f"| {fabric} | {kind} | {_SIZES[big]} | {_errors(part, known[own])} |")
-    whole = groups_of(fabric_names(part.rows)[known], large[known])
-    for big in (False, True):
-        alike = [
-            np.abs(np.expm1(part.error[known[own]])) for (_, size), own in whole if size == big
-        ]
-        mean = 100 * np.mean([off.mean() for off in alike])
-        rows = sum(len(off) for off in alike)
+    for (fabric, kind, is_large), members in groups:
         lines.append(
-            f"| {len(alike)} fabrics alike | all | {_SIZES[big]} | {rows} | **{mean:.1f}** | - | - | - |"
+            f"| {fabric} | {kind} | {_SIZES[is_large]} | {_errors(part, known[members])} |"
+        )
+
+    # Each fabric counts the same, however many rows were measured on it.
+    by_fabric = groups_of(fabric_names(part.rows)[known], large[known])
+    for is_large in (False, True):
+        errors = [
+            np.abs(np.expm1(part.error[known[members]]))
+            for (_, size), members in by_fabric
+            if size == is_large
+        ]
+        mean = 100 * np.mean([of_fabric.mean() for of_fabric in errors])
+        rows = sum(map(len, errors))
+        lines.append(
+            f"| {len(errors)} fabrics alike | all | {_SIZES[is_large]} | {rows} | **{mean:.1f}** | - | - | - |"
         )
     return lines
 
@@ -158,6 +170,7 @@ _SIZES = {False: "below 1 MiB", True: "1 MiB and more"}
 
 
 def _errors(part: LeftOut, index: np.ndarray) -> str:
+    """Rows, mean and median error, bias and share inside the interval, as cells."""
     off = 100 * np.abs(np.expm1(part.error[index]))
     bias = 100 * np.expm1(np.median(part.error[index]))
     inside = 100 * np.mean(np.abs(part.error[index]) <= part.half_width[index])
@@ -165,9 +178,12 @@ def _errors(part: LeftOut, index: np.ndarray) -> str:
 
 
 def _line(part: LeftOut, size: str, kind: str, index: np.ndarray) -> str:
+    """A row of the study: ours over all rows and over few of each series, and simpler models."""
     few = at_most(part.rows, index)
-    off, alike = (100 * np.abs(np.expm1(part.error[which])) for which in (index, few))
+    off = 100 * np.abs(np.expm1(part.error[index]))
+    off_alike = 100 * np.abs(np.expm1(part.error[few]))
     inside = 100 * np.mean(np.abs(part.error[few]) <= part.half_width[few])
+    # Simpler models do not answer for every row: each is told over its own.
     simpler = []
     for name in ("physics", "interpolation"):
         known = part.simpler.get(name, np.full(len(part.rows), np.nan))[index]
@@ -175,7 +191,7 @@ def _line(part: LeftOut, size: str, kind: str, index: np.ndarray) -> str:
         simpler.append(f"{100 * np.abs(np.expm1(known)).mean():.1f}" if len(known) else "-")
     return (
         f"| {part.what} | {size} | {kind} | {len(index)} | **{off.mean():.1f}** | {np.median(off):.1f} "
-        f"| {alike.mean():.1f} | {' | '.join(simpler)} | {inside:.0f} |"
+        f"| {off_alike.mean():.1f} | {' | '.join(simpler)} | {inside:.0f} |"
     )
 
 
@@ -238,6 +254,7 @@ def main() -> None:
     sources = Sources(
         tuple(plan["reference"]), unhealthy, as_timed, tuple(plan["physics_only"]), keep_slow=True
     )
+    # Interval widths come from the study, and change little with the constants.
     if arguments.no_study:
         spread = dict(collective_weights(weight_files(None)).spread)
     else:
@@ -245,6 +262,7 @@ def main() -> None:
         spread = study.spread
         write_text(HERE / "collectives_report.md", REPORT + "\n".join(study_lines(study)) + "\n")
     weights = fit_collectives(tables, arguments.out, sources=sources, spread=spread)
+    # A card names its tables by content, as names are used again.
     hashes = {
         name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items()
     }

@@ -25,11 +25,10 @@ def rows(data: Path) -> pd.DataFrame:
     table = pd.read_csv(data / TABLE, low_memory=False).replace(
         {"device": {"GB300-NVL": "GB300-NVL72"}}
     )
-    kept = table[table.software.str.startswith("trtllm") & (table.bytes <= MOST_BYTES)]
-    kept = kept[kept.device.isin([*FITTED, *HELD_OUT])]
-    return kept.assign(
-        link=[catalog.device(name).link_bandwidth_bytes_per_s for name in kept.device]
-    )
+    one_shot = table[table.software.str.startswith("trtllm") & (table.bytes <= MOST_BYTES)]
+    one_shot = one_shot[one_shot.device.isin([*FITTED, *HELD_OUT])]
+    links = [catalog.device(name).link_bandwidth_bytes_per_s for name in one_shot.device]
+    return one_shot.assign(link=links)
 
 
 def seconds(constants: np.ndarray, table: pd.DataFrame) -> np.ndarray:
@@ -39,19 +38,24 @@ def seconds(constants: np.ndarray, table: pd.DataFrame) -> np.ndarray:
 
 
 def main() -> None:
+    """Fit both constants, and write their errors on devices seen and not seen."""
     table = rows(Path(os.environ["PERFMODEL_DATA"]))
     seen = table[table.device.isin(FITTED)]
-    # every device counts the same
+    # Every device counts the same, however many rows it has.
     weight = seen.groupby("device").time_us.transform("size").to_numpy() ** -0.5
-    error = lambda constants: weight * np.log(seconds(constants, seen) / (seen.time_us * 1e-6))  # noqa: E731
-    found = least_squares(error, np.log([4e-6, 0.5])).x
-    latency_s, share = np.exp(found)
-    ape = (seconds(found, table) / (table.time_us * 1e-6) - 1).abs()
-    by = ape.groupby(table.device).agg(["size", "mean", "median"])
+
+    def weighted_log_error(constants: np.ndarray) -> np.ndarray:
+        """Residuals of the fit."""
+        return weight * np.log(seconds(constants, seen) / (seen.time_us * 1e-6))
+
+    constants = least_squares(weighted_log_error, np.log([4e-6, 0.5])).x
+    latency_s, share = np.exp(constants)
+    error = (seconds(constants, table) / (table.time_us * 1e-6) - 1).abs()
+    by_device = error.groupby(table.device).agg(["size", "mean", "median"])
     lines = [
         f"| {row.Index} | {'held out' if row.Index in HELD_OUT else 'fitted'} | {row.n} | {row.mean:.1%} | "
         f"{row.median:.1%} |"
-        for row in by.rename(columns={"size": "n"}).itertuples()
+        for row in by_device.rename(columns={"size": "n"}).itertuples()
     ]
     CARD.write_text(
         "# Constants of inference\n\n"

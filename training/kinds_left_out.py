@@ -71,11 +71,12 @@ def main() -> None:
         samples = gather(frames, regressor.family, regressor.dtypes)
         rows += hidden_kinds(regressor, samples)
     table = pd.DataFrame(rows)
-    chosen: Any = table[table["mode"] == "sibling"].groupby("regressor")
-    summary = chosen.agg(
+    # Where no sibling answers, both ways are the same and nothing is compared.
+    by_sibling: Any = table[table["mode"] == "sibling"].groupby("regressor")
+    summary = by_sibling.agg(
         kinds=("kind", "size"), ratio=("ratio", "mean"), sibling=("ours", "mean")
     ).reset_index()
-    asked: Any = table.groupby("regressor")["kind"].size()
+    hidden: Any = table.groupby("regressor")["kind"].size()
     lines = [
         TITLE,
         "",
@@ -83,7 +84,7 @@ def main() -> None:
     ]
     lines.append("|---|--:|--:|--:|--:|")
     for name, kinds, ratio, sibling in summary.itertuples(index=False):
-        lines.append(f"| {name} | {asked[name]} | {kinds} | {ratio:.1f} | **{sibling:.1f}** |")
+        lines.append(f"| {name} | {hidden[name]} | {kinds} | {ratio:.1f} | **{sibling:.1f}** |")
     text = "\n".join(lines) + "\n"
     write_text(HERE / "kinds_left_out.md", text)
     print(table.to_string(index=False, float_format="%.1f"))
@@ -95,22 +96,27 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
     keys = np.array([s.key for s in samples.stacks], object)[samples.stack]
     for stack in regressor.stacks:
         figures = stack.figures
-        alike = [
-            s
-            for s in regressor.stacks
-            if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)
+        siblings = [
+            candidate
+            for candidate in regressor.stacks
+            if candidate.figures.same_silicon(figures)
+            and not candidate.figures.same_kernels(figures)
         ]
         for kind in sorted(stack.kinds):
-            index = np.flatnonzero(
-                (keys == stack.key) & (samples.rows.by_kind(lambda of, kind=kind: of == kind))
-            )
-            if len(index) < FEWEST or not any(kind in s.kinds for s in alike):
+            is_kind = samples.rows.by_kind(lambda row_kind, kind=kind: row_kind == kind)
+            index = np.flatnonzero((keys == stack.key) & is_kind)
+            if len(index) < FEWEST or not any(kind in sibling.kinds for sibling in siblings):
                 continue
-            left = tuple(
-                without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks
-            )
+            # Evenly over the rows, which tables sort by shape.
             index = index[:: max(1, len(index) // MOST)]
-            ours = replace(regressor, stacks=left, _plans=Cache(PLANS))
+
+            # Hidden from all software of the device, whose kernels would tell.
+            stacks = []
+            for member in regressor.stacks:
+                same_device = member.figures.same_kernels(figures)
+                stacks.append(without(member, kind) if same_device else member)
+            # Plans were made with the kind in view: each regressor begins without any.
+            ours = replace(regressor, stacks=tuple(stacks), _plans=Cache(PLANS))
             ratio = RatioOnly(**vars(ours) | {"_plans": Cache(PLANS)})
             query = Query(figures)
             yield {
@@ -127,16 +133,17 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
 
 def without(stack: Stack, kind: KernelKind) -> Stack:
     """A stack that was not asked for `kind`."""
-    return replace(stack, kinds={k: n for k, n in stack.kinds.items() if k != kind})
+    kinds = {name: count for name, count in stack.kinds.items() if name != kind}
+    return replace(stack, kinds=kinds)
 
 
 def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Query) -> float:
     """Median absolute error in per cent."""
-    at = np.zeros(len(index), np.int64)
-    eager = samples.stacks[samples.stack[index[0]]].host_launch
-    predicted = regressor.predict(
-        PriceQuery(samples.rows.take(index), (query,), at, host_launch=eager)
-    )
+    # All rows are of one query, and were launched in one way.
+    query_of_row = np.zeros(len(index), np.int64)
+    host_launch = samples.stacks[samples.stack[index[0]]].host_launch
+    rows = samples.rows.take(index)
+    predicted = regressor.predict(PriceQuery(rows, (query,), query_of_row, host_launch=host_launch))
     return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 
 

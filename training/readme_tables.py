@@ -57,36 +57,37 @@ def blind() -> list[str]:
     figures = json.loads((ROOT / "validate" / "blind" / "blind.json").read_text())
     first, today, report = figures["first"], figures["today"], "`validate/blind/README.md`"
 
-    def words(of: dict[str, Any]) -> str:
-        return (
-            f"median row {of['median_row']:.1%}; {of['inside']:.0%} inside the 90 % interval, whose ends are a factor "
-            f"{of['ratio']:.2f} apart"
-        )
-
     runs = f"{first['predicted']} runs of {first['sources']} sources not seen before"
-    rows = [
-        row(
-            f"**steps of {runs}, first prediction**",
-            first["mean_over_sources"],
-            words(first),
-            report,
-        )
-    ]
+    title = f"**steps of {runs}, first prediction**"
+    rows = [row(title, first["mean_over_sources"], _score_text(first), report)]
+    # A record without today's predictions is one of first looks alone.
     if today["predicted"]:
-        again = f"today, {today['predicted']} runs of {today['sources']} sources; nothing is fitted to their teams"
-        rows.append(row(again, today["mean_over_sources"], words(today), report))
+        title = f"today, {today['predicted']} runs of {today['sources']} sources; nothing is fitted to their teams"
+        rows.append(row(title, today["mean_over_sources"], _score_text(today), report))
     return rows
+
+
+def _score_text(score: dict[str, Any]) -> str:
+    """A score's median row and its intervals, in words."""
+    return (
+        f"median row {score['median_row']:.1%}; {score['inside']:.0%} inside the 90 % interval, whose ends are a factor "
+        f"{score['ratio']:.2f} apart"
+    )
 
 
 def steps() -> list[str]:
     """Published runs that were looked at while the model was built, equal weight for every
     source."""
+    # Sources that were known from the beginning: what a stranger meets is `blind`'s.
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     mean, groups = cases["over_sources"], cases["groups"]
-    worst = max((of["mean_ape"], name) for name, of in cases["sources"].items() if of["n"])
-    memory = [of["memory"] for of in cases["sources"].values() if of["memory"]["n"]]
+    sources = cases["sources"]
+    worst_error, worst_source = max(
+        (figures["mean_ape"], name) for name, figures in sources.items() if figures["n"]
+    )
+    memory = [figures["memory"] for figures in sources.values() if figures["memory"]["n"]]
     memory_error, memory_by_row = means(
-        [of["mean_ape"] for of in memory], [of["n"] for of in memory]
+        [peaks["mean_ape"] for peaks in memory], [peaks["n"] for peaks in memory]
     )
     by_row = beside(mean["mean_ape"], cases["all"]["mean_ape"])
     report = "`validate/report.md`"
@@ -104,17 +105,8 @@ def steps() -> list[str]:
             f"{cases['generic']['over_sources']['mean_ape']:.1%} with `--framework generic`",
             "`docs/explanation/where_it_is_wrong.md`",
         ),
-        row("the worst of these sources", worst[0], worst[1], report),
-        *(
-            row(
-                words,
-                of["error"],
-                f"{of['sources']} sources, {_of_group(of)}bias {of['bias']:+.1%}",
-                report,
-            )
-            for name, words in GROUPS.items()
-            if (of := groups.get(name))
-        ),
+        row("the worst of these sources", worst_error, worst_source, report),
+        *_group_rows(groups, report),
         row(
             "peak memory",
             memory_error,
@@ -124,6 +116,16 @@ def steps() -> list[str]:
     ]
 
 
+def _group_rows(groups: dict[str, Any], report: str) -> list[str]:
+    """A row for each of `GROUPS` that has any run."""
+    rows = []
+    for name, title in GROUPS.items():
+        if group := groups.get(name):
+            more = f"{group['sources']} sources, {_by_row_of(group)}bias {group['bias']:+.1%}"
+            rows.append(row(title, group["error"], more, report))
+    return rows
+
+
 def kernels() -> list[str]:
     """Regressors on shapes that training never saw, and the physics alone."""
     baselines = json.loads((ROOT / "training" / "baselines.json").read_text())
@@ -131,42 +133,35 @@ def kernels() -> list[str]:
     errors = [record["mean_ape"] / 100 for record in records.values()]
     counts = [record["n"] for record in records.values()]
     ours, by_row = means(errors, counts)
-    physics = (
-        float(np.mean([baselines[name]["roofline"] for name in records if name in baselines])) / 100
-    )
-    words = f"{beside(ours, by_row)}{sum(counts):,} rows, {len(records)} op families; a roofline {physics:.0%}"
-    return [row("kernels of shapes never seen", ours, words, "`training/report.md`")]
+    # Baselines are computed by another script, and may lack a new family.
+    roofline = [baselines[name]["roofline"] for name in records if name in baselines]
+    physics = float(np.mean(roofline)) / 100
+    more = f"{beside(ours, by_row)}{sum(counts):,} rows, {len(records)} op families; a roofline {physics:.0%}"
+    return [row("kernels of shapes never seen", ours, more, "`training/report.md`")]
 
 
 def collectives() -> list[str]:
     """Collectives of fabrics and rank counts that fitting never saw."""
-    out = []
+    rows = []
     for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
-        cells = [c.strip() for c in line.strip("| ").split("|")]
-        if (
-            len(cells) == 10
-            and cells[2] == "all"
-            and (words := COLLECTIVES.get((cells[0], cells[1])))
-        ):
-            by_row = f"{int(cells[3]):,} rows, by row {cells[4].strip('*')} %, median {cells[5]} %"
-            out.append(
-                row(words, float(cells[6]) / 100, by_row, "`training/collectives_report.md`")
-            )
-    return out
+        # The study's rows of all collectives; other tables of the page have fewer columns.
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if len(cells) != 10 or cells[2] != "all":
+            continue
+        left_out, size, _, n, mean, median, series_alike = cells[:7]
+        if title := COLLECTIVES.get((left_out, size)):
+            by_row = f"{int(n):,} rows, by row {mean.strip('*')} %, median {median} %"
+            error = float(series_alike) / 100
+            rows.append(row(title, error, by_row, "`training/collectives_report.md`"))
+    return rows
 
 
 def live() -> list[str]:
     """Real ranks on one machine."""
     figures = json.loads((ROOT / "validate" / "live.json").read_text())
-    words = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
-    return [
-        row(
-            "a machine that was calibrated (`make live`)",
-            figures["mean_step_error"],
-            words,
-            "`validate/live.md`",
-        )
-    ]
+    more = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
+    title = "a machine that was calibrated (`make live`)"
+    return [row(title, figures["mean_step_error"], more, "`validate/live.md`")]
 
 
 def means(errors: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
@@ -179,16 +174,19 @@ def beside(mean: float, by_row: float) -> str:
     return f"by row {by_row:.1%}; " if abs(by_row - mean) > APART * mean else ""
 
 
-def _of_group(group: dict[str, Any]) -> str:
+def _by_row_of(group: dict[str, Any]) -> str:
+    """The mean over rows of a group, where it is another figure."""
     # A record made before groups had a mean over rows has none to show.
     return beside(group["error"], group["by_row"]) if "by_row" in group else ""
 
 
 def row(what: str, error: float, more: str, report: str) -> str:
+    """A row of the table: what was predicted, its mean error, and where the rest stands."""
     return f"| {what} | {error:.1%} | {more} | {report} |"
 
 
 def accuracy() -> str:
+    """The whole table."""
     head = ["| predicted | mean error | | all figures |", "|---|--:|---|---|"]
     return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 
@@ -202,7 +200,8 @@ def factors() -> str:
     """What naming a framework is worth: what it does, and the factors that its name multiplies
     times by."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
-    named, generic = (of["over_sources"]["mean_ape"] for of in (cases, cases["generic"]))
+    named = cases["over_sources"]["mean_ape"]
+    generic = cases["generic"]["over_sources"]["mean_ape"]
     facts_alone = _without_factors()
     return textwrap.fill(
         f"The mean error over sources is {named:.1%} with the framework named, {facts_alone:.1%} with what it does but "
@@ -223,9 +222,11 @@ def plan() -> str:
         r"^plan:.*?\n(.*?)\n\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE
     )
     assert recipe is not None
-    words = shlex.split(recipe[1].replace("\\\n", " ").partition("/perfmodel ")[2])
-    argv = words[: words.index("--script")]
+    # The command as a reader would type it, without the files that it also writes.
+    recipe_argv = shlex.split(recipe[1].replace("\\\n", " ").partition("/perfmodel ")[2])
+    argv = recipe_argv[: recipe_argv.index("--script")]
     os.environ["COLUMNS"] = "80"
+    # In this process: a new one would only import the package once more.
     with redirect_stdout(io.StringIO()) as out:
         if status := command(argv):
             raise PerfModelError(f"perfmodel {shlex.join(argv)} ended with status {status}")
@@ -240,6 +241,7 @@ def put_between_markers(page: Path, name: str, text: str) -> None:
 
 
 def main() -> None:
+    """Renew the three texts."""
     put_between_markers(ROOT / "README.md", "plan", plan())
     put_between_markers(ROOT / "README.md", "accuracy", accuracy())
     put_between_markers(FACTORS_PAGE, "factors", factors())

@@ -44,6 +44,7 @@ def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, fl
     ]
     for name, record in records.items():
         inside = record["in_range"]
+        # Baselines of a new family may not be computed yet.
         theirs = [f"{baselines[name][b]:.1f}" if name in baselines else "" for b in BASELINES]
         large = record.get("large_left_out", NOT_STUDIED)
         covered = f"{inside['coverage_90']:.1%}" if "coverage_90" in inside else ""
@@ -65,7 +66,9 @@ def left_out(record: dict[str, Any], relation: str) -> str:
     """Errors on devices left out, by device."""
     devices = record.get("device_left_out", {})
     return ", ".join(
-        f"{d} {v['mean_ape']:.0f}" for d, v in devices.items() if v["relation"] == relation
+        f"{device} {figures['mean_ape']:.0f}"
+        for device, figures in devices.items()
+        if figures["relation"] == relation
     )
 
 
@@ -87,6 +90,7 @@ def card(
         lines.append(
             f"| {source} | {rows:,} | {sources[source]['origin']} | {sources[source]['licence']} |"
         )
+    # Records of earlier trainings have the share beside the recipe.
     share = record["recipe"]["holdout"] if "recipe" in record else record["holdout"]
     lines += [
         "",
@@ -99,14 +103,15 @@ def card(
         + ".",
         "",
     ]
+    # By device and by source, as a mean hides a device that is not learned.
     for title, key in (("dtype", "by_dtype"), ("device", "by_device"), ("source", "by_source")):
         lines += table(title, inside[key])
     lines += ["Beyond the data (trained without them):", ""]
     large = record.get("large_left_out", NOT_STUDIED)
+    # What lies beyond the data is told apart: there errors are larger.
     beyond = {"largest tenth of shapes": large} if large["n"] else {}
-    beyond |= {
-        f"{d} ({v['relation']} relative)": v for d, v in record.get("device_left_out", {}).items()
-    }
+    for device, figures in record.get("device_left_out", {}).items():
+        beyond[f"{device} ({figures['relation']} relative)"] = figures
     return "\n".join(lines + table("left out", beyond))
 
 
@@ -123,10 +128,9 @@ def coverage(inside: dict[str, Any]) -> str:
 def table(title: str, figures: dict[str, dict[str, Any]]) -> list[str]:
     """Error figures as a table."""
     lines = [f"| {title} | n | mean % | median % | p90 % | bias % |", "|---|--:|--:|--:|--:|--:|"]
-    for label, f in figures.items():
-        lines.append(
-            f"| {label} | {f['n']:,} | {f['mean_ape']} | {f['median_ape']} | {f['p90_ape']} | {f['bias']} |"
-        )
+    for label, errors in figures.items():
+        cells = [errors[key] for key in ("mean_ape", "median_ape", "p90_ape", "bias")]
+        lines.append(f"| {label} | {errors['n']:,} | {' | '.join(map(str, cells))} |")
     return [*lines, ""]
 
 

@@ -35,9 +35,11 @@ def main() -> None:
         )
         page = browser.new_page(viewport={"width": WIDTH_PX, "height": HEIGHT_PX})
         page.goto(page_file.resolve().as_uri())
+        # The page draws itself; before that it is empty.
         page.wait_for_function("window.perfmodelReport")
         page.screenshot(path=PICTURE)
         browser.close()
+    # A palette, as the file is committed.
     Image.open(PICTURE).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
         PICTURE, optimize=True
     )

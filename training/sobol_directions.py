@@ -21,13 +21,14 @@ def direction_numbers(dimensions: int) -> UInt32[np.ndarray, "dimensions numbers
     """The first point of a sequence, then the number by which every bit of a point's index changes
     the point."""
     points = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
-    whole = (points.T / RESOLUTION).astype(np.uint32)
+    integers = (points.T / RESOLUTION).astype(np.uint32)
     # The point at index 2^k differs from the one before by the direction number of bit k.
-    at = 2 ** np.arange(DRAWS.bit_length() - 1)
-    return np.column_stack([whole[:, 0], whole[:, at] ^ whole[:, at - 1]])
+    powers = 2 ** np.arange(DRAWS.bit_length() - 1)
+    return np.column_stack([integers[:, 0], integers[:, powers] ^ integers[:, powers - 1]])
 
 
 def main() -> None:
+    """Write the numbers of all sequences that are stored, one after another."""
     table = np.concatenate(
         [direction_numbers(dimensions) for dimensions in range(1, MOST_STORED + 1)]
     )
