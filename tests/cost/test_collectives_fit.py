@@ -109,20 +109,22 @@ def test_sizes_and_rank_counts_left_out_are_predicted(tmp_path):
 
 
 def test_direct_reductions_have_a_usual_price_beside_the_librarys(tmp_path):
-    """Tables of others with the same links are priced by them, and the host's time comes on top."""
+    """Tables of others on the same fabric are priced by them, and the host's time comes on top."""
     library = _table(noise=0.0).query("num_nodes == 1 and bytes < 1e5")
     direct = library.assign(algorithm="custom", time_us=library["time_us"] / 3)
     eager = direct.assign(variant="served_eager", time_us=np.maximum(direct["time_us"], 60.0))
-    fit_collectives([library, direct, eager], tmp_path)
+    shipped = collective_weights(weight_files(None))
+    fit_collectives([library, direct, eager], tmp_path, base=shipped)
     model = CollectiveModel.load(tmp_path)
 
     def times_us(table: pd.DataFrame) -> np.ndarray:
-        of_others = table.assign(source="others", device="A100-SXM4-40GB")
-        return model.table_times(of_others).time_s * 1e6
+        return model.table_times(table.assign(source="others")).time_s * 1e6
 
     np.testing.assert_allclose(times_us(library), library["time_us"], rtol=0.15)
     np.testing.assert_allclose(times_us(direct), direct["time_us"], rtol=0.15)
-    np.testing.assert_allclose(times_us(eager), 60.0, rtol=0.3)
+    eager_us, replayed_us = times_us(eager), times_us(direct)
+    np.testing.assert_allclose(eager_us, np.maximum(replayed_us, eager_us.min()), rtol=0.1)
+    assert eager_us.min() > 1.5 * replayed_us.max()
 
 
 def test_twenty_rows_of_gloo_are_enough(tmp_path):
