@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn.collectives._physics import (
         ALGORITHMS,
         KINDS,
-        LinkConstants,
         collective_time,
         least_volume,
     )
@@ -53,5 +52,6 @@ if TYPE_CHECKING:
         collective_weights,
         save_collective_weights,
     )
+    from perfmodel.cost.learn.collectives.links import LinkConstants
 
 __getattr__, __dir__ = lazy_names(__name__)

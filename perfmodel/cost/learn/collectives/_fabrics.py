@@ -12,16 +12,13 @@ import numpy as np
 
 from perfmodel.catalog import device as catalog_device
 from perfmodel.catalog.networks import DEVICES_PER_NODE, NVL72_DEVICES
-from perfmodel.cost.learn.collectives._physics import (
-    LINE_SHARE,
-    PAIRS,
-    REFERENCE_PEERS,
-    LinkConstants,
-)
+from perfmodel.cost.learn.collectives._physics import LINE_SHARE, PAIRS
 from perfmodel.cost.learn.collectives.links import (
     LINK_CLASSES,
+    REFERENCE_PEERS,
     UNNAMED,
     LinkClass,
+    LinkConstants,
     in_node_of,
     is_flat,
     is_network,

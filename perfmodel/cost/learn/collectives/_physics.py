@@ -15,22 +15,18 @@ Functions take NumPy or JAX arrays alike and are differentiable in all real argu
 """
 
 import sys
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
+from perfmodel.cost.learn.collectives.links import REFERENCE_PEERS, Array, LinkConstants
 from perfmodel.ops import CollectiveKind
 
-Array = Any
-"""A NumPy or JAX array, or a Python number."""
 KINDS: Final = get_args(CollectiveKind)
 PAIRS: Final = ("send_recv", "all_to_all")
 """Kinds that are messages between pairs."""
 
-REFERENCE_PEERS: Final = 7
-"""Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
 OVERLAP_INSIDE: Final = 3.0
 """Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
 OVERLAP_BETWEEN: Final = 1.0
@@ -69,79 +65,6 @@ HOST_SHARPNESS: Final = 8.0
 ahead, so the longer one shows alone."""
 IMPOSSIBLE_S: Final = 1e6
 """Time of an algorithm that the fabric lacks."""
-
-
-@dataclass(frozen=True)
-class LinkConstants:
-    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one
-    common shape."""
-
-    launch_s: Array
-    """Time that no message size and rank count changes: kernel launch, dispatch."""
-    hop_inside_s: Array
-    """Latency of one message inside a node in the low-latency protocol."""
-    hop_inside_full_s: Array
-    """Latency of one message inside a node in the bandwidth protocol."""
-    hop_inside_line_s: Array
-    """Latency of one message inside a node in the protocol of lines (LL128)."""
-    hop_switch_s: Array
-    """Latency of a reduction in the node's switch, one way between a rank and the switch."""
-    hop_between_s: Array
-    """Latency of one message between nodes in the low-latency protocol."""
-    hop_between_full_s: Array
-    """Latency of one message between nodes in the bandwidth protocol."""
-    hop_between_line_s: Array
-    """Latency of one message between nodes in the protocol of lines (LL128)."""
-    shift_inside_s: Array
-    """Stated latency of a hop inside a node beyond the usual one: it is added to the time of every
-    size."""
-    shift_between_s: Array
-    """Stated latency of a hop between nodes beyond the usual one."""
-    usual_inside_s: Array
-    """Latency that descriptions of clusters usually give for such links inside a node."""
-    usual_between_s: Array
-    """Latency that descriptions of clusters usually give for such links between nodes."""
-    post_s: Array
-    """Least time of each step of a ring over several nodes, also of steps inside a node, because
-    every step posts a message to the network."""
-    peer_s: Array
-    """Time that each peer on another node adds to one rank of an all-to-all."""
-    bandwidth_inside: Array
-    """Effective bytes/s of one rank inside its node in the bandwidth protocol, with
-    `REFERENCE_PEERS` peers (with one peer on a shared bridge)."""
-    bandwidth_between: Array
-    """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
-    low_latency_share: Array
-    """Bandwidth of the low-latency protocol as a share of the full one."""
-    line_share: Array
-    """Bandwidth of the protocol of lines as a share of the full one; 0: the links do not carry
-    it."""
-    peer_exponent: Array
-    """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a
-    mesh of direct links (each pair has its own), negative where ranks share a host bridge."""
-    node_exponent: Array
-    """Bandwidth between nodes falls as (nodes / 2) to the minus this."""
-    neighbour_share: Array
-    """Share of the bandwidth that a send to a neighbour keeps on many nodes."""
-    eager_bytes: Array
-    """Message size between nodes above which the sender first asks the receiver, which doubles the
-    latency."""
-    tree_share: Array
-    """Bandwidth between nodes of a tree that reduces without a switch, relative to a ring's: half
-    of its channels' traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
-    switch_share: Array
-    """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
-    network_share: Array
-    """Efficiency of reduction in the network's switches; 0: no such switches."""
-    mesh_peers: Array = REFERENCE_PEERS
-    """Peers of a rank at which a mesh of direct links reaches its stated rate: all others of its
-    node."""
-    direct_s: Array = 0.0
-    """Fixed time of a direct reduction: its launch, and the work around its barriers."""
-    direct_peers: Array = 0.0
-    """Most peers whose memory a rank may read in a direct reduction; 0: none."""
-    host_s: Array = 0.0
-    """Least time from one call to the next if the host launches each; 0: a graph replays them."""
 
 
 def namespace(*arrays: Array) -> ModuleType:

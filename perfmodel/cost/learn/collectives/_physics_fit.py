@@ -16,8 +16,9 @@ from perfmodel.cost.learn.collectives._fabrics import (
     effects,
     expected,
 )
-from perfmodel.cost.learn.collectives._physics import LinkConstants, collective_time
+from perfmodel.cost.learn.collectives._physics import collective_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows
+from perfmodel.cost.learn.collectives.links import LinkConstants
 from perfmodel.ingest.tables import groups_of
 
 NOISE: Final = 0.25
