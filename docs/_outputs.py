@@ -3,9 +3,11 @@
 python docs/_outputs.py
 
 A block of a page that is marked `console` begins with `$ perfmodel ...`, and goes on with what that
-prints at 80 columns in a folder that holds the files of `perfmodel samples`. Run as a script this
-renews what has changed; `tests/test_docs.py` fails where a page is stale. What a page leaves out
-stands as `...`.
+prints at 80 columns. The commands of a page run one after another in one folder, which holds the
+files of `perfmodel samples` and those that the page shows before (blocks that begin with
+`# NAME.toml`). A command that ends in `| head -5` shows the first five lines of its output, one
+that ends in `| tail -5` the last five. Run as a script this renews what has changed;
+`tests/test_docs.py` fails where a page is stale. What a page leaves out stands as `...`.
 """
 
 import io
@@ -14,8 +16,9 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,10 +28,10 @@ from perfmodel.cli import samples
 HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")
 """Folders that `_pages.py` makes."""
-_BLOCK = re.compile(
-    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*\n)(?P<output>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
+_BLOCK = re.compile(r"^```(?P<language>[^`\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n(?P<output>.*)", re.DOTALL)
+_PART = re.compile(r"\s*\| (?P<end>head|tail) -(?P<lines>\d+)$")
+_FILE = re.compile(r"# (?P<name>\w+\.(?:toml|csv|py|txt|sh|ya?ml|json))\n")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 TOLERANCE = 0.01
 """Relative difference of a number that is none: other machines round otherwise."""
@@ -41,29 +44,12 @@ class Shown:
     page: Path
     command: str
     output: str
+    place: int
+    """Number of the command on its page, from 0."""
 
     def printed(self) -> str:
         """What the command prints now, errors too."""
-        program, *arguments = shlex.split(self.command.replace("\\\n", " "))
-        assert program == "perfmodel", (
-            f"{self.page}: a console block shows a command of perfmodel, not {program}"
-        )
-
-        # The width of pages, whatever the terminal's is; and the files that pages speak of.
-        before = os.environ.get("COLUMNS")
-        os.environ["COLUMNS"] = "80"
-        try:
-            with TemporaryDirectory() as folder, chdir(folder):
-                for name, text in samples().items():
-                    Path(name).write_text(text)
-                with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-                    command(arguments)
-        finally:
-            if before is None:
-                del os.environ["COLUMNS"]
-            else:
-                os.environ["COLUMNS"] = before
-        return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+        return printed_on(self.page)[self.place]
 
 
 def pages() -> list[Path]:
@@ -73,8 +59,73 @@ def pages() -> list[Path]:
 
 def shown_on(page: Path) -> Iterator[Shown]:
     """Commands of a page whose output it shows."""
+    place = 0
     for block in _BLOCK.finditer(page.read_text()):
-        yield Shown(page, block["command"].strip(), block["output"])
+        if block["language"] == "console":
+            match = _COMMAND.fullmatch(block["body"])
+            assert match is not None, f"{page}: a console block begins with a command"
+            yield Shown(page, match["command"], match["output"], place)
+            place += 1
+
+
+@cache
+def printed_on(page: Path) -> list[str]:
+    """What the commands of a page print now, in one folder and in the order of the page."""
+    printed = []
+    with TemporaryDirectory() as folder, chdir(folder), _window_of(80):
+        for name, text in samples().items():
+            Path(name).write_text(text)
+        for block in _BLOCK.finditer(page.read_text()):
+            write_named_file(block["body"])
+            if block["language"] == "console":
+                match = _COMMAND.fullmatch(block["body"])
+                assert match is not None, f"{page}: a console block begins with a command"
+                printed.append(_printed(match["command"]))
+    return printed
+
+
+def write_named_file(block: str) -> bool:
+    """Write the file that a block shows, if its first line names one; whether it does."""
+    named = _FILE.match(block)
+    if named is None:
+        return False
+    # JSON has no comments.
+    is_json = named["name"].endswith(".json")
+    Path(named["name"]).write_text(block[named.end() :] if is_json else block)
+    return True
+
+
+def arguments_of(command_line: str) -> list[str]:
+    """Arguments of a command line of perfmodel, without a pipe, a redirection or comments."""
+    words = shlex.split(command_line.replace("\\\n", " "), comments=True)
+    assert words[0] == "perfmodel", f"{command_line}: only commands of perfmodel are run"
+    ends = [words.index(sign) for sign in ("|", ">") if sign in words]
+    return words[1 : min(ends, default=None)]
+
+
+def _printed(command_line: str) -> str:
+    """Standard error of a command line, and the part of its standard output that it asks for."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        command(arguments_of(command_line))
+    lines = out.getvalue().splitlines()
+    if part := _PART.search(command_line):
+        n = int(part["lines"])
+        lines = lines[:n] if part["end"] == "head" else lines[-n:]
+    return "".join(f"{line.rstrip()}\n" for line in (*err.getvalue().splitlines(), *lines))
+
+
+@contextmanager
+def _window_of(columns: int) -> Iterator[None]:
+    """Let commands print as in a window of this width."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(columns)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def is_current(shown: str, printed: str) -> bool:
@@ -91,6 +142,10 @@ def is_current(shown: str, printed: str) -> bool:
     return all(abs(a - b) <= TOLERANCE * max(abs(a), abs(b)) for a, b in pairs)
 
 
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("0", text)
+
+
 def _numbers(text: str) -> list[float]:
     """All numbers of a text, in order."""
     return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
@@ -101,7 +156,11 @@ def renew(page: Path) -> bool:
     text = before = page.read_text()
     for shown in shown_on(page):
         printed = shown.printed()
-        if not is_current(shown.output, printed):
+        # Lines may be broken elsewhere on another machine, but a page shows how they are broken.
+        is_same = "..." in shown.output or _without_numbers(shown.output) == _without_numbers(
+            printed
+        )
+        if not is_same or not is_current(shown.output, printed):
             # The marker and the command stay: only what follows is renewed.
             old = f"```console\n$ {shown.command}\n{shown.output}```"
             text = text.replace(old, f"```console\n$ {shown.command}\n{printed}```")

@@ -104,9 +104,9 @@ class Reason(Enum):
         ("tp", "cp", "pp", "micro_batch", "devices", "global_batch"),
     )
     HEADS = "attention heads not divisible by tp", ("tp",)
-    KV_HEADS = "key and value heads do not divide by tp, nor tp by them", ("tp",)
+    KV_HEADS = "neither tp nor the number of key-value heads is a multiple of the other", ("tp",)
     HIDDEN = "hidden size not divisible by tp", ("tp",)
-    PAIRED_LAYERS = "tp needs an even number of layers, but the model has an odd one", ("tp",)
+    PAIRED_LAYERS = "tp needs an even number of layers, but the model has an odd number", ("tp",)
     SEQUENCE = "sequence length not divisible by cp (and tp)", ("cp", "tp", "sequence_parallel")
     UNFUSED_CONTEXT = "context parallelism needs fused attention", ("cp",)
     EXPERT_RANKS = "ep does not divide dp*cp", ("tp", "cp", "pp", "ep", "devices")

@@ -3,17 +3,17 @@ least parse."""
 
 import ast
 import importlib.util
+import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 from _names import names_page
-from _outputs import Shown, is_current, pages, shown_on
+from _outputs import Shown, arguments_of, is_current, pages, shown_on, write_named_file
 
 import perfmodel
-from perfmodel.cli import main, parser
+from perfmodel.cli import main, parser, samples
 from perfmodel.schedule import parse_schedule, require_valid
 
 ROOT = Path(__file__).parents[1]
@@ -24,19 +24,28 @@ BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INCLUDED = re.compile(r"^```{literalinclude} (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+"""A model of the user's own, as README reads one."""
+RENEWED_BY_EVERY_RUN = {"calibrate_model.md", "check_a_run.md", "search_layouts.md"}
+"""Pages whose outputs are compared by every run of the tests; those of the others take longer."""
+
+
 def commands(text: str) -> list[list[str]]:
     """Arguments of every `perfmodel` command of a block."""
     lines = text.replace("\\\n", " ").splitlines()
     if text.startswith("$ "):  # what follows a command is what it prints
         lines = [line for line in lines if line.startswith("$ ")]
-    words = [
-        shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "perfmodel" in line
-    ]
-    return [
-        line[1 : line.index(">") if ">" in line else None]
-        for line in words
-        if line[0] == "perfmodel"
-    ]
+    command_lines = [line.removeprefix("$ ") for line in lines]
+    return [arguments_of(line) for line in command_lines if line.startswith("perfmodel ")]
 
 
 @pytest.mark.slow
@@ -47,16 +56,31 @@ def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .sh ...)
     becomes this file."""
     monkeypatch.chdir(tmp_path)
+    for name, text in samples().items():
+        Path(name).write_text(text)
     namespace: dict[str, object] = {"__name__": page.stem}
     for language, text in BLOCK.findall(page.read_text()):
-        if named := re.match(r"# (\w+\.(?:toml|csv|py|txt|sh|ya?ml|json))\n", text):
-            # JSON has no comments
-            Path(named[1]).write_text(text[named.end() :] if named[1].endswith(".json") else text)
-        elif language == "python":
+        if write_named_file(text):
+            continue
+        if language == "python":
             exec(compile(text, str(page), "exec"), namespace)
+        elif language == "console":
+            (argv,) = commands(text)
+            main(argv)  # what it prints is compared below, errors too
         elif language == "shell":
             for argv in commands(text):
                 assert main(argv) == 0, argv
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in samples().items():
+        Path(name).write_text(text)
+    Path("config.json").write_text(json.dumps(CONFIG))
+    for _, text in BLOCK.findall((ROOT / "README.md").read_text()):
+        for argv in commands(text):
+            assert main(argv) == 0, argv
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
@@ -123,8 +147,15 @@ def test_schedule_in_the_page_can_run() -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    [shown for page in pages() for shown in shown_on(page)],
-    ids=lambda shown: f"{shown.page.stem}: {shown.command.split()[1]}",
+    [
+        pytest.param(
+            shown,
+            marks=[] if page.name in RENEWED_BY_EVERY_RUN else pytest.mark.slow,
+            id=f"{page.stem}: {shown.place} {shown.command.split()[1]}",
+        )
+        for page in pages()
+        for shown in shown_on(page)
+    ],
 )
 def test_what_a_page_says_that_a_command_prints_is_current(shown: Shown) -> None:
     assert is_current(shown.output, shown.printed()), "stale; renew it with python docs/_outputs.py"

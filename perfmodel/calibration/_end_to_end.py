@@ -34,6 +34,7 @@ from perfmodel.prediction.sites import (
     SitePrior,
     save_adjustments,
 )
+from perfmodel.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -351,9 +352,10 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     if abs(median_error - middle) <= half:
         return ""
     return (
-        f"your runs are much {'slower' if median_error > middle else 'faster'} than comparable published ones: the "
-        f"median of {len(log_errors)} is {expm1(median_error):+.0%} off the cost models; 90 % of sites are within "
-        f"{expm1(middle - half):+.0%} to {expm1(middle + half):+.0%}"
+        f"your runs are much {'slower' if median_error > middle else 'faster'} than comparable published ones: "
+        f"{expm1(median_error):+.0%} relative to the cost models (median of {len(log_errors)} "
+        f"{plural('run', len(log_errors))}), while 90 % of sites are within {expm1(middle - half):+.0%} to "
+        f"{expm1(middle + half):+.0%}"
     )
 
 

@@ -207,7 +207,7 @@ class ClusterEntry(Stated):
             name=name,
             max_devices=self.max_devices,
             price_per_device_hour=self.price_per_device_hour,
-            source=self.source or "links as its words tell",
+            source=self.source or "links as described in words",
         )
 
 

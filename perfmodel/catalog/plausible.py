@@ -139,7 +139,8 @@ def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
     remedy = f"write {' or '.join(likely)}" if likely else "look at the figure"
     unit = f" {limits.unit}" if limits.unit else ""
     raise PerfModelError(
-        f"{place}: {key}: {value:g}{unit} is not plausible ({limits.least:g} to {limits.most:g}{unit} is); {remedy}"
+        f"{place}: {key}: {value:g}{unit} is not plausible, as it should be {limits.least:g} to "
+        f"{limits.most:g}{unit}; {remedy}"
     )
 
 

@@ -17,7 +17,7 @@ from perfmodel.cli._files import add_job_file, lacking
 from perfmodel.cli._flags import add_json, add_problem, layouts_of, problem_of
 from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import emit
-from perfmodel.display import progress
+from perfmodel.display import progress, say
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.spec import BACKENDS
 from perfmodel.units import plural
@@ -50,7 +50,10 @@ def _add_measured(command: argparse.ArgumentParser) -> None:
     """Add the flags that say what is measured, with which library, and where the tables go."""
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for the tables and their cards"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the tables and the cards that describe them",
     )
     command.add_argument(
         "--backend",
@@ -61,8 +64,8 @@ def _add_measured(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="measure only missing rows. An interrupted run continues without this flag, too, but then disturbed rows "
-        "of finished tables are measured again",
+        help="measure only missing rows. An interrupted run also continues without this flag, but "
+        "then measures the disturbed rows of finished tables again",
     )
     command.add_argument(
         "--dry-run",
@@ -113,7 +116,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LAYOUTS",
-        help='layouts whose events are measured, e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; may be repeated',
+        help='layouts whose kernels and collectives are measured, e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; may be repeated',
     )
     model.add_argument(
         "--device", metavar="NAME", help="device that is measured (default: the cluster's)"
@@ -206,7 +209,7 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
     # they do, at the same time and on the same network.
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
-            print(
+            say(
                 f"process {launch.index} of {launch.count} of {launch.launcher} measures alone; add --launched to "
                 "measure with all of them",
                 file=sys.stderr,
@@ -306,7 +309,7 @@ def _measure(
 
     remaining, rows = _unmeasured_rows(arguments, plan)
     if len(remaining) < rows:
-        print(f"{rows - len(remaining)} of {rows} rows are measured already", file=sys.stderr)
+        say(f"{rows - len(remaining)} of {rows} rows are measured already", file=sys.stderr)
     try:
         # Every row is written as soon as it is measured: an interrupt or a full disk loses one
         # row at most.
@@ -353,7 +356,7 @@ def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Poi
             report(f"{point.op.family}, {minutes}", done, rows)
             if not sys.stderr.isatty() and time.monotonic() - last_s >= LINE_EVERY_S:
                 last_s = time.monotonic()
-                print(
+                say(
                     f"{done} of {rows} rows, {minutes}, now {point.op.family}",
                     file=sys.stderr,
                 )
@@ -372,13 +375,13 @@ def _gathered(
         yield ()
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    print(
+    say(
         f"process 0 of {launch.count}, by {launch.launcher}, on {launch.node}: waits for the others",
         file=sys.stderr,
     )
     with measure.gathered(launch, arguments.out, arguments.launch_timeout) as agents:
         nodes = len({agent.hello.node for agent in agents})
-        print(f"{len(agents)} processes on {nodes} {plural('node', nodes)}", file=sys.stderr)
+        say(f"{len(agents)} processes on {nodes} {plural('node', nodes)}", file=sys.stderr)
         yield agents
 
 
@@ -424,38 +427,38 @@ def show(report: dict[str, Any]) -> None:
     if "saving" in report:
         from perfmodel.calibration import saving_text
 
-        print(saving_text(report["saving"]), end="\n\n")
+        say(saving_text(report["saving"]), "")
     if "tables" in report:
         for card in report["tables"]:
-            print(f"{card['path']}: {card['rows']} rows, {card['suspect_rows']} of them disturbed")
+            say(f"{card['path']}: {card['rows']} rows, {card['suspect_rows']} of them disturbed")
         return
     done = f", {report['rows_kept']} already measured" if report["rows_kept"] else ""
-    print(f"{report['rows']} rows to measure on {report['device']} by {report['backend']}{done}")
+    say(f"{report['rows']} rows to measure on {report['device']} by {report['backend']}{done}")
     for name, family in report["families"].items():
-        print(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
-    print(
+        say(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
+    say(
         f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all"
     )
     if report["refused_here"]:
-        print(f"this machine cannot measure the plan: {report['refused_here']}")
+        say(f"this machine cannot measure the plan: {report['refused_here']}")
 
 
 def _show_diff(report: dict[str, Any]) -> None:
     """Print the rows in which two calibrations differ."""
-    print(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
+    say(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
     for name, family in report["families"].items():
         ratio = "-" if family["median_ratio"] is None else f"{family['median_ratio']:.3f}"
         apart_text = (
             "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
         )
         counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
-        print(f"{name:15}{family['rows']:7}{ratio:>9}{apart_text:>8}{counts}")
-    print("apart: number of rows whose confidence intervals do not overlap")
+        say(f"{name:15}{family['rows']:7}{ratio:>9}{apart_text:>8}{counts}")
+    say("apart: number of rows whose confidence intervals do not overlap")
     if any(report["suspect_rows"]):
-        print(
+        say(
             f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B"
         )
     for name, (a, b) in report["cards"].items():
-        print(f"{name}: {a} | {b}")
+        say(f"{name}: {a} | {b}")
     if not report["cards"]:
-        print("machine, software and measuring tool are the same")
+        say("machine, software and measuring tool are the same")

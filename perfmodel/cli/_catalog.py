@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit
 from perfmodel.cli._vocabulary import VOCABULARY, entry_count, glossary, vocabulary
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
@@ -52,7 +52,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     console = new_console()
     if arguments.kind in VOCABULARY:
         lines = glossary(arguments.kind, records, min(console.width, MOST_WIDTH))
-        emit(arguments, {arguments.kind: records}, lambda: print(*lines, sep="\n"))
+        emit(arguments, {arguments.kind: records}, lambda: say(*lines))
         return 0
     heads, cells = rows(arguments.kind, records)
     emit(arguments, {arguments.kind: records}, lambda: console.print(table("", heads, cells)))

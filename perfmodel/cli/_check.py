@@ -13,7 +13,7 @@ from perfmodel.cli._flags import (
     problem_of,
 )
 from perfmodel.cli._show import emit, written
-from perfmodel.display import new_console, progress, with_hanging_indent
+from perfmodel.display import progress, say
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -70,9 +70,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _show(health: "RunHealth", files: list[str]) -> None:
-    console = new_console()
-    for line in str(health).splitlines():
-        print(with_hanging_indent(line, console.width))
+    say(*str(health).splitlines())
     written(files)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_job, add_json, add_layout, problem_of, require_measured
 from perfmodel.cli._show import reporting, written
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -142,34 +142,34 @@ def _show_compared(report: dict[str, Any]) -> None:
     measured = duration(report["measured_batch_s"])
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
     error = f"{report['batch_time_error']:.2%}"
-    print(f"batch time: {predicted} predicted, {measured} measured ({steps}), error {error}")
-    print(
+    say(f"batch time: {predicted} predicted, {measured} measured ({steps}), error {error}")
+    say(
         f"idle: {report['predicted_bubble_fraction']:.2%} predicted, {report['measured_bubble_fraction']:.2%} measured"
     )
     if report["mean_activity_error"] is None:
-        print(
+        say(
             "activities could not be matched; annotate the passes (docs/traces.md) to get errors per device and stage"
         )
     else:
         shares = f"{report['predicted_share']:.0%} of the predicted and {report['measured_share']:.0%} of the measured"
-        print(f"matched by {report['matched_by']}: {shares} computations")
+        say(f"matched by {report['matched_by']}: {shares} computations")
         errors = f"mean {report['mean_activity_error']:.2%}, largest {report['largest_activity_error']:.2%}"
-        print(f"activity error per device: {errors}")
+        say(f"activity error per device: {errors}")
         for device in report["devices"]:
             if device["activity_error"] is not None:
                 error = f"{device['activity_error']:.2%} (bias {device['activity_bias']:+.2%})"
                 idle = f"idle {device['predicted_idle']:.1%} predicted, {device['measured_idle']:.1%} measured"
-                print(f"  device {device['device']}: {error}, {idle}")
+                say(f"  device {device['device']}: {error}, {idle}")
     if report["stages"]:
         errors = f"median {report['median_stage_error']:.2%}, largest {report['largest_stage_error']:.2%}"
-        print(f"stage error: {errors}; worst:")
+        say(f"stage error: {errors}; worst:")
         for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
             # Tags that a trace does not tell are -1.
             known = [
                 f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0
             ]
             activity = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
-            print(f"  {activity}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
+            say(f"  {activity}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
     written(report["written"])
 
 

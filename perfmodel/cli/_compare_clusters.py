@@ -13,7 +13,7 @@ from perfmodel.cli._search_flags import (
     space_of,
 )
 from perfmodel.cli._show import emit
-from perfmodel.display import new_console, progress
+from perfmodel.display import new_console, progress, say, say_verbatim
 from perfmodel.units import counted, duration, figure
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=USD",
-        help="price per device and hour of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
+        help="US dollars per device and hour, for one cluster or device: h100=2.5; may be "
+        "repeated (default: list prices)",
     )
     add_reliability(command)
     add_min_fit(command)
@@ -129,14 +130,14 @@ def show(result: "ClusterComparison", command: str) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, plan in zip(rows, (None, *result.plans), strict=True):
         first, *further = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join((first.strip().ljust(widths[0]), *further)))
+        say_verbatim("  ".join((first.strip().ljust(widths[0]), *further)))
         if plan is not None:
             p = plan.prediction
-            print(
+            say(
                 f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}"
             )
-            print(f"  {memory_words(p)}")
-            print(f"  {p.layout_notation}")
+            say(f"  {memory_words(p)}")
+            say_verbatim(f"  {p.layout_notation}")
     p = best.prediction
 
     # Reasons why some cannot run, then the sources of the figures; equal lines once.
@@ -144,7 +145,7 @@ def show(result: "ClusterComparison", command: str) -> None:
     notes += [f"{p.cluster}: {failures(best.run.goodput)}", *map(_rests_on, result.plans)]
     for line in dict.fromkeys(notes):
         console.print(line, markup=False)
-    print(f"next: {command}")
+    say_verbatim(f"next: {command}")
 
 
 def _rests_on(plan: "ClusterPlan") -> str:

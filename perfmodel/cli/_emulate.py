@@ -21,6 +21,7 @@ from perfmodel.cli._emulate_settings import (
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import reporting, written
+from perfmodel.display import say
 from perfmodel.emulate.environment import delayed_as
 from perfmodel.errors import PerfModelError
 from perfmodel.files import data_limit_bytes, read_text
@@ -35,7 +36,8 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate",
-        help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py",
+        help="run an unmodified training script as some ranks of a cluster; the script comes "
+        "last: -- python train.py",
     )
     add_flags(command)
     command.add_argument(
@@ -397,83 +399,82 @@ def show(report: dict[str, Any]) -> None:
             times = (
                 f"{duration(r['step_s'])}, of which {duration(r['communication_s'])} in collectives"
             )
-            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {times}")
+            say(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {times}")
     elif "classes" in report:
         for row in report["classes"]:
             ranks = ", ".join(map(str, row["ranks"]))
             times = f"{duration(row['time_s'])}, {duration(row['communication_s'])} in collectives"
-            print(f"ranks {ranks}, by rank {row['real']}: iteration {times}")
-        print(f"slowest class {duration(report['iteration_s'])}")
+            say(f"ranks {ranks}, by rank {row['real']}: iteration {times}")
+        say(f"slowest class {duration(report['iteration_s'])}")
     elif "measured" in report:
         for row in report["measured"]:
-            print(
+            say(
                 f"{row['collective']:>15} {row['bytes']:>10} bytes, {row['ranks']} ranks: "
                 f"{duration(row['time_s'])}, {duration(row['core_s'])} of the core"
             )
     else:
         real = ", ".join(map(str, report["real_ranks"]))
-        print(
+        say(
             f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives"
         )
         if report["iterations"]:
             _show_iterations(report)
         training_mib = report["training_memory_bytes"] / 2**20
-        print(
+        say(
             f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, {training_mib:.0f} MiB of it since the "
             "script initialised torch.distributed"
         )
     wire = report.get("wire")
     if wire:
-        print(
+        say(
             f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process for the "
             f"emulated ranks used {wire['cpu_s']:.3g} s of CPU time in {wire['wall_s']:.3g} s"
         )
     # Emulating a call takes microseconds: milliseconds mean that something else had the cores.
     if report.get("overhead_s", 0.0) > _BUSY_S:
-        print(
+        say(
             f"emulating a call took {duration(report['overhead_s'])}, which was subtracted; the machine is busy, "
             "so do not trust these times"
         )
     for kind in report.get("never_called", ()):
-        print(f"the script called no {kind}, so its delay had no effect")
+        say(f"the script called no {kind}, so its delay had no effect")
     written(report["written"])
 
 
 def _show_iterations(report: Mapping[str, Any]) -> None:
     """Print the times of iterations, the cost of delays, and the prediction."""
-    print(
+    say(
         f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
         f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "
         f"forward {duration(report['forward_s'])}, backward {duration(report['backward_s'])}, "
         f"optimizer {duration(report['optimizer_s'])}"
     )
-    print(
+    say(
         f"communication {duration(report['communication_s'])}, {report['overlap']:.0%} of it overlapped; "
         f"core busy {report['utilisation']:.0%}"
     )
     for kind, slack in report.get("slack_s", {}).items():
         tolerance = (
-            f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
+            f"each of the others may take {duration(slack['hidden_s'])} longer without effect"
         )
         if slack["hidden_s"] < _NO_SLACK_S:
-            tolerance = "the others would at any delay"
-        print(
-            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {tolerance}"
-        )
+            tolerance = "the others slow it with any delay"
+        say(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {tolerance}")
     curve = report.get("curve")
     if curve:
-        print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
+        say(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
         for delay_s, emulated_s, predicted_s in zip(
             curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
         ):
-            print(f"{duration(delay_s):>9} {duration(emulated_s):>10} {duration(predicted_s):>10}")
-        print(
-            f"a {curve['collective']} delay up to {duration(curve['hidden_s'])} is hidden by computation: "
-            f"{curve['felt']:.0f} calls slow the step below it, {curve['felt_at_most']:.0f} at the largest delay"
+            say(f"{duration(delay_s):>9} {duration(emulated_s):>10} {duration(predicted_s):>10}")
+        say(
+            f"delays of {curve['collective']} up to {duration(curve['hidden_s'])} are hidden by "
+            f"computation: {curve['felt']:.0f} calls slow the step with shorter delays, "
+            f"{curve['felt_at_most']:.0f} with the longest"
         )
     predicted = report.get("predicted")
     if predicted:
-        print(
+        say(
             f"predicted {duration(predicted['iteration_s'])} ({predicted['iteration_error']:+.1%}), "
             f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})"
         )

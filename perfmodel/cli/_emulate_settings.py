@@ -50,7 +50,7 @@ def _add_ranks(command: argparse.ArgumentParser) -> None:
         "--real-ranks",
         default="0",
         metavar="R,...",
-        help="ranks that run the script (default 0)",
+        help="numbers of the ranks that run the script, e.g. 0,8 (default 0)",
     )
     command.add_argument(
         "--apart",
@@ -70,8 +70,8 @@ def _add_answers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--peer",
         metavar="HOST",
-        help="with --wire: run that process on HOST by ssh (default: this host); `shaped` runs it here, behind a local "
-        "link with the cluster's bandwidth and latency",
+        help="with --wire: host on which ssh starts the process that answers (default: this "
+        "host); `shaped`: this host, behind a local link with the cluster's bandwidth and latency",
     )
     command.add_argument(
         "--classes",
@@ -93,8 +93,8 @@ def _add_prices(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--prices",
         metavar="FILE|MODULE:FUNCTION",
-        help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
-        "or a function of perfmodel.ops.Collective",
+        help="take the times of collectives from a csv (collective,ranks,bytes,time_s[,core_s]), "
+        "or from a function of perfmodel.ops.Collective, instead of the calibration",
     )
     command.add_argument(
         "--occupancy",
@@ -187,7 +187,8 @@ def _add_predicted_job(command: argparse.ArgumentParser) -> None:
     """Add the flags of the model and layout whose predicted step the run is compared with."""
     command.add_argument(
         "--model",
-        help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",
+        help="also compare with a prediction: JOB.toml, or a model together with --layout and "
+        "--global-batch",
     )
     add_from(command)
     command.add_argument("--layout", help="parallel degrees, as for predict")

@@ -124,7 +124,10 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
         _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
     if isinstance(file.problem_fields.get("cluster"), str) and hasattr(arguments, "clusters"):
         _fill(arguments, {}, "clusters", file.problem_fields["cluster"])
-    if file.layout and ("layout" in getattr(arguments, "needed", ()) or arguments.takes_layout):
+    # A report searches unless a layout is given, but of a calibration it needs one for the step.
+    of_step = arguments.command == "report" and of_calibration(arguments)
+    needs_layout = "layout" in getattr(arguments, "needed", ()) or arguments.takes_layout or of_step
+    if file.layout and needs_layout:
         if getattr(arguments, "layouts", None) == []:
             arguments.layouts = [file.layout]
         _fill(arguments, {}, "layout", file.layout)

@@ -13,9 +13,9 @@ from perfmodel.cli._compare import add_profile
 from perfmodel.cli._files import add_job_file, flags_of, lacking
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._show import emit, error_figure, error_head, written
-from perfmodel.display import Report, new_console, progress, table, with_hanging_indent
+from perfmodel.display import Report, new_console, progress, say, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration, figure
+from perfmodel.units import duration, figure, plural
 
 _SHOWN = 8
 """Most runs that are named as exceptions."""
@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "fit",
-        help="train cost models from tables of measurements, of runs, or from a profile",
+        help="fit cost models to measured kernels and collectives, to whole runs, or to a profile",
     )
     _add_measurements(command)
     # Runs and profiles correct a calibration; tables make one.
@@ -37,7 +37,8 @@ def add_command(commands: Any) -> None:
         "--base",
         type=Path,
         metavar="DIR",
-        help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
+        help="calibration that --runs, --log or --profile corrects (default: the one fitted to "
+        "TABLE, else the shipped one)",
     )
     _add_site_fit(command)
     command.add_argument(
@@ -101,7 +102,8 @@ def _add_site_fit(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sites",
         action="store_true",
-        help="TABLEs are published runs: fit clocks under load and the prior of unknown sites",
+        help="each TABLE holds published runs: fit to them the clocks under load and the prior of "
+        "unknown sites",
     )
     command.add_argument(
         "--unstated",
@@ -246,19 +248,19 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     )
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
-        print(f"replaces {len(names)} shipped series: {fabric}")
+        say(f"replaces {len(names)} shipped series: {fabric}")
     for case, longer in collectives.get("groups_at_once", {}).items():
-        print(f"{case}: {longer:.2f} times as long as alone")
+        say(f"{case}: {longer:.2f} times as long as alone")
     for case, exponent in collectives.get("sharing", {}).items():
-        print(
+        say(
             f"{case} between nodes: predicted n^{exponent:.2f} times as long with n groups at once, except for latency"
         )
     for family, figures in summary.items():
         for state, longer in figures.get("longer", {}).items():
-            print(f"{family}, {state}: {longer:.2f} times as long as usual")
+            say(f"{family}, {state}: {longer:.2f} times as long as usual")
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
-            print(f"{count:,} rows of {family} set aside: {reason}")
+            say(f"{count:,} rows of {family} set aside: {reason}")
     _print_written_folder(out)
 
 
@@ -379,7 +381,8 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         changed = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
         console.print(
-            f"{device}, {fitted['runs']} runs: costs relative to the calibration that these runs correct"
+            f"{device}, {fitted['runs']} {plural('run', fitted['runs'])}: costs relative to the calibration "
+            "that is corrected"
         )
         if changed:
             console.print(table("", heads, [_parameter_row(p) for p in changed]))
@@ -401,7 +404,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         )
     _show_assumptions(report["assumptions"])
     for reason, count in report["skipped_runs"].items():
-        console.print(f"{count} rows were not used: {reason}")
+        console.print(f"not used: {count} {plural('row', count)} ({reason})")
     _print_written_folder(out)
 
 
@@ -410,22 +413,21 @@ def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
     it."""
     if not assumptions:
         return
-    width = new_console().width
     runs = "1 run leaves" if len(assumptions) == 1 else f"{len(assumptions)} runs leave"
     uses = "The fit uses the framework's defaults; in brackets: how far other values would move the step time"
-    print(with_hanging_indent(f"{runs} settings open. {uses}", width))
+    say(f"{runs} settings open. {uses}")
     for of_run in assumptions[:_SHOWN]:
         shown = ", ".join(of_run["assumed"][:_SETTINGS_SHOWN])
         further = len(of_run["assumed"]) - _SETTINGS_SHOWN
         more = f" and {further} more" if further > 0 else ""
-        print(with_hanging_indent(f"  {of_run['run']}: {shown}{more}", width))
+        say(f"  {of_run['run']}: {shown}{more}")
     if len(assumptions) > _SHOWN:
-        print(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
+        say(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
 
 
 def _print_written_folder(out: Path) -> None:
     """Print where a calibration is, and how to use it."""
-    print(
+    say(
         f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command"
     )
 

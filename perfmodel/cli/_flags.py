@@ -44,7 +44,7 @@ def add_calibration(command: argparse._ActionsContainer) -> None:
         "--calibration",
         type=_calibration,
         metavar="DIR",
-        help="directory made by 'perfmodel fit', instead of the shipped one",
+        help="calibration directory made by 'perfmodel fit' (default: the shipped one)",
     )
 
 
@@ -135,7 +135,7 @@ def add_problem(
 ) -> None:
     """Add the flags for model, cluster (or `clusters`), job and launch file."""
     add_from(command)
-    command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
+    command.add_argument("--model", help="catalog name, Hugging Face id, config.json or TOML file")
     _add_cluster(command, several=clusters)
     _add_global_batch(command, several=batches)
     add_seq_len(command)
@@ -159,7 +159,7 @@ def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
             dest="device_counts",
             type=whole_numbers,
             metavar="N[,N...]",
-            help="device count for clusters that state none; several counts are all tried",
+            help="number of devices for clusters without one; several numbers are all tried",
         )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")
@@ -179,7 +179,7 @@ def _add_global_batch(command: argparse._ActionsContainer, *, several: bool) -> 
             "--batches",
             type=whole_numbers,
             metavar="B[,B...]",
-            help="sequences per step; several are ranked together",
+            help="sequences per step; of several batch sizes, all layouts are ranked together",
         )
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say, say_verbatim, table
 
 
 def add_command(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add_command(commands: Any) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="framework that runs the script; without it, print the names",
+        help="framework that runs the script (default: list the frameworks)",
     )
     command.set_defaults(run=_run)
 
@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         rows = [(name, place) for name, (place, _) in HOOKS.items()]
         new_console().print(table("", ("framework", "paste the lines here"), rows))
-        print("next: perfmodel hook FRAMEWORK prints the lines")
+        say("next: perfmodel hook FRAMEWORK prints the lines")
         return 0
-    print(hook_lines(arguments.name), end="")
+    say_verbatim(hook_lines(arguments.name).removesuffix("\n"))
     return 0

@@ -38,7 +38,8 @@ def add_command(commands: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="fake devices to compile a sharded JAX function for; 1 traces it unsharded (default)",
+        help="number of fake devices for which a sharded JAX function is compiled (default 1: "
+        "trace it unsharded)",
     )
     add_dimensions(command)
     command.add_argument(

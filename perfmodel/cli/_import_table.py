@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import reporting, written
+from perfmodel.display import say
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.units import duration
+from perfmodel.units import duration, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,8 @@ def add_command(commands: Any) -> None:
         "--interconnect",
         default="",
         metavar="WORDS",
-        help="names of the links, such as 'NVLink3 + InfiniBand HDR' or 'RoCE@50GB/s', if no --cluster has them",
+        help="names of the links, such as 'NVLink3 + InfiniBand HDR' or 'RoCE@50GB/s', if "
+        "--cluster does not state them",
     )
     add_json(command)
     command.set_defaults(run=reporting(run, show))
@@ -161,24 +163,24 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
     for table in report.get("tables", ()):
-        print(
-            f"wrote {table['file']}: {table['rows']} rows of {_CONTENTS[table['kind']]} ({table['what']})"
+        say(
+            f"wrote {table['file']}: {table['rows']} {plural('row', table['rows'])} of "
+            f"{_CONTENTS[table['kind']]} ({table['what']})"
         )
         if not table["device"]:
-            print(
-                "  no device named in the files; give --device NAME to use these rows for fitting"
-            )
+            say("  no device named in the files; give --device NAME to use these rows for fitting")
     for reason, count in report.get("set_aside", {}).items():
-        print(f"  fit will set aside {count}: {reason}")
+        say(f"  fit will set aside {count}: {reason}")
     for reason, count in report.get("skipped", {}).items():
-        print(f"skipped {count}: {reason}")
+        say(f"skipped {count}: {reason}")
     if "activities" in report:
-        print(
-            f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}"
+        say(
+            f"{report['activities']} activities of {report['devices']} "
+            f"{plural('device', report['devices'])} over {duration(report['duration_s'])}"
         )
         written(report["written"][-1:])
     if "no_table" in report:
-        print(f"no table was written: {report['no_table']}")
+        say(f"no table was written: {report['no_table']}")
 
 
 def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":

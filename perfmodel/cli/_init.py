@@ -11,7 +11,7 @@ from typing import Any, Final
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit, written
 from perfmodel.cli._vocabulary import keys
-from perfmodel.display import json_text
+from perfmodel.display import json_text, say, say_verbatim
 from perfmodel.errors import PerfModelError
 
 _HEAD: Final = """\
@@ -110,8 +110,8 @@ def _samples(arguments: argparse.Namespace) -> int:
         write_text(path, text)
 
     def show() -> None:
-        print((folder / "README.md").read_text("utf-8"), end="")
-        print(f"\nwrote {len(paths)} files to {folder}")
+        say_verbatim((folder / "README.md").read_text("utf-8").removesuffix("\n"))
+        say(f"\nwrote {len(paths)} files to {folder}")
 
     emit(arguments, {"written": [str(path) for path in paths]}, show)
     return 0

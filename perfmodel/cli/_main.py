@@ -43,7 +43,7 @@ from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._idle_flags import idle_changes, refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
 from perfmodel.cli._show import note
-from perfmodel.display import PlainStream, require_picture
+from perfmodel.display import PlainStream, require_picture, say, say_verbatim
 from perfmodel.errors import PerfModelError, plain_text
 from perfmodel.units import plain_number, plain_whole
 
@@ -94,7 +94,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130
     interrupted)."""
     if sys.stdout is None:
-        print(
+        say(
             "perfmodel: standard output is closed; redirect it to a file or to /dev/null",
             file=sys.stderr,
         )
@@ -112,7 +112,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _drop_output()
-        print(
+        say(
             f"perfmodel: standard output cannot be written: {error.strerror or error}",
             file=sys.stderr,
         )
@@ -159,13 +159,12 @@ def _run_command(argv: Sequence[str] | None) -> int:
         note(idle_changes(arguments))
         return arguments.run(arguments)
     except PerfModelError as error:
-        print(
-            plain_text("\n".join([f"perfmodel: {error}", *getattr(error, "__notes__", ())])),
-            file=sys.stderr,
-        )
+        say(plain_text(f"perfmodel: {error}"), file=sys.stderr)
+        # Notes are text to copy, such as the TOML of a model.
+        say_verbatim(*map(plain_text, getattr(error, "__notes__", ())), file=sys.stderr)
         return 2
     except MemoryError:
-        print(
+        say(
             "perfmodel: not enough memory; give smaller files or fewer devices",
             file=sys.stderr,
         )
@@ -174,11 +173,11 @@ def _run_command(argv: Sequence[str] | None) -> int:
         # Without a name it is standard output, which the caller closed.
         if error.filename is None:
             raise
-        print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
+        say(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         with uninterrupted():
-            print(f"perfmodel: {str(stop) or 'interrupted'}", file=sys.stderr)
+            say(f"perfmodel: {str(stop) or 'interrupted'}", file=sys.stderr)
             return INTERRUPTED
 
 
@@ -276,7 +275,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = plain_text(message)
-        print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
+        say(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -346,7 +345,7 @@ def _add_completion(commands: Any) -> None:
 
 
 def _complete(arguments: argparse.Namespace) -> int:
-    print(_script(arguments.shell, parser()))
+    say_verbatim(_script(arguments.shell, parser()))
     return 0
 
 

@@ -12,7 +12,7 @@ from perfmodel.cli._files import PROGRAM_HELP
 from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._import_model import add_dimensions, dimension
 from perfmodel.cli._show import emit, reporting, written
-from perfmodel.display import progress
+from perfmodel.display import progress, say
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, dtype_name, duration, scaled
 
@@ -98,7 +98,8 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
         action="append",
         default=[],
         metavar="NAME=AXIS",
-        help="with --ranks: a tensor that is sharded over the ranks, if Megatron-LM's marks do not say so (repeatable)",
+        help="with --ranks: a tensor that is sharded over the ranks but not marked as such by "
+        "Megatron-LM (repeatable)",
     )
     add_values(command)
 
@@ -201,15 +202,15 @@ def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show_distributed(report: Mapping[str, Any]) -> None:
     """The report for people."""
-    print(
+    say(
         f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
         f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}"
     )
-    print(
+    say(
         "collectives: "
         + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none")
     )
-    print(f"peak memory of live values: {report['peak_memory_bytes'] / GIB:.3g} GiB per device")
+    say(f"peak memory of live values: {report['peak_memory_bytes'] / GIB:.3g} GiB per device")
     written(report["written"])
 
 
@@ -249,12 +250,12 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show_simulated(report: Mapping[str, Any]) -> None:
     """The report for people."""
-    print(
+    say(
         f"@{report['program']} on {report['devices']} device(s) of {report['cluster']}: "
         f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle"
     )
     peak = max(report["peak_memory_bytes"]) / GIB
-    print(
+    say(
         f"peak memory of live values: {peak:.3g} GiB per device, which {'fits' if report['fits'] else 'does NOT fit'}"
     )
     written(report.get("written", ()))
@@ -311,13 +312,13 @@ def search_program(arguments: argparse.Namespace) -> int:
 
 
 def _show_search(report: Mapping[str, Any]) -> None:
-    print(
+    say(
         f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
         f"{report['feasible']} of {report['evaluated']} distributions fit"
     )
-    print(f"{'D/T/P/K':>12}  {'step':>10}  {'samples/s':>10}  {'memory':>9}")
+    say(f"{'D/T/P/K':>12}  {'step':>10}  {'samples/s':>10}  {'memory':>9}")
     for row in report["layouts"]:
-        print(
+        say(
             f"{row['dtpk']:>12}  {duration(row['step_time_s']):>10}  {row['samples_per_s']:>10,.4g}  "
             f"{row['peak_memory_bytes'] / GIB:>5.2f} GiB"
         )

@@ -9,7 +9,7 @@ from perfmodel.cli._files import of_calibration
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search_flags import add_search, options_of, reliability_of, space_of
 from perfmodel.cli._show import emit, written
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say, say_verbatim, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
 
@@ -160,7 +160,7 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
         first = data["next"][0]
         half_width = first["half_width"]
         known = f"{half_width:.0%}" if half_width < 0.5 else f"a factor of {1 + half_width:.2g}"
-        print(f"measure next: {first['what']} on {first['device']}, now predicted within {known}")
+        say(f"measure next: {first['what']} on {first['device']}, now predicted within {known}")
     written(files)
 
 
@@ -193,10 +193,10 @@ def _show(data: dict[str, Any], files: list[str]) -> None:
     best = data["rows"][data["recommended"]]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
     is_search = data["kind"] == "search"
-    print(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
-    print(
+    say_verbatim(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
+    say(
         f"  {duration(best['step_s'])} per step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s"
     )
-    print(f"  memory: {best['fit_words']}")
-    print(f"{len(data['rows']):,} layouts on the page" if is_search else "one layout on the page")
+    say(f"  memory: {best['fit_words']}")
+    say(f"{len(data['rows']):,} layouts on the page" if is_search else "one layout on the page")
     written(files)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit, written
+from perfmodel.display import say
 from perfmodel.errors import PerfModelError
 from perfmodel.files import DAMAGED, data_limit_bytes, read_text, require_archive_within
 from perfmodel.units import duration
@@ -27,14 +28,15 @@ its inputs."""
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "run", help="execute a distributed program on local processes, checked and timed"
+        "run",
+        help="execute a distributed program on local processes, check its results and time it",
     )
     command.add_argument("program", type=Path, metavar="PROGRAM", help="text form of a program")
     command.add_argument(
         "--ranks",
         type=int,
         metavar="N",
-        help="number of processes; it must equal the program's number of devices (default)",
+        help="number of processes; must equal the program's number of devices (the default)",
     )
     command.add_argument(
         "--inputs",
@@ -99,7 +101,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     inputs = _inputs(arguments) or execution.random_inputs(program, arguments.seed)
     expected = execution.execute(program, inputs)
-    print(f"running on {arguments.ranks} processes ...", file=sys.stderr)
+    say(f"running on {arguments.ranks} processes ...", file=sys.stderr)
     result = execution.run(program, inputs, repeats=arguments.repeats, backend=arguments.backend)
 
     # Compare with the reference executor. In a deep program rounding grows, so that a failed
@@ -143,18 +145,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def show(report: Mapping[str, Any]) -> None:
     """The report for people."""
     verdict = "agrees with" if report["agrees_with_reference"] else "DIFFERS from"
-    print(
+    say(
         f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes"
     )
     error = report["largest_relative_error"]
-    print(
+    say(
         f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})"
     )
-    print(f"median of {len(report['makespans_s'])} runs: {duration(report['makespan_s'])}")
+    say(f"median of {len(report['makespans_s'])} runs: {duration(report['makespan_s'])}")
     for rank, busy_s in enumerate(report["busy_s"]):
-        print(f"  rank {rank}: busy {duration(busy_s)}")
+        say(f"  rank {rank}: busy {duration(busy_s)}")
     if "predicted_s" in report:
-        print(f"predicted on the cluster: {duration(report['predicted_s'])}")
+        say(f"predicted on the cluster: {duration(report['predicted_s'])}")
     written(report.get("written", ()))
 
 

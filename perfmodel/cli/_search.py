@@ -14,7 +14,7 @@ from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
 from perfmodel.cli._show import emit, note, written
 from perfmodel.cli._yours import advice, predict_user_layout
-from perfmodel.display import new_console, progress
+from perfmodel.display import new_console, progress, say, say_verbatim
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Problem
 
@@ -139,9 +139,9 @@ def _execute(arguments: argparse.Namespace) -> int:
     if script.error is not None:
         raise script.error
     if script.text and not arguments.json:
-        print(f"launch script:\n\n{script.text.rstrip()}")
+        say_verbatim(f"launch script:\n\n{script.text.rstrip()}")
     if change is not None and not arguments.json:
-        print("\n".join(change.lines))
+        say_verbatim(*change.lines)
 
     # The exit status comes last: no layout at all, or an interrupt.
     if result.impossible:
@@ -164,7 +164,7 @@ def _show(
     from perfmodel.planning.layouts import print_search
 
     if head:
-        print(head)
+        say(head)
     print_search(new_console(), result, command, run_summary, verbose=arguments.verbose)
     written(files)
 

@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument(
         "--layout",
-        help='layout of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest with room)',
+        help='layout of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest that fits)',
     )
     command.add_argument(
         "--devices",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.display import json_text
+from perfmodel.display import json_text, say, say_verbatim
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def note(lines: Iterable[str]) -> None:
     """Print assumptions and reasons on stderr, one per line."""
     for line in lines:
-        print(f"perfmodel: {line}", file=sys.stderr)
+        say(f"perfmodel: {line}", file=sys.stderr)
 
 
 def emit(
@@ -34,7 +34,7 @@ def emit(
         sys.stdout.write(json_text(head | dict(report)) + "\n")
         return
     for line in doubts:
-        print(line)
+        say(line)
     show()
 
 
@@ -55,7 +55,7 @@ def reporting(
 def written(files: Iterable[Path | str]) -> None:
     """Print one line per written file, never wrapped."""
     for file in files:
-        print(f"wrote {file}")
+        say_verbatim(f"wrote {file}")
 
 
 _HEADS = {

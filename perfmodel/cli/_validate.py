@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
 from perfmodel.cli._show import emit, error_figure, error_head, reporting
-from perfmodel.display import new_console, progress, table
+from perfmodel.display import new_console, progress, say, table
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def add_command(commands: Any) -> None:
                 nargs="?",
                 const="",
                 metavar="CASE_ID",
-                help="explain the error of this run's prediction (without an id: of the five largest errors)",
+                help="explain the error of this run's prediction (without an id: explain the five "
+                "largest errors)",
             )
             kind_command.add_argument(
                 "--tables",
@@ -218,7 +219,7 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
 
 def _print_nothing_compared(subject: str, report: dict[str, Any]) -> None:
     if not report["all"]["n"]:
-        print(f"no {subject} could be compared" if report["skipped"] else "the tables hold no rows")
+        say(f"no {subject} could be compared" if report["skipped"] else "the tables hold no rows")
 
 
 def _skipped(skipped: dict[str, int]) -> None:

@@ -16,7 +16,7 @@ from perfmodel.cli._flags import (
 )
 from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import note, reporting, written
-from perfmodel.display import new_console, progress, table
+from perfmodel.display import new_console, progress, say, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words
 
@@ -224,42 +224,38 @@ def _memory(report: dict[str, Any]) -> None:
     """Print the memory that a layout needs, and the smallest devices with that much."""
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
     peak, needed, has = (report[name] / GIB for name in ("peak_bytes", "memory_bytes", "has_bytes"))
-    print(
+    say(
         f"{report['layout']}: needs {peak:.1f} of {has:.1f} GiB on the fullest device: "
         f"{fit_words(report['fits_probability'])}"
     )
-    print(f"parts of the {peak:.1f} GiB: {parts}")
-    print(
-        f"smallest device that can hold it: {needed:.1f} GiB, as fragmentation takes a part; one that fits with a "
-        f"probability of {MIN_FIT:g}: {report['likely_bytes'] / GIB:.1f} GiB"
+    say(f"parts of the {peak:.1f} GiB: {parts}")
+    say(
+        f"it needs a device of at least {needed:.1f} GiB, as fragmentation takes a part; with "
+        f"{report['likely_bytes'] / GIB:.1f} GiB it fits with a probability of {MIN_FIT:g}"
     )
-    print(
-        f"smallest devices of the catalog with that: {', '.join(report['devices'][:6]) or 'none'}"
-    )
+    say(f"smallest such devices in the catalog: {', '.join(report['devices'][:6]) or 'none'}")
 
 
 def _devices(report: dict[str, Any]) -> None:
     if report["devices"] is None:
-        print(
+        say(
             f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
             f"{duration(report['step_time_s'])}: {report['layout']}"
         )
     else:
-        print(
+        say(
             f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}"
         )
 
 
 def _overtake(report: dict[str, Any]) -> None:
     first, second = report["first"], report["second"]
-    print(
-        f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}"
-    )
+    say(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
     if report["multiple"] is None:
         ahead = first if report["first_s"] < report["second_s"] else second
-        print(f"{ahead} is faster for every {report['parameter']} from 0.001 to 1000 times today's")
+        say(f"{ahead} is faster for every {report['parameter']} from 0.001 to 1000 times today's")
     else:
-        print(
+        say(
             f"both take {duration(report['equal_s'])} with {report['multiple']:.3g} times the {report['parameter']}"
         )
 

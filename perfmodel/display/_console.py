@@ -1,7 +1,9 @@
-"""Consoles for printed results: a terminal, a file or a string."""
+"""Printed results: lines of text and consoles for a terminal, a file or a string."""
 
 import io
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
@@ -13,39 +15,84 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def new_console(file: IO[str] | None = None) -> "Console":
-    """Return a console for standard output or a file."""
-    from rich.console import Console
+def say(*lines: str, file: IO[str] | None = None) -> None:
+    """Print lines of text; in a window, a line that is too long continues indented on the next
+    one."""
+    stream = sys.stdout if file is None else file
+    width = window_width(stream)
+    for line in lines:
+        print(_broken(line, width), file=stream)
 
-    class WholeTables(Console):
-        """Prints tables without cutting long names."""
 
-        def print(self, *objects: Any, **options: Any) -> None:
-            # A fitted table has broken its lines already; rich would break them again.
-            if any(isinstance(printed, FittedTable) for printed in objects):
-                options |= {"soft_wrap": True}
-            super().print(*objects, **options)
+def say_verbatim(*lines: str, file: IO[str] | None = None) -> None:
+    """Print lines that are copied or read by programs, such as commands, layouts and paths: they
+    are never broken."""
+    for line in lines:
+        print(line, file=file)
 
-    # Wide enough for most tables when the output goes to a file, unless somebody says otherwise.
-    console = WholeTables(highlight=False, file=file)
-    width_is_known = console.is_terminal or "COLUMNS" in os.environ
-    return console if width_is_known else WholeTables(highlight=False, file=file, width=150)
+
+def window_width(stream: IO[str]) -> int | None:
+    """Columns of the window that a stream is shown in; None for a file, whose lines are never
+    broken."""
+    is_shown = stream.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if is_shown else None
 
 
 def with_hanging_indent(line: str, width: int) -> str:
     """Break a line of text at blanks, so that its further lines stand two columns to the right of
     its first."""
-    indent = len(line) - len(line.lstrip())
-    further = " " * (indent + 2)
-    return "\n".join(
-        wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+    if len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    pieces = wrap(
+        line.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    return "\n".join(pieces)
+
+
+def new_console(file: IO[str] | None = None, *, shown_in: IO[str] | None = None) -> "Console":
+    """Return a console for standard output or a file.
+
+    Args:
+        shown_in: the stream whose window the lines are broken for, if it is not the file itself.
+    """
+    from rich.console import Console
+
+    text_width = window_width(shown_in or file or sys.stdout)
+
+    class WholeTables(Console):
+        """Breaks long lines of text as `say` does, and prints tables without cutting long names."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            # A fitted table has broken its lines already; rich would break them again.
+            if any(isinstance(printed, FittedTable) for printed in objects):
+                options |= {"soft_wrap": True}
+            # Rich would continue a long line in the first column, where the next one begins.
+            elif not options.get("soft_wrap") and all(isinstance(text, str) for text in objects):
+                objects = tuple(_broken(text, text_width) for text in objects)
+                options |= {"soft_wrap": True}
+            super().print(*objects, **options)
+
+    # A file gets tables as wide as most of them need.
+    return WholeTables(highlight=False, file=file, width=text_width or 150)
+
+
+def _broken(text: str, width: int | None) -> str:
+    if width is None:
+        return text
+    return "\n".join(with_hanging_indent(line, width) for line in text.split("\n"))
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:
-    """Return the text that a function prints, as if its output went to a file."""
+    """Return the text that a function prints, with lines as long as the window of standard output
+    allows."""
     out = io.StringIO()
-    show(new_console(out))
+    show(new_console(out, shown_in=sys.stdout))
     # The string may be printed on a terminal, which control characters in names must not reach.
     lines = plain_text(out.getvalue()).rstrip().split("\n")
     return "\n".join(line.rstrip() for line in lines)

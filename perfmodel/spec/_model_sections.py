@@ -26,7 +26,7 @@ MIXERS: Final = {
     "*": "attention",
     "W": "attention in the window",
     "Q": "attention with the keys and values of an earlier layer",
-    "V": "the same in the window",
+    "V": "attention in the window, with the keys and values of an earlier layer",
     "I": "an indexer that selects keys for the attention behind it",
     "A": "a block shared with other layers",
     "M": "mamba",

@@ -120,7 +120,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
     for observation, _ in seen:
         if observation.choice in teams_by_choice:
             teams_by_choice[observation.choice].add(observation.team)
-    made_by = "validate/fit_priors.py, from the rows of both collections that state each choice"
+    made_by = "validate/fit_priors.py, fitted to the published runs that state each choice"
     priors = ChoicePriors(counts=counts, strength=strength)
     return {
         "made_by": made_by,

@@ -25,7 +25,6 @@ from perfmodel.display import (
     frame_html,
     inline_frame,
     paragraph,
-    with_hanging_indent,
 )
 from perfmodel.errors import (
     REPLACEMENT,
@@ -205,19 +204,3 @@ def test_str_repr_and_html_of_python_objects_are_plain(results: dict[str, object
             require_plain_page(result._repr_html_())
         if hasattr(result, "to_html"):
             require_plain_page(result.to_html())
-
-
-@given(
-    indent=st.integers(0, 4),
-    words=st.lists(st.text("ab-=/", min_size=1, max_size=30), max_size=12),
-    width=st.integers(20, 80),
-)
-def test_wrapped_lines_hang_below_their_first(indent: int, words: list[str], width: int) -> None:
-    line = " " * indent + " ".join(words) if words else ""
-    first, *further = with_hanging_indent(line, width).split("\n")
-    assert " ".join([first, *further]).split() == words
-    assert len(first) - len(first.lstrip()) == (indent if words else 0)
-    assert all(
-        piece.startswith(" " * (indent + 2)) and piece[indent + 2] != " " for piece in further
-    )
-    assert all(len(piece) <= width or len(piece.split()) == 1 for piece in (first, *further))

@@ -298,7 +298,7 @@ def test_a_file_of_deepspeed_whose_name_tells_nothing_is_a_doubt(name: str) -> N
     launch = read(name, WITH_DEEPSPEED[name])
     assert launch.framework == "deepspeed"
     assert any(
-        "configs/ds.json was not found beside the file" in sentence
+        "configs/ds.json was not found in the same folder" in sentence
         for sentence in launch.may_be_wrong
     )
 
@@ -1050,7 +1050,8 @@ def test_names_of_files_that_offload_nothing(name: str) -> None:
 )
 def test_settings_in_a_file_that_is_not_there_are_asked_for(launcher: str) -> None:
     with pytest.raises(
-        LaunchFileError, match=r"settings of recipes/sft.yaml, which is not beside it; put it there"
+        LaunchFileError,
+        match=r"settings of recipes/sft.yaml, which is not in the same folder; put it there",
     ):
         parse_launch(f"{launcher} src/sft.py --config recipes/sft.yaml\n", "run.sh")
 

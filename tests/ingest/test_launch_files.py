@@ -273,7 +273,8 @@ def test_groups_that_shard_and_states_on_the_host_are_read(
         (
             "maxtext_tpu.yml",
             (
-                "base.yml (line 1), which the file builds on, was not found beside it; its settings are missing here",
+                "base.yml (line 1), which the file builds on, was not found in the same folder; "
+                "its settings are missing here",
             ),
         ),
         ("accelerate_fsdp.yaml", ()),

@@ -569,7 +569,8 @@ def test_the_precision_in_a_file_of_deepspeed_that_is_not_there_is_an_open_fact(
     command = COMMAND.replace("$FILE", "ds_zero2.json").replace("$((BATCH / 8))", "4")
     launch = parse_launch(command, "run.sh")
     doubt = (
-        "the precision may be wrong: ds_zero2.json was not found beside the file; bf16 is assumed"
+        "the precision may be wrong: ds_zero2.json was not found in the same folder; bf16 is "
+        "assumed"
     )
     assert launch.may_be_wrong == (doubt,)
     assert launch.job_fields["dtype"] == "bf16"

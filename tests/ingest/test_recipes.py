@@ -79,7 +79,7 @@ def test_a_command_of_torchtitan_with_its_file(tmp_path: Path) -> None:
         8192,
         "llama3-70b",
     )
-    assert any("was not found beside the script" in sentence for sentence in launch.ignored)
+    assert any("was not found in the script's folder" in sentence for sentence in launch.ignored)
 
 
 NEMO_SCRIPT = """

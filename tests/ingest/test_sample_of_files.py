@@ -178,7 +178,7 @@ def test_an_included_file_of_levanter(tmp_path: Path) -> None:
 def test_an_absent_file_that_another_builds_on(line: str) -> None:
     text = f"{line}\nper_device_batch_size: 2\nici_fsdp_parallelism: 4\ndcn_data_parallelism: 1\n"
     launch = read("mine.yml", text, model="llama3-8b")
-    assert any("was not found beside it" in doubt for doubt in launch.may_be_wrong)
+    assert any("was not found in the same folder" in doubt for doubt in launch.may_be_wrong)
 
 
 def test_distillation_is_no_training_of_the_default_model() -> None:

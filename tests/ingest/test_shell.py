@@ -206,7 +206,7 @@ def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None
         ),
         (
             "source sizes.sh",
-            r"sizes.sh \(line 1\) was not found beside the script; its settings are missing here",
+            r"sizes.sh \(line 1\) was not found in the script's folder; its settings are missing here",
         ),
         ("case $1 in a) L=1;; esac", None),
     ],

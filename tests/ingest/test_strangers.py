@@ -539,7 +539,8 @@ def test_a_file_of_deepspeed_beside_accelerates_is_followed() -> None:
     assert elsewhere.layout == launch.layout
     missing = accelerated(name, ("zero3.json", "nobody.json"))
     assert (
-        "deepspeed_config_file nobody.json was not found beside the file" in missing.may_be_wrong[0]
+        "deepspeed_config_file nobody.json was not found in the same folder"
+        in missing.may_be_wrong[0]
     )
 
 

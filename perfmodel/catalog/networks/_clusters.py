@@ -130,7 +130,7 @@ measured on."""
 
 REFERENCE_NETWORK = "reference system of the device"
 """Source text of a network without a stated rate."""
-ADAPTERS_NOT_STATED = "rate of one adapter stated, taken for the node's"
+ADAPTERS_NOT_STATED = "the stated rate of one adapter is taken as that of the node"
 """Source text of a network with a stated rate but an unknown number of adapters."""
 
 

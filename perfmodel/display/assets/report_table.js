@@ -1,10 +1,13 @@
 // The table: sorted by a click on a head, filtered by words, one row chosen.
 const HIDDEN = new Set(["lo_s", "hi_s", "tokens_per_s", "tokens_per_s_per_device", "best", "energy_j", "usd"]); // drawn and filtered, but no column
+// Settings that all layouts share need no column: a line below the filter states them once.
+const isShared = (one) => (one.key === "devices" || one.unit === null) && rows.length > 1 && same(one);
+const shared = columns.filter((one) => one.unit === null && isShared(one));
 const heads = [
   { key: "rank", label: "#", text: (i) => String(i + 1), value: (i) => i },
-  ...columns.filter((one) => !HIDDEN.has(one.key) && !(one.key === "devices" && same(one)) && one.key !== "now_s").map(
+  ...columns.filter((one) => !HIDDEN.has(one.key) && !isShared(one) && one.key !== "now_s").map(
     (one) => ({ ...one, text: (i) => cellText(one, i), value: one.of })),
-  { key: "layout", label: "layout", text: (i) => rows[i].layout, value: (i) => rows[i].layout },
+  { key: "layout", label: "other settings", text: otherSettings, value: otherSettings },
 ];
 heads.splice(2, 0,
   { key: "now_s", label: "what if", text: (i) => seconds(now(rows[i])), value: (i) => now(rows[i]) },
@@ -12,15 +15,26 @@ heads.splice(2, 0,
 const sorting = { key: "rank", down: false };
 const body = document.querySelector("#table tbody"), box = $("table");
 const ROW_PX = 22, AROUND = 12; // height of a row, as the style has it; rows kept above and below those in sight
+/** The part of a layout's notation that no other column states; the whole notation of the chosen one is at the top. */
+function otherSettings(i) {
+  const stated = new Set(settings.map((one) => one.key));
+  return rows[i].layout.split(",").filter((part) => !stated.has(part.split("=")[0])).join(",");
+}
 function same(one) { return rows.every((_, i) => one.of(i) === one.of(0)); }
 
 function buildTable() {
   document.querySelector("#table thead tr").innerHTML = heads.map((head) =>
     `<th class="${head.key}" data-key="${head.key}" tabindex="0" scope="col">${escaped(head.label.replaceAll("_", " "))}</th>`).join("");
+  $("shared").textContent = shared.length ? `all layouts: ${shared.map((one) => `${one.key.replaceAll("_", " ")} ${cellText(one, 0)}`).join(", ")}` : "";
   setWidths();
-  box.addEventListener("scroll", () => requestAnimationFrame(paintRows));
+  box.addEventListener("scroll", () => requestAnimationFrame(() => { paintRows(); markHidden(); }));
   addEventListener("beforeprint", () => { box.scrollTop = 0; paintRows(); });
-  new ResizeObserver(() => paintRows()).observe(box);
+  new ResizeObserver(() => { paintRows(); markHidden(); }).observe(box);
+}
+
+/** Fade the right edge while columns are hidden behind it: some systems show no scroll bar until one scrolls. */
+function markHidden() {
+  box.parentElement.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
 }
 
 function setWidths() { // as wide as the longest of some cells, in digits
@@ -28,7 +42,7 @@ function setWidths() { // as wide as the longest of some cells, in digits
   const shown = heads.map((head) => head.key !== "now_s" || turnedAway());
   const widths = heads.map((head, k) => {
     const words = head.label.split(/[ _]/), scale = head.key === "layout" ? 0.9 : 1;
-    return shown[k] ? 2.2 + scale * Math.max(...words.map((word) => word.length), ...some.map((i) => head.text(i).length)) : 0;
+    return shown[k] ? 1.6 + scale * Math.max(...words.map((word) => word.length), ...some.map((i) => head.text(i).length)) : 0;
   });
   const table = body.parentElement;
   table.querySelector("colgroup")?.remove();

@@ -132,7 +132,7 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
     """A doubt about a missing DeepSpeed file; nearly all such files train in 16 bits."""
     if DEEPSPEED_FILE not in settings:
         return {}
-    missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found beside the file"
+    missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found in the same folder"
     fields: Fields = {
         "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"
     }

@@ -196,7 +196,8 @@ def _refuse_absent_settings(
         ]
         if absent:
             raise LaunchFileError(
-                f"{place}: it runs {names[program]} with the settings of {absent[0]}, which is not beside it; put it "
+                f"{place}: it runs {names[program]} with the settings of {absent[0]}, which is "
+                "not in the same folder; put it "
                 "there, or give --model, --layout and so on instead"
             )
 
@@ -371,8 +372,8 @@ def _named_file(
     if settings is not None:
         return *settings, ()
     doubt = (
-        f"all that the command does not state may be wrong: {name}, the file of its settings, was not found beside the "
-        "script"
+        f"everything that the command does not state may be wrong: its settings file {name} "
+        "was not found in the script's folder"
     )
     return {}, [], (doubt,)
 

@@ -276,7 +276,8 @@ def _missing_file(settings: Mapping[str, Any]) -> Fields:
     return {
         "doubt.accelerate": (
             f"the layout, the precision and memory may be wrong: {settings[_ACCELERATE_BY_NAME]}, the file of "
-            f"accelerate launch, was not found beside the script; {assumed} where no flag says otherwise"
+            f"accelerate launch, was not found in the script's folder; {assumed} where no flag "
+            "says otherwise"
         )
     }
 
@@ -390,8 +391,8 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
     stage = _STAGE_IN_NAME.search(Path(name).name)
     if stage is None:
         return {
-            "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was not "
-            "found beside the file"
+            "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was "
+            "not found in the same folder"
         }
     offloads = [what for key, what in _OFFLOADED.items() if settings.get(key) == "cpu"]
     stated = f"zero={stage[1]}" + (
@@ -402,7 +403,8 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
     }
     if "partial" in Path(name).name.lower():
         fields["doubt.offload"] = (
-            f"memory may be wrong: {name} was not found beside the file, and its name does not tell which part of the "
+            f"memory may be wrong: {name} was not found in the same folder, and its name does "
+            "not tell which part of the "
             "states lies in host memory"
         )
     return fields
@@ -411,7 +413,8 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
 def _unseen_precision(settings: Mapping[str, Any]) -> Fields:
     name = settings[_PRECISION_UNSEEN]
     return {
-        "doubt.precision": f"the precision may be wrong: {name} was not found beside the file; bf16 is assumed"
+        "doubt.precision": f"the precision may be wrong: {name} was not found in the same folder; "
+        "bf16 is assumed"
     }
 
 

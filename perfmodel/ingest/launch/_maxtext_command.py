@@ -217,5 +217,6 @@ def _entries_of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []
     return {}, [
-        f"the command names {name}, which was not found beside the script; its settings are missing here"
+        f"the command names {name}, which was not found in the script's folder; its settings are "
+        "missing here"
     ]

@@ -124,7 +124,7 @@ def _sharding(axes: _Axes, shards_states: bool) -> Fields:
     elif sharded and axes.slices_are_nodes:
         fields["shard_ranks"] = "node"
         fields["note.slices"] = (
-            "each node is a slice, which shards weights by itself; the nodes are copies"
+            "each node is a slice that holds a copy of the weights, sharded over its devices"
         )
     elif sharded and sizes["data"] > 1:
         fields["replicate"] = sizes["data"]

@@ -147,8 +147,9 @@ def _old_feed_forward(settings: Mapping[str, Any]) -> Fields:
     if "base_num_heads" not in settings or "mlp_activations" in settings:
         return {}
     return {
-        "doubt.feed_forward": "the model may be wrong: base_num_heads is a name of versions whose feed-forwards were "
-        "not always gated, as they are here; state mlp_activations"
+        "doubt.feed_forward": "the model may be wrong: base_num_heads belongs to old versions of "
+        "MaxText, which did not always gate feed-forwards; the prediction gates them, so state "
+        "mlp_activations"
     }
 
 
@@ -160,7 +161,8 @@ def _old_scale(settings: Mapping[str, Any]) -> Fields:
     if settings["scale"] in (0, 1):
         return {}
     return {
-        "doubt.scale": f"the model may be wrong: scale {settings['scale']} enlarges it, which is not read"
+        "doubt.scale": f"the model may be wrong: perfmodel ignores scale {settings['scale']}, "
+        "which enlarges it"
     }
 
 

@@ -341,8 +341,9 @@ ABSENT_FILE: Final = "<absent file>"
 def _absent_file(arguments: Mapping[str, Any]) -> Fields:
     return {
         "doubt.file": (
-            f"the layout, the precision and memory may be wrong: {arguments[ABSENT_FILE]} was not found beside the "
-            "script; the model is taken from its name, and the rest from flags and Primus's own defaults"
+            f"the layout, the precision and memory may be wrong: {arguments[ABSENT_FILE]} was "
+            "not found in the script's folder; the model is taken from its name, and the rest "
+            "from flags and Primus's own defaults"
         )
     }
 

@@ -84,7 +84,8 @@ def _shared_expert(settings: Mapping[str, Any]) -> Fields:
     stated = [settings[name] for name in _SHARED[1:] if settings.get(name) is not None]
     if not stated:
         return {
-            "doubt.experts": "the model may be wrong: enable_shared_expert has no size, and none is predicted"
+            "doubt.experts": "the model may be wrong: enable_shared_expert states no size, so no "
+            "shared expert is predicted"
         }
     return {"experts.shared_ffn_hidden": WHOLE.read(stated[0]), "experts.shared_gate": True}
 
@@ -125,7 +126,8 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
         "model.kv_heads": WHOLE.read(settings[_STARCODER[4]])
         if settings.get(_STARCODER[3]) is True
         else 1,
-        "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with a table of its own",
+        "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with weights "
+        "of its own",
     }
     if settings.get(_STARCODER[2]) is None and _STARCODER[1] in settings:
         fields["model.ffn_hidden"] = 4 * WHOLE.read(settings[_STARCODER[1]])

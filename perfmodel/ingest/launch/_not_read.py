@@ -82,7 +82,8 @@ def refuse_script(
         several = len(script.absent) > 1
         raise LaunchFileError(
             f"{place}: it has no training command; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
-            f"not beside it; put {'them' if several else 'it'} there, or give the script that trains"
+            f"not in the same folder; put {'them' if several else 'it'} there, or give the "
+            "script that trains"
         )
     if programs:
         raise LaunchFileError(
@@ -94,7 +95,7 @@ def refuse_script(
     if len(stated) >= _FEWEST_ARGUMENTS:
         raise LaunchFileError(
             f"{place}: it sets arguments of a training ({listed(sorted(f'--{name}' for name in stated))}) but starts "
-            "no program; give the script that sources it, beside it"
+            "no program; put it into the folder of the script that sources it, and give that script"
         )
 
 

@@ -163,7 +163,8 @@ def _entries_of_file(
     # Examples lie in folders of their framework, and are called after their model.
     if "/megatron/" not in f"/{name}":
         raise LaunchFileError(
-            f"{place}: it trains with {name}, which is not beside it; put it there, or give that file"
+            f"{place}: it trains with {name}, which is not in the same folder; put it there, or "
+            "give that file"
         )
     stem = PurePosixPath(name).stem
     stated = primus_arguments(_KIND.sub("", stem)) | {ABSENT_FILE: Entry(name, 0)}

@@ -167,13 +167,15 @@ def _parts(
         if not path.is_file():
             if path.name in _DEFAULTS_FILES:
                 notes.append(
-                    f"{part.name} (line {part.line}), which the file builds on, was not found beside it; its settings "
+                    f"{part.name} (line {part.line}), which the file builds on, was not found in "
+                    "the same folder; its settings "
                     "are missing here"
                 )
             else:
                 doubts.append(
-                    f"all that the file leaves to {part.name} (line {part.line}) may be wrong, because that file was "
-                    "not found beside it"
+                    f"everything that the file takes from {part.name} (line {part.line}) may be "
+                    "wrong, because that file was "
+                    "not found in the same folder"
                 )
             continue
         try:

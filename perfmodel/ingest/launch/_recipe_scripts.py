@@ -462,8 +462,9 @@ def _doubts(settings: _Settings, form: LaunchFormat) -> list[str]:
         fields = [field for rule in rules for field in rule.fields]
         others = " or ".join(dict.fromkeys(_shown(value) for value in choice.values[:-1]))
         sentences.append(
-            f"{_subject(fields)} may be wrong: {name} is {others} if {choice.condition} (line {choice.line}), which "
-            f"the script does not decide; perfmodel reads {_shown(choice.values[-1])}"
+            f"{_subject(fields)} may be wrong: {name} is {others} if {choice.condition} (line "
+            f"{choice.line}), which the script alone does not decide; perfmodel assumes "
+            f"{_shown(choice.values[-1])}"
         )
     return sentences
 
@@ -495,7 +496,7 @@ def _handed_over(recipe: _Recipe, followed: Followed) -> list[str]:
         ):
             sentences.append(
                 f"the layout may be wrong: line {call.line} hands the recipe to {call.text}, which is not in this "
-                "file; put the file that defines it beside the script"
+                "file; put the file that defines it into the script's folder"
             )
     return list(dict.fromkeys(sentences))
 

@@ -57,7 +57,7 @@ def with_unknown_recipe(source: Source, framework: str, error: LaunchFileError) 
     read, and all that the recipe sets is doubtful."""
     doubt = (
         f"the layout, the batch and the precision may be wrong: the settings of this {framework} recipe are not known, "
-        "only what stands beside its name is read"
+        "so only the settings that the command adds are read"
     )
     return replace(source, doubts=(doubt, *source.doubts), without_model=error)
 
@@ -72,8 +72,8 @@ def unknown_recipe(
     return broken(
         place,
         line,
-        f"perfmodel knows no {framework} recipe named {name!r}; known: {', '.join(known)}; give --model to read what "
-        f"stands beside the name, {remedy}",
+        f"perfmodel knows no {framework} recipe named {name!r}; known: {', '.join(known)}; give "
+        f"--model to read the other settings of the command, {remedy}",
     )
 
 

@@ -261,12 +261,15 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
             module, name = module_of(Path(file).stem)
             if not module:
                 raise broken(
-                    place, line, f"the recipe {file} was not found beside the script; put it there"
+                    place,
+                    line,
+                    f"the recipe {file} was not found in the script's folder; put it there",
                 )
             # Files of torchtitan's own have the names that its recipes have since.
             entries = recipe_entries("torchtitan", module, name, place=place, line=line)
             notes = (
-                f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",
+                f"{file} was not found in the script's folder; torchtitan's recipe {name} of "
+                "2026 is used instead",
             )
         else:
             entries = dict(read_toml(named.text, str(named.path)).entries)
@@ -327,7 +330,8 @@ def _nemo_1(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
     stated = _settings(command)
     if file is None:
         doubt = (
-            f"the model, the layout and the batch may be wrong: {name}.yaml was not found beside the script, and its "
+            f"the model, the layout and the batch may be wrong: {name}.yaml was not found in the "
+            "script's folder, and its "
             "settings are missing here"
         )
         return Source(place=place, entries=stated, doubts=(doubt,)), NEMO
@@ -361,7 +365,8 @@ def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
         named = neighbours.find(file)
         if named is None:
             notes = (
-                f"the command names {file}, which was not found beside the script; its settings are missing here",
+                f"the command names {file}, which was not found in the script's folder; its "
+                "settings are missing here",
             )
         else:
             of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)

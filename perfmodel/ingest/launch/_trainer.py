@@ -388,8 +388,8 @@ def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
     fields = Adapters(rank=rank, targets="all").fields
     if not is_on(settings.get("only_optimize_lora", False)):
         fields["doubt.trained"] = (
-            "what is trained may be wrong: without only_optimize_lora embeddings and norms are trained beside the "
-            "adapters, but the prediction freezes them"
+            "what is trained may be wrong: without only_optimize_lora, embeddings and norms are "
+            "trained as well as adapters, but the prediction freezes them"
         )
     return fields
 
@@ -408,8 +408,9 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     program = str(settings.get(PROGRAM, ""))
     if not stated and not bits and _TRAINS_ADAPTERS.search(program):
         return {
-            "doubt.trained": f"what is trained may be wrong: {program} is named after adapters, but no argument of "
-            "theirs was understood, and all weights are predicted to be trained"
+            "doubt.trained": f"what is trained may be wrong: the name of {program} suggests "
+            "adapters, but none of its arguments for them was understood; all weights are "
+            "predicted to be trained"
         }
     if trained:
         rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
@@ -449,7 +450,8 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
 def _own_program(settings: Mapping[str, Any]) -> Fields:
     return {
         "note.program": (
-            f"perfmodel does not know {settings[OWN_PROGRAM]} and takes its arguments at their usual meaning: batch "
+            f"perfmodel does not know {settings[OWN_PROGRAM]} and assumes the usual meaning of "
+            "its arguments: batch "
             "size per device and pass, and sequences of full length"
         )
     }
@@ -561,7 +563,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
         "devices"
     )
     if devices is None:
-        note = f"{ACCUMULATION}=1 is assumed; without it in the file, Swift accumulates up to 16 sequences"
+        note = f"{ACCUMULATION}=1 is assumed; if the file does not state it, Swift accumulates up to 16 sequences"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
     # Ranks that share a sequence are one replica.
     ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))

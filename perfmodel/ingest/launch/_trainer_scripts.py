@@ -111,8 +111,8 @@ def trainer_script(
     entries, doubts = _entries(fields, call.made.lines)
     if _SPREAD in call.made.fields:
         doubts.append(
-            f"the layout, the precision and memory may be wrong: line {call.line} takes arguments from a dictionary "
-            "that the script alone does not tell"
+            f"the layout, the precision and memory may be wrong: line {call.line} takes "
+            "arguments from a dictionary that is not known from the script alone"
         )
     entries.setdefault(MICRO, Entry(8, call.line))
     entries.setdefault(ACCUMULATION, Entry(1, call.line))
@@ -164,8 +164,9 @@ def _entries(
             if not is_harmless(name, TRAINER.harmless):
                 subject = SUBJECTS.get(harm_of(name), SUBJECTS[Harm.LAYOUT])
                 doubts.append(
-                    f"{subject} may be wrong: {name} is {others} if {value.condition} (line {value.line}), which the "
-                    f"script does not decide; perfmodel reads {_plain(value.values[-1])}"
+                    f"{subject} may be wrong: {name} is {others} if {value.condition} (line "
+                    f"{value.line}), which the script alone does not decide; perfmodel assumes "
+                    f"{_plain(value.values[-1])}"
                 )
         elif not (isinstance(value, Unknown) and is_harmless(name, TRAINER.harmless)):
             entries[name] = Entry(_plain(value), line)

@@ -110,8 +110,8 @@ def _batches(settings: Mapping[str, Any]) -> Fields:
     length = WHOLE.read(settings.get(_LENGTH, _USUAL_LENGTH))
     fields["micro_batch"] = max(1, tokens // length)
     fields["note.batch"] = (
-        f"micro_batch={fields['micro_batch']}: use_dynamic_bsz fills a pass with {tokens} tokens, of sequences of "
-        f"{length} here"
+        f"micro_batch={fields['micro_batch']}: use_dynamic_bsz fills a pass with {tokens} tokens "
+        f"(here sequences of {length})"
     )
     return fields
 

@@ -76,8 +76,9 @@ def _measured(health: "RunHealth") -> list[str]:
     lines = [
         f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)}, "
         f"{health.excess_share:+.1%}",
-        f"of comparable sites, nine in ten take {duration(prediction.step_time_lo_s)} to "
-        f"{duration(prediction.step_time_hi_s)}, and the best tenth at most {duration(health.good_site_s)}",
+        f"nine in ten comparable sites take {duration(prediction.step_time_lo_s)} to "
+        f"{duration(prediction.step_time_hi_s)}; the fastest tenth takes at most "
+        f"{duration(health.good_site_s)}",
     ]
     tokens_per_s = prediction.tokens_per_s_per_device * prediction.step_time_s / series.mean_s
     throughput = f"{tokens_per_s:,.0f} tokens/s per device (predicted {prediction.tokens_per_s_per_device:,.0f})"

@@ -319,8 +319,8 @@ class Commands(Builtins):
         if text is None:
             if not name.startswith(_SYSTEM_FILES) and not name.endswith("activate"):
                 message = (
-                    f"{Path(name).name or 'a file'} (line {node.line}) was not found beside the "
-                    "script; its settings are missing here"
+                    f"{Path(name).name or 'a file'} (line {node.line}) was not found in the "
+                    "script's folder; its settings are missing here"
                 )
                 self.state.notes.append(message)
                 self.state.absent.append(f"{Path(name).name or 'a file'} (line {node.line})")
