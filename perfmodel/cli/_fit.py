@@ -253,7 +253,8 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
         say(f"{case}: {longer:.2f} times as long as alone")
     for case, exponent in collectives.get("sharing", {}).items():
         say(
-            f"{case} between nodes: predicted n^{exponent:.2f} times as long with n groups at once, except for latency"
+            f"{case} between nodes: n groups at once are predicted to take n^{exponent:.2f} "
+            "times as long as a single one, except for latency"
         )
     for family, figures in summary.items():
         for state, longer in figures.get("longer", {}).items():

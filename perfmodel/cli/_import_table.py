@@ -243,8 +243,8 @@ def _with_cluster(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.
     )
     if other_devices:
         raise TableError(
-            f"{file}: ranks on {', '.join(other_devices)}, not on {device} of {cluster.name}; give another --cluster, "
-            "or --device"
+            f"{file}: the ranks ran on {', '.join(other_devices)}, but {cluster.name} has "
+            f"{device}; give another --cluster, or --device"
         )
 
     # Ranks fill nodes one after another unless the file says how many a node has.

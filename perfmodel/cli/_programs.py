@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from perfmodel.ir import Program
     from perfmodel.ir.importers import SourceSettings
 
-_LAYOUT = "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
+_LAYOUT = (
+    "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, "
+    "checkpoint), or the four numbers D/T/P/K"
+)
 
 
 def add_distribute(commands: Any) -> None:

@@ -182,7 +182,8 @@ def _check_beside(plan: Plan, backend: str, *, started: bool) -> None:
         )
     if started:
         raise CalibrationError(
-            "[[kernels]] beside: measured on one machine alone; leave it out of a launched run"
+            "[[kernels]] beside: kernels beside collectives are measured on one machine only; "
+            "leave it out of a launched run"
         )
     for op, collective in plan.beside_kernels:
         check_torch_kernel(op)

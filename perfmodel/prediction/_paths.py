@@ -39,7 +39,7 @@ class Paths:
     difference is taken. 0 for other paths."""
 
     def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
-        """These paths without those that are not selected."""
+        """The selected paths alone."""
         return replace(
             self,
             passes=self.passes[paths],

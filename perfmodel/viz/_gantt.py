@@ -131,7 +131,7 @@ def _draw_view(
     if any(text.get_text() for text in axis.texts):
         notes.append("numbers: micro-batches")
     if shows_shares:
-        notes.append("rows of thin boxes: shares of the time")
+        notes.append("where boxes would be too thin: shares of the time")
     return notes
 
 

@@ -75,7 +75,7 @@ def test_a_cluster_of_other_devices(tmp_path: Path, capsys: pytest.CaptureFixtur
     error = refused(
         capsys, "import", name, path, "--out", tmp_path / "t.csv", "--cluster", "dgx-h100"
     )
-    assert "ranks on A100-SXM4-80GB, not on H100-SXM5-80GB of dgx-h100" in error
+    assert "the ranks ran on A100-SXM4-80GB, but dgx-h100 has H100-SXM5-80GB" in error
 
 
 @pytest.mark.parametrize("format", ["nccl-tests", "nccl-json"])

@@ -34,7 +34,7 @@ class NasFeedForward:
     replace_with_linear: bool = False
 
     def inner(self, hidden: int) -> int:
-        """Inner size, which a share of the hidden size may state."""
+        """Inner size: stated, or a stated share of the hidden size."""
         if self.intermediate_size:
             return self.intermediate_size
         if self.ffn_mult is None:

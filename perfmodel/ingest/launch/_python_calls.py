@@ -78,7 +78,7 @@ class Calls(Expressions):
 
     @abstractmethod
     def follow_handed(self, function: Function) -> None:
-        """Follow a function of the script that code from outside gets."""
+        """Follow a function of the script that is passed to code outside it."""
 
     @abstractmethod
     def call_function(

@@ -53,8 +53,9 @@ def known_entries(
 
 
 def with_unknown_recipe(source: Source, framework: str, error: LaunchFileError) -> Source:
-    """What a command or a script sets beside a recipe that is not known: with a model it can be
-    read, and all that the recipe sets is doubtful."""
+    """Add a doubt and an error to the settings that a command or script states beside an unknown
+    recipe: they can be read if the caller gives the model, but what the recipe itself sets stays
+    unknown."""
     doubt = (
         f"the layout, the batch and the precision may be wrong: the settings of this {framework} recipe are not known, "
         "so only the settings that the command adds are read"

@@ -496,7 +496,8 @@ class _Follower(Calls):
         return value
 
     def follow_handed(self, function: Function) -> None:
-        """Follow a function that code from outside gets, and may call with anything."""
+        """Follow a function that is passed to code outside the script, which may call it with
+        anything."""
         if id(function.node) in self.was_called or self.depth >= _MOST_CALLS:
             return
 

@@ -134,8 +134,8 @@ def mlp_model(width: int, depth: int) -> LayeredModel:
 
 
 def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel:
-    """3x3 convolutions with ReLU, each pair halved in size by a mean, and a dense layer; softmax
-    cross-entropy.
+    """3x3 convolutions with ReLU, a mean pooling that halves the image after every two, and a dense
+    layer; softmax cross-entropy.
 
     Args:
         channels: channels of the input, then of the output of each convolution.

@@ -203,7 +203,7 @@ class GridCosts:
         return np.bincount(self.largest[over_capacity], weights, len(CATEGORIES)).astype(int)
 
     def fitting(self, usable_bytes: float) -> "GridCosts":
-        """The costs without choices of which no layout fits; unchanged where no layout fits at all.
+        """Drop the choices with which no layout fits; if no layout fits at all, keep all of them.
 
         Called before bounds are known.
         """

@@ -120,8 +120,8 @@ def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.n
 def sampling_weights(
     base: Base, rows: np.ndarray, stack: np.ndarray, cap: int
 ) -> Float64[np.ndarray, "n"]:
-    """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are
-    heard."""
+    """Probability that each of `rows` is drawn: groups count as rows^0.75, so that small groups
+    also matter."""
     # probabilities of rows, so that a group's own is its rows to the power of 0.75: each row's to
     # that of -0.25
     group = base.index[rows]
