@@ -261,7 +261,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
             say(f"{family}, {state}: {longer:.2f} times as long as usual")
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
-            say(f"{count:,} rows of {family} set aside: {reason}")
+            say(f"set aside: {count:,} {plural('row', count)} of {family} ({reason})")
     _print_written_folder(out)
 
 

@@ -289,3 +289,15 @@ def test_strict_is_kept_or_refused(capsys, job, argv):
     status, _, err = run(capsys, *argv, job, "--strict", "--set", "job.optimizer=muon")
     assert (status, len(err.strip().splitlines()[-1]) > 0) == (2, True)
     assert "--strict" in err
+
+
+def test_a_report_on_a_calibration_takes_the_layout_of_the_job_file(job: str) -> None:
+    """It covers the events of that step; a report on a search ignores the layout of the file."""
+    for flags, layout in (
+        (("--tables", "kernels.csv"), "tp=2,pp=2,dp=4"),
+        (("--html", "page.html"), None),
+    ):
+        argv = ("report", job, *flags)
+        arguments = parser().parse_args(argv)
+        complete_from_job(arguments, given(argv))
+        assert arguments.layout == layout

@@ -50,7 +50,7 @@ def test_files_of_deepspeed_that_a_script_writes_are_read(way: str) -> None:
     assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 16, 2048)
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.may_be_wrong == ()
-    assert any("takes its arguments at their usual meaning" in note for note in launch.assumed)
+    assert any("assumes the usual meaning of its arguments" in note for note in launch.assumed)
 
 
 def test_a_file_that_no_branch_writes_is_named_as_missing() -> None:

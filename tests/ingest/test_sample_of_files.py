@@ -117,7 +117,7 @@ def test_adapters_by_other_names_are_doubted(flags: str) -> None:
 def test_a_program_named_after_adapters_is_doubted_without_any(program: str) -> None:
     arguments = TRAINER.removeprefix("train.py")
     plain = read("run.sh", f"torchrun --nproc_per_node 8 {program}{arguments}")
-    assert any("is named after adapters" in doubt for doubt in plain.may_be_wrong)
+    assert any("suggests adapters" in doubt for doubt in plain.may_be_wrong)
     with_adapters = read("run.sh", f"torchrun --nproc_per_node 8 {program}{arguments} --lora_r 8")
     assert with_adapters.may_be_wrong == ()
     assert with_adapters.job_fields["adapter_rank"] == 8
@@ -149,7 +149,7 @@ def test_lengths_of_prompt_and_answer_are_one_sequence() -> None:
 def test_an_absent_file_of_settings_makes_all_doubtful(command: str, file: str) -> None:
     launch = read("run.sh", command.format(file), model="llama3-8b", devices=2, global_batch=4)
     (doubt,) = launch.may_be_wrong
-    assert doubt.startswith("all that the command does not state may be wrong")
+    assert doubt.startswith("everything that the command does not state may be wrong")
     assert file in doubt
 
 

@@ -18,7 +18,12 @@ def browser():
     path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
     with api.sync_playwright() as playwright:
         try:
-            started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            started = playwright.chromium.launch(
+                executable_path=path,
+                args=["--no-sandbox"],
+                # People have scroll bars.
+                ignore_default_args=["--hide-scrollbars"],
+            )
         except api.Error as error:
             pytest.skip(f"no browser to start: {str(error).splitlines()[0]}")
         yield started

@@ -299,3 +299,52 @@ def test_rank_and_step_stay_in_sight_where_the_table_is_scrolled(made, open_page
     before = page.evaluate(left)
     page.evaluate("document.querySelector('#table').scrollLeft = 300")
     assert page.evaluate(left) == pytest.approx(before, abs=1)
+
+
+CUT = """() => {
+  const cut = [];
+  for (const each of document.querySelectorAll("main *")) {
+    const style = getComputedStyle(each);
+    if (!each.clientWidth || style.overflowX === "visible" || each.scrollWidth <= each.clientWidth + 1) continue;
+    const borders = parseFloat(style.borderTopWidth) + parseFloat(style.borderBottomWidth);
+    if (each.offsetHeight - borders - each.clientHeight < 8) cut.push(`${each.tagName}.${each.className}`);
+  }
+  return cut;
+}"""
+"""Boxes wider than they are shown, without room for a scroll bar; cells and heads are in one."""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_is_cut_has_a_scroll_bar_in_sight(made, open_page, width, dark):
+    page = open_page(made.to_html())
+    page.set_viewport_size({"width": width, "height": 800})
+    if dark:
+        page.click("#theme")
+    assert page.evaluate(CUT) == []
+    hidden = (
+        "((e) => e.scrollWidth - e.clientWidth - e.scrollLeft)(document.querySelector('#table'))"
+    )
+    assert page.evaluate(hidden) > 1
+    assert page.eval_on_selector(".framed", "e => e.classList.contains('more')")
+    page.evaluate("document.querySelector('#table').scrollLeft = 1e4")
+    page.wait_for_function("!document.querySelector('.framed').classList.contains('more')")
+
+
+def test_settings_that_all_layouts_share_are_stated_once(made, open_page):
+    page = open_page(made.to_html())
+    heads = page.eval_on_selector_all("#table th", "heads => heads.map((head) => head.dataset.key)")
+    for i, setting in enumerate(made.data["settings"]):
+        name = setting["key"]
+        values = {row["settings"][setting["at"]] for row in made.data["rows"]}
+        assert (name in heads) == (len(values) > 1), (i, name)
+        assert (name.replace("_", " ") in page.inner_text("#shared")) == (len(values) == 1)
+    # What has no column stands in the last one.
+    for text, row in zip(
+        page.eval_on_selector_all("#table td.layout", "cells => cells.map((c) => c.textContent)"),
+        made.data["rows"],
+        strict=True,
+    ):
+        stated = {setting["key"] for setting in made.data["settings"]}
+        rest = [part for part in row["layout"].split(",") if part.split("=")[0] not in stated]
+        assert text == ",".join(rest)
