@@ -41,7 +41,7 @@ def test_one_screen(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("healthy: ")
     assert "measured 1.2 s, predicted" in out
-    assert "the best tenth at most" in " ".join(out.split())
+    assert "the fastest tenth takes at most" in " ".join(out.split())
     assert len(out.splitlines()) < 40
 
 

@@ -332,7 +332,7 @@ def test_a_setting_that_an_undecided_condition_changes_is_a_doubt() -> None:
         "the layout may be wrong: trainer.strategy.tensor_model_parallel_size is 4 if torch.cuda"
     )
     assert "line 4" in doubt
-    assert doubt.endswith("perfmodel reads 1")
+    assert doubt.endswith("perfmodel assumes 1")
     assert read(text.replace("torch.cuda.device_count()", "2")).may_be_wrong == ()
     assert read(text.replace("strategy.tensor_model_parallel_size", "max_steps")).may_be_wrong == ()
 
