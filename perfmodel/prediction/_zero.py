@@ -100,8 +100,8 @@ class StatePlace:
 
 
 def reuse_params(layout: Layout, framework: Framework) -> float:
-    """Most parameters used between a weight's recompute and backward for which ZeRO 3 keeps it
-    gathered; infinite if the gather for backward always serves recompute too.
+    """Under ZeRO 3 a weight that was gathered for recompute stays gathered for its backward if at
+    most this many parameters are used between the two; infinite if it always stays.
 
     DeepSpeed releases what no module of the next `stage3_max_reuse_distance` parameters reads, in
     recompute as in any forward (runtime/zero/partitioned_param_coordinator.py,
