@@ -111,7 +111,7 @@ def report(**changes: Any) -> list[str]:
 def test_a_usual_run_is_reported_without_guesses() -> None:
     for causes in ((), (SLOW_HOST,)):
         assert report(causes=causes) == [
-            "healthy: slower than 75% of comparable sites",
+            "healthy: slower than at 75% of comparable sites",
             *HEAD,
             f"throughput: {THROUGHPUT}",
             STEADY,
@@ -130,7 +130,7 @@ def test_guesses_are_numbered_with_what_would_decide() -> None:
         contradictions=("tp is 4 in the log and 2 in the script",),
     )
     assert unhealthy[:3] == [
-        "not healthy: slower than more than 99 % of comparable sites; "
+        "not healthy: slower than at more than 99 % of comparable sites; "
         "likeliest cause: network below its rate",
         "contradiction: tp is 4 in the log and 2 in the script",
         "a remark",
@@ -155,7 +155,7 @@ def test_a_likely_fault_of_a_usual_run_is_in_doubt() -> None:
     doubtful = report(causes=(SLOW_LINK,), no_fault_probability=0.38, slower_than=0.3)
     assert doubtful[0] == (
         "in doubt: network below its rate (probability 62%); "
-        "the usual step is faster than 70% of comparable sites"
+        "the usual step is faster than at 70% of comparable sites"
     )
     assert "likeliest causes, and the seconds per step that each would explain" in doubtful
     assert (
@@ -189,7 +189,7 @@ def test_what_a_log_shows_needs_no_measurement() -> None:
     ]
     certain = report(causes=(CHECKPOINTS,), fault=CHECKPOINTS, healthy=False)
     assert certain[0] == (
-        "not healthy: checkpoints stop it; the usual step is slower than 75% of comparable sites"
+        "not healthy: checkpoints stop it; the usual step is slower than at 75% of comparable sites"
     )
 
 
@@ -233,10 +233,10 @@ def test_stalls_timers_drift_and_memory_are_reported() -> None:
 @pytest.mark.parametrize(
     ("slower_than", "words"),
     [
-        (0.2, "faster than 80% of comparable sites"),
-        (0.5, "slower than 50% of comparable sites"),
-        (0.994, "slower than 99% of comparable sites"),
-        (0.995, "slower than more than 99 % of comparable sites"),
+        (0.2, "faster than at 80% of comparable sites"),
+        (0.5, "slower than at 50% of comparable sites"),
+        (0.994, "slower than at 99% of comparable sites"),
+        (0.995, "slower than at more than 99 % of comparable sites"),
     ],
 )
 def test_the_verdict_says_where_among_sites(slower_than: float, words: str) -> None:
