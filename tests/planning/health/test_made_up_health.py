@@ -96,7 +96,7 @@ HEAD = (
     "",
     "a model on 64 devices of a cluster, global batch 128, sequence 4096",
     "step time: measured 11 s, predicted 10 s, +10.0%",
-    "of comparable sites, nine in ten take 8 s to 12.5 s, and the best tenth at most 8.4 s",
+    "nine in ten comparable sites take 8 s to 12.5 s; the fastest tenth takes at most 8.4 s",
 )
 THROUGHPUT = "667 tokens/s per device (predicted 800)"
 STEADY = "steps vary by 1.2% around their trend; 100 steps counted"
