@@ -12,14 +12,16 @@ from perfmodel.ingest.logs import LogEvent, LoggedStep, PhaseTimer, TrainingLog
 from perfmodel.planning.health import Cause, Drift, RunHealth, Stalls, StepSeries, step_series
 from perfmodel.planning.health._causes import DATA_LOADING, Fault, Severity
 from perfmodel.planning.health._contradictions import what_ran
-from perfmodel.planning.health._evidence import Likely
+from perfmodel.planning.health._evidence import Likely, Observed
 from perfmodel.planning.health._health import (
     _guessed_causes,
+    _observed,
     _passes_ratio,
     _remarks,
     _undecided,
     _worth_naming,
 )
+from perfmodel.planning.health._measurements import most_telling
 from perfmodel.planning.health._series import (
     _period,
     _trend,
@@ -39,6 +41,7 @@ PREDICTION: Any = SimpleNamespace(
     step_time_hi_s=12.5,
     tokens_per_s_per_device=800.0,
     memory_capacity_bytes=80 * GIB,
+    memory_counted_bytes={"reserved": 40 * GIB},
     breakdown_s={"forward": 2.0, "backward": 4.0, "recompute": 2.0, "gaps": 1.0, "bubble": 1.0},
 )
 SERIES = StepSeries(
@@ -344,6 +347,50 @@ def test_a_log_is_undecided_between_several_unlikely_causes(
     causes = [replace(SLOW_LINK, probability=probability) for probability in probabilities]
     log = TrainingLog(path="train.log", format="megatron", steps=())
     assert bool(_undecided(causes, log, SERIES)) == is_undecided
+
+
+@pytest.mark.parametrize(
+    ("drift", "jump"),
+    [
+        (None, None),
+        (Drift(kind="jump", change=0.3, at_step=9), 1.3),
+        (Drift(kind="jump", change=-0.3, at_step=9), None),
+        (Drift(kind="trend", change=0.3, at_step=9), None),
+    ],
+)
+def test_a_jump_is_observed_where_steps_become_slower_at_once(
+    drift: Drift | None, jump: float | None
+) -> None:
+    assert observed_in("megatron", zero=1, drift=drift).jump == jump
+
+
+@pytest.mark.parametrize(
+    ("form", "zero", "times_sync"),
+    [("megatron", 3, True), ("deepspeed", 2, True), ("deepspeed", 3, False)],
+)
+def test_deepspeed_gathers_within_its_passes_and_logs_one_rank(
+    form: str, zero: int, times_sync: bool
+) -> None:
+    observed = observed_in(form, zero)
+    assert observed.times_sync == times_sync
+    assert observed.one_rank == (form == "deepspeed")
+
+
+def observed_in(form: str, zero: int, **changes: Any) -> Observed:
+    """What a made-up log shows beside its prediction."""
+    job: Any = SimpleNamespace(intended=Layout(dp=8, zero=zero), problem=_problem())
+    log = TrainingLog(path="train.log", format=form, steps=())
+    series = replace(SERIES, **changes)
+    return _observed(log, series, PREDICTION, 0.1, job, {}, None)
+
+
+def test_the_measurement_that_tells_most_is_named() -> None:
+    """Two causes as likely as each other: one bit, at the least effort."""
+    assert most_telling({"slow_inter_node_link": 1.0, "host_bound": 1.0}).name == (
+        "nccl_between_nodes"
+    )
+    assert most_telling({"data_loading": 1.0, "host_bound": 1.0}).name == "synthetic_data"
+    assert most_telling({"slow_rank": 1.0}).name == "time_every_device"
 
 
 @pytest.mark.parametrize(
