@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import published_runs
 import pytest
 from studies import chimera, chimera_figures, distsim, timeprest
 from studies.chimera_figures import (
@@ -206,3 +207,25 @@ def test_no_setting_has_both_memory_and_speed_of_timeprest():
         by_baseline.loc[name, "stage 1 saves, most"] for name in ("stashing alone", "vertical sync")
     )
     assert (two_versions > one_version).all()
+
+
+def test_a_target_that_no_seed_reaches_is_told_with_the_epochs_of_its_task():
+    table = pd.DataFrame(
+        {
+            "schedule": ["nf1b", "pipedream"],
+            "reached": ["0 of 3", "1 of 3"],
+            "epochs": ["-", "4"],
+            "time": ["-", "12"],
+        }
+    )
+    sentence = timeprest._accuracy_sentence("the map", table, 6)
+    assert sentence == (
+        "On the map the default order reaches the target with 0 of 3 seeds, PipeDream with 1 of 3, in 6 epochs."
+    )
+
+
+def test_a_public_run_is_predicted_with_the_settings_of_its_row():
+    rows = pd.read_csv(published_runs.HERE / "published_runs.csv")
+    row = next(rows[rows["job"].notna()].itertuples())
+    prediction, reported_s = published_runs.predicted(row)
+    assert 0.2 < reported_s / prediction.step_time_s < 5
