@@ -44,8 +44,7 @@ class Steps(Protocol):
 def step_variance(
     beliefs: Beliefs, ops: Events, shares: Float[np.ndarray, "layouts ops"]
 ) -> Float[np.ndarray, " layouts"]:
-    """Variance of every layout's log step time: s^T C s, with C the covariance of the events' log
-    times.
+    """Variance of each layout's log step time: s^T C s, C the covariance of log event times.
 
     Args:
         ops: the events, in the order of `shares`' columns.
@@ -153,8 +152,7 @@ class Selection:
         return self.beliefs.measured
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return one row per round: the measurements so far, and the widest interval of any
-        layout."""
+        """Return one row per round: measurements so far, and the widest interval."""
         import pandas as pd
 
         rows = [
@@ -269,8 +267,7 @@ def select(
 
 
 def selection_text(selection: Selection) -> str:
-    """Format the measurements and the widest interval of each round, and the reason why the
-    selection stopped."""
+    """Format each round's measurements and widest interval, and why the selection stopped."""
     last = selection.rounds[-1]
     lines = [
         f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}"

@@ -111,8 +111,7 @@ Run = Callable[[Plan, Path], Any]
 
 
 def run_apart(plan: Plan, folder: Path) -> None:
-    """Run `run_plan` in a separate process, because threads must be pinned to a core before JAX
-    starts.
+    """Run `run_plan` in another process, as threads must be pinned before JAX starts.
 
     Raises:
         CalibrationError: with what `run_plan` refused.

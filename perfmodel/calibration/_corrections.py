@@ -55,8 +55,7 @@ def corrections(
     sides: SideBySide,
     slowed_s: float = 0.0,
 ) -> tuple[Correction, ...]:
-    """Compute the corrections from a profile of a layout's step, relative to uncorrected cost
-    models.
+    """Compute the corrections of uncorrected cost models from a profile of a layout's step.
 
     Args:
         slowed_s: seconds by which recording lengthened the step, all of them on the host between
@@ -129,8 +128,7 @@ def _usual_s(calls: Sequence[Call]) -> float:
 
 
 def _spread_over_steps(calls: Sequence[Call]) -> float:
-    """Standard error of the log of the usual time of a step's calls; 0.05 if there is only one
-    step."""
+    """Standard error of the log of a call's usual time; 0.05 if there is only one step."""
     of_step: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         of_step[call.step].append(call)
@@ -317,8 +315,7 @@ def _arrival_spread(problem: StepProblem, sides: SideBySide) -> Iterator[Correct
 def _contention_loss(
     problem: StepProblem, profile: Profile, sides: SideBySide
 ) -> Iterator[Correction]:
-    """Slowdown of kernels that overlap with collectives, relative to the same kernel without
-    overlap."""
+    """Slowdown of kernels beside collectives, relative to the same kernels alone."""
     if not profile.asynchronous:
         return
     extra_s = overlapped_s = 0.0
@@ -413,8 +410,7 @@ def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> It
 
 
 def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """Time between steps: from the end of one on its last device to the start of the next on its
-    first."""
+    """Time from the end of a step on its last device to the start of the next on its first."""
     parts = profile.trace.steps()
     if len(parts) < 2:
         return

@@ -1,5 +1,4 @@
-"""Parameters of the cost models from measured runs, through the timeline: priors, posteriors and
-contradictions."""
+"""Fits the cost models' parameters to measured runs, through the timeline."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -285,8 +284,7 @@ def _fit(
 def _unexplained(
     runs: Sequence[Run], beyond: np.ndarray, site_prior: SitePrior
 ) -> tuple[tuple[str, float], ...]:
-    """Runs, by name, whose error beyond all parameters lies far outside a site's usual scatter,
-    farthest first."""
+    """Runs whose unexplained error lies far outside a site's usual scatter, farthest first."""
     layout_kernel = site_prior.layout_kernel
     usual_sd = np.sqrt(layout_kernel.amplitude**2 + layout_kernel.nugget**2 + site_prior.noise**2)
     unexplained = []
@@ -303,8 +301,7 @@ def _parameters(
     runs: int,
     device: str,
 ) -> tuple[FittedParameter, ...]:
-    """Parameters before and after the runs; a parameter at its bound is as uncertain as without the
-    bound."""
+    """Parameters before and after the runs; bounds do not lower their uncertainty."""
     # At its bound the posterior would have no width at all, which is more than the runs say.
     prior_covariance = covariance_of(parameter_priors, site_prior)
     unbounded = replace(posterior.runs, covariance=tuple(map(tuple, prior_covariance.tolist())))
@@ -341,8 +338,7 @@ def _parameter(
 
 
 def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
-    """A sentence if most runs took longer or shorter than the published record allows for a
-    site."""
+    """A sentence if most runs took longer or shorter than the published record allows."""
     # Compare the median run with the interval of an unknown site that spends its step evenly on
     # all classes.
     median_error = float(np.median(-log_errors))

@@ -161,8 +161,7 @@ def model_plan(
     rule: StoppingRule | None = None,
     collective_rule: StoppingRule | None = None,
 ) -> ModelPlan:
-    """Plan measurements of the distinct kernels and collectives of some layouts, on at most two
-    nodes.
+    """Plan measurements of some layouts' kernels and collectives, on at most two nodes.
 
     Args:
         framework: the training framework, as in `perfmodel.predict`.
@@ -212,8 +211,7 @@ def _assemble(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> ModelPlan:
-    """Collect the distinct measurements of all layouts, and the measurements that each layout
-    adds."""
+    """Collect the distinct measurements of all layouts, and those that each layout adds."""
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
@@ -341,8 +339,7 @@ def _kind(op: Op) -> tuple[str, ...]:
 
 
 def plan_report(plan: ModelPlan) -> str:
-    """Report the saving per layout and in total, and the events that are extrapolated or not
-    measured."""
+    """Report the savings, per layout and in total, and events that are not measured."""
     return saving_text(plan.to_dict())
 
 

@@ -119,8 +119,7 @@ def covariance_of(
 def priors(
     models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str
 ) -> list[Prior]:
-    """Priors of every parameter that moves an event of the runs, and of the host costs and
-    losses."""
+    """Priors of host costs and losses, and of parameters that move an event of the runs."""
     # A parameter is as uncertain as the events that it moves, weighted by their time in these
     # runs.
     weight: dict[str, float] = defaultdict(float)
@@ -180,8 +179,7 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
-    """Yield (event, its seconds in one pass of every block or one step, log half-width of its
-    interval)."""
+    """Yield each event, its seconds per pass or step, and its interval's log half-width."""
     for batch in layout_batches(model, layouts):
         for table, classes in zip(batch.tables, event_classes(model, batch), strict=True):
             # A pass runs an event as often as each block has it; events between blocks run once a
@@ -194,8 +192,7 @@ def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op,
 def _counted_events(
     ops: Sequence[Op], times: EventTimes, counts: Float[np.ndarray, " events"]
 ) -> Iterable[tuple[Op, float, float]]:
-    """Events that run `counts` times, each with all its seconds and the log half-width of its
-    interval."""
+    """Events that run `counts` times, each with all seconds and its log half-width."""
     half_width = np.log(np.maximum(times.hi_s, 1e-12) / np.maximum(times.lo_s, 1e-12)) / 2
     return zip(ops, (counts * times.time_s).tolist(), half_width.tolist(), strict=True)
 

@@ -214,8 +214,7 @@ def _report(
     most: int,
     step_s: float | None = None,
 ) -> ProfileReport:
-    """Compare a prediction with a profile: differences by event, and corrections of the
-    parameters."""
+    """Compare a prediction with a profile: differences by event, corrected parameters."""
     # Recording slows the host. With the step's time without the profiler known, the difference is
     # what recording added.
     recorded_s = float(np.median(profile.step_s()))
@@ -299,8 +298,7 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
-    """Return the time that no kernel takes: predicted on the critical path, measured on the mean
-    device."""
+    """Return the time without kernels: predicted on the critical path, measured on average."""
     # The remedy for idle time depends on what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices

@@ -1,5 +1,4 @@
-"""Compares predicted and measured events of a step, in seconds per device and step, by event and
-family."""
+"""Compares predicted and measured seconds per device and step, by event and family."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -195,8 +194,7 @@ def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
-    """Number of operators that the host issues per step for one device, as the prediction counts
-    them."""
+    """Operators that the host issues per step and device, as the prediction counts them."""
     # Events, and operators that launch no kernel but take the host's time
     # (`forward_bookkeeping`).
     shares = event_shares(problem, layout)

@@ -87,8 +87,7 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
 
 
 def arithmetic_s(run: Run) -> float:
-    """The step's model FLOPs on all devices at the peak rate of its dtype; fp32 may be run as
-    tf32."""
+    """Model FLOPs of the step at the peak rate of all devices; fp32 may run as tf32."""
     dtypes = ("fp32", "tf32") if run.job.dtype == "fp32" else (run.job.dtype,)
     rate = max(run.cluster.device.peak.flops_per_s(dtype) for dtype in dtypes)
     return step_flops(run.model, run.job).total / run.layout.devices / rate

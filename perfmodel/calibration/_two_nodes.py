@@ -50,8 +50,7 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
 
 
 def _on_ranks(op: Collective, ranks: int, per_node: int) -> Collective:
-    """The collective over other ranks, without concurrent groups and with whole elements on each
-    rank."""
+    """The collective over other ranks, alone and with whole elements on each rank."""
     unit = dtype_bytes(op.dtype) * ranks
     n_bytes = max(unit, int(op.bytes) // unit * unit)
     return replace(

@@ -124,8 +124,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 
 def _add_diff(command: argparse.ArgumentParser) -> None:
-    """Add `calibrate diff A B`, a subcommand because `calibrate` itself has no positional
-    arguments."""
+    """Add `calibrate diff A B`, a sub-command of a command without positional arguments."""
     kinds = command.add_subparsers(dest="kind", metavar="diff")
     diff = kinds.add_parser("diff", help="compare two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")
@@ -139,6 +138,7 @@ def _add_diff(command: argparse.ArgumentParser) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    """Measure, or with --for-decision suggest what to measure, and show the report."""
     if arguments.kind is None and _for_decision.is_for_decision(arguments):
         return _for_decision.execute(arguments)
 
@@ -232,15 +232,17 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
 
 
 def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]":
-    """The plan, and its savings if it was made for a model."""
+    """Return the sweep plan and, if it was made for a model, what it saves."""
     from perfmodel import measure
 
+    # A plan comes from a file, or is made of the kernels and collectives of some layouts.
     if (arguments.plan is None) == (arguments.model is None):
         raise PerfModelError(
             "calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch"
         )
     if arguments.plan is not None:
         return measure.read_plan(arguments.plan), None
+
     flags = lacking(arguments, "cluster", "layouts", "global_batch")
     if flags:
         raise PerfModelError(f"calibrate: --model needs {flags} too")
@@ -337,8 +339,7 @@ def _measure(
 
 @contextmanager
 def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Point], None]]":
-    """A function to call with each point before it is measured, which reports the time that
-    remains.
+    """Yield a function that reports the remaining time; call it before each point.
 
     On a terminal it draws a bar, elsewhere it writes a line to stderr now and then.
 
@@ -354,6 +355,8 @@ def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Poi
             remaining.start(point)
             minutes = f"{remaining.device_s() / 60:.1f} device-minutes left"
             report(f"{point.op.family}, {minutes}", done, rows)
+
+            # The bar is invisible in a log file, and a line per row would fill it.
             if not sys.stderr.isatty() and time.monotonic() - last_s >= LINE_EVERY_S:
                 last_s = time.monotonic()
                 say(
@@ -458,6 +461,8 @@ def _show_diff(report: dict[str, Any]) -> None:
         say(
             f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B"
         )
+
+    # Entries of the two cards that differ may explain why the times do.
     for name, (a, b) in report["cards"].items():
         say(f"{name}: {a} | {b}")
     if not report["cards"]:

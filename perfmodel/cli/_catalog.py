@@ -44,11 +44,14 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    """Print the entries of one kind, or how many entries each kind has."""
     if arguments.kind is None:
         return _kinds(arguments)
     records = entries(arguments.kind, arguments.word)
     if not records:
         raise PerfModelError(f"catalog: no name in {arguments.kind} contains {arguments.word!r}")
+
+    # Entries that are words with a meaning read as a glossary, entries with figures as a table.
     console = new_console()
     if arguments.kind in VOCABULARY:
         lines = glossary(arguments.kind, records, min(console.width, MOST_WIDTH))
@@ -128,6 +131,7 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
 
 
 def _model_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return the table row of a model."""
     return (
         record["name"],
         record["kind"],
@@ -139,11 +143,14 @@ def _model_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _framework_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return the table row of a framework, or of its state since a version."""
     facts = record["facts"]
     label = f"{record['name']}@{record['since']}" if record["since"] else record["name"]
-    attention = (
-        facts.get("attention", "fastest") if facts.get("flash_attention", True) else "unfused"
-    )
+
+    # A record lists only facts that differ from the generic framework's.
+    attention = "unfused"
+    if facts.get("flash_attention", True):
+        attention = facts.get("attention", "fastest")
     schedules = ", ".join(facts.get("schedules", ())) or "all"
     return (
         label,
@@ -155,6 +162,7 @@ def _framework_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _device_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return the table row of a device."""
     return (
         record["name"],
         f"{record['memory_bytes'] / GIB:,.0f} GiB",
@@ -165,6 +173,7 @@ def _device_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _model(model: "Model") -> dict[str, Any]:
+    """Return the figures of a model that the catalog's table shows."""
     from perfmodel.spec import Transformer
     from perfmodel.workload import parameter_count
 

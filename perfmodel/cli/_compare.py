@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from perfmodel.ingest import MeasuredTrace
-    from perfmodel.prediction import Prediction
 
 _SHOWN_STAGES = 12
 
@@ -48,6 +47,7 @@ def add_compare(commands: Any) -> None:
 
 
 def _add_traces(command: argparse.ArgumentParser) -> None:
+    """Add the flags that name the predicted and the measured trace."""
     command.add_argument(
         "--predicted",
         type=Path,
@@ -78,10 +78,8 @@ def add_picture(command: argparse.ArgumentParser) -> None:
     _add_traces(command)
 
 
-def draw_picture(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
-    """Draw the picture of `plot compare`.
+def draw_picture(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> "Figure":
+    """Draw the picture of `plot compare`; `width` is a keyword argument if it is given.
 
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
@@ -98,11 +96,11 @@ def draw_picture(
         )
     errors = compare_traces(predicted, measured, measured.devices // predicted.devices).errors
     title = f"batch time {errors.batch_time_error:.2%} off"
-    return viz.draw_comparison(predicted, measured, title, **wide), []
+    return viz.draw_comparison(predicted, measured, title, **width_keyword)
 
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The errors, and the files written.
+    """Compare two traces; return the errors and the names of written files.
 
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
@@ -119,6 +117,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.png:
         from perfmodel.viz import draw_comparison, save_figure
 
+        # Activities have an error only if the two traces could be matched one to one.
         title = f"batch time {comparison.errors.batch_time_error:.2%} off"
         if report["mean_activity_error"] is not None:
             title += f", activities {report['mean_activity_error']:.2%} (matched by {comparison.matched_by})"
@@ -244,6 +243,7 @@ def _show_explained(report: dict[str, Any]) -> None:
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:
+    """Return the table row of one difference between prediction and profile."""
     sign = "+" if difference["effect_s"] > 0 else ""
     return (
         difference["event"],

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
     """
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
+    # A cluster may state its number of devices; the others are tried with each of --devices.
     names = [name for name in arguments.clusters.split(",") if name.strip()]
     named = clusters_named(names, arguments.device_counts)
     problems = [problem_on(arguments, cluster, devices) for cluster, devices in named]

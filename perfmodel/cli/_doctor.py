@@ -67,8 +67,7 @@ def _examine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:
-    """Collect versions, extras, devices, programs, calibrations, caches and settings; `problems`
-    has sentences.
+    """Collect versions, extras, devices, programs, calibrations, caches, settings, `problems`.
 
     Raises:
         CalibrationError: if `calibration` is missing or unreadable.
@@ -80,11 +79,15 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         for name in CACHES:
             shutil.rmtree(cache_folder(name), ignore_errors=True)
 
+    own_calibration = {}
+    if calibration is not None:
+        own_calibration["own_calibration"] = describe_calibration(calibration)
+    programs = {}
+    for name, use in _PROGRAMS.items():
+        programs[name] = shutil.which(name) or f"not found (for {use})"
+
     # Each part reports what it finds wrong into `problems` and goes on: a broken torch must not
     # hide the rest.
-    own_calibration = (
-        {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
-    )
     problems: list[str] = []
     return {
         "perfmodel": perfmodel.__version__,
@@ -96,9 +99,7 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         "extras": _extras(),
         "jax_devices": _jax_devices(problems),
         "torch_devices": _torch_devices(problems),
-        "programs": {
-            name: shutil.which(name) or f"not found (for {use})" for name, use in _PROGRAMS.items()
-        },
+        "programs": programs,
         "calibration": describe_calibration(None),
         **own_calibration,
         "caches": _caches(problems),
@@ -133,6 +134,7 @@ def _extras() -> dict[str, str]:
 
 
 def _jax_devices(problems: list[str]) -> list[str]:
+    """List the devices that JAX can use; if it finds none, add the reason to `problems`."""
     import jax
 
     try:
@@ -143,8 +145,7 @@ def _jax_devices(problems: list[str]) -> list[str]:
 
 
 def _torch_devices(problems: list[str]) -> list[str]:
-    """Devices that torch sees; none without it, with the reason among `problems` if it is
-    broken."""
+    """List the devices that torch sees; if it is broken, add the reason to `problems`."""
     if _version("torch") is None:
         return []
     try:

@@ -51,8 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the command; return the report and the files written. The ranks that it starts always end
-    with it.
+    """Run the command; return its report. The ranks that it starts always end with it.
 
     Raises:
         PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and
@@ -129,8 +128,7 @@ def _report_of_run(
     delays_s: Mapping[str, float],
     predicted: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """Report a run: its figures, its files, the sweep's curve or the slack of each collective, and
-    the prediction.
+    """Report a run: figures, files, the sweep's curve or collectives' slack, the prediction.
 
     Args:
         swept, sweep_s: the kind of collective whose delay is swept (empty if none), and its delays.
@@ -139,10 +137,14 @@ def _report_of_run(
     """
     from perfmodel.emulate import emulated_curve
 
+    # A delay has no effect on a kind of collective that the script never calls: warn of it.
     report: dict[str, Any] = result.to_dict()
     delayed_kinds = {*delays_s, swept} if swept else {*delays_s}
     report["never_called"] = _never_called(delayed_kinds, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
+
+    # A sweep shows by itself which delays slow the step; without one, a replay of the recorded
+    # calls says how much slack they have. (Real messages on the wire are not replayed.)
     if swept:
         curve = emulated_curve(result, swept, sweep_s, arguments.every)
         report["curve"] = curve.to_dict()
@@ -169,6 +171,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _check_flags(arguments: argparse.Namespace) -> None:
     """Refuse flags that cannot be combined."""
+    # A prediction takes all three flags or none.
     prediction_flags = [arguments.model, arguments.layout, arguments.global_batch]
     n_missing = prediction_flags.count(None)
     if 0 < n_missing < len(prediction_flags):
@@ -283,8 +286,7 @@ def _refuse_flags_of_scripts(arguments: argparse.Namespace) -> None:
 
 
 def _write_instructions(runs: "Sequence[EmulatedProgram]", out: Path) -> list[str]:
-    """Write the times of every instruction in every repeat, rank by rank; return the names of the
-    files."""
+    """Write the times of each instruction in each repeat, rank by rank; return the files."""
     import pandas as pd
 
     from perfmodel.ingest.tables import write_text
@@ -307,8 +309,7 @@ def _write_instructions(runs: "Sequence[EmulatedProgram]", out: Path) -> list[st
 def _by_class(
     arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster"
 ) -> dict[str, Any]:
-    """Run a rank of each class in turn; the slowest class sets the pace if no class waits for
-    another."""
+    """Run a rank of each class in turn; the slowest class sets the pace of the others."""
     from perfmodel.emulate import classes_of_script, run_classes
 
     of_one_run = {
@@ -364,8 +365,7 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 def _slack(result: Any) -> dict[str, dict[str, float]]:
-    """Count collectives by kind, those that would feel a delay among them, with the delay that
-    stays hidden."""
+    """Count collectives by kind, and those that feel a delay; find the delay that stays hidden."""
     import numpy as np
 
     from perfmodel.emulate import replay, typical
@@ -453,6 +453,8 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
         f"communication {duration(report['communication_s'])}, {report['overlap']:.0%} of it overlapped; "
         f"core busy {report['utilisation']:.0%}"
     )
+
+    # By how much each kind of collective could slow down unnoticed.
     for kind, slack in report.get("slack_s", {}).items():
         tolerance = (
             f"each of the others may take {duration(slack['hidden_s'])} longer without effect"

@@ -1,5 +1,4 @@
-"""Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction to compare
-with."""
+"""Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -60,8 +59,7 @@ def _add_ranks(command: argparse.ArgumentParser) -> None:
 
 
 def _add_answers(command: argparse.ArgumentParser) -> None:
-    """Add the flags that choose how emulated ranks answer: in the real ranks' processes or over a
-    network."""
+    """Add the flags that say how emulated ranks answer: in process or over a network."""
     command.add_argument(
         "--wire",
         action="store_true",
@@ -82,8 +80,7 @@ def _add_answers(command: argparse.ArgumentParser) -> None:
 
 
 def _add_prices(command: argparse.ArgumentParser) -> None:
-    """Add the flags of collective times: from the calibration, or from a table or function of the
-    user."""
+    """Add the flags of collective times: from a calibration, or a user's table or function."""
     command.add_argument(
         "--calibration",
         type=Path,
@@ -146,8 +143,7 @@ def _add_faults(command: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:
-    """Add the flags of a sweep, in which one run of the script tries all delays, a few iterations
-    each."""
+    """Add the flags of a sweep, in which one run tries all delays, a few iterations each."""
     command.add_argument(
         "--sweep",
         metavar="KIND=FIRST:LAST:COUNT",
@@ -223,8 +219,7 @@ def prices_of(
 
 
 def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
-    """Return the latency and bandwidth that `--wire` adds: those of the network level that joins
-    all ranks.
+    """Return latency and bandwidth that `--wire` adds: those of the level that joins all ranks.
 
     Nothing is on top where the emulated cluster is this machine.
     """
@@ -313,8 +308,7 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
 
 
 def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the conditions of an emulation besides the network: slowness, jitter and a failing
-    rank."""
+    """Return an emulation's conditions besides the network: slowness, jitter, a failing rank."""
     if not 0 < arguments.straggler < float("inf"):
         raise PerfModelError(
             f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}"
@@ -339,12 +333,13 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
-    """The kind of collective and the delays in seconds that `--sweep` states; none if it is not
-    given."""
+    """The kind of collective and the delays in seconds that `--sweep` states, if given."""
     import numpy as np
 
     if not text:
         return "", ()
+
+    # The first and last delay, and the number of delays, are separated by colons.
     kind, _, span = text.partition("=")
     parts = span.split(":")
     if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:

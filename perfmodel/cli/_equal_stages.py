@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perfmodel.errors import LayoutError, PerfModelError
 
@@ -15,6 +15,14 @@ _FORWARD_S: Final = 1.0
 _BACKWARD_S: Final = 2.0
 _MINI_BATCH: Final = 128
 _LEARNING_RATE: Final = 1.0
+
+
+class ScheduleWithFacts(NamedTuple):
+    """A schedule on equal stages, the times of its passes, and the facts to compare it by."""
+
+    schedule: "Schedule"
+    times: "PassTimes"
+    facts: "ScheduleFacts"
 
 
 def add_pipeline(command: argparse.ArgumentParser) -> None:
@@ -106,30 +114,34 @@ def uniform_times(arguments: argparse.Namespace, stages: int) -> "PassTimes":
     )
 
 
-def facts_and_drawings(
+def schedules_with_facts(
     arguments: argparse.Namespace,
-) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
-    """Facts and drawings of schedules on equal stages, and why others cannot run; a named schedule
-    must run."""
+) -> tuple[list[ScheduleWithFacts], list[str]]:
+    """Return the schedules that can run on equal stages, and why the others cannot.
+
+    Raises:
+        LayoutError: a schedule that the user named cannot run.
+    """
     from perfmodel.schedule import get_schedule, require_valid, schedule_facts
     from perfmodel.schedule.facts import chunk_facts, equal_parts
 
     # With --times, facts are exact fractions of the given durations; else seconds in floating
     # point.
-    exact, seconds = _chunk_times(arguments), _seconds(arguments)
+    exact_times = _chunk_times(arguments)
+    seconds = _seconds(arguments)
     p, m = arguments.stages, arguments.micro_batches
-    drawings, skipped = [], []
+    schedules, skipped = [], []
     for name in schedules_named(arguments):
         chunks = _chunks_of(arguments, name)
         try:
             schedule = get_schedule(name)(p, m, chunks)
             require_valid(schedule)
-            if exact is None:
+            if exact_times is None:
                 facts = schedule_facts(name, p, m, chunks=chunks, **seconds)
                 times = equal_parts(schedule, **seconds)
             else:
-                facts = chunk_facts(name, p, m, exact, chunks=chunks)
-                times = exact.pass_times(schedule)
+                facts = chunk_facts(name, p, m, exact_times, chunks=chunks)
+                times = exact_times.pass_times(schedule)
         except LayoutError as error:
             # A schedule that was named has to run; of all of them, those that cannot are reported
             # and left out.
@@ -137,8 +149,8 @@ def facts_and_drawings(
                 raise
             skipped.append(f"{name}: {error}")
             continue
-        drawings.append((schedule, times, facts))
-    return drawings, skipped
+        schedules.append(ScheduleWithFacts(schedule, times, facts))
+    return schedules, skipped
 
 
 def facts_by_micro_batches(
@@ -215,6 +227,7 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
+    # Two synchronous schedules, whose weights are never stale, and three with stale weights.
     curves = []
     for name in schedules_named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
         # Every schedule sees the same data in the mini-batches of its own updates.
@@ -242,6 +255,8 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
 
         viz.save_figure(viz.draw_training_curves(curves), arguments.png)
         written.append(str(arguments.png))
+
+    # The last loss is a mean over a tenth of the updates, because single losses scatter.
     rows = [
         {
             "schedule": curve.schedule,
@@ -271,6 +286,8 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(
             f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}"
         )
+
+    # Split, order and initial weights are random, so each schedule trains with several seeds.
     passes = uniform_times(arguments, arguments.stages)
     rows = []
     for name in schedules_named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):

@@ -1,5 +1,4 @@
-"""Fills in flags from a job file (`COMMAND JOB.toml`, `--set KEY=VALUE`) or a launch file
-(`--from FILE`)."""
+"""Fills in flags from a job file (`JOB.toml`, `--set KEY=VALUE`) or launch file (`--from`)."""
 
 import argparse
 from collections.abc import Collection, Iterable
@@ -38,6 +37,7 @@ def add_job_file(
             (`arguments.program`).
         layout: whether the file's layout counts also if the command does not need one.
     """
+    # Commands whose first argument is something else (a script, a picture) have no job file.
     if positional:
         text = "job file ('perfmodel init' writes one); flags override it"
         command.add_argument(
@@ -138,8 +138,7 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
 
 
 def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Path | None:
-    """Take the job file from the arguments, wherever it stands, and clear the argument that it
-    filled.
+    """Take the job file out of the arguments, wherever it stands.
 
     Raises:
         PerfModelError: a file that is no job file.
@@ -174,7 +173,10 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
 def _is_key(change: str) -> bool:
     """Whether a change belongs to the job file: its key has dots, or is a key of the file."""
     key, sign, _ = change.partition("=")
-    return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
+    # A change without key or without `=` is wrong; the reader of the job file says why.
+    if not key.strip() or not sign:
+        return True
+    return "." in key or key.strip() in (*JOB_FILE_KEYS, *JOB_WORDS)
 
 
 def _fill(arguments: argparse.Namespace, unclaimed: dict[str, Any], name: str, value: Any) -> None:
@@ -195,8 +197,7 @@ def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collecti
 
 
 def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
-    """Fill in the flags of a search that are not given; keep settings that have no flag
-    separately."""
+    """Fill in a search's flags that are not given; settings without a flag stay separate."""
     from perfmodel.planning.layouts.search_words import file_words
 
     for word, value in file_words(file).items():

@@ -1,5 +1,4 @@
-"""`perfmodel fit`: trains cost models from tables, measured steps or a profile; fits constants of
-unknown sites."""
+"""`perfmodel fit`: trains cost models from tables, steps or a profile; fits unknown sites."""
 
 import argparse
 import shlex
@@ -60,8 +59,7 @@ def add_command(commands: Any) -> None:
 
 
 def _add_measurements(command: argparse.ArgumentParser) -> None:
-    """Add the flags of measurements to fit to: tables of kernels and collectives, whole runs, logs,
-    a profile."""
+    """Add the flags of measurements to fit to: tables, whole runs, logs, a profile."""
     command.add_argument(
         "tables",
         nargs="*",
@@ -97,8 +95,7 @@ def _add_measurements(command: argparse.ArgumentParser) -> None:
 
 
 def _add_site_fit(command: argparse.ArgumentParser) -> None:
-    """Add the flags of a fit to published runs, which gives the constants of a site that nobody has
-    measured."""
+    """Add the flags of a fit to published runs, for sites that nobody has measured."""
     command.add_argument(
         "--sites",
         action="store_true",
@@ -190,8 +187,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_logs(arguments: argparse.Namespace) -> None:
-    """Refuse flags that cannot be combined with logs, which state what ran but not on which
-    machine."""
+    """Refuse flags that do not go with logs, which state what ran but not on which machine."""
     for text in arguments.logs:
         _script_and_log(text)
     if arguments.cluster is None:
@@ -203,8 +199,7 @@ def _check_logs(arguments: argparse.Namespace) -> None:
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:
-    """Refuse flags that cannot be combined with a profile, which corrects one calibration by one
-    step."""
+    """Refuse flags that do not go with a profile, which corrects one calibration by one step."""
     if arguments.tables or arguments.runs or arguments.sites or arguments.family:
         raise PerfModelError(
             "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
@@ -280,6 +275,8 @@ def _sites(arguments: argparse.Namespace) -> int:
 
     def show() -> None:
         console = new_console()
+
+        # Fitted constants are logs of factors, shown as percentages.
         heads = ("architecture", "source", "products slower by")
         rows = []
         for architecture, logs in fitted["sustained"].items():
@@ -341,7 +338,7 @@ def _script_and_log(text: str) -> tuple[str, Path]:
 
 
 def _to_profile(arguments: argparse.Namespace) -> int:
-    """Fit to a profile, save and show."""
+    """Fit the parameters to a profiled step, save them and show the result."""
     from perfmodel.calibration import amount, fit_profile
 
     problem = problem_of(arguments)
@@ -354,6 +351,8 @@ def _to_profile(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         step_s=arguments.step_time,
     )
+
+    # In the form of a fit to runs, so that both are shown by the same function.
     device = problem.cluster.device.name
     fitted: dict[str, Any] = {
         "end_to_end": {device: profile_fit.fit.to_dict()},
@@ -410,8 +409,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
 
 
 def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
-    """Print what the rows of a table leave open, the runs first whose step time depends most on
-    it."""
+    """Print what a table's rows leave open, first the runs whose step depends most on it."""
     if not assumptions:
         return
     runs = "1 run leaves" if len(assumptions) == 1 else f"{len(assumptions)} runs leave"

@@ -81,8 +81,7 @@ def framework_of(arguments: argparse.Namespace) -> Framework:
 
 
 def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
-    """Parse a layout, complete it with the framework's defaults, check it, and print what was
-    assumed.
+    """Parse a layout, complete it by the framework's defaults, check it, print assumptions.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse`.
@@ -146,8 +145,7 @@ def add_problem(
 
 
 def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
-    """Add the flags of the machine; comparing clusters takes several, each with its number of
-    devices."""
+    """Add the flags of the machine, or of several to compare, each with its devices."""
     if several:
         command.add_argument(
             "--clusters",
@@ -186,8 +184,7 @@ def _add_global_batch(command: argparse._ActionsContainer, *, several: bool) -> 
 
 
 def _add_job_defaults(command: argparse._ActionsContainer) -> None:
-    """Add the flags of what the step computes and in which precision, which the framework decides
-    by default."""
+    """Add the flags of mode, precision and optimizer, which the framework decides by default."""
     command.add_argument(
         "--mode",
         choices=("train", "inference"),
@@ -344,8 +341,7 @@ def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> s
 
 
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
-    """The notation of a prediction's layout, including fields for which a launch file has another
-    value."""
+    """The notation of a prediction's layout, with fields for which a launch file differs."""
     launch = getattr(arguments, "launch", None)
     if launch is None:
         return prediction.layout_notation
@@ -366,8 +362,7 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 
 
 def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layout: Layout) -> None:
-    """With --strict, refuse layouts outside the measurements, for commands that print no
-    prediction.
+    """With --strict, refuse unmeasured layouts, for commands that print no prediction.
 
     Raises:
         NoDataError: under --strict, part of the layout's step rests on extrapolation.
@@ -407,8 +402,7 @@ def problem_on(
     *,
     quiet: bool = False,
 ) -> Problem:
-    """The problem described by the flags of `add_job`, on a cluster; prints assumptions unless
-    `quiet`."""
+    """The problem that the flags of `add_job` describe; prints assumptions unless `quiet`."""
     from perfmodel import catalog
 
     model = catalog.model(arguments.model)
@@ -430,8 +424,7 @@ def problem_on(
 
 
 def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the job stated by flags and files, except global batch, sequence length and element
-    type."""
+    """Fields of the job that flags and files state, but batch, sequence length and dtype."""
     # Files first, flags over them.
     stated = job_fields(arguments) | arguments.of_job
     # A command may have some of the flags only.

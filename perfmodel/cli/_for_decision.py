@@ -1,5 +1,4 @@
-"""`perfmodel calibrate --for-decision`: finds the run or profile that helps most to choose the
-fastest layout."""
+"""`perfmodel calibrate --for-decision`: finds the run that helps most to choose a layout."""
 
 import argparse
 import shlex
@@ -96,6 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _problem(arguments: argparse.Namespace) -> Problem:
+    """Return the problem that the flags state, which must have a single global batch."""
     flags = lacking(arguments, "model", "cluster", "global_batch")
     if flags:
         raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
@@ -165,6 +165,7 @@ def _next_commands(arguments: argparse.Namespace, report: dict[str, Any]) -> dic
 
 
 def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
+    """Return the table row of one suggested run, `now_s` being the expected regret without it."""
     return (
         " + ".join(map(str, row["ranks"])),
         row["measure"],

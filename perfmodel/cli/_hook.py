@@ -22,6 +22,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Print a framework's lines, or the list of frameworks if none is named."""
     from perfmodel.ingest.launch import HOOKS, hook_lines
 
     # The place is where in a training script the lines belong.

@@ -1,5 +1,4 @@
-"""Refuses flags that would have no effect in combination with the others, and says which `--set`
-have none."""
+"""Refuses flags that have no effect beside the others, and says which `--set` have none."""
 
 import argparse
 from collections.abc import Callable
@@ -255,8 +254,7 @@ def _reads_section(arguments: argparse.Namespace, section: str) -> bool:
 
 
 def _flag_of_key(section: str, name: str) -> str:
-    """The flag that is equivalent to a key of the job file, by its name in the namespace of
-    arguments."""
+    """The flag that is equivalent to a key of the job file, by its name among arguments."""
     match section:
         case "job":
             return name

@@ -99,6 +99,8 @@ def show(report: dict[str, Any]) -> None:
             f"{duration(predicted['step_time_hi_s'])}); {duration(predicted['overlapped_time_s'])} if all "
             f"communication were hidden; MFU {predicted['mfu']:.1%}"
         )
+
+    # Operations without a kernel are missing from the prediction: say how much they would weigh.
     for item in report["unmapped"]:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
         console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")

@@ -1,5 +1,4 @@
-"""`perfmodel import`: converts files of benchmarks and profilers to measurement tables and
-traces."""
+"""`perfmodel import`: converts files of benchmarks and profilers to tables and traces."""
 
 import argparse
 from pathlib import Path
@@ -101,9 +100,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(
             "import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)"
         )
-    format = (
-        ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
-    )
+    format = arguments.format
+    if format == "auto":
+        format = ingest.detect_format(arguments.files[0])
     report: dict[str, Any] = {"format": format, "written": []}
     if arguments.timeline:
         from perfmodel.ingest.profiles import chrome
@@ -124,10 +123,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             if not arguments.timeline:
                 raise
             report["no_table"] = str(error)
-        report["written"] = [
-            *(table["file"] for table in report.get("tables", ())),
-            *report["written"],
-        ]
+        tables = [table["file"] for table in report.get("tables", ())]
+        report["written"] = tables + report["written"]
     return report
 
 
@@ -233,8 +230,7 @@ def _with_interconnect(
 
 
 def _with_cluster(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
-    """The table with the cluster's device, and the cluster's ranks per node if the file does not
-    state them."""
+    """The table with the cluster's device, and its ranks per node if the file states none."""
     from perfmodel.cost.learn.collectives import device_name
 
     device = cluster.device.name

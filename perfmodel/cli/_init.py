@@ -1,5 +1,4 @@
-"""`perfmodel init`: writes a job file to start from; `perfmodel samples`: writes small example
-files."""
+"""`perfmodel init` writes a job file to start from; `perfmodel samples` small examples."""
 
 import argparse
 import textwrap
@@ -78,6 +77,7 @@ def add_samples(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    """Write a job file whose comments explain its keys."""
     from perfmodel.ingest.tables import write_text
 
     path: Path = arguments.file

@@ -91,8 +91,7 @@ _WITHOUT_PREDICTIONS: Final = ("catalog", "completion", "doctor", "hook", "init"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (0 ok, 2 bad input or unwritable output, 130
-    interrupted)."""
+    """Run one command; return its exit status (0 ok, 2 bad input or output, 130 interrupted)."""
     if sys.stdout is None:
         say(
             "perfmodel: standard output is closed; redirect it to a file or to /dev/null",
@@ -128,8 +127,7 @@ def _plain_output() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Discard output that could not be written, because Python tries to write it again when it
-    ends."""
+    """Discard output that could not be written; Python would try again when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -215,8 +213,7 @@ _MOST_NAMED: Final = 3
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line on stderr with exit status 2, and whose help ends in
-    examples."""
+    """A parser that reports errors in one line on stderr, and whose help ends in examples."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -254,6 +251,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse arguments as argparse does, but refuse unknown ones at once."""
         # A command refuses unknown flags itself: the main parser could not say which command lacks
         # them.
         known, unknown = super().parse_known_args(args, namespace)
@@ -264,8 +262,7 @@ class _Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _hint(self, flag: str) -> str:
-        """A hint for an unknown flag: the commands that have it, or the most similar flag of this
-        command."""
+        """A hint for an unknown flag: commands that have it, or this one's most similar flag."""
         others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
         if others:
             others_text = " and others" if len(others) > _MOST_NAMED else ""

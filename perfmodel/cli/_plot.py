@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from perfmodel.cli._compare import add_picture, draw_picture
 from perfmodel.cli._equal_stages import (
     add_pipeline,
-    facts_and_drawings,
     facts_by_micro_batches,
+    schedules_with_facts,
 )
 from perfmodel.cli._flags import (
     add_calibration,
@@ -42,9 +42,16 @@ class Kind(NamedTuple):
     about: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     """Function that adds the picture's flags other than --out and --width."""
-    draw: "Callable[[argparse.Namespace, dict[str, Any]], tuple[Figure, list[Prediction]]]"
-    """Function (arguments, `width` if given) that returns the picture and the layouts in it that
-    the user chose."""
+    draw: "Callable[[argparse.Namespace, dict[str, Any]], Picture]"
+    """Function of the flags, and of `width` as a keyword argument if it is given."""
+
+
+class Picture(NamedTuple):
+    """A drawn figure, and the layouts in it whose fit the command reports."""
+
+    figure: "Figure"
+    layouts: "list[Prediction]"
+    """The few layouts that the picture is about; empty if it shows none, or a whole space."""
 
 
 def add_command(commands: Any) -> None:
@@ -79,22 +86,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from perfmodel import viz
 
-    wide = {} if arguments.width is None else {"width": arguments.width}
-    figure, layouts = KINDS[arguments.kind].draw(arguments, wide)
-    viz.save_figure(figure, arguments.out)
+    # Pictures differ in their usual width, so that only a stated width is passed on.
+    width_keyword = {} if arguments.width is None else {"width": arguments.width}
+    picture = KINDS[arguments.kind].draw(arguments, width_keyword)
+    viz.save_figure(picture.figure, arguments.out)
     report = {"kind": arguments.kind, "written": [str(arguments.out)]}
 
     # Only pictures of layouts that the user chose tell of these whether they fit.
-    if not layouts:
+    if not picture.layouts:
         return report
-    for prediction in layouts:
+    for prediction in picture.layouts:
         note_layout(prediction)
     reasons = []
-    for prediction in layouts:
+    for prediction in picture.layouts:
         reasons += [
             f"layout {prediction.layout_notation}: {reason}" for reason in prediction.reasons
         ]
-    return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
+    return report | {"fits": all(p.fits for p in picture.layouts), "reasons": reasons}
 
 
 def _add_step(command: argparse.ArgumentParser) -> None:
@@ -102,9 +110,8 @@ def _add_step(command: argparse.ArgumentParser) -> None:
     add_layout(command)
 
 
-def _draw_step(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_step(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw the timeline, memory or links of the step that the flags describe."""
     from perfmodel import viz
 
     draw = {
@@ -113,10 +120,11 @@ def _draw_step(
         "links": viz.draw_link_utilisation,
     }[arguments.kind]
     step = with_timeline(arguments)
-    return draw(step, **wide), [step]
+    return Picture(draw(step, **width_keyword), [step])
 
 
 def _add_breakdown(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the layouts to draw."""
     add_job(command)
     command.add_argument(
         "--layouts",
@@ -132,11 +140,8 @@ def _add_breakdown(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_breakdown(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
-    """Draw the named layouts, or else the best of every (tp, pp, dp) that fits, limited to the
-    fastest."""
+def _draw_breakdown(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw the named layouts, or else the best of each (tp, pp, dp), limited to the fastest."""
     from perfmodel import viz
     from perfmodel.prediction import explain
 
@@ -146,7 +151,7 @@ def _draw_breakdown(
         for layout in chosen:
             require_measured(arguments, problem, layout)
         layouts = [_explained(problem, layout, arguments.devices) for layout in chosen]
-        return viz.draw_breakdown(layouts, **wide), layouts
+        return Picture(viz.draw_breakdown(layouts, **width_keyword), layouts)
     refuse_strict(arguments, "plot breakdown")
     if arguments.devices is None:
         raise PerfModelError(
@@ -163,10 +168,11 @@ def _draw_breakdown(
         best_of_degrees.setdefault((layout.tp, layout.pp, layout.dp), layout)
     fastest = sorted(list(best_of_degrees)[: arguments.top])
     layouts = [explain(problem, best_of_degrees[degrees]) for degrees in fastest]
-    return viz.draw_breakdown(layouts, **wide), layouts
+    return Picture(viz.draw_breakdown(layouts, **width_keyword), layouts)
 
 
 def _add_pareto(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a job on one or several numbers of devices."""
     add_job(command)
     command.add_argument(
         "--device-counts",
@@ -178,9 +184,7 @@ def _add_pareto(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_pareto(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_pareto(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
     """Draw every layout that fits on each number of devices, with its cost."""
     import pandas as pd
 
@@ -217,10 +221,11 @@ def _draw_pareto(
     table["cost"] = table["devices"] * table["step_time_s"] / 3600 * price
     # On one number of devices cost is but another unit of time.
     cost_column = "cost" if len(set(table["devices"])) > 1 else ""
-    return viz.draw_pareto(table, cost_column, label, **wide), []
+    return Picture(viz.draw_pareto(table, cost_column, label, **width_keyword), [])
 
 
 def _add_whatif(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a job, its layout and the parameters to vary."""
     add_job(command, settings="as for whatif; or ")
     add_layout(command)
     command.add_argument(
@@ -232,9 +237,7 @@ def _add_whatif(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_whatif(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_whatif(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
     """Draw a curve per --sweep; the layout is the one for the unchanged machine."""
     from perfmodel import viz
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
@@ -250,10 +253,13 @@ def _draw_whatif(
         for done, settings in enumerate(sweeps):
             report(settings[0].name, done, len(sweeps))
             curves.append(sweep(problem, layout, scenario, settings))
-    return viz.draw_curves(curves, **wide), [_explained(problem, layout, arguments.devices)]
+    return Picture(
+        viz.draw_curves(curves, **width_keyword), [_explained(problem, layout, arguments.devices)]
+    )
 
 
 def _add_bubble(command: argparse.ArgumentParser) -> None:
+    """Add the flags of schedules and of several numbers of micro-batches."""
     add_json(command)
     add_pipeline(command)
     command.add_argument(
@@ -264,16 +270,18 @@ def _add_bubble(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_bubble(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_bubble(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw the bubble of schedules over the number of micro-batches."""
     from perfmodel import viz
 
     counts = _numbers(arguments.micro_batches, "--micro-batches")
-    return viz.draw_bubble_curves(facts_by_micro_batches(arguments, counts), **wide), []
+    return Picture(
+        viz.draw_bubble_curves(facts_by_micro_batches(arguments, counts), **width_keyword), []
+    )
 
 
 def _add_schedules(command: argparse.ArgumentParser) -> None:
+    """Add the flags of schedules and of one number of micro-batches."""
     add_json(command)
     add_pipeline(command)
     command.add_argument(
@@ -285,12 +293,11 @@ def _add_schedules(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_schedules(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_schedules(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw the passes of schedules on equal stages."""
     from perfmodel import viz
 
-    return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide), []
+    return Picture(viz.draw_schedules(schedules_with_facts(arguments)[0], **width_keyword), [])
 
 
 def _add_roofline(command: argparse.ArgumentParser) -> None:
@@ -302,9 +309,8 @@ def _add_roofline(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _draw_roofline(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_roofline(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw measured kernels under the roofline of their device."""
     import pandas as pd
 
     from perfmodel import catalog, viz
@@ -319,7 +325,7 @@ def _draw_roofline(
             f"plot roofline: {wrong[0]} is not a table of kernels; give only tables of kernels"
         )
     kernels = pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
-    return viz.draw_roofline(device, kernels, **wide), []
+    return Picture(viz.draw_roofline(device, kernels, **width_keyword), [])
 
 
 def _add_parity(command: argparse.ArgumentParser) -> None:
@@ -327,15 +333,19 @@ def _add_parity(command: argparse.ArgumentParser) -> None:
     add_calibration(command)
 
 
-def _draw_parity(
-    arguments: argparse.Namespace, wide: dict[str, Any]
-) -> "tuple[Figure, list[Prediction]]":
+def _draw_parity(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw predicted against measured times of the rows of tables."""
     from perfmodel import viz
     from perfmodel.validation import parity_rows
 
     with progress("parity", silent=arguments.json) as report:
         rows = parity_rows(arguments.files, arguments.calibration, progress=report)
-    return viz.draw_parity(rows, **wide), []
+    return Picture(viz.draw_parity(rows, **width_keyword), [])
+
+
+def _draw_compare(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> Picture:
+    """Draw a predicted timeline above a measured one."""
+    return Picture(draw_picture(arguments, width_keyword), [])
 
 
 KINDS: Final = {
@@ -359,11 +369,12 @@ KINDS: Final = {
     ),
     "roofline": Kind("measured kernels in a device's roofline", _add_roofline, _draw_roofline),
     "parity": Kind("predicted against measured times, with intervals", _add_parity, _draw_parity),
-    "compare": Kind("a predicted timeline above a measured one", add_picture, draw_picture),
+    "compare": Kind("a predicted timeline above a measured one", add_picture, _draw_compare),
 }
 
 
 def _add_tables(command: argparse.ArgumentParser) -> None:
+    """Add the flags that name measured tables."""
     add_json(command)
     command.add_argument(
         "files",
@@ -422,6 +433,7 @@ def _scored(
 
 
 def _numbers(text: str, flag: str) -> list[int]:
+    """Parse a list of whole numbers above zero, the value of a flag."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

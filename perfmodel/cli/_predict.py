@@ -1,5 +1,4 @@
-"""`perfmodel predict` and `perfmodel timeline`: figures of one layout, and the timeline of its
-devices."""
+"""`perfmodel predict` and `perfmodel timeline`: a layout's figures, its devices' timeline."""
 
 import argparse
 from collections.abc import Sequence
@@ -99,8 +98,7 @@ def predicted(
     timeline: bool = False,
     quiet: bool = False,
 ) -> "Prediction":
-    """The prediction described by the flags, optionally for another `layout`; prints assumptions
-    unless `quiet`.
+    """The prediction that the flags describe, or of another `layout`; prints assumptions.
 
     Raises:
         PerfModelError: bad input.
@@ -127,8 +125,7 @@ def _predicted_with_settings(
     *,
     timeline: bool,
 ) -> "Prediction":
-    """The prediction on the machine changed by `--set`, equal to that of a search with the same
-    settings."""
+    """The prediction on the machine changed by `--set`, equal to that of a search."""
     from perfmodel.planning.layouts import ask
     from perfmodel.prediction import explain, layout_of
 
@@ -143,8 +140,7 @@ def _predicted_with_settings(
 
 
 def with_timeline(arguments: argparse.Namespace) -> "Prediction":
-    """The prediction described by the flags with its timeline; prints what was assumed about the
-    layout."""
+    """The prediction that the flags describe, with its timeline; prints assumptions."""
     from perfmodel import catalog
 
     return predicted(
@@ -155,8 +151,7 @@ def with_timeline(arguments: argparse.Namespace) -> "Prediction":
 
 
 def note_layout(prediction: "Prediction") -> None:
-    """Print on stderr what a picture cannot show: that the layout does not fit, or runs as
-    something else."""
+    """Print on stderr what a picture cannot show: a layout does not fit, or is changed."""
     layout = prediction.layout
     note(
         f"layout {prediction.layout_notation}: {line}"
@@ -299,8 +294,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -> list[str]:
-    """Open settings with the values that a prediction uses; only the name if it stands for several
-    settings."""
+    """Open settings with the values that a prediction uses, if it is a single value."""
     from perfmodel.prediction import step_problem_of
 
     values = {
@@ -314,6 +308,7 @@ def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -
 
 
 def _timeline(arguments: argparse.Namespace) -> int:
+    """Write the timeline of a step in the forms that the flags ask for."""
     if not (arguments.out or arguments.png or arguments.html):
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"

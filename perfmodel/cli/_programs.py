@@ -162,6 +162,7 @@ def _source_settings(
 
 
 def _distributed(arguments: argparse.Namespace) -> "Program":
+    """Read the program that the flags name, and distribute it if they state a layout."""
     from perfmodel.ir.distribute import Degrees, distribute
 
     program = source_program(arguments)

@@ -1,5 +1,4 @@
-"""`perfmodel run`: executes a program on local processes, and checks it against the reference
-executor."""
+"""`perfmodel run`: executes a program on local processes, checked by a reference executor."""
 
 import argparse
 import sys
@@ -161,6 +160,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
+    """Read the arrays of --inputs; None if it is not given."""
     import numpy as np
 
     if arguments.inputs is None:
@@ -176,8 +176,7 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
 
 
 def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
-    """Largest difference relative to the largest value; NaN if an element is NaN in only one of the
-    two."""
+    """Largest difference over the largest value; NaN if an element is NaN in only one."""
     import numpy as np
 
     # A masked value may be NaN on both sides, which agrees.

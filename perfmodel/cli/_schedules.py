@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._equal_stages import (
     accuracies,
     add_pipeline,
-    facts_and_drawings,
     named_facts,
     require_times_alone,
     schedules_named,
+    schedules_with_facts,
     trained,
     uniform_times,
 )
@@ -230,21 +230,21 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Facts of schedules with equal stages, and their drawings if --png asks for them."""
-    drawings, skipped = facts_and_drawings(arguments)
+    """Compare schedules on equal stages by their facts; draw them if --png asks for it."""
+    schedules, skipped = schedules_with_facts(arguments)
     written = []
     if arguments.png:
         from perfmodel import viz
 
-        viz.save_figure(viz.draw_schedules(drawings), arguments.png)
+        viz.save_figure(viz.draw_schedules(schedules), arguments.png)
         written.append(str(arguments.png))
     return {
         "title": _title(arguments),
-        "schedules": [named_facts(facts) for *_, facts in drawings],
-        "rows": [facts.to_dict() for *_, facts in drawings],
+        "schedules": [named_facts(entry.facts) for entry in schedules],
+        "rows": [entry.facts.to_dict() for entry in schedules],
         "skipped": skipped,
         "notes": _notes(
-            [facts.schedule for *_, facts in drawings],
+            [entry.facts.schedule for entry in schedules],
             "twice the --micro-batches and half the times",
         ),
         "written": written,
@@ -359,8 +359,7 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
-    """Pass times and micro-batches: those of the model's stages if a model is named, else of equal
-    stages."""
+    """Pass times and micro-batches, of the named model's stages or of equal stages."""
     from perfmodel.prediction import check_layout, pass_times, step_problem_of
 
     if not arguments.model:

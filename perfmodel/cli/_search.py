@@ -159,8 +159,7 @@ def _show(
     run_summary: Sequence[str],
     files: Sequence[str],
 ) -> None:
-    """Print the ranking below a line on the user's own layout, if there is one, then the names of
-    files."""
+    """Print a line on the user's own layout, if there is one, the ranking, and the files."""
     from perfmodel.planning.layouts import print_search
 
     if head:
@@ -170,8 +169,7 @@ def _show(
 
 
 def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult") -> _Script:
-    """Return the launch script of the best layout that the framework can run, if --script requests
-    it."""
+    """Return the launch script of the best layout that can run, if --script requests it."""
     if not arguments.script or not result.layouts:
         return _Script()
     try:
@@ -294,8 +292,7 @@ def _launch_text(
     framework: str,
     template: str | None,
 ) -> str:
-    """The launch file of the recommended layout, or of the first of the ranking that the framework
-    can run.
+    """The launch file of the recommended layout, or of the first that the framework can run.
 
     Layouts that are passed over are noted with the reason.
 

@@ -97,8 +97,7 @@ def _add_requests(command: argparse.ArgumentParser) -> None:
 
 
 def _add_dtypes(command: argparse.ArgumentParser) -> None:
-    """Add the element types of matrix products, and of weights and cache in memory, which may be
-    narrower."""
+    """Add the element types of matrix products, and of (narrower) weights and cache."""
     command.add_argument(
         "--dtype",
         type=dtype_name,
@@ -122,8 +121,7 @@ def _add_dtypes(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the limits on latency, which decide how many requests are in flight unless `--batch`
-    does."""
+    """Add the limits on latency, which decide the requests in flight unless `--batch` does."""
     for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit",

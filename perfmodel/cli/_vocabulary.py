@@ -217,6 +217,7 @@ def _columns() -> list[dict[str, Any]]:
 
 
 def _column(table: str, name: str, holds: str, needed: bool, text: str) -> dict[str, Any]:
+    """Return the record of one column of a table."""
     return {
         "name": name,
         "table": table,

@@ -237,6 +237,7 @@ def _memory(report: dict[str, Any]) -> None:
 
 
 def _devices(report: dict[str, Any]) -> None:
+    """Print the number of devices that a step time takes."""
     if report["devices"] is None:
         say(
             f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
@@ -249,6 +250,7 @@ def _devices(report: dict[str, Any]) -> None:
 
 
 def _overtake(report: dict[str, Any]) -> None:
+    """Print at which value of a parameter one of two layouts overtakes the other."""
     first, second = report["first"], report["second"]
     say(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
     if report["multiple"] is None:
@@ -277,6 +279,7 @@ def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:
 
 
 def _upgrade(report: dict[str, Any]) -> None:
+    """Print what upgrades save, with today's best layout and with the best one after each."""
     console = new_console()
     console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
     priced = any(row["price"] is not None for row in report["upgrades"])

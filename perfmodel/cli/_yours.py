@@ -1,5 +1,4 @@
-"""Compares the layout of a user's launch file with the result of a search, and lists what to
-change."""
+"""Compares the layout of a user's launch file with a search's, and lists what to change."""
 
 import argparse
 from dataclasses import asdict, dataclass, replace
@@ -29,8 +28,7 @@ class UserLayout:
 
     @property
     def line(self) -> str:
-        """Time with interval, memory, and the layout; a line for each, as those of the recommended
-        layout."""
+        """Time with interval, memory, and layout, a line each, like the recommended layout."""
         from perfmodel.prediction.text import memory_words
 
         p = self.prediction
@@ -93,8 +91,7 @@ def advice(
     user_layout: UserLayout,
     result: "SearchResult",
 ) -> Advice | None:
-    """The settings to change in the launch file; None if its layout has no prediction or the search
-    found nothing."""
+    """The settings to change in the launch file; None if there is nothing to compare."""
     from perfmodel.ingest.launch import changed_settings
 
     if user_layout.prediction is None or not result.layouts:

@@ -1,5 +1,4 @@
-"""A checked run as HTML: verdict, measured and predicted figures, step times over the run,
-causes."""
+"""A checked run as HTML: verdict, measured and predicted figures, step times, causes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

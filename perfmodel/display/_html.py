@@ -81,8 +81,7 @@ def cell(value: Any) -> str:
 
 
 def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
-    """Step time, rates and memory; breakdown, memory, critical path and origin of the times fold
-    open.
+    """Step time, rates, memory; breakdown, critical path and origin of the times fold open.
 
     Args:
         values: result of `Prediction.to_dict`.

@@ -111,8 +111,7 @@ def _events_inside_passes(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
 
 
 def decision_page(data: Mapping[str, Any]) -> str:
-    """The page of a search or of one layout: a table to sort and filter, and the details of the
-    selected layout.
+    """The page of a search or a layout: a table to sort and filter, and a layout's details.
 
     Args:
         data: values of `planning.decision.DecisionReport.data`.
@@ -125,8 +124,7 @@ def decision_page(data: Mapping[str, Any]) -> str:
 
 
 def calibration_page(data: Mapping[str, Any]) -> str:
-    """The page of a calibration: errors by group, predictions beside measurements, what to measure
-    next.
+    """The page of a calibration: errors by group, predicted and measured, what to measure next.
 
     Args:
         data: values of `validation.CalibrationReport.data`.
@@ -180,6 +178,7 @@ def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> st
 
 
 def _packed(values: "np.ndarray", kind: str) -> str:
+    """Encode numbers as text that the page's script turns into a typed array."""
     import numpy as np
 
     # Browsers read the bytes as typed arrays, which are little-endian wherever they run.

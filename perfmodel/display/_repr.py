@@ -165,8 +165,7 @@ def _content(value: Any) -> bytes:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON text with `null` for numbers that are not finite, which JSON cannot represent (RFC 8259,
-    section 6)."""
+    """JSON text with `null` for numbers that JSON cannot represent (RFC 8259, section 6)."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:  # also of what refers to itself, which then recurses too deep
@@ -174,8 +173,11 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, at any depth of lists and mappings."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value

@@ -83,8 +83,7 @@ class FittedTable:
         return widths
 
     def _lines(self, widths: list[int], width: int) -> Lines:
-        """Assign columns to the lines of a row, and narrow `widths` of columns of words if
-        necessary."""
+        """Assign columns to the lines of a row; narrow `widths` of columns of words if need be."""
         columns = list(range(len(widths)))
         word_columns = [column for column in columns if self.heads[column] in WORD_HEADS]
         # Columns of words are folded first: these can be read on several lines, figures cannot.
@@ -129,6 +128,7 @@ class FittedTable:
         return [line for line in block if line] or [""]
 
     def _cell_lines(self, cell: str, column: int, width: int) -> list[str]:
+        """Break a cell into lines; only columns of words are folded to their width."""
         lines = cell.splitlines() or [""]
         if self.heads[column] not in WORD_HEADS:
             return lines

@@ -1,5 +1,4 @@
-"""Emulates a cluster around real ranks: an unmodified training script runs as some ranks of a
-larger world."""
+"""Emulates a cluster: an unmodified training script runs as some ranks of a larger world."""
 
 from typing import TYPE_CHECKING
 

@@ -112,8 +112,7 @@ def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> lis
 
 
 def _part(rank: RankRun) -> Hashable:
-    """Return the key of a rank's class: parameters, messages in order, and collectives in any
-    order.
+    """Return a rank's class: parameters, messages in order, collectives in any order.
 
     Collectives of several groups run side by side, so their order is of no matter.
     """

@@ -1,5 +1,4 @@
-"""Emulates distributed IR programs: one rank's code runs on JAX kernels, and collectives take
-modelled times."""
+"""Emulates IR programs: one rank runs on JAX kernels, collectives take modelled times."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

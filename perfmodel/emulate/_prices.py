@@ -1,5 +1,4 @@
-"""Times of collectives in the emulated cluster: from the calibrated model, a table or a user's
-function."""
+"""Times of emulated collectives: from the calibration, a table or a user's function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,8 +55,7 @@ def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
 
 
 def plugged(name: str) -> Seconds:
-    """Return the user's price function `module:function`, from a `perfmodel.ops.Collective` to
-    seconds.
+    """Return the user's function `module:function`, from a collective to seconds.
 
     Raises:
         PerfModelError: there is no such function.
@@ -146,8 +144,7 @@ class PriceTable:
         return self._interpolated(op, 1)
 
     def core_s(self, op: Collective) -> float:
-        """CPU time, interpolated in the same way, if necessary from another number of ranks; 0
-        without data.
+        """CPU time, interpolated alike, if need be from other numbers of ranks; 0 without data.
 
         A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and
         moves (n - 1) / n of the buffer through every rank (Thakur et al. 2005, section 4); the time
@@ -167,6 +164,7 @@ class PriceTable:
         return steps * rank_ratio + (core_of_ranks_s - steps) * rank_ratio * ranks / op.num_ranks
 
     def _interpolated(self, op: Collective, column: int) -> float:
+        """Interpolate a column of the table at the size of a collective."""
         rows = self.curves.get((op.collective, op.num_ranks))
         if rows is None:
             raise PerfModelError(
@@ -174,9 +172,11 @@ class PriceTable:
                 "lacks; add rows for it"
             )
         # Large messages are bound by bandwidth, so time grows with bytes.
-        beyond = op.bytes > rows[-1, 0] > 0
         interpolated_s = float(np.interp(op.bytes, rows[:, 0], rows[:, column]))
-        return interpolated_s * op.bytes / rows[-1, 0] if beyond else interpolated_s
+        largest_bytes = rows[-1, 0]
+        if op.bytes > largest_bytes > 0:
+            return interpolated_s * op.bytes / largest_bytes
+        return interpolated_s
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,7 @@ class Replay:
         return float(grad @ self.is_of_kind(kind))
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
-        """Durations under a delay: spans grow by the processor time of collectives that overlap
-        with them."""
+        """Durations under a delay: spans grow by the processor time of overlapping collectives."""
         # Op by op, because the share of the core that a span loses depends on the collectives under
         # way by then. A recorded span includes what collectives took of its core. Under a delay
         # others are under way, so spans are recomputed before the critical path is.
@@ -103,8 +102,7 @@ class Replay:
 
 
 def replay(iteration: Iteration) -> Replay:
-    """Build a replay: spans in sequence with their waits, and the collectives of each lane in
-    sequence."""
+    """Build a replay: spans in sequence with their waits, and collectives lane by lane."""
     # The thread is a chain of spans; each call hangs off the span that makes it and off the call
     # before it in its lane.
     ops = _Ops()
@@ -181,6 +179,8 @@ class _Ops:
         pred = np.full((n, 2), -1)
         for number, op in enumerate(ops):
             pred[number, : len(op.pred)] = op.pred
+
+        # Every op that takes time is a class of its own; class 0 takes none.
         kinds: Any = np.array([op.kind for op in ops])
         classes = np.where(kinds == Kind.ZERO, 0, np.arange(n) + 1)
         zeros = np.zeros(n + 1, np.int64)
@@ -198,13 +198,8 @@ class _Ops:
             devices=1 + max(op.stream for op in ops) // N_STREAMS,
         )
         times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.stated_s) for op in ops)])
-        return Replay(
-            structure,
-            times_s[:, 0],
-            ("", *(op.collective for op in ops)),
-            times_s[:, 1],
-            times_s[:, 2],
-        )
+        kinds_of_collectives = ("", *(op.collective for op in ops))
+        return Replay(structure, times_s[:, 0], kinds_of_collectives, times_s[:, 1], times_s[:, 2])
 
 
 _LEAST: Final = 3
@@ -282,40 +277,40 @@ def emulated_curve(
     table: Any = run.iterations()
     # The first round of delays warms up, and the first iteration of each stay still has the delay
     # before.
-    needed = iterations_per_delay * len(delays_s) * 2
-    steady: Any = (
-        table[
-            (table.iteration >= iterations_per_delay * len(delays_s))
-            & (table.iteration % iterations_per_delay > 0)
-        ]
-        if len(table)
-        else table
-    )
-    point = (
-        steady.iteration // iterations_per_delay % len(delays_s) if len(steady) else np.array([])
-    )
+    iterations_per_round = iterations_per_delay * len(delays_s)
+    needed = 2 * iterations_per_round
+    steady: Any = table
+    if len(table):
+        is_warm = table.iteration >= iterations_per_round
+        has_new_delay = table.iteration % iterations_per_delay > 0
+        steady = table[is_warm & has_new_delay]
+    point: Any = np.array([])
+    if len(steady):
+        point = steady.iteration // iterations_per_delay % len(delays_s)
     counts = np.bincount(np.asarray(point, int), minlength=len(delays_s))
     if counts.min() < _LEAST:
+        # After the warm-up, every round gives all iterations of a delay but one.
+        further_rounds = _LEAST // max(1, iterations_per_delay - 1)
         raise EmulationError(
             f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {iterations_per_delay} "
             "iterations each; the script must run at least "
-            f"{max(needed, iterations_per_delay * len(delays_s) * (1 + _LEAST // max(1, iterations_per_delay - 1)))}"
+            f"{max(needed, iterations_per_round * (1 + further_rounds))}"
         )
     # A step lasts until its slowest rank is done.
     worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()
     groups = worst.groupby("point").time_s
     first = steady[(point == 0) & (steady["rank"] == run.ranks[0].rank)].iteration.to_numpy()
     replayed = replay(typical(run.ranks[0], first))
-    beyond = [delay - delays_s[0] for delay in delays_s]
+    added_delays_s = [delay_s - delays_s[0] for delay_s in delays_s]
     return EmulatedCurve(
         collective=collective,
         delays_s=tuple(delays_s),
         emulated_s=tuple(groups.median().tolist()),
         spread_s=tuple(((groups.quantile(0.75) - groups.quantile(0.25)) / 2).tolist()),
         iterations=tuple(groups.count().tolist()),
-        predicted_s=tuple(replayed.time_s(collective, delay) for delay in beyond),
+        predicted_s=tuple(replayed.time_s(collective, delay_s) for delay_s in added_delays_s),
         felt=replayed.calls_felt(collective),
-        felt_at_most=replayed.calls_felt(collective, beyond[-1]),
+        felt_at_most=replayed.calls_felt(collective, added_delays_s[-1]),
         hidden_s=replayed.slack_s(collective),
     )
 

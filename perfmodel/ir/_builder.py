@@ -65,8 +65,7 @@ class Builder:
         return name
 
     def op(self, op: str, /, *inputs: str, name: str = "", **values: Any) -> str:
-        """Append an instruction of one output; returns the output's name (`name`, or made from the
-        op's)."""
+        """Append an instruction of one output; return the output's name, by default the op's."""
         (output,) = self.emit(op, inputs, (name or op,), attributes(**values))
         return output
 
@@ -153,8 +152,7 @@ class ModelBuilder(Builder):
     def data(
         self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0
     ) -> str:
-        """An input whose first axis indexes independent samples (`batch_axis=None`: shared by all
-        samples)."""
+        """An input whose axis `batch_axis` indexes samples (None: all samples share it)."""
         return self._input(name, "data", shape, dtype or self.dtype, batch_axis=batch_axis)
 
     def weight(

@@ -51,8 +51,7 @@ class Function:
 
     @cached_property
     def types(self) -> Mapping[str, Tensor]:
-        """Type of every value, by abstract interpretation (raises `ProgramError`); equal types are
-        one object."""
+        """Type of every value, by abstract interpretation; equal types are one object."""
         return infer(self)
 
     @cached_property
@@ -206,7 +205,7 @@ def _add_parameter(
 
 
 def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Value and message of an error at an instruction."""
+    """Return the value that an error at an instruction is about, and the error's message."""
     # A name that nobody defined shows as a `KeyError` of the look-up; it is the most common slip
     # and has its own text.
     for name in instruction.inputs:
@@ -214,9 +213,10 @@ def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) 
             return name, f"is used by {instruction.op} before it is defined"
     value = instruction.outputs[0] if instruction.outputs else instruction.op
     operand_types = ", ".join(f"%{name}: {types[name]}" for name in instruction.inputs)
-    return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(
-        error
-    )
+    message = str(error)
+    if isinstance(error, RuleError):
+        message = f"{error} (operands: {operand_types})"
+    return value, message
 
 
 def instruction_devices(function: Function) -> list[tuple[int, ...]]:
@@ -233,8 +233,7 @@ def instruction_devices(function: Function) -> list[tuple[int, ...]]:
 
 
 def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
-    """Project a function to its devices (DistIR, section 3.2): rank r runs the instructions of
-    device r.
+    """Project a function to its devices (DistIR, section 3.2): rank r runs device r's part.
 
     An instruction of several devices stands in the program of each of them.
     """
@@ -278,6 +277,23 @@ def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function
     return replace(main, instructions=tuple(out)), source_lines
 
 
+def _mismatch(call: Instruction, callee: Function) -> str:
+    """Say why a call does not fit the function that it calls; empty if it does."""
+    for what, stated, expected in (
+        ("arguments", call.inputs, callee.parameters),
+        ("results", call.outputs, callee.outputs),
+    ):
+        if len(stated) != len(expected):
+            return f"@{callee.name} has {len(expected)} {what}, but {len(stated)} are given"
+
+    # Results take the call's names, which is only possible if each is a value of its own.
+    parameter_names = {parameter.name for parameter in callee.parameters}
+    is_repeated = len(set(callee.outputs)) < len(callee.outputs)
+    if is_repeated or set(callee.outputs) & parameter_names:
+        return f"a function that is called must return distinct computed values, which @{callee.name} does not"
+    return ""
+
+
 def _expand(
     module: Module,
     caller: str,
@@ -286,8 +302,7 @@ def _expand(
     line: int,
     out: list[Instruction],
 ) -> None:
-    """Append an instruction or, for a call, those of the callee, which must precede function number
-    `below`."""
+    """Append an instruction or, for a call, the callee's, which precedes function `below`."""
     if instruction.op != CALL:
         out.append(instruction)
         return
@@ -300,31 +315,14 @@ def _expand(
             caller, line, value, str(UnknownNameError("function above", str(name), known))
         )
     callee = module.functions[known[name]]
-    for what, stated, inferred in (
-        ("arguments", instruction.inputs, callee.parameters),
-        ("results", instruction.outputs, callee.outputs),
-    ):
-        if len(stated) != len(inferred):
-            raise ProgramError(
-                caller,
-                line,
-                value,
-                f"@{name} has {len(inferred)} {what}, but {len(stated)} are given",
-            )
-    # Inlining renames: parameters become the call's arguments, results take the call's own names.
-    names = {
-        p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)
-    }
-    if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
-        raise ProgramError(
-            caller,
-            line,
-            value,
-            (
-                f"a function that is called must return distinct computed values, which @{name} does not"
-            ),
-        )
-    # Values of the callee get names that no other call's have.
+    mismatch = _mismatch(instruction, callee)
+    if mismatch:
+        raise ProgramError(caller, line, value, mismatch)
+
+    # Inlining renames: parameters become the call's arguments, results take the call's own names,
+    # and other values of the callee get names that no other call's have.
+    parameter_names = [parameter.name for parameter in callee.parameters]
+    names = dict(zip(parameter_names, instruction.inputs, strict=True))
     names |= dict(zip(callee.outputs, instruction.outputs, strict=True))
     for inner in callee.instructions:
         for local in inner.outputs:

@@ -34,8 +34,7 @@ def extend(function: Function) -> Builder:
 
 @dataclass(frozen=True)
 class RankValues:
-    """The values of a program that is written for one of several ranks, and which of them differ
-    between ranks."""
+    """Values of a program for one of several ranks, and which of them differ between ranks."""
 
     ranks: int
     varying: frozenset[str]
@@ -59,8 +58,7 @@ class RankValues:
 
 
 class _Gradients:
-    """Gradients by value, summed as consumers contribute to them, which they do in reverse program
-    order.
+    """Gradients by value, summed as consumers contribute, in reverse program order.
 
     Of what all ranks hold alike the gradient is alike, too: where it comes from work that differs
     from rank to rank, it is the sum over ranks. That all-reduce is the backward pass of the
@@ -92,8 +90,7 @@ class _Gradients:
         sums[name] = gradient if sofar is None else self._builder.op("add", sofar, gradient)
 
     def _differs(self, instruction: Instruction, name: str) -> bool:
-        """Whether an instruction's contribution differs between ranks although the operand does
-        not."""
+        """Whether an instruction's gradient differs between ranks although the operand does not."""
         if self._ranks is None or name in self._ranks.varying:
             return False
         return OPS[instruction.op].collective or not self._ranks.varying.isdisjoint(
@@ -101,8 +98,7 @@ class _Gradients:
         )
 
     def complete(self, name: str) -> str | None:
-        """Return the gradient of a value after all of its consumers have contributed; None if none
-        did."""
+        """Return a value's gradient once all consumers have contributed; None if none did."""
         if self._ranks is not None and name in self._sums_of_rank:
             replicas = (self._ranks.ranks, 1)
             summed = self._builder.op(
@@ -214,8 +210,7 @@ def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
 
 
 def _name_gradients(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
-    """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name
-    of each."""
+    """Name the gradient of %w `d_w`, from instruction `first` on; return the new names."""
     # Rules name gradients after ops; users look for `d_w`. Renaming happens last, when it is known
     # which value is final.
     names = {old: builder.fresh(f"d_{value}") for old, value in value_of.items()}

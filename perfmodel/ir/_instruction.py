@@ -142,8 +142,7 @@ def attributes(**values: Any) -> Attributes:
 
 
 def frozen(value: Any) -> Any:
-    """Return lists as tuples, at any depth: attributes and known values are keys of
-    dictionaries."""
+    """Turn lists into tuples, at any depth, so that values can be keys of dictionaries."""
     return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 

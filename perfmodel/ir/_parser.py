@@ -146,6 +146,7 @@ class Parser:
         )
 
     def _piece(self, name: str, tensor: Tensor, types: Mapping[str, Tensor]) -> Piece:
+        """Read a piece of a whole tensor: a value's name, and where in the tensor it begins."""
         # A piece says where it begins; how far it reaches is the shape of its value, which must lie
         # inside the tensor.
         value = self._take("value").text[1:]
@@ -153,17 +154,18 @@ class Parser:
         if value not in types:
             self.fail(f"{name}: the function has no value %{value}")
         part = types[value]
-        inside = len(start) == part.rank == tensor.rank and all(
-            a >= 0 and a + n <= size
-            for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
-        )
-        if not inside or part.dtype != tensor.dtype:
+        is_inside = len(start) == part.rank == tensor.rank
+        if is_inside:
+            for first, n, size in zip(start, part.shape, tensor.shape, strict=True):
+                is_inside = is_inside and 0 <= first <= size - n
+        if not is_inside or part.dtype != tensor.dtype:
             self.fail(
                 f"{name}: %{value}, {part}, at {list(start)} is not a part of {tensor.dtype}{list(tensor.shape)}"
             )
         return Piece(value, start)
 
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:
+        """Read the head of a function: its name, parameters and device count."""
         name = self._take("function").text[1:]
         self.annotations.append(Annotations())
         self._expect("(")
@@ -177,6 +179,7 @@ class Parser:
         return name, tuple(parameters)
 
     def _parameter(self) -> Parameter:
+        """Read one parameter: its name and, if it is stated, its type."""
         name = self._take("value").text[1:]
         # A parameter without a type takes whatever a caller passes (callees of a module).
         if not self._accept(":"):
@@ -188,6 +191,7 @@ class Parser:
         return Parameter(name, tensor)
 
     def _type(self) -> Tensor:
+        """Read a type: an element type, a shape and a device."""
         dtype = self._take("word").text
         shape: tuple[int, ...] = ()
         if self._peek().text == "[":
@@ -196,6 +200,7 @@ class Parser:
         return Tensor(dtype, shape, device)
 
     def _return(self) -> tuple[str, ...]:
+        """Read the names that a function returns."""
         self._expect("return")
         names = []
         while self._peek().kind == "value":
@@ -239,6 +244,7 @@ class Parser:
         return Instruction(token.text, tuple(inputs), tuple(outputs), values, tag)
 
     def _output(self) -> str:
+        """Read one output of an instruction: its name and, if it is stated, its type."""
         # `_` discards a result (as in DistIR's figure 2); each gets a name nobody can write, since
         # values are assigned once.
         if self._accept("_"):
@@ -254,6 +260,7 @@ class Parser:
         return name
 
     def _attributes(self) -> Attributes:
+        """Read the attributes of an instruction, `{name = value, ...}`, if it has any."""
         values: dict[str, Any] = {}
         if self._accept("{"):
             while self._peek().text != "}":

@@ -16,8 +16,7 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A value that holds a part of a whole tensor; several values with the same part are
-    replicas."""
+    """A value that holds a part of a whole tensor; values with the same part are replicas."""
 
     value: str
     start: Shape
@@ -144,8 +143,7 @@ def global_tensor(value: str, tensor: Tensor, role: Role, **axes: int | None) ->
 
 
 def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
-    """Wrap a function as a one-device program; inputs are data without batch axis unless given a
-    role.
+    """Wrap a function as a one-device program; inputs are unbatched data unless given a role.
 
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """

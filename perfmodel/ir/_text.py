@@ -63,12 +63,12 @@ def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> s
 
 
 def _function(function: Function) -> str:
+    """Return the lines of a function: head, instructions, return."""
     # Types of a callee depend on its callers, so a function with calls or untyped parameters is
     # printed without.
-    typed = all(p.type is not None for p in function.parameters) and not any(
-        i.op == CALL for i in function.instructions
-    )
-    types = function.types if typed else {}
+    has_calls = any(i.op == CALL for i in function.instructions)
+    has_types = all(p.type is not None for p in function.parameters)
+    types = function.types if has_types and not has_calls else {}
     lines = [f"func @{function.name}({_parameters(function.parameters)}) {{"]
     lines += [INDENT + instruction_text(i, types) for i in function.instructions]
     lines += [f"{INDENT}return {_names(function.outputs)}".rstrip(), "}", ""]
@@ -76,6 +76,7 @@ def _function(function: Function) -> str:
 
 
 def _global_tensor(side: str, tensor: GlobalTensor) -> str:
+    """Return the line of a whole tensor and its pieces."""
     axes = [
         (axis_name, getattr(tensor, axis_name))
         for axis_name in ("batch_axis", "tensor_axis", "expert_axis")
@@ -116,6 +117,7 @@ def _literal(value: Any) -> str:
 
 
 def _tag(tag: Tag) -> str:
+    """Return the end of an instruction's line: its pass, layer, micro-batch and stream."""
     if tag == UNTAGGED:
         return ""
     # Only what differs from the default is written, as with attributes.
@@ -137,6 +139,7 @@ def parse(text: str) -> Module:
 
 
 def _checked(parser: Parser) -> Module:
+    """Check a parsed text, and return its functions as a module."""
     functions, lines = parser.module()
     module = Module(tuple(functions))
     # A lone untyped function may be a library to be called; the last of several is where the
@@ -158,8 +161,7 @@ def parse_function(text: str) -> Function:
 
 
 def parse_program(text: str) -> Program:
-    """Parse a function and the whole tensors below it; without these, all inputs are data
-    (`undistributed`).
+    """Parse a function and the whole tensors below it; without these, all inputs are data.
 
     Raises:
         PerfModelError, ProgramError: as `parse`; a piece that lies outside its whole tensor.
@@ -184,6 +186,7 @@ def parse_program(text: str) -> Program:
 
 
 def _check(function: str, annotations: Annotations, types: Mapping[str, Tensor]) -> None:
+    """Raise `ProgramError` where a type or device that the text states is not the inferred one."""
     for line, name, tensor in annotations.types:
         # Known contents are not compared: an annotation cannot state them.
         inferred = types[name]

@@ -225,8 +225,7 @@ def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[
 
 
 def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]:
-    """Return the second product of a feed-forward network, and its bias (left to the caller as in
-    `_attention`)."""
+    """Return the second product of a feed-forward network, and its bias for the caller to add."""
     w = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1)
     bias = m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
@@ -235,8 +234,7 @@ def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]
 
 
 def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: int) -> str:
-    """Pass each token through its best expert, scaled by the router's probability; no token is
-    dropped."""
+    """Pass each token through its best expert, scaled by the router; drop no token."""
     h, experts = size.hidden, size.experts
     # Switch routing (Fedus et al. 2021, section 2.1): one expert per token, whose probability
     # scales the result and so carries the router's gradient. Buffers for all tokens per expert mean
@@ -260,8 +258,7 @@ def model_program(
     dtype: str = "fp32",
     mode: Literal["train", "inference"] = "train",
 ) -> Program:
-    """A multi-layer perceptron or a transformer of GPT-2's architecture, one training step or one
-    forward pass.
+    """A training step or forward pass of a perceptron or a transformer like GPT-2.
 
     Args:
         model: model of the catalog.
@@ -298,8 +295,7 @@ def model_program(
 
 
 def _is_like_gpt2(model: Transformer) -> bool:
-    """Whether a transformer has GPT-2's architecture, up to its sizes and which sub-layers run side
-    by side."""
+    """Whether a transformer is GPT-2, up to sizes and which sub-layers run side by side."""
     has_gated_ffn_or_others = (
         model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers
     )

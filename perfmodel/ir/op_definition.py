@@ -38,8 +38,7 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Sharding: the tensor is the sum (or, with `op="max"`, the elementwise maximum) of the
-    parts."""
+    """Sharding: the tensor is the sum (with `op="max"`, the maximum) of the parts."""
 
     op: str = "sum"
 
@@ -67,23 +66,25 @@ class ShardingQuery:
     @classmethod
     def of(
         cls,
-        i: Instruction,
+        instruction: Instruction,
         types: Mapping[str, Tensor],
         shardings: Sequence[Sharding],
         parts: int,
         sequence_axis: int | None = None,
     ) -> "ShardingQuery":
-        """Return the query of an instruction, given the types of its values and the shardings of
-        its operands."""
-        inputs = tuple([types[name] for name in i.inputs])
-        outputs = tuple([types[name] for name in i.outputs])
-        return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
+        """Return an instruction's query, from its values' types and operands' shardings."""
+        inputs = tuple([types[name] for name in instruction.inputs])
+        outputs = tuple([types[name] for name in instruction.outputs])
+        return cls(
+            inputs, outputs, dict(instruction.attributes), tuple(shardings), parts, sequence_axis
+        )
 
     def with_complete_sums(self) -> "ShardingQuery":
         """Return the query with partial sums completed."""
         return replace(self, shardings=tuple(map(self._completed, self.operands, self.shardings)))
 
     def _completed(self, tensor: Tensor, spread: Sharding) -> Sharding:
+        """Return the sharding that a value gets once its partial sums are completed."""
         if not isinstance(spread, Partial):
             return spread
         # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a
@@ -105,8 +106,7 @@ class ShardingQuery:
     def all_along_one_axis(
         self, allowed: Callable[[int], bool] = lambda axis: True
     ) -> "ShardingDecision":
-        """Return the decision to shard all operands and results along one axis, the first allowed
-        one."""
+        """Decide to shard all operands and results along one axis, the first allowed one."""
         # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
         axis = next((a for a in axes if a is not None and allowed(a)), None)
@@ -118,8 +118,7 @@ class ShardingQuery:
 
 @dataclass(frozen=True, slots=True)
 class ShardingDecision:
-    """The result of a sharding rule: how an instruction is sharded, and how its operands have to be
-    sharded."""
+    """A sharding rule's result: how an instruction and its operands are sharded."""
 
     inputs: tuple[Sharding, ...]
     """Sharding that each operand must be converted to; `Partial` only for operands that are partial

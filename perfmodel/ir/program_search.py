@@ -44,6 +44,7 @@ class Candidate:
         return f"{d.data}/{d.tensor}/{d.pipeline}/{d.micro_batches}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "layout": str(self.degrees),
             "dtpk": self.dtpk,
@@ -138,6 +139,7 @@ def search_programs(
     price = _remembered(timer or cluster_timer(cluster, calibration))
     candidates: list[Candidate] = []
     rejected: Counter[str] = Counter()
+
     # Stages and micro-batches depend on P and K alone. Sorted by these, consecutive layouts differ
     # in D and T and share them.
     grid = sorted(
@@ -178,6 +180,7 @@ def search_programs(
                 peak_memory_bytes=peak,
             )
         )
+
     # The sort is stable, so ties stay in the order of the grid and answers repeat.
     candidates.sort(key=lambda c: c.step_time_s)
     return ProgramSearch(
@@ -192,8 +195,7 @@ def search_programs(
 def dtpk_grid(
     devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b"
 ) -> Iterator[Degrees]:
-    """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16
-    devices)."""
+    """Every D/T/P of some devices, and K of pipelines (section 5.1: 75 of 16 devices)."""
     for pipeline in divisors(devices):
         for tensor in divisors(devices // pipeline):
             for count in micro_batches if pipeline > 1 else (1,):
@@ -229,8 +231,7 @@ def _least_bytes(program: Program, schedule: str) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's search for cycles, which programs have none of and which looks at millions
-    of instructions."""
+    """Pause Python's search for cycles: millions of instructions have none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

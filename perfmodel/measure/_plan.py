@@ -322,8 +322,7 @@ _OPS_OF_PLANS: Final = (
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Write a plan that `read_plan` reads back unchanged, if its collectives divide evenly over
-    their ranks."""
+    """Write a plan that `read_plan` reads back unchanged, if collectives divide evenly."""
     write_text(path, plan_text(plan))
 
 
@@ -383,8 +382,7 @@ def _columns(op: Op) -> dict[str, Any]:
 
 
 def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of an entry for ops of one kind: their common keys, then a joint key of those in which
-    they differ."""
+    """Lines of an entry for ops of one kind: common keys, then a joint key of the others."""
     names = list(rows[0])
 
     def differs(name: str) -> bool:

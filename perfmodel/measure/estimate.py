@@ -117,8 +117,7 @@ def _collectives_s(plan: Plan, backend: str, call_s: Sequence[float]) -> list[fl
 
 
 def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
-    """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is
-    written."""
+    """Read the rows that a run left in the folder, finished or not, by `point_key`."""
     # An interrupted run has copied the finished table's rows to the partial one when it began.
     rows: dict[str, Row] = {}
     for name in (plan.kernel_table, plan.beside_table, plan.collective_table):
@@ -274,8 +273,7 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
-    """Seconds of the plan's ops in the tables of `folder`, if they were measured undisturbed in the
-    usual state."""
+    """Seconds of the plan's ops in a folder's tables, if measured undisturbed as usual."""
     rows_by_key = kept_rows(plan, Path(folder))
     seconds = {}
     for point in (*plan.kernel_points, *plan.collective_points):

@@ -120,8 +120,7 @@ def compare_clusters(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> ClusterComparison:
-    """Find the best layout of a job on each cluster, and the time, cost and energy of training with
-    it.
+    """Find a job's best layout on each cluster, and its time, cost and energy of training.
 
         compare_clusters(
             "llama3-70b", ["h100", "b200:512"], devices=1024, global_batch=1024, tokens=15e12
@@ -299,6 +298,7 @@ def clusters_named(
         UnknownNameError: neither a cluster nor a device.
         PerfModelError: no cluster, or one whose number of devices is not said.
     """
+    # A cluster's own number of devices comes before those for all clusters.
     general = (devices,) if isinstance(devices, int) else tuple(devices or ())
     named: list[tuple[Cluster, int]] = []
     for named_cluster in clusters:
@@ -336,8 +336,7 @@ def split_count(text: str) -> tuple[str, int | None]:
 
 
 def _is_of(key: str, cluster: Cluster) -> bool:
-    """Whether a price under this name applies to a cluster: the name is the cluster's or its
-    device's."""
+    """Whether a price has the name of a cluster or of its device, and so applies to it."""
     if key.lower() == cluster.name.lower():
         return True
 

@@ -1,5 +1,4 @@
-"""Inverse questions: memory or devices needed, what to upgrade, and when one layout overtakes
-another."""
+"""Inverse questions: devices or memory needed, best upgrades, when one layout overtakes another."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -233,8 +232,7 @@ def overtake(
 
 
 def _bisected(difference_s, low: float, high: float) -> float:
-    """Find a change of sign by bisection, and return the end of the last interval that lies behind
-    the change."""
+    """Find a change of sign by bisection; return the far end of the last interval."""
     at_low = difference_s(low)
     while abs(high - low) > _CLOSE:
         middle = (low + high) / 2

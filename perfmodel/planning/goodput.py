@@ -1,5 +1,4 @@
-"""Goodput: the share of a training run's time that failures, restarts and checkpoints leave to its
-steps.
+"""Goodput: share of a run's time that failures, restarts and checkpoints leave to its steps.
 
 Devices fail independently, at a constant rate, and one that fails stops the run: n of them are
 interrupted every M = device_mtbf / n on average. After every tau of training a checkpoint is taken,
@@ -147,8 +146,7 @@ class _CheckpointTimes(NamedTuple):
 def _checkpoint_times(
     problem: Problem, layout: Layout, reliability: Reliability, refill_s: float
 ) -> _CheckpointTimes:
-    """How long a checkpoint takes to write and read; `refill_s`: seconds to fill the pipeline
-    again."""
+    """Time to write and to read a checkpoint; `refill_s`: seconds to refill the pipeline."""
     # Where each stage has a checkpoint of its own, all wait for the slowest stage.
     if reliability.by_stage:
         stages = stage_checkpoints(problem, layout, reliability)
@@ -244,15 +242,14 @@ def stage_checkpoints(
     """
     model = step_problem_of(problem)
     (layout_batch,) = layout_batches(model, [layout])
-    rate = (
-        reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE
-    ) / layout.pp
+    rate = reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE
+    rank_rate = rate / layout.pp
     checkpoints = []
     n_bytes = rank_checkpoint_bytes(model, layout).tolist()
     for rank_bytes, device in zip(
         n_bytes, rank_devices(model, layout_batch.layouts[0]), strict=True
     ):
-        write_s = rank_bytes / rate
+        write_s = rank_bytes / rank_rate
         stall_s = _stall_s(rank_bytes / (layout.devices // layout.pp), write_s, device, reliability)
         checkpoints.append(StageCheckpoint(bytes=rank_bytes, write_s=write_s, stall_s=stall_s))
     return tuple(checkpoints)

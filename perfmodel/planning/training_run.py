@@ -21,8 +21,7 @@ JOULES_PER_MWH = 3.6e9
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A training run with failures; `_lo` and `_hi` are the ends of the step time's 90 %
-    interval."""
+    """A training run with failures; `_lo` and `_hi` end the step time's 90 % interval."""
 
     tokens: float | None
     """Tokens to train on; None if not stated, so that results are per million tokens."""
@@ -110,8 +109,7 @@ def training_run(
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
-        """Return a quantity, including failures, at the predicted step time and at the ends of its
-        interval."""
+        """Return a quantity, with failures, at the predicted step time and its interval's ends."""
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
@@ -123,6 +121,9 @@ def training_run(
     if known.price_per_device_hour is not None:
         usd = [*of_a_million("cost")]
     energy_j = None if known.power_w is None else pue * of_a_million("energy_j")[0]
+    price_source = problem.cluster.list_price[1]
+    if stated.price_per_device_hour is not None:
+        price_source = "given"
     return TrainingRun(
         tokens=known.tokens,
         goodput=lasting,
@@ -130,9 +131,7 @@ def training_run(
         days_lo=days[1],
         days_hi=days[2],
         usd_per_device_hour=known.price_per_device_hour,
-        price_source="given"
-        if stated.price_per_device_hour is not None
-        else problem.cluster.list_price[1],
+        price_source=price_source,
         cost_usd=None if millions is None or usd[0] is None else millions * usd[0],
         usd_per_million_tokens=usd[0],
         usd_per_million_tokens_lo=usd[1],

@@ -30,8 +30,7 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
 
 
 def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
-    """Raise `LayoutError` unless this number of pipelines can run over the devices, half in each
-    direction."""
+    """Raise `LayoutError` unless these pipelines fit the devices, half in each direction."""
     if devices % 2:
         raise LayoutError(
             f"bidirectional schedules need an even number of pipeline stages, got {devices}"
@@ -126,8 +125,7 @@ def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """The common order of forward doubling and backward halving: forwards of pairs, backwards one
-    by one."""
+    """The order of doubling and halving: forwards of pairs, backwards one by one."""
     if micro_batches <= devices:
         return replace(chimera(devices, micro_batches, chunks), name=name)
 
@@ -152,8 +150,7 @@ def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedu
 
 
 def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None:
-    """Raise `LayoutError` unless micro-batches are even in number and at least as many as
-    devices."""
+    """Raise `LayoutError` unless micro-batches are even and at least as many as devices."""
     even_pipelines(devices, micro_batches, chunks)
     if micro_batches % 2 or micro_batches < devices:
         raise LayoutError(
@@ -209,8 +206,7 @@ def _struck_out(order: list[Work], micro_batches: int) -> list[Work]:
 
 
 def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
-    """One device's passes in the eight phases of DeepSeek's schedule, for at least 2 p
-    micro-batches.
+    """A device's passes in the eight phases of DualPipe, for at least 2 p micro-batches.
 
     In the steady phase a forward of one chunk and a backward of the other run as a pair. Input
     gradients are split from weight gradients only where these fill a bubble.

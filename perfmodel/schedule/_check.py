@@ -68,8 +68,7 @@ def require_valid(schedule: Schedule) -> None:
 
 
 def _work(schedule: Schedule) -> list[Problem]:
-    """Problems of work that no instruction does, and of instructions that repeat another one's
-    work."""
+    """Problems: work that no instruction does, and instructions that repeat work."""
     # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
@@ -112,8 +111,7 @@ def _pairs(
 
 
 def _deadlocks(schedule: Schedule) -> list[Problem]:
-    """The first instruction of each device that never starts; all later ones are stuck behind
-    it."""
+    """The first instruction of each device that never starts, and blocks all later ones."""
     stuck = schedule.slot == NEVER
     one_before_is_stuck = np.append(False, stuck[:-1]) & (schedule.position > 0)
     problems = []

@@ -1,5 +1,4 @@
-"""Chimera's own performance model (Li and Hoefler 2021, section 3.4): a closed form beside the
-evaluator."""
+"""Chimera's performance model (Li and Hoefler 2021, section 3.4), a closed form."""
 
 from dataclasses import dataclass
 from math import log2
@@ -85,8 +84,7 @@ def chimera_model(
 
 
 def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> list[int]:
-    """Instructions from the last one back to one that waits for none; ties go to the device's own
-    order."""
+    """Instructions from the last one back to the first; ties go to the device's order."""
     needs = schedule.dependencies
     instruction, path = int(end.argmax()), []
     while instruction != NEVER:

@@ -78,8 +78,7 @@ def optimised(
 
 
 def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
-    """Seconds that the search minimises: of the step, or of the slowest device if steps are
-    staggered."""
+    """Seconds to minimise: of the step or, if steps are staggered, of the slowest device."""
     start, end = starts_and_ends(schedule, times)
     if not staggered:
         return float(end.max())
@@ -90,8 +89,7 @@ def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
 def _greedy(
     times: PassTimes, m: int, limit: int, rule: _Rule
 ) -> list[list[tuple[Phase, int, int]]]:
-    """Each device's order under one rule: input gradients first, then forwards, weight gradients in
-    gaps."""
+    """Each device's order by a rule: input gradients, then forwards, weight gradients in gaps."""
     p = len(times.forward_s)
     forward_s = np.asarray(times.forward_s, float).tolist()
     input_s = np.asarray(times.backward_input_s, float).tolist()

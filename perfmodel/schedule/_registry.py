@@ -88,8 +88,7 @@ def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"
 
 
 def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
-    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising
-    devices."""
+    """Stage map of pipelines that go forth and back over the devices, chunk by chunk."""
     going_down = np.arange(devices)[:, None]
     going_up = devices - 1 - going_down
     return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, going_up, going_down)

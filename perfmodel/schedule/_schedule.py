@@ -181,8 +181,7 @@ class Schedule:
         return total - before[self.device]
 
     def taken(self, size: np.ndarray) -> np.ndarray:
-        """Change of live activations at each instruction: forwards add `size`, ends of backwards
-        remove it.
+        """Change of live activations: forwards add `size`, ends of backwards remove it.
 
         An input gradient that is split off changes nothing: its weight gradient still needs the
         activations.
@@ -211,8 +210,7 @@ class Schedule:
 
     @property
     def replicas(self) -> int:
-        """Copies of every stage's weights over the devices (bidirectional pipelines have
-        several)."""
+        """Copies of each stage's weights (bidirectional pipelines have several)."""
         return self.stage.size // self.n_stages
 
     @property
@@ -222,8 +220,7 @@ class Schedule:
 
     @property
     def ends_backward(self) -> Bool[np.ndarray, " instructions"]:
-        """Instructions that end a micro-batch's work on a stage: they complete its weight
-        gradient."""
+        """Instructions that end a micro-batch's work on a stage, with its weight gradient."""
         return (self.phase == Phase.BACKWARD) | (self.phase == Phase.BACKWARD_WEIGHT)
 
     @cached_property

@@ -25,8 +25,7 @@ _FIRST, _BACK = 0, 1
 
 
 def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
-    """The schedule made from a repeated block of a V with two chunks per device, with weight
-    gradients added.
+    """The schedule of a repeated block of a V with two chunks, and weight gradients.
 
     Passes keep the order of their device's queue of each kind. Two rounds: in the first weight
     gradients have slots of their own and move along; in the second the input gradients of the
@@ -133,14 +132,12 @@ class _Device:
     """Micro-batches held; only used if weight gradients have slots."""
 
     def first_idle(self, after: int, before: int) -> int:
-        """Return the first idle slot from `after` up to `before`; `before` itself counts as
-        idle."""
+        """Return the first idle slot from `after` to `before`, which itself counts as idle."""
         idle_slots = np.flatnonzero(self.idle[after:before])
         return after + int(idle_slots[0]) if len(idle_slots) else before
 
     def move(self, source: int, target: int, change: int) -> None:
-        """Let a pass run earlier; `change` is the number of micro-batches that are held in
-        addition."""
+        """Let a pass run earlier; `change` is how many more micro-batches are then held."""
         self.idle[source], self.idle[target] = True, False
         self.alive[target:source] += change
 
@@ -173,8 +170,7 @@ _ADDS_ALIVE = {
 def _earlier(
     forward: Slots, backward: Slots, limit: int, steady: range, with_weights: bool
 ) -> tuple[Slots, Slots, Slots]:
-    """Move passes outside of the steady middle to the first idle slot that their inputs and the
-    limit allow.
+    """Move passes outside the steady middle to the first idle slot that is allowed.
 
     Without weight gradients in slots of their own only the cool-down moves, and `limit` holds for
     the weight gradients that idle slots would take.
@@ -232,8 +228,7 @@ def _device(
     weight: Int[np.ndarray, " passes"],
     with_weights: bool,
 ) -> _Device:
-    """A device with the slots of its passes, including weight gradients if they have separate
-    slots."""
+    """A device with the slots of its passes, and of separate weight gradients."""
     alive = _alive(forward, backward)
     idle = np.ones(max(len(alive), int(weight.max()) + 1), bool)
     idle[forward.ravel()] = False
@@ -277,8 +272,7 @@ def _first_within(
     before: int,
     limit: int,
 ) -> int:
-    """The first idle slot in which a pass, and weight gradients in idle slots after it, keep within
-    the limit."""
+    """The first idle slot in which a pass, and later weight gradients, keep the limit."""
     moved = {kind: slots[d].copy() for kind, slots in slot.items()}
     for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
         moved[queue][i] = target

@@ -34,8 +34,7 @@ class Steps(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Slots between legs: on the last device, on the first one (where the loss is), and on the last
-    again."""
+    """Slots between legs: on the last device, the first (where the loss is), the last again."""
 
     forward: int
     loss: int

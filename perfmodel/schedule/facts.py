@@ -84,8 +84,7 @@ class PassTimes:
 def starts_and_ends(
     schedule: Schedule, times: PassTimes
 ) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
-    """Start and end of every instruction, as early as device and inputs allow; transfers do not
-    queue."""
+    """Start and end of each instruction, as early as possible; transfers do not queue."""
     # Lists, as the loop below reads single numbers.
     seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
@@ -167,16 +166,14 @@ class ChunkTimes:
         )
 
     def whole_unit(self, schedule: Schedule) -> int:
-        """The unit in which all times are whole numbers, so that sums are exact (parts per
-        second)."""
+        """Parts per second in which all times are whole numbers, so that sums are exact."""
         times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
         return lcm(*(time.denominator for time in times)) * schedule.slices
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFacts:
-    """One row of a comparison; memory in units of one p-th of the model (its weights, a
-    micro-batch's activations)."""
+    """Figures of a schedule; memory in units of a p-th of the model or of its activations."""
 
     schedule: str
     stages: int
@@ -211,8 +208,7 @@ class ScheduleFacts:
         return asdict(self) | {"step_s": self.step_s}
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row; `activations` and `weights` by their least and most, as `activations_least` and
-        so on."""
+        """One row; `activations` and `weights` by least and most (`activations_least`, ..)."""
         import pandas as pd
 
         row = self.to_dict()

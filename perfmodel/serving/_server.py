@@ -114,8 +114,7 @@ class Server:
         return self.requests.batch // self.layout.dp
 
     def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
-        """The step that reads `tokens` new tokens of each sequence of a replica, after `cached`
-        ones."""
+        """The step that reads `tokens` new tokens of each sequence, after `cached` ones."""
         # A step of a server is an inference job whose sequences have `cached` tokens behind them,
         # so that attention reads the cache.
         dtype = self.requests.dtype
@@ -305,35 +304,39 @@ def serving_memory(server: Server) -> ServingMemory:
     """Compute the memory of a server with its requests in flight."""
     requests, layout = server.requests, server.layout
     # Activations are largest while prompts are read.
-    size = min(requests.prompt_tokens, PREFILL_TOKENS)
+    tokens = min(requests.prompt_tokens, PREFILL_TOKENS)
     prompts = min(server.sequences, server.prompts_together)
-    largest = shard_events(server.setting(size, 0, prompts), layout.replace(micro_batch=prompts))
-    counts = stage_blocks(largest.kinds, layout.pp, 1, layout.partition)[:, 0]
-    wide = dtype_bytes(storage_dtype(requests.dtype))
-    params = largest.dense_params(layout.pp > 1) + largest.expert_params
-    weights = counts @ (params * np.where(largest.layers, requests.weight_bytes, wide))
-    # The head works on the last token of every prompt alone.
-    workspace = (
-        float(largest.workspace_bytes[largest.layers].max()) + server.framework.memory.context_bytes
-    )
-    a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
+    shard = shard_events(server.setting(tokens, 0, prompts), layout.replace(micro_batch=prompts))
+    counts = stage_blocks(shard.kinds, layout.pp, 1, layout.partition)[:, 0]
+
+    # Only the layers' weights may be narrower than the type of the products.
+    product_bytes = dtype_bytes(storage_dtype(requests.dtype))
+    params = shard.dense_params(layout.pp > 1) + shard.expert_params
+    weights = counts @ (params * np.where(shard.layers, requests.weight_bytes, product_bytes))
+
+    # The workspace is that of a layer, because the head works on the last token of every prompt
+    # alone.
+    largest_workspace = float(shard.workspace_bytes[shard.layers].max())
+    workspace = largest_workspace + server.framework.memory.context_bytes
+    sequence_bytes = _cache_of_sequence(server, counts[:, shard.layers].sum(axis=1).astype(int))
+
     # The stage whose cache has room for the fewest requests decides for all, since every request
     # passes every stage.
     available = MEMORY_SHARE * server.cluster.device.memory_bytes
-    rooms = np.floor(
-        np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300)
-    )
-    tightest = int(np.argmin(rooms))
+    cache_bytes = np.maximum(available - weights - workspace, 0.0)
+    most_sequences = np.floor(cache_bytes / np.maximum(sequence_bytes, 1e-300))
+    tightest = int(np.argmin(most_sequences))
+
     # Where some stage has no room at all, show the one with most weights, because it is the one
     # that does not fit.
-    if not rooms[tightest]:
+    if not most_sequences[tightest]:
         tightest = int(np.argmax(weights))
     return ServingMemory(
         weights_bytes=float(weights[tightest]),
         workspace_bytes=workspace,
-        cache_bytes=float(a_sequence[tightest]) * server.sequences,
+        cache_bytes=float(sequence_bytes[tightest]) * server.sequences,
         available_bytes=available,
-        most_requests=int(min(rooms.min(), 10**7)) * layout.dp,
+        most_requests=int(min(most_sequences.min(), 10**7)) * layout.dp,
     )
 
 

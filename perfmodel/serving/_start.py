@@ -80,8 +80,7 @@ def starting_point(
 
 
 def _smallest(problem: ServingProblem) -> Layout:
-    """The fewest devices, by tp inside a node and then pp, that hold the model and some
-    requests."""
+    """The fewest devices, by tp in a node, then pp, that hold model and some requests."""
     cluster = problem.cluster
     # Tensor parallelism inside a node, whose links can bear an all-reduce per layer; beyond it
     # pipeline stages.

@@ -1,5 +1,4 @@
-"""Sweeps layouts and batches of a server, with the Pareto front of tokens/s per user and per
-device."""
+"""Sweeps a server's layouts and batches: Pareto front of tokens/s per user and per device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ class ServingSweep:
 
     @property
     def pareto(self) -> tuple[Serving, ...]:
-        """The Pareto front of tokens/s per user and tokens/s per device; fastest for users
-        first."""
+        """The Pareto front of tokens/s per user (fastest first) and per device."""
         # Fastest for users first: a later one belongs to the front only if it gives devices more
         # than all before it.
         front: list[Serving] = []
@@ -132,6 +130,7 @@ def _layouts(problem: ServingProblem, devices: int) -> list[Layout]:
 
 
 def _divides(problem: ServingProblem, layout: Layout) -> bool:
+    """Whether a layout divides the model, by building the smallest step on it."""
     try:
         # Building one small step is the test: whatever does not divide raises.
         server_of(problem, layout, layout.dp).step(1, 0, 1)

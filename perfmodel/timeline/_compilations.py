@@ -22,8 +22,7 @@ def keep_compilations() -> None:
 
 
 def keep_long_compilations() -> None:
-    """Keep programs that JAX compiles for more than a second, in a process that uses the package
-    from Python.
+    """Keep programs that JAX compiles for over a second, in processes that use Python's API.
 
     Where the process has chosen a folder of its own (`jax_compilation_cache_dir`), that stays. JAX
     looks at the setting at its first compilation: a process that has compiled something before

@@ -103,8 +103,7 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
 
 
 def being_traced(values: Any = ()) -> bool:
-    """Whether JAX is tracing, so that even constants become tracers, or any value of a pytree is a
-    tracer."""
+    """Whether JAX is tracing (even constants become tracers), or a pytree holds a tracer."""
     # Any operation shows it: inside a trace, its result is a tracer.
     return any(
         isinstance(value, jax.core.Tracer) for value in (jnp.add(0, 0), *jax.tree.leaves(values))

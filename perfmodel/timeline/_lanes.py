@@ -52,8 +52,7 @@ def _jvp_in_rows(primals, tangents):
 def counts_of_rows(
     durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
-    """Makespan and critical-path counts of each lane of the first `n_rows` rows of `LANES`
-    lanes."""
+    """Makespan and critical-path counts of each lane of the first `n_rows` rows."""
     items, rows = _as_rows(tables, durations, n_rows)
     spans, counts = row_of_counts(tables, items, rows)
 
@@ -81,6 +80,7 @@ def spans_of_lanes(
 def _spans_of_batch(
     axis_size: int, _, tables: OpTables, durations: Float[Array, "batch lanes classes"]
 ):
+    """Run a batch of lanes as that many more lanes."""
     spans = spans_of_lanes(tables, durations.reshape(-1, durations.shape[-1]))
     return spans.reshape(axis_size, -1), True
 
@@ -116,8 +116,7 @@ def _full_rows(
 def _as_rows(
     tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
 ) -> tuple[Items, Float[Array, "rows_times_classes {LANES}"]]:
-    """Work items in which every row of lanes runs the whole table with its own part of the
-    durations.
+    """Work items: each row of lanes runs the whole table with its own durations.
 
     A class's durations in the lanes of a row lie beside each other, so that an op loads them at
     once.
@@ -178,8 +177,7 @@ def makespan_lanes_and_grad(
     compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]: ...
 def makespan_lanes_and_grad(compiled, durations):
-    """Makespan of each row of `durations` and its gradient, like `makespan_and_grad` for one
-    vector.
+    """Makespan of each row of `durations`, and its gradient.
 
     Args:
         compiled: result of `compile_structure`.
@@ -196,8 +194,7 @@ def makespan_lanes_and_grad(compiled, durations):
 def _prepared(
     compiled: CompiledStructure, durations: Durations, tile: int
 ) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
-    """Checked durations, padded to shapes that share a trace, and the number of tiles that are not
-    padding."""
+    """Durations, checked and padded to shapes that share a trace, and the tiles in use."""
     durations = checked(durations, compiled.structure.n_classes, ndim=2)
     if isinstance(durations, np.ndarray):
         durations = durations.astype(np.float32)

@@ -122,8 +122,7 @@ def run_item(
     decisions: Bool[Array, "positions lanes"],
     slots: Float[Array, "slots lanes"],
 ) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"], Float[Array, "slots lanes"]]:
-    """Makespan of item `i`, per position whether the second predecessor released the op, and the
-    slots.
+    """Makespan of item `i`, where second predecessors release ops, and the slots.
 
     `decisions` is an array to write to, or an empty one if they are not wanted. `slots` may hold
     what another item left behind: a program reads no slot that it has not written, but for the

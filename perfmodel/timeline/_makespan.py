@@ -1,5 +1,4 @@
-"""Makespan of a structure as a differentiable function of its class durations, one vector at a
-time."""
+"""Makespan of a structure as a differentiable function of one vector of class durations."""
 
 from typing import overload
 
@@ -107,8 +106,7 @@ def _run_and_walk_lanes(
 
 @jax.custom_jvp
 def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
-    """Makespan of one vector, with the derivative `_jvp` instead of that of a loop over thousands
-    of maxima."""
+    """Makespan of one vector, with derivative `_jvp`, not that of thousands of maxima."""
     return _run(tables, durations)
 
 

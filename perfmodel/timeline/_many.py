@@ -34,15 +34,13 @@ LEAST_DIVIDED = 200_000
 
 @dataclass(frozen=True, eq=False)
 class ProgramBatch:
-    """Concatenated compiled structures, for repeated calls of `makespan_many` with other
-    durations."""
+    """Concatenated compiled structures, for calls of `makespan_many` with other durations."""
 
     programs: tuple[CompiledStructure, ...]
     _tables: dict[tuple[int, int, int], OpTables] = field(default_factory=dict, repr=False)
 
     def tables(self, first: int, end: int, device: int) -> OpTables:
-        """Tables of a range of the programs, for makespans alone, on one of the CPU devices that
-        JAX has."""
+        """Tables of a range of programs, for makespans alone, on one of JAX's CPU devices."""
         key = first, end, device
         if key not in self._tables:
             self._tables[key] = join(self.programs[first:end], with_pred=False, device=device)
@@ -164,8 +162,7 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
 def _rows(
     values: Sequence[Float[np.ndarray, "lanes classes"]],
 ) -> Float[np.ndarray, "rows {LANES}"]:
-    """Durations in the layout of the loop: an item's classes in consecutive rows, class 0 set to
-    0."""
+    """Durations as the loop reads them: an item's classes in consecutive rows, class 0 is 0."""
     n_rows = 0
     for value in values:
         items = rows_needed(len(value))

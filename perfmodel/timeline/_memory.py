@@ -56,8 +56,7 @@ def memory(
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:
-    """Compute memory over time: an op allocates at its start and frees at its end, once per
-    micro-batch.
+    """Compute memory over time: ops allocate at their start and free at their end.
 
     At equal times, bytes are freed before others are allocated.
 
@@ -102,8 +101,7 @@ def memory(
 
 
 def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:
-    """Raise `PerfModelError` unless the arrays fit the structure and every op with memory has a
-    device."""
+    """Raise `PerfModelError` unless arrays fit the structure and memory has a device."""
     # Memory classes count from 1, as 0 stands for none.
     n_tables = int(max(structure.alloc.max(), structure.free.max())) + 1
     if class_bytes.ndim != 1 or len(class_bytes) < n_tables:

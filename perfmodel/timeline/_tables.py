@@ -106,8 +106,7 @@ class BundleTables:
 
 @dataclass(frozen=True, eq=False)
 class CompiledStructure:
-    """A `Structure` as a flat program over slots; "position" counts ops in the program's own
-    order."""
+    """A `Structure` as a flat program over slots; "position" is the program's order of ops."""
 
     structure: Structure
     order: Int[np.ndarray, " ops"]
@@ -252,8 +251,7 @@ def _cpu_devices() -> list[Any]:
 
 
 def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
-    """Commit an array to the CPU, because these loops are long and scalar and would be slow on an
-    accelerator.
+    """Commit an array to the CPU: long scalar loops are slow on an accelerator.
 
     The array is concrete even while the caller is being traced, as tables are kept across traces.
     """
@@ -313,8 +311,7 @@ def compile_structure(structure: Structure) -> CompiledStructure:
 def _normalised_edges(
     structure: Structure,
 ) -> tuple[Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
-    """Predecessors and lags with a lone predecessor in the first column and no lag without an
-    edge."""
+    """Predecessors and lags, a lone predecessor in the first column, no lag without edge."""
     pred = structure.pred.astype(np.int64)
     lag = structure.lag.astype(np.int64)
 
@@ -367,8 +364,7 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
 def bundles(
     level: Int[np.ndarray, " ops"],
 ) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
-    """Divide each level into bundles of `BUNDLE` ops: the bundle of each position, and its rank in
-    it.
+    """Divide levels into bundles of `BUNDLE` ops: each position's bundle, and rank in it.
 
     `level` is in level order. Ops of one level do not depend on each other, so those of a bundle
     may run at once.
@@ -383,8 +379,7 @@ def bundles(
 def blocks(
     bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]
 ) -> Int[np.ndarray, " ops"]:
-    """The block of slots that each position writes to; a block is reused after all its values were
-    read.
+    """The block of slots that each position writes to, reused once all its values are read.
 
     This is linear-scan register allocation, with bundles as the values and blocks as the registers.
     """

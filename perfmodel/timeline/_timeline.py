@@ -50,8 +50,7 @@ class Timeline:
         return np.bincount(self.structure.device[compute], busy_s, minlength=self.structure.devices)
 
     def idle_fraction(self) -> float:
-        """Idle share of the compute streams, for whatever reason, over devices and step (0 for an
-        empty one)."""
+        """Idle share of the compute streams, over devices and step (0 for an empty one)."""
         if self.makespan_s == 0:
             return 0.0
         return 1 - float(self.device_busy_s().sum()) / (self.structure.devices * self.makespan_s)
@@ -100,8 +99,7 @@ class Timeline:
         title: str = "",
         inside: Mapping[int, Sequence[Any]] | None = None,
     ) -> str:
-        """An interactive page that needs no network: zoom, move, search, the critical path, memory
-        below.
+        """An interactive page without network: zoom, move, search, critical path, memory.
 
         Args:
             memory: memory in use on every device, if it is to be shown.
@@ -141,8 +139,7 @@ class Timeline:
 def timeline_frame(
     timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
-    """The timeline's page inside another one; for a timeline too long for a notebook, a line with
-    instructions."""
+    """The timeline's page inside another one; instructions if it is too long for a notebook."""
     n_ops = timeline.structure.n_ops
     if n_ops > _INLINE_UP_TO:
         facts = f"{n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
@@ -185,8 +182,7 @@ def _released_s(
     end_s: Float[np.ndarray, " ops"],
     durations_s: Float[np.ndarray, " classes"],
 ) -> Float[np.ndarray, "ops 2"]:
-    """Times at which an op's two predecessors let it start, in seconds; minus infinity without a
-    predecessor."""
+    """Times in seconds at which two predecessors let an op start; -inf without one."""
     return np.where(structure.pred < 0, -np.inf, end_s[structure.pred] + durations_s[structure.lag])
 
 

@@ -1,5 +1,4 @@
-"""The page of a calibration: predictions and measurements, uncertainty, and what to measure
-next."""
+"""The page of a calibration: predictions, measurements, uncertainty, what to measure next."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,8 +29,7 @@ HEIGHT_PX: Final = 900
 
 @dataclass(frozen=True, eq=False)
 class CalibrationReport:
-    """A calibration's predictions compared with measured rows; notebooks show it as the page that
-    `write` writes."""
+    """A calibration's predictions beside measured rows; notebooks show it as `write` writes it."""
 
     data: dict[str, Any]
     """Plain values that the page shows: `groups` have their errors, `rows` are a sample of the
@@ -67,8 +65,7 @@ def calibration_report(
     layout: Layout | str = "",
     progress: Report | None = None,
 ) -> CalibrationReport:
-    """Report how well a calibration predicts measurements, where it is uncertain, and what to
-    measure next.
+    """Report how well a calibration predicts, where it is uncertain, and what to measure next.
 
         calibration_report(["kernels.csv", "collectives.csv"], "fitted").write("calibration.html")
 
@@ -77,8 +74,8 @@ def calibration_report(
             the calibration's own record: its rows, and its errors on shapes kept out of the fit.
         calibration: directory made by `perfmodel fit`; the shipped one for `None`.
         problem, layout: a step whose events to measure next, instead of shapes near those of the
-            tables. progress:
-        called with the name of each stage and how far it is.
+            tables.
+        progress: called with the name of each stage and how far it is.
 
     Raises:
         TableError: a missing or malformed table.
@@ -167,8 +164,7 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
-    """Rows to draw: those of each group and device with the largest errors, and a regular sample of
-    the others."""
+    """Rows to draw: per group and device, the largest errors and a regular sample of the rest."""
     predicted_s = rows["predicted_s"].to_numpy(float)
     measured_s = rows["measured_s"].to_numpy(float)
     log_error = np.abs(np.log(predicted_s / measured_s))
@@ -186,5 +182,9 @@ def _sample(rows: pd.DataFrame) -> np.ndarray:
 
 def _skipped(rows: pd.DataFrame) -> Counter[str]:
     """Reasons why rows were not compared."""
-    pairs = zip(rows["skipped_reason"].tolist(), rows["measured_s"].isna().tolist(), strict=True)
-    return Counter(why or "the row has no time" for why, unmeasured in pairs if why or unmeasured)
+    skipped: Counter[str] = Counter()
+    is_unmeasured = rows["measured_s"].isna().tolist()
+    for why, unmeasured in zip(rows["skipped_reason"].tolist(), is_unmeasured, strict=True):
+        if why or unmeasured:
+            skipped[why or "the row has no time"] += 1
+    return skipped

@@ -218,8 +218,7 @@ def _unpredicted(row: dict[str, Any], reason: str) -> dict[str, Any]:
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
-    """The report of `validate_cases` for runs and their predictions, without the files that were
-    skipped."""
+    """The report of `validate_cases` for predicted runs, without the skipped files."""
     measured_s = measured_times_s(runs)
     measured_bytes = memory_bytes(runs)
 
@@ -309,8 +308,7 @@ def _positive(column: Any) -> np.ndarray:
 
 
 def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
-    """Measured peak memory; NaN if not measured, or if implausible because it exceeds the device's
-    memory."""
+    """Measured peak memory; NaN if it is unknown, or larger than the device's memory."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
 

@@ -247,8 +247,7 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _op_of(record: dict[str, Any]) -> Op | None:
-    """The op that a record measures; `None` if no collector can measure it, or the record lacks a
-    size."""
+    """The op that a record measures; `None` if it has no collector, or a size is missing."""
     family = record.get("op_family")
     kind: Any = Collective if "collective" in record else MEASURED_FAMILIES.get(str(family))
     if kind is None:

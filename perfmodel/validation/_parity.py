@@ -1,5 +1,4 @@
-"""Compares rows of measurement tables and published runs with predictions, for error figures and
-parity plots."""
+"""Compares measured rows and published runs with predictions, for errors and parity plots."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -71,8 +70,7 @@ def validate_kernels(
 
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
-    """Predicted times of a table's rows; NaN and `skipped: reason` for rows that cannot be
-    predicted."""
+    """Predicted times of a table's rows; NaN and `skipped: reason` where that is impossible."""
     return (
         (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
     )
@@ -90,6 +88,7 @@ def _origins(times: EventTimes) -> dict[str, list[str]]:
 
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
+    """Predicted times of a file's rows, as a table."""
     columns = {
         "file": str(file),
         "row": np.arange(len(times.time_s)),
@@ -101,8 +100,7 @@ def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
 
 
 def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
-    """Return errors by family and device, of the rows that were predicted, and counts of the
-    others."""
+    """Return errors of predicted rows by family and device, and counts of the other rows."""
     # Skipped rows have no figures; they are counted by reason.
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
     rows_and_predictions: Any = pd.concat([rows, predictions], axis=1)

@@ -1,5 +1,4 @@
-"""Fits priors of open choices: counts of choices stated by published runs, and the strength of
-smoothing."""
+"""Fits priors of open choices: counts of stated choices, and the strength of smoothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -83,8 +82,7 @@ _TRIED: Final = 40
 
 @shows_progress("priors")
 def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) -> dict[str, Any]:
-    """Count the choices that the rows of published tables state, and fit how strongly they are
-    smoothed.
+    """Count the choices that published runs state, and fit how strongly they are smoothed.
 
     Returns:
         `counts` and `strength` (`ChoicePriors`); `tunings` and `log_likelihood`

@@ -71,8 +71,7 @@ class ValidationReport(dict[str, Any]):
     command-line contract."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per op family and device, or per source of runs: its name, `n` and the errors as
-        fractions."""
+        """Name, `n` and errors (as fractions) of each op family and device, or source of runs."""
         rows = []
 
         # Kernels are reported by family and device, runs by source.
@@ -155,8 +154,7 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
 
 def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
-    """Return figures of how well predictions separate runs that ran from those that ran out of
-    memory."""
+    """Return how well predictions separate runs that fitted from those out of memory."""
     likely_to_fit = likely >= LIKELY
 
     def share(right: np.ndarray, among: np.ndarray) -> float | None:

@@ -133,16 +133,23 @@ def explain_case(
     derivatives = step_derivatives(problem, [case.layout], [prior.name for prior in known])
     by_parameter = derivatives.by_parameter[0] / derivatives.step_s[0]
     gap = log(float(measured) / prediction.step_time_s)
-    terms = [
-        TermChange(prior.name, float(share), gap / float(share), prior.sd)
-        for prior, share in zip(known, by_parameter, strict=True)
-        if share > 1e-4 and not (prior.name in LOSSES and gap < 0)
-    ]
+    terms = []
+    for prior, share in zip(known, by_parameter, strict=True):
+        is_impossible = prior.name in LOSSES and gap < 0
+        if share > 1e-4 and not is_impossible:
+            terms.append(TermChange(prior.name, float(share), gap / float(share), prior.sd))
 
     # The events that take most of the critical path, each with the measurement nearest to it.
     shares = event_shares(problem, case.layout)
     order = np.argsort(-shares.critical_s)[:MOST_EVENTS].tolist()
     timed = priced_events(problem, shares.ops)
+    events = []
+    for i in order:
+        if shares.critical_s[i] <= 0:
+            continue
+        nearest = _nearest_measured_row(shares.ops[i], case.cluster.device, tables)
+        critical_s = float(shares.critical_s[i])
+        events.append(EventResidual(shares.ops[i].label, critical_s, timed.provenance[i], *nearest))
     return CaseResidual(
         case_id=case.case_id,
         measured_s=float(measured),
@@ -151,16 +158,7 @@ def explain_case(
         hi_s=prediction.step_time_hi_s,
         breakdown_s=prediction.breakdown_s,
         extrapolated=prediction.provenance["extrapolated"] + prediction.provenance["analytical"],
-        events=tuple(
-            EventResidual(
-                shares.ops[i].label,
-                float(shares.critical_s[i]),
-                timed.provenance[i],
-                *_nearest_measured_row(shares.ops[i], case.cluster.device, tables),
-            )
-            for i in order
-            if shares.critical_s[i] > 0
-        ),
+        events=tuple(events),
         terms=tuple(sorted(terms, key=lambda term: abs(term.deviations))),
     )
 
@@ -247,6 +245,8 @@ def _nearest_measured_row(
 
 
 def _is_device(names: Any, device: Device) -> pd.Series:
+    """Whether each of a table's names is a name of the device."""
+
     def is_device(name: object) -> bool:
         try:
             return catalog.device(str(name)).name == device.name

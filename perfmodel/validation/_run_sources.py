@@ -13,14 +13,12 @@ _SUBMISSION: Final = re.compile(r"training_results_v[^:\s]*:(?P<submitter>[^/\s]
 
 
 def source_of_run(row: Mapping[str, Any]) -> str:
-    """The source of a row, with the submitter if that team also has other sources
-    (`source_of_submitter`)."""
+    """The source of a row, with the submitter if that team has other sources, too."""
     return source_of_submitter(str(row["source"]), submitter_of(row))
 
 
 def submitter_of(row: Mapping[str, Any]) -> str:
-    """The submitter of a benchmark run: from the column `submitter`, else from the submission's
-    address."""
+    """The submitter of a benchmark run, by its column, else by the submission's address."""
     # A column of its own wins. Else the address of an MLPerf submission names the submitter's
     # folder, in which teams that submitted together are joined by an underscore.
     stated = row.get("submitter")

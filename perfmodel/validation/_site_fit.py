@@ -70,8 +70,7 @@ def fit_sites(
     more: Callable[[PopulationFit], str] | None = None,
     progress: Report | None = None,
 ) -> dict[str, Any]:
-    """Fit the constants of an unknown site to tables of published runs, and write their files into
-    a folder.
+    """Fit the constants of an unknown site to published runs, and write them into a folder.
 
     The time of products under load is fitted first. Predictions with it then give the hierarchical
     model of sites (`fit_population`). The runs of a source are compared with constants that were
@@ -162,8 +161,7 @@ def drawn_runs(file: Path) -> pd.DataFrame:
 def fit_sustained(
     runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Report | None = None
 ) -> Medians:
-    """Medians by source, for sources with at least `LEAST_ROWS` informative runs of an
-    architecture."""
+    """Medians of each source with `LEAST_ROWS` or more informative runs of an architecture."""
     by_architecture: Medians = {}
     for source, medians in _medians(
         runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress
@@ -233,8 +231,7 @@ def _step_s(case: Case, site: Site) -> float:
 
 
 def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return median and median absolute deviation of log(measured / predicted) peak memory, by
-    source.
+    """Return median and MAD of log(measured / predicted) peak memory, by source.
 
     Args:
         runs: tables of runs.

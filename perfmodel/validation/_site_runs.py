@@ -67,8 +67,7 @@ def site_runs(
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
 ) -> SiteRuns:
-    """Predict runs by physics alone: the median step over open settings, and the breakdown of the
-    likeliest setting.
+    """Predict runs by physics alone: median step over open settings, breakdown of the likeliest.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.

@@ -1,5 +1,4 @@
-"""The contribution of each physics term to predictions of published runs, from errors with the term
-switched off."""
+"""What each physics term contributes to predictions of runs: errors with it switched off."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -100,8 +99,7 @@ def _step_s(problem: StepProblem, layout: Layout) -> float:
 
 
 def _figures(ratio: np.ndarray) -> dict[str, Any]:
-    """Errors from ratios of predicted to measured times, with a row per run and a column per choice
-    of terms."""
+    """Errors from ratios of predicted to measured times (rows: runs, columns: terms)."""
     error = np.abs(ratio - 1).mean(axis=0)
     bias = (ratio - 1).mean(axis=0)
     adds = (1 - ratio / ratio[:, :1]).mean(axis=0)
@@ -129,6 +127,7 @@ def _errors_over_sources(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"sources": 0}
 
     def mean(*keys: str) -> float:
+        """Mean over sources of the value that the keys lead to."""
         # Walk down the nested dictionary of each source along the keys.
         values = []
         for source in sources:

@@ -31,8 +31,7 @@ PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """Computations of a step, predicted and measured in several runs, each side on its own
-    clock."""
+    """Computations of a step, predicted and measured several times, each on its own clock."""
 
     device: Int[np.ndarray, " activities"]
     stage: Int[np.ndarray, " activities"]
@@ -161,6 +160,7 @@ def timeline_errors(
 
 
 def _on_common_clock(activities: Activities) -> tuple[np.ndarray, np.ndarray]:
+    """Return predicted and measured times from the start of the computation predicted first."""
     predicted_s, measured_s = activities.predicted_s, activities.measured_s
     if not len(predicted_s):
         return predicted_s, measured_s
@@ -275,8 +275,7 @@ def _stamps(timeline: Timeline, ops: np.ndarray) -> np.ndarray:
 
 
 def _require_same(a: Structure, b: Structure) -> None:
-    """Raise an error unless both timelines have the same structure; duration classes may be
-    numbered differently."""
+    """Raise an error unless both timelines have the same structure, up to class numbers."""
     if a is b:
         return
     for name in ("devices", "n_ops"):

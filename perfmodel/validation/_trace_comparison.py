@@ -72,8 +72,7 @@ class TraceComparison:
 def compare_traces(
     predicted: Timeline | MeasuredTrace, measured: MeasuredTrace, replicas: int = 1
 ) -> TraceComparison:
-    """Batch-time, per-device and per-stage errors (DistSim, sections 5.2 to 5.4) against a measured
-    trace.
+    """Errors per batch, device and stage (DistSim, sections 5.2 to 5.4) of a predicted trace.
 
     Each step that the profiler marked is a run. A device is idle while none of the matched
     activities runs on it (without any: none of its computations).
@@ -172,8 +171,7 @@ class _Matching:
 
 
 def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
-    """Match the computations of a predicted step with those of every measured step, device by
-    device."""
+    """Match computations of a predicted step with those of each measured step, by device."""
     matched_by = _tags_of_both(predicted, steps)
     rows: list[tuple[int, int]] = []
     predicted_s: list[Float[np.ndarray, "activities 2"]] = []
@@ -207,16 +205,18 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
     micro_batch = np.full(len(ops), -1)
     if "micro_batch" in matched_by or matched_by == "name":
         micro_batch = predicted.micro_batch[ops]
+    all_predicted_s, all_measured_s = np.zeros((0, 2)), np.zeros((len(steps), 0, 2))
+    if rows:
+        all_predicted_s = np.concatenate(predicted_s)
+        all_measured_s = np.concatenate(measured_s, axis=1)
     return _Matching(
         Activities(
             device=devices,
             stage=predicted.stage[ops],
             phase=np.array(PHASES)[predicted.phase[ops]],
             micro_batch=micro_batch,
-            predicted_s=np.concatenate(predicted_s) if predicted_s else np.zeros((0, 2)),
-            measured_s=np.concatenate(measured_s, axis=1)
-            if measured_s
-            else np.zeros((len(steps), 0, 2)),
+            predicted_s=all_predicted_s,
+            measured_s=all_measured_s,
         ),
         matched_by if rows else "",
         n_predicted,

@@ -142,8 +142,7 @@ def _draw_shares(
     colours: list[str],
     points_s: Float[np.ndarray, " points"],
 ) -> None:
-    """Draw a lane's boxes as shares: at every point the stacked shares of the surrounding time by
-    colour."""
+    """Draw a lane's boxes as shares: at each point, stacked shares of the time around it."""
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
     starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
     # A share is averaged over at least a period of the slowest colour, so that it does not flicker.

@@ -39,8 +39,7 @@ _LIGHTEST: Final = 0.6
 
 @styled
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
-    """Draw the step, an enlarged part with micro-batch numbers where they fit, and memory over
-    time.
+    """Draw the step, an enlarged part with micro-batch numbers, and memory over time.
 
     Where passes are too short to be drawn one by one, the row shows how much of the time each kind
     takes, stacked. The enlarged part is the beginning of the step if every rank runs a backward
@@ -207,8 +206,7 @@ def kind_of_pass(kind: int) -> bool:
 
 
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
-    """Start of the enlarged part, and the longest duration for which the numbers of its passes are
-    legible."""
+    """Start of the enlarged part, and the most seconds at which its numbers are legible."""
     # Numbers are readable from `_PASS_IN` on, and a quarter of the passes may be too short for
     # them.
     is_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
@@ -232,8 +230,7 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
 def _boxes(
     drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool
 ) -> Boxes:
-    """Return the boxes of a timeline: a row per pipeline rank, chunks in shades of their kind's
-    colour."""
+    """Return a timeline's boxes: a row per pipeline rank, chunks in shades of a colour."""
     chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
     chunks = stage_map.shape[1]
     shades = {}

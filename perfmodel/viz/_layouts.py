@@ -1,5 +1,4 @@
-"""Pictures that compare layouts: step breakdowns, and Pareto fronts of step time, memory and
-cost."""
+"""Pictures that compare layouts: step breakdowns, and Pareto fronts of time, memory, cost."""
 
 from collections.abc import Sequence
 from itertools import chain, product
@@ -35,8 +34,7 @@ _LEAST_SHARE = 0.002
 
 @styled
 def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -> "Figure":
-    """One bar per layout: seconds by activity, a whisker for the 90 % interval, the layout's
-    degrees below.
+    """Draw a bar per layout: seconds by activity, the 90 % interval, the degrees below.
 
     Parts shorter than 0.2 % of the longest step are left out of the legend.
 
@@ -122,8 +120,7 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str]) -> None:
-    """Write every layout's degrees under its bar, a row for each with its name on the left; words
-    stand upright."""
+    """Write each layout's degrees under its bar, a row per degree; words stand upright."""
     # Numbers fit below one another under a bar; words do not.
     has_words = any(name in _IN_WORDS for name in rows)
     texts = []

@@ -85,6 +85,8 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     predicted = rows["predicted_s"].to_numpy()
     lo = rows["lo_s"].to_numpy()
     hi = rows["hi_s"].to_numpy()
+
+    # Both axes span the same times, so that equal times lie on the diagonal.
     shortest = min(measured.min(), predicted.min())
     longest = max(measured.max(), predicted.max())
     ends = np.array([shortest / 1.5, longest * 1.5])
@@ -101,8 +103,10 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
         label="within 25 %",
     )
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
+
+    # So many points and intervals would cover one another. With many rows, intervals are drawn only
+    # for a regular sample over the range of times.
     sampled = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
-    # With many rows, intervals are drawn only for a regular sample over the range of times.
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
     bar_label = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
@@ -286,8 +290,7 @@ def draw_comparison(
     title: str = "",
     width: Width = "page",
 ) -> "Figure":
-    """Draw two timelines with one row per device: computations above, communication and copies
-    below.
+    """Draw two timelines, a row per device: computations above, communication and copies below.
 
     Both begin with their first computation, and only the first step of a measured trace is drawn.
     Kernels of one pass without visible gaps are drawn as one box.
@@ -351,8 +354,7 @@ def _first_computation_s(trace: MeasuredTrace) -> float:
 
 
 def _event(trace: MeasuredTrace, i: int) -> str:
-    """Name in `EVENTS` of an activity: its phase, or the resource that it uses if the trace has no
-    phase."""
+    """Name in `EVENTS` of an activity: its phase or, without one, the resource it uses."""
     return PHASES[trace.phase[i]] or ActivityKind(trace.kind[i]).name.lower()
 
 

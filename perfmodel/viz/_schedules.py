@@ -1,7 +1,7 @@
 """Pictures of schedules, their bubbles, and training under their weight versions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -36,13 +36,20 @@ _PANEL_IN: Final = 3.9
 """Largest height of a panel; beyond it rows become lower."""
 
 
+class _DrawnSchedule(NamedTuple):
+    """A schedule with the times of its passes and, if the title shows them, its facts."""
+
+    schedule: Schedule
+    times: PassTimes
+    facts: ScheduleFacts | None = None
+
+
 @styled
 def draw_schedules(
     schedules: Sequence[tuple[Schedule, PassTimes] | tuple[Schedule, PassTimes, ScheduleFacts]],
     width: Width = "page",
 ) -> "Figure":
-    """Draw one panel per schedule on a common time scale: a row per device, a box per pass with its
-    micro-batch.
+    """Draw a panel per schedule on a common time scale: a row per device, a box per pass.
 
     Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles give the
     makespan of the drawn passes and, if the schedule's facts are given, the bubble of a step and
@@ -59,32 +66,40 @@ def draw_schedules(
         )
 
     # All panels share a scale of time and a height of rows, so that schedules can be compared.
-    most_devices = max(schedule.devices for schedule, *_ in schedules)
+    panels = []
+    for schedule, times, *facts in schedules:
+        panels.append(_DrawnSchedule(schedule, times, *facts))
+    most_devices = max(panel.schedule.devices for panel in panels)
     row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / most_devices))
-    heights = [row_in * schedule.devices for schedule, *_ in schedules]
-    figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
-    axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
-    ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times, *_ in schedules]
+    heights = [row_in * panel.schedule.devices for panel in panels]
+    figure = new_figure(width, sum(heights) + 0.36 * len(panels) + 0.5)
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    ends_s = []
+    for panel in panels:
+        _, pass_ends_s = starts_and_ends(panel.schedule, panel.times)
+        ends_s.append(float(pass_ends_s.max()))
     if not min(ends_s) > 0:
         raise PerfModelError(
             "schedules picture: passes of zero length cannot be drawn; give times above 0"
         )
-    for axis, (schedule, times, *facts) in zip(axes, schedules, strict=True):
-        _panel(axis, schedule, times, max(ends_s), row_in)
-        axis.set_title(_facts_title(facts[0]) if facts else _title(schedule, times), pad=2)
+    for axis, panel in zip(axes, panels, strict=True):
+        _panel(axis, panel.schedule, panel.times, max(ends_s), row_in)
+        title = _title(panel.schedule, panel.times)
+        if panel.facts is not None:
+            title = _facts_title(panel.facts)
+        axis.set_title(title, pad=2)
     axes[-1].set_xlabel("time in s")
-    phases: set[int] = set()
-    for schedule, *_ in schedules:
-        phases.update(schedule.phase.tolist())
-    names = [_name(phase) for phase in sorted(phases)]
 
     # Phases of one colour share a patch of the legend.
-    labels: dict[str, list[str]] = {}
-    for name in names:
-        labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
-    patches = [Patch(color=colour) for colour in labels]
-    texts = [", ".join(same) for same in labels.values()]
-    if any(schedule.chunks > 1 for schedule, *_ in schedules):
+    phases: set[int] = set()
+    for panel in panels:
+        phases.update(panel.schedule.phase.tolist())
+    labels_by_colour: dict[str, list[str]] = {}
+    for name in [_name(phase) for phase in sorted(phases)]:
+        labels_by_colour.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
+    patches = [Patch(color=colour) for colour in labels_by_colour]
+    texts = [", ".join(labels) for labels in labels_by_colour.values()]
+    if any(panel.schedule.chunks > 1 for panel in panels):
         patches.append(Patch(color=chunk_shades(EVENTS["forward"].colour, 2)[1]))
         texts.append("lighter: further chunks, direction up")
     legend_below(figure, patches, texts)

@@ -1,5 +1,4 @@
-"""A prediction's timeline as files: an interactive page, and Chrome trace events for Perfetto or
-chrome://tracing."""
+"""A prediction's timeline as files: an interactive page, and Chrome traces (Perfetto)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,8 +127,7 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
 
 
 def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
-    """Blocks, kernels and collectives of every pass, or of the first of every class on every
-    rank."""
+    """Blocks, kernels, collectives of each pass, or of each rank's first pass of a class."""
     timeline = prediction.kept_timeline
     s = timeline.structure
     # The first pass of every class on every rank stands for the others, which are alike.
@@ -158,8 +156,7 @@ def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[
 
 
 def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> dict[str, float]:
-    """Times of a part of an op, limited to the op because viewers reject parts that rounding moves
-    outside."""
+    """Times of a part of an op, clipped to the op, because viewers reject parts outside."""
     end_s = min(start_s + duration_s, float(timeline.end_s[op]))
     return {"ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
 
@@ -207,8 +204,7 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 
 def interactive(prediction: Prediction) -> str:
-    """Return the interactive page: zoom down to kernels, search, tooltips, critical path, and
-    memory.
+    """Return the interactive page: zoom down to kernels, search, critical path, memory.
 
     Raises:
         PerfModelError: the prediction holds no timeline.

@@ -1,5 +1,4 @@
-"""Beliefs about the times of events: a Gaussian process over shapes, conditioned on what has been
-measured."""
+"""Beliefs about times of events: a Gaussian process over shapes, given measurements."""
 
 from typing import TYPE_CHECKING
 

@@ -162,8 +162,7 @@ class Beliefs:
     def covariance(
         self, row_events: Events, column_events: Events
     ) -> Float[np.ndarray, "rows columns"]:
-        """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24); different groups
-        are independent."""
+        """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24), by group."""
         result = np.zeros((_count(row_events), _count(column_events)))
         for name in row_events.keys() & column_events.keys():
             rows, columns = row_events[name], column_events[name]

@@ -52,8 +52,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Natural logarithms: variance per component, length per component and coordinate, two noise
-    variances."""
+    """Logs of variance per component, length per coordinate, and two noise variances."""
 
     variance: np.ndarray
     length: tuple[np.ndarray, ...]
@@ -161,8 +160,7 @@ def fit_hyperparameters(
     residual: np.ndarray,
     sample: np.ndarray,
 ) -> Hyperparameters:
-    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the
-    defaults."""
+    """Maximise the marginal likelihood of `residual[sample]`, with weak priors."""
     import jax
     import jax.numpy as jnp
     from scipy.optimize import minimize
@@ -204,8 +202,7 @@ def fit_hyperparameters(
 
 @lru_cache(maxsize=64)
 def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
-    """Compiled negative log likelihood with its gradient; points that are not `used` are
-    ignored."""
+    """Compiled negative log likelihood of the `used` points, with its gradient."""
     import jax
     import jax.numpy as jnp
     from jax.scipy.linalg import solve_triangular

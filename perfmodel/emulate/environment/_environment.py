@@ -63,8 +63,7 @@ class Environment:
             self._changed.notify_all()
 
     def stuck(self, timeout_s: float, ended: set[int]) -> str:
-        """Description of an operation in which a real rank is overdue or deadlocked; empty if
-        none."""
+        """Describe an operation in which a real rank is overdue or deadlocked; else empty."""
         with self._changed:
             # A meeting that lacks a rank which has ended can never complete; one that lacks a
             # living rank gets its patience.
@@ -109,6 +108,7 @@ class Environment:
             return "error", self.failure
 
     def _on_group(self, rank: int, group: str, members: tuple[int, ...]) -> None:
+        """Record the members of a rank's group, which are the same on all ranks."""
         with self._changed:
             # Prices are of the group's place on the cluster, so all ranks must mean the same
             # members.

@@ -209,8 +209,7 @@ class Conditions:
         return max(0.0, (self._factors[emulated] - 1) * (issued_s - self._together_s))
 
     def together(self, end_s: float) -> None:
-        """Record that all ranks met in a collective; compute times after it draw new random
-        factors."""
+        """Record that all ranks met in a collective, after which compute times are redrawn."""
         # Each stretch between common moments draws new factors.
         if end_s > self._together_s:
             self._together_s = end_s

@@ -1,5 +1,4 @@
-"""Put first on a script's path by `perfmodel emulate`: torch.distributed is prepared as soon as it
-is imported."""
+"""First on the path of a script that `perfmodel emulate` runs: prepares torch.distributed."""
 
 import os
 import sys

@@ -39,6 +39,7 @@ class Effects:
         self._group = None
 
     def all_reduce(self, tensors: Sequence[Tensor], op: Any) -> None:
+        """Reduce tensors over the real ranks."""
         if self._group is not None:
             # Emulated ranks add nothing, so the sum over the real ranks is the whole.
             options = dist.AllreduceOptions()
@@ -49,11 +50,13 @@ class Effects:
                     continue
                 # Not all versions of gloo have an average of their own.
                 self._group.allreduce([tensor]).wait()
-                tensor.div_(
-                    len(self._real)
-                ) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))
+                if tensor.is_floating_point():
+                    tensor.div_(len(self._real))
+                else:
+                    tensor.floor_divide_(len(self._real))
 
     def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        """Gather the tensors of real ranks; the places of emulated ranks get copies of this one."""
         for parts, sent in zip(outputs, inputs, strict=True):
             # The places of emulated ranks get copies of this rank's own data: sizes that scripts
             # exchange (of objects, of padded batches) then fit. Real ranks' data follow and
@@ -70,6 +73,7 @@ class Effects:
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any
     ) -> None:
+        """Reduce over the real ranks, and keep the share of this rank."""
         for output, parts in zip(outputs, inputs, strict=True):
             if self._group is None:
                 output.copy_(parts[self._own].view_as(output))
@@ -80,8 +84,7 @@ class Effects:
             output.copy_(reduced[self._real.index(self._own)].view_as(output))
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-        """Exchange the parts with other real ranks; parts from emulated ranks get data of the right
-        size."""
+        """Exchange parts with real ranks; those of emulated ranks get data of the right size."""
         # Data for an emulated rank come back as if it had sent them; where sizes differ, no data
         # fit.
         for place, part in enumerate(received):
@@ -110,6 +113,7 @@ class Effects:
                 self._group.broadcast([tensor], options).wait()
 
     def reduce(self, tensors: Sequence[Tensor], root: int, op: Any) -> None:
+        """Reduce tensors on the root."""
         if self._group is not None:
             copies = [tensor.clone() for tensor in tensors]
             self.all_reduce(copies, op)
@@ -120,6 +124,7 @@ class Effects:
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int
     ) -> None:
+        """Gather the tensors of all ranks on the root."""
         # A gather is an all-gather of which all but the root drop the result.
         outputs_of_all: list[list[Tensor]] = []
         if self._group is not None:
@@ -137,6 +142,7 @@ class Effects:
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root: int
     ) -> None:
+        """Take this rank's part of the root's tensors; zeros if the root is emulated."""
         for number, output in enumerate(outputs):
             parts = list(inputs[number]) if root == self._own else []
             if root == self._own:
@@ -166,8 +172,7 @@ class Effects:
 
 
 def type_of(tensors: Sequence[Tensor]) -> str:
-    """Return the tensors' element type, after their device and layout where these are not the CPU
-    and strided."""
+    """Return the tensors' element type, after device and layout if not CPU and strided."""
     # The CPU is the usual place and goes unsaid.
     first = tensors[0]
     qualifiers = [first.device.type] if first.device.type != "cpu" else []
@@ -177,8 +182,7 @@ def type_of(tensors: Sequence[Tensor]) -> str:
 
 
 def device_module(dtype: str) -> Any:
-    """Return torch's module for the device of the tensors that `type_of` describes; None for the
-    CPU."""
+    """Return torch's module for the device in a result of `type_of`; None for the CPU."""
     kind = dtype.split()[0]
     return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
 

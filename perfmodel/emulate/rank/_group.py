@@ -104,6 +104,7 @@ class EmulatedGroup(_ProcessGroup):
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> EmulatedWork:
+        """Gather tensors of all ranks on all ranks."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         call = _call("all_gather", list(chain(*outputs)), inputs)
@@ -117,6 +118,7 @@ class EmulatedGroup(_ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> EmulatedWork:
+        """Gather several tensors, each into one output."""
         call = _call("all_gather", outputs, inputs)
 
         def effect() -> None:
@@ -128,6 +130,7 @@ class EmulatedGroup(_ProcessGroup):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> EmulatedWork:
+        """Reduce tensors, of which each rank keeps a share."""
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
@@ -144,6 +147,7 @@ class EmulatedGroup(_ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> EmulatedWork:
+        """Reduce several tensors, of which each rank keeps a share."""
         op = _reduction(opts)
         call = _call("reduce_scatter", inputs, outputs, self._name_of_reduction(op))
 
@@ -161,6 +165,7 @@ class EmulatedGroup(_ProcessGroup):
         input_sizes: Any = (),
         opts: Any = None,
     ) -> EmulatedWork:
+        """Exchange the parts of one tensor."""
         received = _split(output, output_sizes, self.size())
         sent = _split(input_tensor, input_sizes, self.size())
         return self._exchange(received, sent, input_tensor, [output], opts)
@@ -184,6 +189,7 @@ class EmulatedGroup(_ProcessGroup):
         return self._submit(call, tensors, lambda: self._effects.broadcast(tensors, root), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
+        """Reduce tensors on the root."""
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
         call = _call(
             "reduce", tensors, tensors, f"{self._name_of_reduction(op)}, root {self.members[root]}"
@@ -191,6 +197,7 @@ class EmulatedGroup(_ProcessGroup):
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
+        """Gather tensors on the root."""
         root = _root(opts)
         # Priced like an all-gather, whose size is that of the result.
         nbytes = _nbytes(inputs) * self.size()
@@ -200,6 +207,7 @@ class EmulatedGroup(_ProcessGroup):
         )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
+        """Distribute the root's tensors."""
         root = _root(opts)
         call = Call(
             "scatter",
@@ -212,6 +220,7 @@ class EmulatedGroup(_ProcessGroup):
         )
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
+        """Send a tensor to one rank."""
         call = _call("send", tensors, tensors)
         channel = f"{self.rank()}>{peer} tag {tag}"
         return self._submit(
@@ -219,6 +228,7 @@ class EmulatedGroup(_ProcessGroup):
         )
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
+        """Receive a tensor from one rank."""
         call = _call("recv", tensors, tensors)
         channel = f"{peer}>{self.rank()} tag {tag}"
         return self._submit(
@@ -281,8 +291,7 @@ class EmulatedGroup(_ProcessGroup):
         channel: str = "",
         peer: int | None = None,
     ) -> EmulatedWork:
-        """Queue a call after those of the same channel, which belongs to the whole group or to two
-        ranks.
+        """Queue a call after those of its channel, which is a whole group's or that of two ranks.
 
         Where the caller waits for it (`async_op=False`) it is done on return.
         """
@@ -353,8 +362,7 @@ class EmulatedGroup(_ProcessGroup):
         return note
 
     def _parties(self, call: Call, peer: int | None) -> "_Parties":
-        """The ranks of a call, which is a message where it has a `peer`, and what the real ones
-        agree on."""
+        """The ranks of a call (a message if it has a `peer`), and what real ones agree on."""
         # The two sides of a message must agree on its size, not on who sends.
         orders = self._rank.orders
         if peer is not None:

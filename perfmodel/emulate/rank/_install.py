@@ -14,8 +14,7 @@ _NAME: Final = "perfmodel"
 
 
 def install(c10d: ModuleType) -> None:
-    """Prepare torch.distributed; called when its module has been read and before the script sees
-    it.
+    """Prepare torch.distributed, once its module is read and before the script sees it.
 
     Args:
         c10d: `torch.distributed.distributed_c10d`.
@@ -50,8 +49,7 @@ class _Installed:
     def _new_group(
         self, size: int, place: int, ranks: Any, backend: Any, store: Any, *rest: Any, **named: Any
     ) -> Any:
-        """Make a process group whose backend is the emulation, under the requested backend's
-        name."""
+        """Make a process group that is emulated under the requested backend's name."""
         import torch  # pyright: ignore[reportMissingImports]
 
         from perfmodel.emulate.rank._rank import Rank
@@ -78,8 +76,7 @@ class _Installed:
         return group, store
 
     def _prompt(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the creation of a group so that the library's threads have priority on the rank's
-        core."""
+        """Wrap the creation of a group, to give its threads priority on the rank's core."""
 
         def made(*arguments: Any, **named: Any) -> Any:
             # gloo starts its threads itself, so new threads are found by comparing the lists before
@@ -110,8 +107,7 @@ class _Installed:
         return EmulatedGroup(str(options.group_id), members, self._rank, group)
 
     def _checked(self, name: str, function: Any) -> Any:
-        """Wrap a function that receives Python objects, to refuse those of emulated ranks, which do
-        not exist."""
+        """Wrap a function that receives Python objects, to refuse those of emulated ranks."""
 
         parameters = inspect.signature(function)
 
@@ -138,8 +134,7 @@ class _Installed:
 
 
 def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
-    """A store shared by the real ranks, regardless of the address in the script; the lowest rank
-    hosts it."""
+    """The store that real ranks share, whatever the script's address; the lowest hosts it."""
 
     from torch.distributed import TCPStore  # pyright: ignore
 

@@ -64,6 +64,7 @@ class EmulatedWork(dist.Work):
             self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is answered, and note how long; raises the call's error."""
         noted = self.noted
         # A call that was answered while the caller waited has its times already.
         if not noted.wait_end_s:
@@ -126,8 +127,7 @@ class Lane:
         self._free_s = 0.0
 
     def put(self, work: EmulatedWork) -> None:
-        """Queue a call for the lane's own thread, like that of a library that works while the
-        script computes."""
+        """Queue a call for the lane's thread, which works while the script computes."""
         with self._counted:
             self._under_way += 1
             if self._thread is None:
@@ -138,8 +138,7 @@ class Lane:
         self._queue.put(work)
 
     def answer(self, work: EmulatedWork) -> float:
-        """Answer a call whose caller waits, on the caller's own thread if no other call is in
-        progress.
+        """Answer a call whose caller waits, on the caller's thread if no other call runs.
 
         Returns:
             Processor time that the calling thread had for it.
@@ -166,6 +165,7 @@ class Lane:
             self._thread = None
 
     def _serve(self) -> None:
+        """Answer queued calls one after another, on the lane's own thread."""
         fine_timers()
         if self._first:
             come_first([0])
@@ -177,8 +177,7 @@ class Lane:
             self._answer(work, time.thread_time(), waits=False)
 
     def _answer(self, work: EmulatedWork, thread_s: float, waits: bool) -> None:
-        """Give the result when it is due; `thread_s`: this thread's processor time when the call
-        reached it."""
+        """Give the result when it is due; `thread_s`: processor time when the call arrived."""
         noted, error = work.noted, None
         with self._turn:
             try:

@@ -108,8 +108,7 @@ class Rank:
         return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
-        """Return the seconds of a call, those of its core, and the seconds that emulating both
-        takes."""
+        """Return the seconds of a call, of its core, and of emulating both."""
         if self._trial:
             return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
         return *self.environment.price(group, call), *self._overhead[at_once]

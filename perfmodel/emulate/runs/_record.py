@@ -81,13 +81,11 @@ class Record:
         self.marks.append((name, time.perf_counter(), self.thread_s(), time.process_time()))
 
     def thread_s(self) -> float:
-        """Processor time of the calling thread, without the time that it spent on emulated
-        collectives."""
+        """Processor time of the calling thread, without its time on emulated collectives."""
         return time.thread_time() - self._served_s.get(threading.get_ident(), 0.0)
 
     def served(self, core_s: float) -> None:
-        """Record processor time that the calling thread spent in place of the collective
-        library."""
+        """Record processor time that the caller spent in place of the collective library."""
         thread = threading.get_ident()
         self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 
@@ -96,8 +94,7 @@ class Record:
         os.pwrite(self._handle, text.encode().ljust(200)[:200], 0)
 
     def watch_training(self, torch: Any) -> None:
-        """Mark every backward pass, and every step of the first optimizer: the ends of
-        iterations."""
+        """Mark each backward pass, and each step of the first optimizer, which ends iterations."""
         # Hooks of torch see every script's training loop: backward, and the step of the optimizer.
         backward: Callable[..., Any] = torch.autograd.backward
 

@@ -188,7 +188,7 @@ def read_run(folder: Path) -> EmulatedRun:
     """Read the files that the ranks left in a folder.
 
     Raises:
-        EmulationError: none did: the script ended without joining its world.
+        EmulationError: no rank left a file, because the script ended without joining its world.
     """
     import pandas as pd
 
@@ -204,6 +204,8 @@ def read_run(folder: Path) -> EmulatedRun:
             "the script ended without initialising torch.distributed, so nothing was emulated"
         )
     ranks.sort(key=lambda rank: rank.rank)
+
+    # With real messages, the process that answered them left a record of what went over the wire.
     if not (folder / PEER).exists():
         return EmulatedRun(tuple(ranks))
     peer: dict[str, Any] = json.loads((folder / PEER).read_text())

@@ -1,5 +1,4 @@
-"""Spans of the script's thread in one iteration: work between collectives, waits, and sharing of
-its core."""
+"""Spans of the script's thread in an iteration: work, waits, and sharing of its core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,6 +218,7 @@ def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float
 
 
 def _free_share(moment_s: float, users: Sequence[User]) -> float:
+    """Share of a core that its users leave to the script's thread at a moment."""
     # Several collectives may want more than the whole core; the thread then gets nothing.
     taken_share = sum(
         core_s / (end_s - start_s)
@@ -232,8 +232,7 @@ _GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward
 
 
 def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
-    """The last iterations of every real rank: stream 0 is the script's thread, others are
-    communicators.
+    """The last iterations of each real rank: stream 0 is the script, others communicators.
 
     Args:
         run: the recorded run.

@@ -62,8 +62,7 @@ def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
 
 
 def _entries(dump: Callable[..., bytes], *, only_active: bool) -> list[dict[str, Any]]:
-    """Collectives in the flight recorder, the oldest first; messages of a script's own have no
-    common number."""
+    """Collectives in the flight recorder, oldest first, without the script's own messages."""
     recorded = json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", ())
     entries = []
     for entry in sorted(recorded, key=lambda entry: entry["record_id"]):

@@ -1,5 +1,4 @@
-"""Gloo's messages on the wire, between real ranks and a peer process that answers for emulated
-ranks.
+"""Gloo's messages between real ranks and a process that answers for emulated ranks.
 
 `_operations` says what a collective sends and when, `_gloo_messages` how that is written. `_peer`
 is the program that answers, by the loop of `_python_peer` or, where a C compiler is, by that of

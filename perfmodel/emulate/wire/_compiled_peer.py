@@ -82,8 +82,7 @@ def compiled_loop() -> ctypes.CDLL | None:
 
 
 def _build(compiler: str, built: Path) -> None:
-    """Compile into a file of another name first, so that another process never loads half of
-    one."""
+    """Compile to another file name first, so that no process loads half a file."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         target = Path(folder) / built.name
         command = [compiler, *_FLAGS, "-o", str(target), str(SOURCE), "-lm"]

@@ -52,8 +52,7 @@ def kind_of(slot: int) -> str:
 
 
 def number_of(slot: int) -> int:
-    """Number of the collective in its group; for messages that a script sends directly, their
-    tag."""
+    """Number of the collective in its group; the tag of a script's own message."""
     # Layout of a slot: 8 bits of kind, 32 of number, 24 of what the algorithm counts within the
     # collective.
     return slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
@@ -93,8 +92,7 @@ def without_delay(connected: socket.socket) -> socket.socket:
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """Data of one incoming message. The received part may be forwarded before the rest has
-    arrived."""
+    """Data of one incoming message, which may be forwarded before all of it has arrived."""
 
     data: memoryview
     nbytes: int

@@ -48,8 +48,7 @@ class Predecessors(NamedTuple):
 
 
 def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
-    """Messages that must arrive before one from `peer` to the real rank at `place` of a group of
-    `size`.
+    """Messages that precede one from `peer` to the rank at `place` in a group of `size`.
 
     A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves
     ranks in order.
@@ -73,8 +72,7 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class Pair:
-    """Messages of one operation between the real rank and one emulated rank; bit k of a map is the
-    k-th message."""
+    """Messages of one operation between a real and an emulated rank; bit k: k-th message."""
 
     connection: Connection
     asked: list[Message] = field(default_factory=list)
@@ -92,8 +90,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Links:
-    """Times until which the links of a real rank are busy, in each direction; all of its operations
-    share them."""
+    """Times until which a real rank's links are busy, in each direction, for all operations."""
 
     in_s: float = 0.0
     out_s: float = 0.0
@@ -266,8 +263,7 @@ class Operation:
         return now_s
 
     def _remember(self, peer: int, pair: Pair, number: int, nbytes: int) -> None:
-        """Make the buffer of a granted message, whose data will arrive, if it is the first of its
-        key."""
+        """Make the buffer of a granted message, if it is the first of its key."""
         # The first is the real rank's own; later messages of a ring have come from other ranks.
         key = self._key(peer, number, nbytes)
         if key in self._kept:
@@ -290,8 +286,7 @@ class Operation:
     def _data(
         self, peer: int, number: int, nbytes: int, zeros: Zeros
     ) -> memoryview | Incoming | None:
-        """Return data of the right size that the real rank sent itself, so that magnitudes are
-        realistic.
+        """Return the real rank's own data of the right size, whose magnitudes are realistic.
 
         None until it is certain that data which must be its own will come. From then on they are
         sent on as they come: a copy of the whole would go out later than the emulated ranks' own

@@ -1,5 +1,4 @@
-"""The process of the emulated ranks: `python -m perfmodel.emulate.wire._peer`, on this host or on
-another one.
+"""The process of the emulated ranks (`python -m perfmodel.emulate.wire._peer`), on any host.
 
 One process without torch stands for all emulated ranks. Real ranks connect to it as if it were the
 other ranks, and send their library's messages. It only answers them, message by message

@@ -232,8 +232,7 @@ class Peer:
         return self._zeros
 
     def _exchange(self, end: _Endpoint, events: int) -> None:
-        """Receive and send what a connection is ready for; forget it when the other side has closed
-        it."""
+        """Receive and send what a connection is ready for; forget it once it is closed."""
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
         place = partial(self._place, end)
@@ -338,8 +337,7 @@ class Peer:
         self._log.append(operation_row(group, operation))
 
     def _join(self) -> None:
-        """Handle a real rank's announcement of a group, and answer with the addresses of the other
-        ranks."""
+        """Handle a real rank's announcement of a group: answer with the other ranks' addresses."""
         connected, _ = self._join_listener.accept()
         # A stranger that connects to the port must neither delay the ranks nor learn anything.
         connected.settimeout(_JOIN_S)

@@ -270,8 +270,7 @@ class PeerProcess:
 
 
 def clock_ahead_s(orders: Orders) -> float:
-    """Seconds by which the peer's clock is ahead of this one, by the fastest of several round
-    trips.
+    """Seconds by which the peer's clock is ahead, by the fastest of several round trips.
 
     A round's error is at most half of what it took (Cristian's algorithm).
 

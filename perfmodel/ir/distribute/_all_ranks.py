@@ -1,5 +1,4 @@
-"""Turns the program of one rank, whose collectives stand for those of many ranks, into a program of
-all ranks."""
+"""Turns one rank's program, whose collectives stand for all ranks', into one of all ranks."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -74,6 +74,7 @@ class _Recomputation:
         return copies
 
     def _copies(self, name: str, user: Instruction) -> list[Instruction]:
+        """Copy the instructions that recompute a value for a backward pass that uses it."""
         # Stored values end the recursion, and each value is recomputed once, before its first use
         # in the backward pass.
         if name not in self._maker or name in self._names:

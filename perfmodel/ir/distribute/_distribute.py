@@ -204,8 +204,7 @@ def staged(program: Program, degrees: Degrees) -> Program:
 
 
 def spread_stages(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
-    """Spread every stage of a `staged` program over tensor, expert and data ranks: the second half
-    of `distribute`.
+    """Spread each stage of a `staged` program over tensor, expert and data ranks.
 
     Raises:
         LayoutError: as `distribute`.

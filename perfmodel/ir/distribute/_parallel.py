@@ -18,8 +18,7 @@ def tensor_parallel(
     stride: int = 1,
     representative: bool = False,
 ) -> Program:
-    """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al.
-    2019).
+    """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows).
 
     Args:
         program: program to distribute.
@@ -179,37 +178,39 @@ def megatron_axes(program: Program) -> Program:
         for place, name in enumerate(i.inputs):
             if name in undecided:
                 undecided.discard(name)
-                axis = _axis(
-                    i, place, [spread[n] for n in i.inputs], [types[n].rank for n in i.inputs]
-                )
-                axis = None if known_rows else axis
+                axis = None
+                if not known_rows:
+                    spreads = [spread[n] for n in i.inputs]
+                    ranks = [types[n].rank for n in i.inputs]
+                    axis = _axis(i, place, spreads, ranks)
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
-        # Asked for one part, so that every axis divides: the axes are wanted before the degree is
-        # known.
+        # The sharding rules are asked for a single part, because the degree is not known yet: a
+        # size of 1 divides every axis.
         query = ShardingQuery.of(i, types, [spread[n] for n in i.inputs], 1)
         spread.update(zip(i.outputs, OPS[i.op].spread(query).outputs, strict=True))
-    return replace(
-        program,
-        inputs=tuple(
-            replace(w, tensor_axis=axes.get(w.pieces[0].value)) if w.role == "parameter" else w
-            for w in program.inputs
-        ),
-    )
+    inputs = []
+    for tensor in program.inputs:
+        if tensor.role == "parameter":
+            tensor = replace(tensor, tensor_axis=axes.get(tensor.pieces[0].value))
+        inputs.append(tensor)
+    return replace(program, inputs=tuple(inputs))
 
 
-def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) -> int | None:
+def _axis(
+    instruction: Instruction, place: int, spread: list[Sharding], ranks: list[int]
+) -> int | None:
     """Axis along which an instruction's operand is sliced, None for none."""
-    if i.op == "embedding":
+    if instruction.op == "embedding":
         return 0
     # Columns first, rows next: after a column-sliced product the activation is sliced along what
     # the next product sums over, so that one gets row slices and an all-reduce.
-    if i.op == "matmul" and place == 1 and ranks[1] == 2:
-        summed = ranks[0] - (2 if i.attribute("transpose_a") else 1)
-        rows = 1 if i.attribute("transpose_b") else 0
+    if instruction.op == "matmul" and place == 1 and ranks[1] == 2:
+        summed = ranks[0] - (2 if instruction.attribute("transpose_a") else 1)
+        rows = 1 if instruction.attribute("transpose_b") else 0
         return rows if spread[0] == Sharded(summed) else 1 - rows
     # A bias is sliced if what it is added to is sliced along the features.
-    if i.op in ("add", "sub", "mul", "div") and ranks[place] == 1:
+    if instruction.op in ("add", "sub", "mul", "div") and ranks[place] == 1:
         return 0 if spread[1 - place] == Sharded(ranks[1 - place] - 1) else None
     return None
 

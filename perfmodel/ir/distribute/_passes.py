@@ -1,5 +1,4 @@
-"""Prepares a pipeline: sharding of values over micro-batches, and assignment of instructions to
-passes.
+"""Prepares a pipeline: shards values over micro-batches, assigns instructions to passes.
 
 A schedule orders passes (forward and backward of a stage, the latter possibly in two halves);
 `_pipeline` writes them.
@@ -18,8 +17,7 @@ from perfmodel.schedule import Phase, Schedule, even_split
 
 
 def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], Function]:
-    """Determine each value's sharding over micro-batches, and return it with the function of one
-    micro-batch.
+    """Return each value's sharding over micro-batches, and the function of one micro-batch.
 
     The rules are those of parallel devices, with time in the place of space: a value sharded along
     an axis is cut, a partial one is summed over micro-batches, a replicated one is the same for
@@ -73,8 +71,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
 
 
 def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
-    """Sharding of the function's parameters: data along their batch axes, all others the same for
-    every micro-batch."""
+    """Sharding of parameters: data along their batch axes, others equal for all micro-batches."""
     sharding: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
     if parts == 1:
         return sharding
@@ -105,8 +102,7 @@ def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
 
 
 def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
-    """The slice of a replicated value for the first micro-batch; `for_micro_batch` moves it for the
-    others.
+    """A replicated value's slice for the first micro-batch; `for_micro_batch` moves it.
 
     Passes run on devices of their own, so each pass and layer has its own slice.
     """
@@ -245,7 +241,7 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
 def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """Split a stage's backward pass into input gradients, which other stages wait for, and weight
+    """Split a stage's backward into input gradients, which others wait for, and weight
     gradients."""
     # Zero-bubble schedules delay weight gradients: only input gradients are on the path to the
     # stage before.
@@ -278,8 +274,7 @@ def pass_parts(phase: Phase) -> tuple[Phase, ...]:
 
 
 def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
-    """The device of each (phase, stage, micro-batch); whole backward passes count as both
-    halves."""
+    """The device of each (phase, stage, micro-batch); a whole backward pass is both halves."""
     index, micro_batches = schedule.covers
     phases = schedule.phase[index].tolist()
     stages = schedule.instruction_stage[index].tolist()

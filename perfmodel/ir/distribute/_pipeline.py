@@ -47,8 +47,7 @@ def pipeline(
     send_stream: Stream = "compute",
     weights: WeightPolicy = "flush",
 ) -> Program:
-    """Divide a one-device program into stages and micro-batches, and run them in the order of a
-    schedule.
+    """Divide a one-device program into stages and micro-batches, in a schedule's order.
 
     Passes are told apart by the instructions' tags. Values that cross stages are sent once to every
     device that needs them, when the pass that makes them ends. Gradients and the loss are
@@ -87,6 +86,7 @@ def pipeline(
 
 
 def _check(program: Program, schedule: Schedule) -> None:
+    """Raise `LayoutError` unless the schedule can run the program."""
     require_valid(schedule)
     if program.n_devices > 1:
         raise LayoutError(
@@ -192,8 +192,7 @@ class _Pipeline:
         return tuple(inputs)
 
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
-        """Parameters of a copy on a device: the whole value, or one per micro-batch if it is
-        divided."""
+        """A copy's parameters on a device: the value, or a part per micro-batch."""
         tensor, spread = self._program.types[name].on(device), self._sharding[name]
         # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
@@ -212,8 +211,7 @@ class _Pipeline:
         return pieces
 
     def _input_devices(self) -> dict[str, dict[int, None]]:
-        """Devices that use each parameter of the function; states go with the weights they are
-        updated with."""
+        """Devices that use each parameter; states are where the weights are that they update."""
         devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
         # Dictionaries of None are sets that keep their order, and with it the order of parameters
         # and sends.
@@ -279,6 +277,7 @@ class _Pipeline:
         return [(name, k) for name in instruction.outputs]
 
     def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
+        """Add a micro-batch's output to the running sum on its device."""
         # One running sum per device, extended as soon as a micro-batch's share is there: the share
         # is not kept alive.
         sofar = self._holders[name, -1].get(device)

@@ -1,5 +1,4 @@
-"""Sequences cut into slices that run one after another (Seq1F1B, Sun et al. 2024; TeraPipe, Li et
-al. 2021)."""
+"""Cuts sequences into slices that run in turn (Seq1F1B, Sun et al. 2024; TeraPipe, 2021)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +24,7 @@ _SEQUENCE: Final = Sharded(1)
 
 
 def sequence_slices(program: Program, count: int) -> Program:
-    """Divide every pass into `count` slices of the sequence: forwards in order, backwards in
-    reverse.
+    """Divide each pass into `count` slices of the sequence; backwards run in reverse order.
 
     Slices follow the rules of parallel devices, one after another in time. Causal attention is the
     exception: the queries of a slice see the keys and values of this slice and of earlier ones, and
@@ -105,8 +103,7 @@ class _Slicing:
         return Program(new, tuple(map(self._pieces, program.inputs)), outputs)
 
     def _parameter(self, name: str) -> list[Parameter]:
-        """Parameters of the sliced program: one per slice for data, the whole value for all
-        others."""
+        """Parameters of the sliced program: data by slice, all others whole."""
         tensor = self._types[name]
         data: set[str] = set()
         for whole_input in self._program.inputs_of("data"):
@@ -126,6 +123,7 @@ class _Slicing:
     def _define(
         self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True
     ) -> None:
+        """Record how values are spread over slices, and their names in each slice."""
         for name, spread in zip(names, spreads, strict=True):
             self._spread[name] = spread
             if written:
@@ -133,22 +131,25 @@ class _Slicing:
             else:
                 self._names[name] = [name] * self._count
 
-    def _instruction(self, i: Instruction) -> None:
+    def _instruction(self, instruction: Instruction) -> None:
         """Write an instruction once for every slice."""
-        spreads = [self._spread[name] for name in i.inputs]
-        decision = OPS[i.op].spread(ShardingQuery.of(i, self._types, spreads, self._count))
+        spreads = [self._spread[name] for name in instruction.inputs]
+        decision = OPS[instruction.op].spread(
+            ShardingQuery.of(instruction, self._types, spreads, self._count)
+        )
         operands = [
-            self._part(name, want, i) for name, want in zip(i.inputs, decision.inputs, strict=True)
+            self._part(name, want, instruction)
+            for name, want in zip(instruction.inputs, decision.inputs, strict=True)
         ]
-        self._define(i.outputs, decision.outputs)
-        values = attributes(**dict(i.attributes) | dict(decision.attributes))
-        for j in self._slices(i.tag):
+        self._define(instruction.outputs, decision.outputs)
+        values = attributes(**dict(instruction.attributes) | dict(decision.attributes))
+        for j in self._slices(instruction.tag):
             inputs = tuple(names[j] for names in operands)
-            outputs = tuple(self._names[name][j] for name in i.outputs)
-            self._write(j, Instruction(i.op, inputs, outputs, values, i.tag))
-            for name, part in zip(i.outputs, outputs, strict=True):
+            outputs = tuple(self._names[name][j] for name in instruction.outputs)
+            self._write(j, Instruction(instruction.op, inputs, outputs, values, instruction.tag))
+            for name, part in zip(instruction.outputs, outputs, strict=True):
                 if name in self._wanted and self._spread[name] == Partial("sum"):
-                    self._accumulate(name, part, j, i.tag)
+                    self._accumulate(name, part, j, instruction.tag)
 
     def _part(self, name: str, want: Sharding, user: Instruction) -> Sequence[str]:
         """Values that hold each slice's part of an operand."""
@@ -175,44 +176,53 @@ class _Slicing:
                 )
         return self._cuts[key]
 
-    def _attention(self, i: Instruction) -> None:
+    def _attention(self, instruction: Instruction) -> None:
         """Slice j over the keys and values of slices 0 to j; its backward pass gives gradients of
         all of these."""
-        n_whole_inputs = 2 if i.op == "attention_grad" else 1
-        is_sliced = all(self._spread[name] == _SEQUENCE for name in i.inputs)
-        if not is_sliced or not i.attribute("causal") or len(i.inputs) != n_whole_inputs:
+        n_whole_inputs = 2 if instruction.op == "attention_grad" else 1
+        is_sliced = all(self._spread[name] == _SEQUENCE for name in instruction.inputs)
+        if (
+            not is_sliced
+            or not instruction.attribute("causal")
+            or len(instruction.inputs) != n_whole_inputs
+        ):
             raise LayoutError(
-                f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced"
+                f"%{instruction.outputs[0]}: only causal attention of whole sequences can be sliced"
             )
-        self._define(i.outputs, [_SEQUENCE])
-        if i.op == "attention_grad":
-            self._attention_gradient(i)
+        self._define(instruction.outputs, [_SEQUENCE])
+        if instruction.op == "attention_grad":
+            self._attention_gradient(instruction)
             return
-        parts, results = self._names[i.inputs[0]], self._names[i.outputs[0]]
-        for j in self._slices(i.tag):
-            self._write(j, replace(i, inputs=tuple(parts[: j + 1]), outputs=(results[j],)))
+        parts, results = self._names[instruction.inputs[0]], self._names[instruction.outputs[0]]
+        for j in self._slices(instruction.tag):
+            self._write(
+                j, replace(instruction, inputs=tuple(parts[: j + 1]), outputs=(results[j],))
+            )
 
-    def _attention_gradient(self, i: Instruction) -> None:
+    def _attention_gradient(self, instruction: Instruction) -> None:
         """A slice's gradient: the sum of those from its own attention and from all later slices."""
-        parts, result_gradients = (self._names[name] for name in i.inputs)
-        gradients = self._names[i.outputs[0]]
+        parts, result_gradients = (self._names[name] for name in instruction.inputs)
+        gradients = self._names[instruction.outputs[0]]
         # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last
         # slice first, so when it is slice k's turn, all that later slices owe it is in
         # `from_later[k]`.
         from_later: list[str] = [""] * self._count
-        for j in self._slices(i.tag):
+        for j in self._slices(instruction.tag):
             shares = [f"{gradients[k]}of{j}" for k in range(j + 1)]
             if not from_later[j]:
                 shares[j] = gradients[j]
             inputs = (*parts[: j + 1], result_gradients[j])
-            self._write(j, replace(i, inputs=inputs, outputs=tuple(shares)))
+            self._write(j, replace(instruction, inputs=inputs, outputs=tuple(shares)))
             for k, share in enumerate(shares):
                 if not from_later[k]:
                     from_later[k] = share
                     continue
                 total = gradients[k] if k == j else f"{gradients[k]}from{j}"
                 self._write(
-                    j, Instruction("accumulate", (from_later[k], share), (total,), (), i.tag)
+                    j,
+                    Instruction(
+                        "accumulate", (from_later[k], share), (total,), (), instruction.tag
+                    ),
                 )
                 from_later[k] = total
 

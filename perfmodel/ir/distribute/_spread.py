@@ -135,6 +135,7 @@ class _Spreading:
         return (outer * self._plan.parts + part) * self._plan.stride + inner
 
     def _parameter(self, name: str) -> list[Parameter]:
+        """Return the parameters of all parts that stand for one parameter."""
         tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
         if isinstance(sharding, Sharded):
             self._divides(name, sharding.axis)
@@ -277,6 +278,7 @@ class _Spreading:
     def _pieces(
         self, tensor: GlobalTensor, spreads: Mapping[str, tuple[Names, Sharding]]
     ) -> GlobalTensor:
+        """Replace each piece of a whole tensor by its parts."""
         pieces: list[Piece] = []
         for piece in tensor.pieces:
             names, sharding = spreads[piece.value]

@@ -81,6 +81,7 @@ def pool2d(x: Array, call: KernelCall) -> Array:
 
 
 def _matmul(a: Array, b: Array, call: KernelCall) -> Array:
+    """Multiply matrices, of which either may be transposed."""
     # Only methods of arrays, so that NumPy's arrays can be multiplied too (`PLAIN`).
     if call.get("transpose_a"):
         a = a.swapaxes(-1, -2)
@@ -130,6 +131,7 @@ def _embedding(table: Array, ids: Array, call: KernelCall) -> Array:
 
 
 def _embedding_grad(table: Array, ids: Array, dy: Array, call: KernelCall) -> Array:
+    """Add the gradients of looked-up rows up into a table of zeros."""
     local, is_local = _local_rows(ids, table.shape[0], call)
     # PyTorch's `padding_idx`: its row is looked up and never trained.
     if "padding" in call.attributes:
@@ -166,6 +168,7 @@ def _places(chosen: Array, experts: int) -> Array:
 
 
 def _dispatch(x: Array, chosen: Array, call: KernelCall) -> Array:
+    """Copy each token into the buffer of its expert, up to the buffer's capacity."""
     experts, capacity, hidden = call.outputs[0].shape
     buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
     tokens = x.reshape(-1, hidden)
@@ -181,6 +184,7 @@ def _collect(buffers: Array, chosen: Array, call: KernelCall) -> Array:
 
 
 def _adam(w: Array, g: Array, m: Array, v: Array, call: KernelCall) -> tuple[Array, ...]:
+    """Update weights by Adam, with their gradient and both moments."""
     beta1, beta2, step = call["beta1"], call["beta2"], call["step"]
     # Kingma and Ba 2015, algorithm 1; the root comes from the array's own library, so NumPy and JAX
     # share the code.
@@ -338,8 +342,7 @@ def jax_dtype(tensor: Tensor) -> str:
 def compiled_kernel(
     instruction: Instruction, outputs: Sequence[Tensor]
 ) -> Callable[..., tuple[Array, ...]]:
-    """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a
-    tuple."""
+    """An instruction's kernel, which returns a tuple; compiled per op, attributes and shapes."""
     # placement does not matter to a kernel; attributes that are equal but written differently, as
     # 1, 1.0 and true, are other kernels
     attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
@@ -353,6 +356,7 @@ def compiled_kernel(
 def _compiled(
     op: str, attributes: dict[str, Any], outputs: Outputs
 ) -> Callable[..., tuple[Array, ...]]:
+    """Compile the kernel of an op for given attributes and output shapes."""
     # Attributes and output shapes are closed over, so they are static to the compiler.
     kernel, call = KERNELS[op], KernelCall(attributes, outputs)
 

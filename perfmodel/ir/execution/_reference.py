@@ -143,6 +143,7 @@ def _smallest_table(function: Function) -> int:
 
 
 def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:
+    """Compute the results of one instruction in this process."""
     # In one process a collective is a function of all its operands, so no communication can go
     # wrong here.
     if OPS[instruction.op].collective:
@@ -165,6 +166,7 @@ def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
 
 
 def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:
+    """Exchange parts: result j joins the j-th parts of all operands."""
     # Receiver j joins the j-th block of every sender.
     blocks = [np.split(array, count, attributes["split_axis"]) for array in arrays]
     results = []

@@ -57,8 +57,7 @@ Backend = Literal["jax", "torch"]
 def program_ranks(
     num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()
 ) -> RankGroup:
-    """Context manager of processes that run programs, on one or several hosts, reusable for several
-    `run`s.
+    """Context manager of processes for any number of `run`s, on one or several hosts.
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.
@@ -136,8 +135,7 @@ def run(
 
 
 def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
-    """Run once; return the ranks' records, and the share of processor time taken by other
-    processes."""
+    """Run once; return the ranks' records, and other processes' share of processor time."""
     meter = machine_meter()
     # Processor time of this process and its ranks is ours; whatever else the machine spent
     # meanwhile disturbed the run.
@@ -160,19 +158,20 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     codes = []
     for rank, instructions in enumerate(lower(function)):
         local_parameters = [p.name for p in function.parameters if types[p.name].device == rank]
+        local_outputs = [name for name in function.outputs if types[name].device == rank]
         names: set[str] = set()
         for instruction in instructions:
             names.update(instruction.inputs, instruction.outputs)
         codes.append(
             RankCode(
-                instructions,
-                tuple(groups[i.outputs] for i in instructions),
-                {name: types[name] for name in names},
-                {name: arguments[name] for name in local_parameters},
-                {name: types[name] for name in local_parameters},
-                tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),
-                all_groups,
-                is_double(types.values()),
+                instructions=instructions,
+                groups=tuple(groups[i.outputs] for i in instructions),
+                types={name: types[name] for name in names},
+                arguments={name: arguments[name] for name in local_parameters},
+                parameters={name: types[name] for name in local_parameters},
+                outputs=tuple(dict.fromkeys(local_outputs)),
+                all_groups=all_groups,
+                double=is_double(types.values()),
             )
         )
     return codes

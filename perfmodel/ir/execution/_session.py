@@ -69,6 +69,7 @@ def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) 
 
 
 def _scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
+    """Give each receiver of a group its part of the operand."""
     # The others add zeros, so the sum brings the whole operand to everybody; each receiver keeps
     # its part.
     receivers = values["to"]
@@ -138,8 +139,7 @@ class ProgramSession(RankSession):
         self._outputs = code.outputs
 
     def run(self) -> tuple[list[float], list[float]]:
-        """Execute once; returns when each instruction was reached and finished, on this process's
-        clock."""
+        """Execute once; return when each instruction was reached and finished, on this clock."""
         # Values die after their last use, so that memory in use is that of the program's live
         # analysis.
         values = dict(self._arguments)
@@ -228,8 +228,7 @@ class ProgramSession(RankSession):
         multihost_utils.sync_global_devices("start")
 
     def _prepared(self, code: RankCode) -> list[_Step]:
-        """The steps of this rank: what each calls, reads and writes, and which values end with
-        it."""
+        """This rank's steps: what each calls, reads, writes, and which values end with it."""
         # Backwards, since a value is dead after the last instruction that reads it.
         needed = set(code.outputs)
         steps: list[_Step] = []
@@ -248,6 +247,7 @@ class ProgramSession(RankSession):
     def _call(
         self, instruction: Instruction, group: tuple[int, ...], code: RankCode
     ) -> Callable[..., Sequence[Any]]:
+        """Return the call that executes an instruction on this rank."""
         # A collective of one device runs like a kernel.
         if not OPS[instruction.op].collective or len(group) == 1:
             return self.kernel(instruction, [code.types[n] for n in instruction.outputs])
@@ -261,8 +261,7 @@ class ProgramSession(RankSession):
 
 
 def _in_double(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Run the call in 64 bits, without changing the precision of the process, which may be the
-    user's own."""
+    """Run the call in 64 bits, without changing the precision of the user's process."""
 
     def in_double(*operands: Any) -> Sequence[Any]:
         with double_precision():

@@ -113,6 +113,7 @@ def simulate_on_cores(
     events: list[tuple[float, bool, int]] = []
 
     def call_core(op: int) -> None:
+        """Put an op into the queue of its rank's core."""
         # The first of a queue runs. Joins and pure waits need no core.
         if work_s[op] == 0:
             await_message(op)
@@ -123,6 +124,7 @@ def simulate_on_cores(
             heapq.heappush(events, (now_s + work_s[op], True, op))
 
     def await_message(op: int) -> None:
+        """Schedule the arrival of an op's next message."""
         arrival_s = now_s
         if wait_s[op] > 0:
             # A link that was idle before the first message shortens the waits, by as much as it was

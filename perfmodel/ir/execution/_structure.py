@@ -1,5 +1,4 @@
-"""Converts a program to a `Structure`: one op per instruction and device, one class per kind of
-event.
+"""Converts a program to a `Structure`: an op per instruction and device, a class per event.
 
 Instructions of a stream of a device run one after another; an instruction of several devices starts
 on all of them when the last is ready (DistIR, section 2.1). Instructions that do the same work on
@@ -152,8 +151,7 @@ class _Nodes:
     def assemble(
         self, position: Int[np.ndarray, " nodes"], pred: Int[np.ndarray, "ops 2"]
     ) -> ProgramStructure:
-        """All ops, joins included, as a structure, from the nodes' positions and all ops'
-        predecessors."""
+        """All ops with joins as a structure, from the nodes' positions and all predecessors."""
 
         def spread(column: Int[np.ndarray, " nodes"], join: int) -> Int[np.ndarray, " ops"]:
             out = np.full(len(pred), join, np.int32)
@@ -232,8 +230,7 @@ class _Events:
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:
-    """A collective with the nodes and network level of its group; kernels are returned as they
-    are."""
+    """A collective with the nodes and network level of its group; kernels stay as they are."""
     if not isinstance(op, Collective) or cluster is None:
         return op
     return replace(op, **cluster.reach(group, n_devices)._asdict())
@@ -243,8 +240,7 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _kind(instruction: Instruction) -> Kind:
-    """Kind of an instruction's events; collectives outside the compute stream are data-parallel
-    ones."""
+    """Kind of an instruction's events; collectives off the compute stream are data-parallel."""
     op, tag = instruction.op, instruction.tag
     backward = tag.phase == "backward"
     # Tensor-parallel collectives stay on the compute stream, as parts of the passes that wait for

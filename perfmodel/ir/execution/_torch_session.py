@@ -150,8 +150,7 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 
 
 def _send(collective: _Collective, x: TorchTensor) -> TorchTensor:
-    """Send and acknowledge, so that the sender also finishes when the message has arrived (as in
-    `_session._send`)."""
+    """Send and acknowledge, so that the sender, too, ends when the message has arrived."""
     # The acknowledgement goes the other way, so neither side is done before both are.
     torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)

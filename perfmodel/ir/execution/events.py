@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -97,9 +97,17 @@ def _event(
     )
 
 
+class CallTime(NamedTuple):
+    """Seconds that one call took."""
+
+    wall_s: float
+    work_s: float
+    """Processor time of this process, with the threads of the library that copy and add up
+    messages."""
+
+
 class EventSession(ProgramSession):
-    """Times the kernels or the transfer that are loaded, called as a program's instructions are
-    called."""
+    """Times loaded kernels or a transfer, called as a program's instructions are called."""
 
     def load_kernels(self, kernels: Sequence[Kernel]) -> None:
         """Prepare kernels on every rank."""
@@ -123,23 +131,21 @@ class EventSession(ProgramSession):
             wall_s.append(time.perf_counter() - start_s)
         return wall_s
 
-    def time_work_round(self) -> list[tuple[float, float]]:
-        """Like `time_round`, but returns the seconds of each call and the seconds that this process
-        computed in it.
-
-        The latter include the library's own threads, which copy and add up the messages.
-        """
+    def time_work_round(self) -> list[CallTime]:
+        """Call everything loaded once, in sequence; return wall and processor time of each."""
         self._line_up()
-        measured: list[tuple[float, float]] = []
+        call_times = []
         for call in self._calls:
             start_s, start_work_s = time.perf_counter(), time.process_time()
             self.finished(call())
-            measured.append((time.perf_counter() - start_s, time.process_time() - start_work_s))
-        return measured
+            wall_s = time.perf_counter() - start_s
+            call_times.append(CallTime(wall_s, time.process_time() - start_work_s))
+        return call_times
 
     def _prepared_call(
         self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
     ) -> Callable[[], Any]:
+        """Load a program of one instruction, and return the call that executes it."""
         # A one-instruction program goes the same way as a whole one, so its call carries the same
         # overhead.
         local_types = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
@@ -147,14 +153,14 @@ class EventSession(ProgramSession):
         groups = (group,) if len(group) > 1 else ()
         self.load(
             RankCode(
-                (instruction,),
-                (group,),
-                types,
-                arguments,
-                local_types,
-                (),
-                groups,
-                is_double(types.values()),
+                instructions=(instruction,),
+                groups=(group,),
+                types=types,
+                arguments=arguments,
+                parameters=local_types,
+                outputs=(),
+                all_groups=groups,
+                double=is_double(types.values()),
             )
         )
         (step,) = self._steps
@@ -166,6 +172,7 @@ Called = tuple[Instruction, tuple[int, ...], dict[str, Tensor]]
 
 
 def _kernel(event: Kernel, rank: int) -> Called:
+    """Return what a kernel event calls: its instruction, its rank alone, and types by name."""
     instruction = event.instruction
     names = (*instruction.inputs, *instruction.outputs)
     tensors = (*event.inputs, *event.outputs)

@@ -43,8 +43,7 @@ class Messages(NamedTuple):
 
 
 def messages(kind: str, ranks: int) -> Messages:
-    """Messages that each rank sends by gloo's algorithms, one after another, where operands have S
-    bytes.
+    """Messages that each rank sends in turn by gloo's algorithms, for operands of S bytes.
 
     - all_reduce: a ring, 2 (n - 1) messages of S / n;
     - all_gather: a ring, n - 1 messages of S;
@@ -108,8 +107,7 @@ class Curve:
     up."""
 
     def scaled(self, operand_bytes: float, pair: Messages, group: Messages) -> EventTime:
-        """Time of a call whose ranks send the messages of `group`, where two ranks sent those of
-        `pair`."""
+        """Time of a call whose ranks send `group`'s messages, where two ranks sent `pair`'s."""
         duration_s = self._scaled_s(self.steady_s, self.time_s[0], operand_bytes, pair, group)
         core_s = self._scaled_s(self.core_s, self.core_s[0], operand_bytes, pair, group)
         return EventTime(core_s, max(0.0, duration_s - core_s), self.credit_s, group.count)
@@ -133,8 +131,7 @@ class Curve:
         return group.count / pair.count * tiny_s + group.sent / pair.sent * operand_bytes * slope
 
     def _s_per_byte(self, points_s: Float[np.ndarray, " points"]) -> float:
-        """Seconds per byte of operand beyond a tiny one: the median over the larger half of the
-        sizes."""
+        """Seconds per further byte of operand: the median over the larger half of the sizes."""
         # The larger sizes, because in small messages the latency hides the slope.
         half = len(self.bytes) // 2
         return max(
@@ -144,8 +141,7 @@ class Curve:
 
     @property
     def credit_s(self) -> float:
-        """Seconds that a call gains by the pause before it: the median over the larger half of the
-        sizes."""
+        """Seconds that a pause before a call saves: median over the larger half of the sizes."""
         # A token bucket fills while the link is idle and then lets a burst through: a fixed number
         # of seconds per call, clearest at the larger sizes. Noise may make it negative.
         half = len(self.bytes) // 2
@@ -246,8 +242,7 @@ def _kernels_s(group: RankGroup, kernels: Sequence[Kernel]) -> dict[Kernel, floa
 
 
 def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
-    """Times from a tiny message to the largest of the events, a few sizes to every factor of
-    ten."""
+    """Times from a tiny message to the events' largest, a few sizes per factor of ten."""
     largest = max(TINY_BYTES, *(event.bytes * event.concurrent for event in events))
     points = 2 + int(np.ceil(_POINTS_PER_DECADE * np.log10(largest / TINY_BYTES)))
     # Multiples of eight bytes, so that elements of every type fill each size. Transfers that share
@@ -265,8 +260,7 @@ def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
 def _transfer_s(
     group: RankGroup, kind: str, dtype: str, operand_bytes: float
 ) -> tuple[list[float], list[float]]:
-    """Median seconds of the first, second, ... call of a row of calls that follows a pause, and
-    those on a core.
+    """Time a row of calls after a pause; return medians of each call's seconds, and on a core.
 
     The shorter side of a message counts, as the longer one waits (DistSim, section 4.2), and of all
     others the slowest rank.

@@ -47,6 +47,7 @@ def torch_kernel(
 
 
 def _matmul(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
+    """Multiply matrices, of which either may be transposed."""
     if call.get("transpose_a"):
         x = x.transpose(-1, -2)
     if call.get("transpose_b"):
@@ -78,6 +79,7 @@ def _layer_norm(torch: Any, x: Any, gain: Any, shift: Any, call: KernelCall) -> 
 
 
 def _layer_norm_grad(torch: Any, x: Any, gain: Any, dy: Any, call: KernelCall) -> Any:
+    """Gradients of a layer norm's operands, by ATen's own backward kernel."""
     shape, epsilon = list(gain.shape), call.get("epsilon", 1e-5)
     # ATen's backward takes the statistics that its forward saves; the program's op has only
     # operands, so they are made anew.
@@ -115,6 +117,7 @@ def _attention(torch: Any, *parts: Any, call: KernelCall) -> Any:
 
 
 def _attention_grad(torch: Any, *tensors: Any, call: KernelCall) -> Any:
+    """Gradients of an attention's operands, by the backward kernel that torch picks."""
     *parts, dy = tensors
     # Autograd runs the backward of the kernel that torch picks, as a training script gets it; the
     # forward is repeated to record it.
@@ -146,9 +149,9 @@ def _convolution_grad(name: str) -> Callable[..., Any]:
 
 
 def _pool2d(torch: Any, x: Any, call: KernelCall) -> Any:
-    pool = (
-        torch.nn.functional.max_pool2d if call["kind"] == "max" else torch.nn.functional.avg_pool2d
-    )
+    pool = torch.nn.functional.avg_pool2d
+    if call["kind"] == "max":
+        pool = torch.nn.functional.max_pool2d
     return pool(x, call["kernel"], call["stride"], call["padding"])
 
 
@@ -171,6 +174,7 @@ def _embedding(torch: Any, table: Any, ids: Any, call: KernelCall) -> Any:
 
 
 def _embedding_grad(torch: Any, table: Any, ids: Any, dy: Any, call: KernelCall) -> Any:
+    """Add the gradients of looked-up rows up into a table of zeros."""
     local, is_local = _local(torch, ids, table.shape[0], call)
     if "padding" in call.attributes:
         is_local &= ids != call["padding"]
@@ -200,6 +204,7 @@ def _top_k(torch: Any, x: Any, call: KernelCall) -> Any:
 
 
 def _dispatch(torch: Any, x: Any, chosen: Any, call: KernelCall) -> Any:
+    """Copy each token into the buffer of its expert, up to the buffer's capacity."""
     experts, capacity, hidden = call.outputs[0].shape
     # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the
     # mask.
@@ -219,6 +224,7 @@ def _collect(torch: Any, buffers: Any, chosen: Any, call: KernelCall) -> Any:
 
 
 def _adam(torch: Any, w: Any, g: Any, m: Any, v: Any, call: KernelCall) -> Any:
+    """Update weights by Adam, with their gradient and both moments."""
     beta1, beta2, step = call["beta1"], call["beta2"], call["step"]
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g

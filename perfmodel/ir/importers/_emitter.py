@@ -29,8 +29,7 @@ class Known:
 
     @classmethod
     def of(cls, value: Any, dtype: Any = None) -> "Known":
-        """The known value of a number, nested lists of numbers or any framework's array on the
-        CPU."""
+        """The known value of a number, nested lists of numbers or a framework's CPU array."""
         return cls(np.asarray(value, dtype))
 
 
@@ -51,8 +50,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """A boolean check of indices or maxima with a known result: `negative` is always false, `valid`
-    always true."""
+    """A check with a known result: `negative` is always false, `valid` always true."""
 
     kind: Literal["negative", "valid"]
 
@@ -248,8 +246,7 @@ class Emitter:
 
 
 def collapsed(array: np.ndarray) -> np.ndarray:
-    """The array with size 1 along axes on which it does not depend; a scalar if it is the same
-    everywhere."""
+    """The array with size 1 along axes that do not matter; a scalar if none does."""
     # Masks and positions come broadcast over batch and heads; one copy of each distinct element
     # suffices.
     for axis in range(array.ndim):

@@ -58,6 +58,7 @@ class Graph:
         self.values[name] = Ref(label, layer)
 
     def _layer(self, name: str) -> int:
+        """Number of the layer that a parameter's name states; -1 if it states none."""
         match = _LAYER.search(name)
         if match is None:
             return -1
@@ -81,8 +82,7 @@ class Graph:
     def input(
         self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]
     ) -> None:
-        """Read an input of the graph: a known value if `values` has it (it is then removed there),
-        otherwise data.
+        """Read an input: a known value if `values` has one (which it takes out), else data.
 
         An input without elements (a cache before the first token) holds nothing that could be data:
         it is known too.
@@ -137,8 +137,7 @@ class Graph:
         return self._layers_from_products(items, before)
 
     def _layers_from_products(self, items: list[Any], before: int) -> list[Any]:
-        """Number the layers in order if names do not state them; every product with a weight begins
-        a layer."""
+        """Number the layers in order if names do not: each product with a weight begins one."""
         # Names with numbers say what the layers are; without any, each product with a weight starts
         # a new one.
         if self._stacks:

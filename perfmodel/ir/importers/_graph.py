@@ -314,8 +314,7 @@ def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
 
 
 def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> KernelRow:
-    """One kernel for a chain, timed as a stream over its largest tensor with the traffic of the
-    chain."""
+    """Make a chain one kernel, a stream over its largest tensor with the chain's traffic."""
     sizes = [value.array for value in (*read, *written)]
     traffic = sum(array.n_bytes for array in sizes)
     # A second operand of about the widest tensor's size makes the kernel one of two inputs.

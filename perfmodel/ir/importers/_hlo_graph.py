@@ -1,5 +1,4 @@
-"""Op tables of compiled modules, as graphs: calls and fusions inlined, loops repeated, tuples taken
-apart.
+"""Graphs of compiled modules: calls and fusions inlined, loops repeated, tuples taken apart.
 
 Fusion is redone by this package's rule: what the laptop's CPU compiler fuses says little of an
 accelerator. Copies and layout changes are read in place.
@@ -64,8 +63,7 @@ def read_sharded(
 
 
 def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None]:
-    """The optimised HLO of a program, and the bytes of memory that XLA plans for it if it was
-    compiled here."""
+    """The optimised HLO of a program, and XLA's memory in bytes if it was compiled here."""
     if isinstance(program, Path):
         return read_text(program, data_limit_bytes()), None
     if isinstance(program, str):
@@ -95,8 +93,7 @@ class _Walk:
     nodes: list[Node] = field(default_factory=list)
 
     def inline(self, computation: Computation, parameters: dict[str, Operand]) -> Operand:
-        """Append the nodes of a computation whose parameters are known; return the value of its
-        root."""
+        """Append the nodes of a computation with these arguments; return its root's value."""
         known = dict(parameters)
         for instruction in computation.instructions:
             # Parameters are bound before.
@@ -105,48 +102,50 @@ class _Walk:
                 known[instruction.name] = self._instruction(instruction, operands)
         return known[computation.root]
 
-    def _instruction(self, i: Instruction, operands: list[Operand]) -> Operand:
+    def _instruction(self, instruction: Instruction, operands: list[Operand]) -> Operand:
         """Translate an instruction, by its opcode."""
-        match i.opcode:
+        match instruction.opcode:
             case "tuple":
                 return tuple(operands)
             case "get-tuple-element":
-                return operands[0][int(i.attributes["index"])]
+                return operands[0][int(instruction.attributes["index"])]
             case "optimization-barrier" | "async-update" | "async-done":
                 return operands[0]
             case "fusion" | "call" | "async-start":
-                return self._call(i, operands)
+                return self._call(instruction, operands)
             case "while":
-                return self._while(i, operands[0])
+                return self._while(instruction, operands[0])
             case "conditional":
-                return self._conditional(i, operands)
+                return self._conditional(instruction, operands)
         # Asynchronous collectives are a start (counted) and a done (the same value).
-        base = i.opcode.removesuffix("-start")
+        base = instruction.opcode.removesuffix("-start")
         if base in COLLECTIVES:
-            return self._collective(i, base, operands)
-        if i.opcode.removesuffix("-done") in COLLECTIVES:
+            return self._collective(instruction, base, operands)
+        if instruction.opcode.removesuffix("-done") in COLLECTIVES:
             return operands[0]
-        return self._leaf(i, operands)
+        return self._leaf(instruction, operands)
 
     # --- calls and control flow -------------------------------------------------------------------
 
-    def _computation(self, i: Instruction, attribute: str) -> Computation:
-        return called(i, attribute, self.module.computations)
+    def _computation(self, instruction: Instruction, attribute: str) -> Computation:
+        return called(instruction, attribute, self.module.computations)
 
-    def _call(self, i: Instruction, operands: list[Operand]) -> Operand:
-        attribute = "calls" if "calls" in i.attributes else "to_apply"
-        body = self._computation(i, attribute)
+    def _call(self, instruction: Instruction, operands: list[Operand]) -> Operand:
+        attribute = "calls" if "calls" in instruction.attributes else "to_apply"
+        body = self._computation(instruction, attribute)
         return self.inline(body, _parameters(body, operands))
 
-    def _while(self, i: Instruction, state: Operand) -> Operand:
+    def _while(self, instruction: Instruction, state: Operand) -> Operand:
         """A loop with its count, if the compiler found it."""
         # XLA's loop analysis leaves the count in the backend's settings.
         match = re.search(
-            r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", "")
+            r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes.get("backend_config", "")
         )
         count = int(match.group(1)) if match else self.trip_count
         body = self._region(
-            self._computation(i, "body"), [state], float(count if count is not None else 1)
+            self._computation(instruction, "body"),
+            [state],
+            float(count if count is not None else 1),
         )
         out = _fresh(state)
         inputs = tuple(_values(state))
@@ -158,19 +157,26 @@ class _Walk:
         self._unmapped("while", reason, [body], inputs, outputs)
         return out
 
-    def _conditional(self, i: Instruction, operands: list[Operand]) -> Operand:
+    def _conditional(self, instruction: Instruction, operands: list[Operand]) -> Operand:
         """A choice that depends on data: unmapped, with its largest branch."""
         # Two notations: a list of branches, or one for true and one for false.
-        names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
-            i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
+        names = re.findall(
+            r"%?([\w.\-]+)", instruction.attributes.get("branch_computations", "")
+        ) or [
+            instruction.attributes[key].lstrip("%")
+            for key in ("true_computation", "false_computation")
         ]
         branches = []
         for name, operand in zip(names, operands[1:], strict=True):
             branches.append(self._region(self.module.computations[name], [operand]))
-        out = _values_of_type(i.type)
+        out = _values_of_type(instruction.type)
         reason = "the branch depends on data, so the largest branch is counted"
         self._unmapped(
-            i.opcode, reason, branches, tuple(_values(tuple(operands))), tuple(_values(out))
+            instruction.opcode,
+            reason,
+            branches,
+            tuple(_values(tuple(operands))),
+            tuple(_values(out)),
         )
         return out
 
@@ -187,8 +193,7 @@ class _Walk:
         inputs: tuple[Value, ...],
         outputs: tuple[Value, ...],
     ) -> None:
-        """Record operations that run an unknown number of times as unmapped, including
-        collectives."""
+        """Record operations and collectives of unknown number of runs as unmapped."""
         # The largest branch, so that what is left out is not understated.
         flops = moved_bytes = 0.0
         for body in bodies:
@@ -203,55 +208,61 @@ class _Walk:
 
     # --- single instructions ----------------------------------------------------------------------
 
-    def _collective(self, i: Instruction, base: str, operands: list[Operand]) -> Operand:
+    def _collective(self, instruction: Instruction, base: str, operands: list[Operand]) -> Operand:
         """Record a collective's row, and return its result."""
         values = _values(tuple(operands))
         kind = COLLECTIVES[base]
-        groups = self._groups(i, kind)
+        groups = self._groups(instruction, kind)
         n_bytes = sum(value.array.n_bytes for value in values)
         # HLO states the operand, a shard; `spec.Collective` sizes an all-gather by its result.
         if kind == "all_gather":
             n_bytes *= len(groups[0])
         dtype = max(values, key=lambda v: v.array.n_bytes).array.dtype if values else "fp32"
-        row = CollectiveRow(kind, n_bytes, groups, dtype, i.opcode)
-        out = _values_of_type(_result_type(i, base))
+        row = CollectiveRow(kind, n_bytes, groups, dtype, instruction.opcode)
+        out = _values_of_type(_result_type(instruction, base))
         if base in ("all-reduce", "collective-permute") and len(values) == len(_values(out)):
             # The result is as wide as what went in, which the compiler may have widened.
             results = [Value(value.array) for value in values]
             out = tuple(results) if isinstance(out, tuple) else results[0]
         self.nodes.append(
-            Node(i.opcode, "collective", tuple(values), tuple(_values(out)), work=row)
+            Node(instruction.opcode, "collective", tuple(values), tuple(_values(out)), work=row)
         )
         return out
 
-    def _groups(self, i: Instruction, kind: str) -> Groups:
+    def _groups(self, instruction: Instruction, kind: str) -> Groups:
+        """Groups of ranks of a collective, or (source, target) pairs of a permutation."""
         try:
             if kind == "send_recv":
                 return parse_groups(
-                    i.attributes.get("source_target_pairs", ""), self.module.n_devices
+                    instruction.attributes.get("source_target_pairs", ""), self.module.n_devices
                 )
-            groups = i.attributes.get("replica_groups", "")
+            groups = instruction.attributes.get("replica_groups", "")
             # The order of a mesh's devices stands after a comma, so it was read as an attribute of
             # its own.
-            if "device_ids" in i.attributes:
-                groups += f", device_ids={i.attributes['device_ids']}"
+            if "device_ids" in instruction.attributes:
+                groups += f", device_ids={instruction.attributes['device_ids']}"
             return parse_groups(groups, self.module.n_devices)
         except PerfModelError as error:
-            raise PerfModelError(f"HLO %{i.name}: {error}") from None
+            raise PerfModelError(f"HLO %{instruction.name}: {error}") from None
 
-    def _leaf(self, i: Instruction, operands: list[Operand]) -> Operand:
+    def _leaf(self, instruction: Instruction, operands: list[Operand]) -> Operand:
         inputs = tuple(_values(tuple(operands)))
-        out = _values_of_type(i.type)
-        node = self.rules.node(i, inputs, tuple(_values(out)))
+        out = _values_of_type(instruction.type)
+        node = self.rules.node(instruction, inputs, tuple(_values(out)))
         self.nodes.append(node)
         return node.outputs[0] if isinstance(out, Value) else out
 
 
-def _result_type(i: Instruction, base: str) -> Type:
+def _result_type(instruction: Instruction, base: str) -> Type:
     """Type of a collective's result: the start form of some also returns its operands."""
-    if i.opcode == base or base == "all-reduce" or not isinstance(i.type, tuple) or len(i.type) < 2:
-        return i.type
-    return i.type[1]
+    if (
+        instruction.opcode == base
+        or base == "all-reduce"
+        or not isinstance(instruction.type, tuple)
+        or len(instruction.type) < 2
+    ):
+        return instruction.type
+    return instruction.type[1]
 
 
 def _parameters(

@@ -96,11 +96,13 @@ def _is_half(kind: Type | None) -> bool:
     return isinstance(kind, Array) and kind.dtype in _HALF
 
 
-def called(i: Instruction, attribute: str, computations: Mapping[str, Computation]) -> Computation:
+def called(
+    instruction: Instruction, attribute: str, computations: Mapping[str, Computation]
+) -> Computation:
     """The computation that an attribute names (raises `PerfModelError` if the module lacks it)."""
-    name = i.attributes.get(attribute, "").lstrip("%")
+    name = instruction.attributes.get(attribute, "").lstrip("%")
     if name not in computations:
-        raise PerfModelError(f"HLO %{i.name}: computation {name!r} is not in the module")
+        raise PerfModelError(f"HLO %{instruction.name}: computation {name!r} is not in the module")
     return computations[name]
 
 
@@ -112,16 +114,18 @@ class Rules:
     widened: bool
     """Whether 32-bit values that were converted from 16 bits count as 16 bits."""
 
-    def node(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+    def node(
+        self, instruction: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> Node:
         """The node of an instruction that neither calls nor communicates."""
         # Order matters: products first, then the CPU compiler's own conversions, then classes of
         # opcodes.
-        opcode = i.opcode
+        opcode = instruction.opcode
         array = outputs[0].array if outputs else Array.of("token", ())
         if opcode == "dot":
-            return self._product(i, inputs, outputs)
+            return self._product(instruction, inputs, outputs)
         if opcode == "convolution":
-            return self._convolution(i, inputs, outputs)
+            return self._convolution(instruction, inputs, outputs)
         if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
             # The conversion is the CPU compiler's own: an accelerator reads the narrow value.
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
@@ -136,33 +140,39 @@ class Rules:
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
             flops = float(array.n_elements) if opcode in _ARITHMETIC else 0.0
             return Node(opcode, "pointwise", inputs, outputs, flops)
-        if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
+        if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(instruction)):
             # A reduction that is compiled in several stages for CPUs is one kernel on an
             # accelerator.
             role = "reduction" if opcode == "reduce" else "pointwise"
             n_joined = max(0, inputs[0].array.n_elements - array.n_elements)
-            return Node(opcode, role, inputs, outputs, n_joined * self._reducer_flops(i))
+            return Node(opcode, role, inputs, outputs, n_joined * self._reducer_flops(instruction))
         if opcode in _ROW_WISE:
-            return self._row_wise(i, inputs, outputs)
+            return self._row_wise(instruction, inputs, outputs)
         if opcode in ("rng-bit-generator", "rng"):
             return Node(opcode, "pointwise", inputs, outputs)
-        return self._foreign(i, inputs, outputs)
+        return self._foreign(instruction, inputs, outputs)
 
     def _product(
-        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+        self, instruction: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> Node:
+        """A `dot` as a matrix product."""
         lhs, rhs = inputs[0].array, inputs[1].array
-        contracted = (i.axes("lhs_contracting_dims"), i.axes("rhs_contracting_dims"))
-        batch = (i.axes("lhs_batch_dims"), i.axes("rhs_batch_dims"))
-        op = product(lhs, rhs, contracted, batch, _product_dtype(lhs, i))
+        contracted = (
+            instruction.axes("lhs_contracting_dims"),
+            instruction.axes("rhs_contracting_dims"),
+        )
+        batch = (instruction.axes("lhs_batch_dims"), instruction.axes("rhs_batch_dims"))
+        op = product(lhs, rhs, contracted, batch, _product_dtype(lhs, instruction))
         result = self._as_narrow(inputs, outputs[0])
         return Node("dot", "kernel", inputs, (result,), op.flops, op)
 
     def _convolution(
-        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+        self, instruction: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> Node:
         lhs, rhs = inputs[0].array, inputs[1].array
-        shape = _conv_shape(i, lhs, rhs, outputs[0].array, _product_dtype(lhs, i))
+        shape = _conv_shape(
+            instruction, lhs, rhs, outputs[0].array, _product_dtype(lhs, instruction)
+        )
         result = self._as_narrow(inputs, outputs[0])
         return Node("convolution", "kernel", inputs, (result,), shape.flops, convolution(shape))
 
@@ -176,24 +186,25 @@ class Rules:
             return out
         return _in_type_of(inputs[0].array, out)
 
-    def _reducer_flops(self, i: Instruction) -> float:
+    def _reducer_flops(self, instruction: Instruction) -> float:
         """Arithmetic operations of a reducer, per pair that it joins."""
         # A reducer is a small computation; its arithmetic runs once per element that is taken in.
-        reducer = called(i, "to_apply", self.computations)
+        reducer = called(instruction, "to_apply", self.computations)
         return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
 
     def _row_wise(
-        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+        self, instruction: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> Node:
-        """A kernel that streams over memory; in-place updates access only the elements that they
-        write."""
-        opcode, out = i.opcode, outputs[0].array
+        """A kernel that streams over memory; in-place updates touch only what they write."""
+        opcode, out = instruction.opcode, outputs[0].array
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
-        per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
-        window = prod(_window(i).get("size", (1,)))
+        per_pair = (
+            self._reducer_flops(instruction) if opcode in ("scatter", "reduce-window") else 1.0
+        )
+        window = prod(_window(instruction).get("size", (1,)))
         flops = _row_wise_flops(opcode, first, updates, out, window, per_pair)
-        embedding = _lookup(i, first, updates, out)
+        embedding = _lookup(instruction, first, updates, out)
         if embedding is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)
         # An update in place reads and writes its slice; a scatter reads the old values, too.
@@ -218,29 +229,33 @@ class Rules:
         )
 
     def _foreign(
-        self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+        self, instruction: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> Node:
         """Calls into libraries: products are recognised, anything else is unmapped."""
         # Sharding marks and placements are annotations; vendor calls to GEMM libraries state what
         # they multiply.
-        name = i.attributes.get("custom_call_target", i.opcode).strip('"')
+        name = instruction.attributes.get("custom_call_target", instruction.opcode).strip('"')
         if name in _FREE_CUSTOM_CALLS:
             return Node(name, "view", inputs[:1], outputs)
-        op = _library_product(i, inputs[0].array, outputs[0].array) if inputs and outputs else None
+        op = (
+            _library_product(instruction, inputs[0].array, outputs[0].array)
+            if inputs and outputs
+            else None
+        )
         if op is not None:
             return Node(name, "kernel", inputs, outputs, op.flops, op)
         acts = (
-            i.opcode in ("send", "recv")
-            or i.attributes.get("custom_call_has_side_effect") == "true"
+            instruction.opcode in ("send", "recv")
+            or instruction.attributes.get("custom_call_has_side_effect") == "true"
         )
         return unknown(name, inputs, outputs, acts=acts)
 
 
-def _product_dtype(lhs: Array, i: Instruction) -> str:
+def _product_dtype(lhs: Array, instruction: Instruction) -> str:
     # `jax.default_matmul_precision` shows here.
-    full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get(
-        "algorithm", ""
-    )
+    full = "high" in instruction.attributes.get(
+        "operand_precision", ""
+    ) or "F32_F32_F32" in instruction.attributes.get("algorithm", "")
     return product_dtype(lhs, full)
 
 
@@ -255,21 +270,24 @@ def _in_type_of(narrow: Array, out: Value) -> Value:
     return Value(Array(narrow.dtype, out.array.shape, narrow.item_bytes))
 
 
-def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
-    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else
-    None."""
+def _lookup(instruction: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
+    """An embedding, if the op gathers or scatter-adds whole rows of a matrix; else None."""
     # Embeddings have a kernel family of their own; a gather of single elements is no look-up of
     # rows.
-    if len(table.shape) != 2 or table.shape[1] < 2 or i.opcode not in ("gather", "scatter"):
+    if (
+        len(table.shape) != 2
+        or table.shape[1] < 2
+        or instruction.opcode not in ("gather", "scatter")
+    ):
         return None
     vocab, hidden = table.shape
-    if i.opcode == "gather":
-        if i.axes("slice_sizes") != (1, hidden):
+    if instruction.opcode == "gather":
+        if instruction.axes("slice_sizes") != (1, hidden):
             return None
         return Embedding(
             dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab
         )
-    if i.axes("scatter_dims_to_operand_dims") != (0,) or updates.shape[-1:] != (hidden,):
+    if instruction.axes("scatter_dims_to_operand_dims") != (0,) or updates.shape[-1:] != (hidden,):
         return None
     tokens = updates.n_elements // hidden
     return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="bwd")
@@ -342,8 +360,7 @@ def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:
 
 
 def _disjoint_windows(instruction: Instruction) -> bool:
-    """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a
-    pooling."""
+    """Whether a `reduce-window` takes each element once, as a partial reduction or pooling."""
     window = _window(instruction)
     return window.get("stride", ()) == window.get("size")
 

@@ -183,8 +183,7 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
-    """Iterate over characters outside quotes: index, character, and number of open brackets after
-    it."""
+    """Iterate over unquoted characters: index, character, number of open brackets after it."""
     # Backend settings are quoted JSON whose brackets and commas must not count.
     depth, quoted = 0, False
     for i, character in enumerate(text):

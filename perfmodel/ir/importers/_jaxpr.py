@@ -1,5 +1,4 @@
-"""Op tables of JAX functions, as graphs: bodies inlined, loops repeated, collectives placed on
-their mesh."""
+"""Graphs of JAX functions: bodies inlined, loops repeated, collectives placed on their mesh."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,8 +99,7 @@ class _Walk:
     def inline(
         self, jaxpr: Jaxpr, values: dict[Any, Value], mesh: Mapping[str, int]
     ) -> list[Value | None]:
-        """Append the nodes of a jaxpr whose inputs are known; returns its outputs (None for
-        literals)."""
+        """Append a jaxpr's nodes for these inputs; return its outputs (None for literals)."""
 
         def read(atom: Any) -> Value | None:
             if isinstance(atom, Literal):
@@ -135,6 +133,7 @@ class _Walk:
     def _call(
         self, body: Jaxpr, operands: Sequence[Value | None], mesh: Mapping[str, int]
     ) -> list[Value | None]:
+        """Inline the body of a call; literals become values without a maker."""
         inner = {
             var: Value(array_of(var)) if value is None else value
             for var, value in zip(body.invars, operands, strict=True)
@@ -191,8 +190,7 @@ class _Walk:
     def _while(
         self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]
     ) -> Node:
-        """A loop that runs until a condition fails; the number of iterations depends on its
-        data."""
+        """Append a loop whose number of iterations depends on its data."""
         if self.trip_count is not None:
             body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
             return Node("while", "loop", inputs, outputs, work=body)

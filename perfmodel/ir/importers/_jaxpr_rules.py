@@ -163,8 +163,7 @@ def _sizes_of_axes(array: Array, axes: list[int]) -> tuple[int, ...]:
 def _lookup(
     name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], out: Array
 ) -> Embedding | None:
-    """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else
-    None."""
+    """An embedding, if the op gathers or scatter-adds whole rows of a matrix; else None."""
     if name not in ("gather", "scatter-add", "scatter_add"):
         return None
     table = inputs[0].array
@@ -192,8 +191,7 @@ def _lookup(
 def _row_wise(
     name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
 ) -> Node:
-    """A kernel that streams over its operands; in-place updates access only the elements that they
-    write."""
+    """A kernel that streams over its operands; in-place updates touch only what they write."""
     arrays = [value.array for value in inputs]
     out = outputs[0].array
     # A scatter's last operand is what it writes; the first is the (much larger) array that it

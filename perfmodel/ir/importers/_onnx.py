@@ -173,6 +173,7 @@ class _Reader:
     these."""
 
     def region(self) -> Region:
+        """Return the graph's nodes and outputs, with weights as known values."""
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
             self.values[tensor.name] = Value(self._declared(tensor))
         # A weight that is an input as well may be given anew with every call.
@@ -188,6 +189,7 @@ class _Reader:
         return Region(tuple(nodes), tuple(outputs))
 
     def _declared(self, tensor: Any) -> Array:
+        """Type and shape that the graph declares for a tensor, all of whose sizes must be known."""
         kind = tensor.type.tensor_type
         unknown = [d.dim_param or "?" for d in kind.shape.dim if not d.HasField("dim_value")]
         if not kind.HasField("shape"):
@@ -201,6 +203,7 @@ class _Reader:
         )
 
     def _value(self, name: str, node: Any) -> Value:
+        """Return a value whose shape must be known."""
         if name not in self.values:
             raise PerfModelError(
                 f"ONNX node {node.name or node.op_type}: the shape of {name!r} is not known (operator "
@@ -316,8 +319,7 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
 
 
 def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
-    """The fused operator: queries, keys, values as (batch, heads, sequence, size) or with heads
-    merged."""
+    """The fused operator, on (batch, heads, sequence, size) or with heads merged."""
     q, k, v = arrays[:3]
     # ONNX allows heads as an axis or merged into the width, with their numbers in attributes.
     if len(q.shape) == 4:

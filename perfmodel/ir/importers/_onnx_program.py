@@ -179,24 +179,26 @@ def _output_items(
 
 
 def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
-    """A node of known operands, by ONNX's own reference evaluator."""
+    """Compute a node whose operands are all known, by ONNX's own reference evaluator."""
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
     # A model of a single node, so that the operator-set version of the file decides what the node
     # means.
-    h = onnx.helper
+    helper = onnx.helper
     arrays = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
-    inputs = [
-        h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for n, a in arrays.items()
-    ]
+    inputs = []
+    for name, array in arrays.items():
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        inputs.append(helper.make_tensor_value_info(name, dtype, array.shape))
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
-    imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
-    model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=imports)
     return [Known.of(array) for array in ReferenceEvaluator(model).run(None, arrays)]
 
 
 def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | None:
+    """Size of an input's dimension; None if the dimension is free and the input known."""
     if dim.HasField("dim_value"):
         return dim.dim_value
     if dim.dim_param not in dims and not known:

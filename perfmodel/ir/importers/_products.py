@@ -20,8 +20,7 @@ def product(
     batch: tuple[Axes, Axes],
     dtype: str | None = None,
 ) -> Gemm:
-    """A generalised dot: axes of left and right operand that are contracted, and that are batch
-    axes.
+    """A generalised dot product: the axes to contract and the batch axes of both operands.
 
     `dtype` overrides the element type of the left operand.
     """
@@ -43,9 +42,9 @@ def product(
 
 def product_dtype(lhs: Array, full_precision: bool) -> str:
     """Element type of a product; fp32 runs as TF32 by default, as in XLA on accelerators."""
-    return (
-        "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
-    )
+    if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision:
+        return "tf32"
+    return lhs.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +70,7 @@ class ConvShape:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the convolution: two per kernel tap on a real element (not on padding or
-        holes)."""
+        """FLOPs of the convolution: two per kernel tap on an element (not padding or holes)."""
         # Axes are independent, so the pairs of a window are products of pairs per axis.
         taps = prod(
             _valid_taps(*of_axis)
@@ -184,8 +182,7 @@ def _image(sizes: Axes, lines: int, filler: int = 1) -> Pair:
 
 
 def _kernel(dtype: str, channels: Channels, window: Window, pass_: Pass) -> Convolution:
-    """Return a pass of a convolution as it is timed, described by the forward's channels and
-    window."""
+    """Return a convolution's pass as it is timed, with the forward's channels and window."""
     return Convolution(
         dtype=dtype,
         batch=channels.batch,

@@ -33,8 +33,7 @@ def trace_program(
     name: str | None = None,
     tensor_axis: Mapping[str, int] | None = None,
 ) -> Program:
-    """Convert a JAX function of weights and data to an IR program, every primitive to ops of the
-    IR.
+    """Convert a JAX function of weights and data to an IR program, primitive by primitive.
 
     Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its
     inputs, with samples along the first axis. If the result is a scalar, the loss,
@@ -186,8 +185,7 @@ class _Walk:
         return mapped(name, self.emitter, eqn.params, items, arrays, array_of(out), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
-        """Record a primitive that cannot be mapped, with the first reason and the FLOPs of all its
-        calls."""
+        """Record an unmapped primitive, with the first reason and the FLOPs of all its calls."""
         # The op table knows the FLOPs even of what has no op in the IR.
         inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
         outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
@@ -245,6 +243,7 @@ class _Walk:
         return outputs
 
     def _slices(self, item: Item, atom: Any, n: int) -> Sequence[Item]:
+        """Cut a scanned operand into its value in each of the `n` iterations."""
         if isinstance(item, Known):
             return [Known(part) for part in item.array]
         if not isinstance(item, Ref):

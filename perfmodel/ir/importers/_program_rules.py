@@ -38,7 +38,7 @@ class Equation:
 
 def mapped(
     name: str,
-    d: Emitter,
+    emitter: Emitter,
     parameters: Parameters,
     items: Sequence[Item],
     arrays: Sequence[Array],
@@ -61,7 +61,7 @@ def mapped(
     if name in ("lt", "gt", "le", "ge", "eq", "ne", "and", "or", "not", "reduce_and", "is_finite"):
         return _check(name, items, integer)
     if name == "select_n":
-        return _select(d, items, arrays, out)
+        return _select(emitter, items, arrays, out)
     checks = [item for item in items if isinstance(item, IndexCheck)]
     if checks and name in ("broadcast_in_dim", "reshape"):
         return checks[0]
@@ -73,12 +73,12 @@ def mapped(
             return Shifted()
         raise CannotMapError("the IR cannot compute integers")
     if name in _BINARY:
-        return _BINARY[name](d, items[0], items[1], out)
+        return _BINARY[name](emitter, items[0], items[1], out)
     x = _first_reference(items)
     if name in _UNARY:
-        return _UNARY[name](d, x, out)
+        return _UNARY[name](emitter, x, out)
     if name in _OTHERS:
-        return _OTHERS[name](d, Equation(parameters, items, arrays, out))
+        return _OTHERS[name](emitter, Equation(parameters, items, arrays, out))
     raise CannotMapError("the IR has no such op")
 
 
@@ -86,11 +86,11 @@ def mapped(
 # --------------------------------------------------------------------------------------
 
 
-def _ref(d: Emitter, item: Item, out: Array) -> Ref:
+def _ref(emitter: Emitter, item: Item, out: Array) -> Ref:
     if isinstance(item, Ref):
         return item
     if isinstance(item, Known):
-        return d.constant(item.array, out.dtype)
+        return emitter.constant(item.array, out.dtype)
     raise CannotMapError("the IR cannot compute integers")
 
 
@@ -103,31 +103,32 @@ def _scalar(item: Item) -> float | None:
     return float(small) if small.ndim == 0 else None
 
 
-def _add(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
-    return d.op("add", _ref(d, a, out), _ref(d, b, out))
+def _add(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    return emitter.op("add", _ref(emitter, a, out), _ref(emitter, b, out))
 
 
-def _sub(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
-    return d.op("sub", _ref(d, a, out), _ref(d, b, out))
+def _sub(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    return emitter.op("sub", _ref(emitter, a, out), _ref(emitter, b, out))
 
 
-def _mul(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+def _mul(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    """Translate a product, which is a scale if one operand is a known number."""
     # A product with a number is scaled, which costs less than reading a second operand.
     for x, y in ((a, b), (b, a)):
         factor = _scalar(x)
         if factor is not None and isinstance(y, Ref):
-            return d.op("scale", y, factor=factor)
-    return d.op("mul", _ref(d, a, out), _ref(d, b, out))
+            return emitter.op("scale", y, factor=factor)
+    return emitter.op("mul", _ref(emitter, a, out), _ref(emitter, b, out))
 
 
-def _div(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+def _div(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
     divisor = _scalar(b)
     if divisor is not None and isinstance(a, Ref):
-        return d.op("scale", a, factor=1.0 / divisor)
-    return d.op("div", _ref(d, a, out), _ref(d, b, out))
+        return emitter.op("scale", a, factor=1.0 / divisor)
+    return emitter.op("div", _ref(emitter, a, out), _ref(emitter, b, out))
 
 
-def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+def _max(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
     """max(a, b) = relu(a - b) + b."""
     # The IR has no maximum of two tensors; relu has a gradient and shards like any element-wise op.
     for x, y in ((a, b), (b, a)):
@@ -137,39 +138,42 @@ def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
         if bound == -np.inf:
             return y
         if bound == 0:
-            return d.op("relu", y)
-        return _max_by_relu(d, y, x, out)
-    return _max_by_relu(d, a, b, out)
+            return emitter.op("relu", y)
+        return _max_by_relu(emitter, y, x, out)
+    return _max_by_relu(emitter, a, b, out)
 
 
-def _max_by_relu(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
-    return _add(d, d.op("relu", _sub(d, a, b, out)), b, out)
+def _max_by_relu(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
+    return _add(emitter, emitter.op("relu", _sub(emitter, a, b, out)), b, out)
 
 
-def _min(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
+def _min(emitter: Emitter, a: Item, b: Item, out: Array) -> Ref:
     """min(a, b) = b - relu(b - a)."""
-    return _sub(d, b, d.op("relu", _sub(d, b, a, out)), out)
+    return _sub(emitter, b, emitter.op("relu", _sub(emitter, b, a, out)), out)
 
 
-def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
-    return d.op("add", d.op("relu", x), d.op("relu", d.op("scale", x, factor=-1.0)))
+def _abs(emitter: Emitter, x: Ref, out: Array) -> Ref:
+    return emitter.op(
+        "add", emitter.op("relu", x), emitter.op("relu", emitter.op("scale", x, factor=-1.0))
+    )
 
 
-def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
+def _stop_gradient(emitter: Emitter, x: Ref, out: Array) -> Ref:
     # A softmax's maximum may be kept out of the gradient, because it cancels. For anything else
     # stopping it changes the derivative, which the IR could not express.
-    if d.differentiable and not x.unstopped:
+    if emitter.differentiable and not x.unstopped:
         raise CannotMapError("stop_gradient is supported only for maxima")
     return replace(x, unstopped=False)
 
 
-def _integer_pow(d: Emitter, eqn: Equation) -> Ref:
+def _integer_pow(emitter: Emitter, eqn: Equation) -> Ref:
+    """Translate a power with a whole exponent to products."""
     x = _first_reference(eqn.items)
     exponent = int(eqn.parameters["y"])
     power = x
     for _ in range(abs(exponent) - 1):
-        power = d.op("mul", power, x)
-    return power if exponent > 0 else _div(d, Known.of(1.0), power, eqn.out)
+        power = emitter.op("mul", power, x)
+    return power if exponent > 0 else _div(emitter, Known.of(1.0), power, eqn.out)
 
 
 # --- checks and choices
@@ -190,7 +194,7 @@ def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
     raise CannotMapError("the IR has no comparisons")
 
 
-def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
+def _select(emitter: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
     """A choice by a known mask is a sum with masked terms; by an index check it is no choice."""
     predicate, *cases = items
     if isinstance(predicate, IndexCheck):
@@ -205,85 +209,87 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
             value = np.where(weight > 0, case.array, 0.0)
             terms.append(Known(np.broadcast_to(value, out.shape)))
         else:
-            terms.append(_mul(d, case, Known(weight), out))
+            terms.append(_mul(emitter, case, Known(weight), out))
     if all(isinstance(term, Known) for term in terms):
         return Known(terms[0].array + terms[1].array)  # pyright: ignore[reportAttributeAccessIssue]
-    return _add(d, terms[0], terms[1], out)
+    return _add(emitter, terms[0], terms[1], out)
 
 
 # --- shapes, sums, products, look-ups
 # ------------------------------------------------------------------
 
 
-def _reshape(d: Emitter, eqn: Equation) -> Ref:
+def _reshape(emitter: Emitter, eqn: Equation) -> Ref:
+    """Reshape a value, which stays small if it is broadcast and only axes of size 1 move."""
     x = _first_reference(eqn.items)
     shape = eqn.out.shape
-    stored, full = d.shape(x), eqn.arrays[0].shape
+    stored, full = emitter.shape(x), eqn.arrays[0].shape
     if stored == full:
-        return d.reshape(x, shape)
+        return emitter.reshape(x, shape)
 
     # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of
     # size 1 keeps it that small; any other needs it in full.
     moves_only_ones = [n for n in full if n != 1] == [n for n in shape if n != 1]
     if len(stored) != len(full) or not moves_only_ones:
-        return d.reshape(d.materialised(x, eqn.arrays[0]), shape)
+        return emitter.reshape(emitter.materialised(x, eqn.arrays[0]), shape)
     stored_sizes = iter([size for size, n in zip(stored, full, strict=True) if n != 1])
-    return d.reshape(x, [1 if n == 1 else next(stored_sizes) for n in shape])
+    return emitter.reshape(x, [1 if n == 1 else next(stored_sizes) for n in shape])
 
 
-def _broadcast(d: Emitter, eqn: Equation) -> Ref:
-    """A broadcast: only the axes are put in place, because the ops that use the value broadcast
-    it."""
+def _broadcast(emitter: Emitter, eqn: Equation) -> Ref:
+    """Put the axes of a broadcast in place; the ops that use the value broadcast it."""
     x = _first_reference(eqn.items)
     shape = [1] * len(eqn.out.shape)
-    for axis, size in zip(eqn.parameters["broadcast_dimensions"], d.shape(x), strict=True):
+    for axis, size in zip(eqn.parameters["broadcast_dimensions"], emitter.shape(x), strict=True):
         shape[axis] = size
-    return d.reshape(x, shape)
+    return emitter.reshape(x, shape)
 
 
-def _transpose(d: Emitter, eqn: Equation) -> Ref:
-    return d.transpose(_first_reference(eqn.items), eqn.parameters["permutation"])
+def _transpose(emitter: Emitter, eqn: Equation) -> Ref:
+    return emitter.transpose(_first_reference(eqn.items), eqn.parameters["permutation"])
 
 
-def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
+def _reduce_sum(emitter: Emitter, eqn: Equation) -> Ref:
+    """Sum over axes, of which broadcast ones only multiply."""
     x = _first_reference(eqn.items)
-    stored, full = d.shape(x), eqn.arrays[0].shape
+    stored, full = emitter.shape(x), eqn.arrays[0].shape
     axes = tuple(int(axis) for axis in eqn.parameters["axes"])
-    total = d.op("sum", x, axes=axes, keep=True)
-    summed = d.reshape(total, [size for axis, size in enumerate(stored) if axis not in axes])
+    total = emitter.op("sum", x, axes=axes, keep=True)
+    summed = emitter.reshape(total, [size for axis, size in enumerate(stored) if axis not in axes])
 
     # Summing a broadcast axis multiplies by how often the value was repeated.
     repeats = prod(full[axis] // stored[axis] for axis in axes)
-    return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
+    return summed if repeats == 1 else emitter.op("scale", summed, factor=float(repeats))
 
 
-def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
+def _reduce_max(emitter: Emitter, eqn: Equation) -> Ref:
+    """Translate a maximum over axes."""
     x = _first_reference(eqn.items)
     if tuple(eqn.parameters["axes"]) != (len(eqn.arrays[0].shape) - 1,):
         raise CannotMapError("a maximum along an axis other than the last")
-    top = d.op("row_max", d.materialised(x, eqn.arrays[0]))
-    return replace(d.reshape(top, eqn.out.shape), unstopped=True)
+    top = emitter.op("row_max", emitter.materialised(x, eqn.arrays[0]))
+    return replace(emitter.reshape(top, eqn.out.shape), unstopped=True)
 
 
-def _argmax(d: Emitter, eqn: Equation) -> Ref:
+def _argmax(emitter: Emitter, eqn: Equation) -> Ref:
     """Index of the largest entry along one axis, or of the smallest if the value is negated."""
     x = _first_reference(eqn.items)
     (axis,) = eqn.parameters["axes"]
     rank = len(eqn.arrays[0].shape)
     order = [k for k in range(rank) if k != axis] + [axis]
-    rows = d.transpose(d.materialised(x, eqn.arrays[0]), order)
-    return d.op("argmax", rows)
+    rows = emitter.transpose(emitter.materialised(x, eqn.arrays[0]), order)
+    return emitter.op("argmax", rows)
 
 
-def _argmin(d: Emitter, eqn: Equation) -> Ref:
-    negated = d.op("scale", _first_reference(eqn.items), factor=-1.0)
-    return _argmax(d, replace(eqn, items=(negated,)))
+def _argmin(emitter: Emitter, eqn: Equation) -> Ref:
+    negated = emitter.op("scale", _first_reference(eqn.items), factor=-1.0)
+    return _argmax(emitter, replace(eqn, items=(negated,)))
 
 
-def _dot(d: Emitter, eqn: Equation) -> Ref:
+def _dot(emitter: Emitter, eqn: Equation) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes
     on the left."""
-    a, b = _in_full(d, eqn)
+    a, b = _in_full(emitter, eqn)
     shape_a, shape_b = eqn.arrays[0].shape, eqn.arrays[1].shape
 
     # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k,
@@ -299,22 +305,22 @@ def _dot(d: Emitter, eqn: Equation) -> Ref:
     # Without a batch the rows may keep their axes.
     if batch or not row_sizes:
         row_sizes = (prod(row_sizes),)
-    a = d.transpose(a, (*batch_a, *rows, *contract_a))
-    a = d.reshape(a, (*batch, *row_sizes, size_k))
+    a = emitter.transpose(a, (*batch_a, *rows, *contract_a))
+    a = emitter.reshape(a, (*batch, *row_sizes, size_k))
 
     # A right operand that is contracted along its last axis is read transposed instead of being
     # copied.
     if tuple(contract_b) == (len(shape_b) - 1,) and len(columns) == 1:
-        b = d.transpose(b, (*batch_b, *columns, *contract_b))
-        product = d.op("matmul", a, b, transpose_b=True)
+        b = emitter.transpose(b, (*batch_b, *columns, *contract_b))
+        product = emitter.op("matmul", a, b, transpose_b=True)
     else:
-        b = d.transpose(b, (*batch_b, *contract_b, *columns))
-        product = d.op("matmul", a, d.reshape(b, (*batch, size_k, size_n)))
+        b = emitter.transpose(b, (*batch_b, *contract_b, *columns))
+        product = emitter.op("matmul", a, emitter.reshape(b, (*batch, size_k, size_n)))
     # Products of short floats may be wanted in longer ones (`preferred_element_type`).
-    return d.cast(d.reshape(product, eqn.out.shape), eqn.out.dtype)
+    return emitter.cast(emitter.reshape(product, eqn.out.shape), eqn.out.dtype)
 
 
-def _gather(d: Emitter, eqn: Equation) -> Ref:
+def _gather(emitter: Emitter, eqn: Equation) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
     x, indices = _first_reference(eqn.items), eqn.items[1]
     shape = eqn.arrays[0].shape
@@ -323,9 +329,9 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
     # Slices as large as the tensor, from its start, are the tensor: JAX takes the only element of
     # an axis so.
     if _scalar(indices) == 0 and slice_sizes == shape:
-        return d.reshape(x, eqn.out.shape)
+        return emitter.reshape(x, eqn.out.shape)
     if isinstance(indices, Known):
-        indices = d.literal(indices.array, "int32")
+        indices = emitter.literal(indices.array, "int32")
     if not isinstance(indices, Ref):
         raise CannotMapError("indices that are checks")
 
@@ -333,7 +339,7 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
     numbers = eqn.parameters["dimension_numbers"]
     takes_rows = len(shape) == 2 and slice_sizes == (1, shape[1])
     if takes_rows and tuple(numbers.collapsed_slice_dims) == (0,):
-        return d.op("embedding", x, d.reshape(indices, eqn.out.shape[:-1]))
+        return emitter.op("embedding", x, emitter.reshape(indices, eqn.out.shape[:-1]))
 
     # Or one element of the last axis, for every place along all others.
     last_axis = len(shape) - 1
@@ -344,21 +350,21 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
         and batch_axes == outer_axes
         and tuple(numbers.start_index_map) == (last_axis,)
     ):
-        rows = d.materialised(x, eqn.arrays[0])
-        elements = d.op("pick", rows, d.reshape(indices, shape[:-1]))
-        return d.reshape(elements, eqn.out.shape)
+        rows = emitter.materialised(x, eqn.arrays[0])
+        elements = emitter.op("pick", rows, emitter.reshape(indices, shape[:-1]))
+        return emitter.reshape(elements, eqn.out.shape)
     raise CannotMapError("a gather that takes neither whole rows nor one element per row")
 
 
-def _concatenate(d: Emitter, eqn: Equation) -> Ref:
-    return d.op("concat", *_in_full(d, eqn), axis=eqn.parameters["dimension"])
+def _concatenate(emitter: Emitter, eqn: Equation) -> Ref:
+    return emitter.op("concat", *_in_full(emitter, eqn), axis=eqn.parameters["dimension"])
 
 
-def _in_full(d: Emitter, eqn: Equation) -> list[Ref]:
+def _in_full(emitter: Emitter, eqn: Equation) -> list[Ref]:
     """The operands in their full shapes, without implicit broadcasting."""
     refs = []
     for item, array in zip(eqn.items, eqn.arrays, strict=True):
-        refs.append(d.materialised(_ref(d, item, array), array))
+        refs.append(emitter.materialised(_ref(emitter, item, array), array))
     return refs
 
 
@@ -374,22 +380,22 @@ _BINARY: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
 )
 _UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxyType(
     {
-        "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
-        "exp": lambda d, x, out: d.op("exp", x),
-        "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),
-        "expm1": lambda d, x, out: _sub(d, d.op("exp", x), Known.of(1.0), out),
-        "log": lambda d, x, out: d.op("log", x),
-        "log1p": lambda d, x, out: d.op("log", _add(d, x, Known.of(1.0), out)),
-        "sqrt": lambda d, x, out: d.op("sqrt", x),
-        "rsqrt": lambda d, x, out: _div(d, Known.of(1.0), d.op("sqrt", x), out),
-        "square": lambda d, x, out: d.op("mul", x, x),
-        "tanh": lambda d, x, out: d.op("tanh", x),
-        "logistic": lambda d, x, out: d.op("sigmoid", x),
-        "erf": lambda d, x, out: d.op("erf", x),
+        "neg": lambda emitter, x, out: emitter.op("scale", x, factor=-1.0),
+        "exp": lambda emitter, x, out: emitter.op("exp", x),
+        "exp2": lambda emitter, x, out: emitter.op("exp", emitter.op("scale", x, factor=log(2.0))),
+        "expm1": lambda emitter, x, out: _sub(emitter, emitter.op("exp", x), Known.of(1.0), out),
+        "log": lambda emitter, x, out: emitter.op("log", x),
+        "log1p": lambda emitter, x, out: emitter.op("log", _add(emitter, x, Known.of(1.0), out)),
+        "sqrt": lambda emitter, x, out: emitter.op("sqrt", x),
+        "rsqrt": lambda emitter, x, out: _div(emitter, Known.of(1.0), emitter.op("sqrt", x), out),
+        "square": lambda emitter, x, out: emitter.op("mul", x, x),
+        "tanh": lambda emitter, x, out: emitter.op("tanh", x),
+        "logistic": lambda emitter, x, out: emitter.op("sigmoid", x),
+        "erf": lambda emitter, x, out: emitter.op("erf", x),
         "abs": _abs,
         "stop_gradient": _stop_gradient,
-        "copy": lambda d, x, out: x,
-        "optimization_barrier": lambda d, x, out: x,
+        "copy": lambda emitter, x, out: x,
+        "optimization_barrier": lambda emitter, x, out: x,
     }
 )
 _OTHERS: Final[Mapping[str, Callable[[Emitter, Equation], Ref]]] = MappingProxyType(

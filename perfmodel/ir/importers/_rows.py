@@ -1,5 +1,4 @@
-"""Rows of an op table, and groups of ranks: along the axes of a mesh, and as compiled modules write
-them."""
+"""Rows of an op table, and groups of ranks: along a mesh's axes, or as modules write them."""
 
 import re
 from collections import Counter
@@ -53,8 +52,7 @@ class CollectiveRow:
         return max(map(len, self.groups), default=1)
 
     def on(self, cluster: Cluster) -> Collective:
-        """The collective on a cluster whose devices are numbered node by node, in the order of the
-        ranks.
+        """The collective on a cluster whose devices are numbered node by node, like the ranks.
 
         If the groups lie differently in the network, the one that spans most nodes is used, because
         all ranks wait for the slowest group.

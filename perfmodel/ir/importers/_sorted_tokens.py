@@ -1,5 +1,4 @@
-"""Mixtures of experts that sort their tokens, rewritten so that each token takes the weights of its
-expert.
+"""Rewrites experts that sort tokens, so that each token takes the weights of its expert.
 
 A grouped product wants the tokens of one expert next to one another. Models therefore sort the
 tokens by expert, multiply, and put the results back into the tokens' order. How many tokens each
@@ -60,8 +59,7 @@ class _Routing:
     """Experts of each token, hence rows."""
 
     def understood(self) -> bool:
-        """Whether all nodes that depend on the order of rows are known, and include a grouped
-        product."""
+        """Whether all nodes that depend on the order are known, with a grouped product."""
         if len(_example(self.sort.args[0]).shape) != 1:
             return False
         self.kinds[self.sort] = "sort"
@@ -98,9 +96,10 @@ class _Routing:
             return _INVERSE
         if first == _BLANK and name in ("index_put", "index_put_"):
             (places,), written = node.args[1], node.args[2]
-            return (
-                _INVERSE if self.kinds.get(places) == _ORDER and _name(written) == "arange" else ""
-            )
+            inverts = self.kinds.get(places) == _ORDER and _name(written) == "arange"
+            return _INVERSE if inverts else ""
+
+        # Numbers of rows of each expert, rows in sorted order, and their products.
         if first in (_IDS, _COUNTS) and name in COUNTS:
             return _COUNTS
         if name == "index" and not first and len(node.args[1]) == 1:
@@ -151,8 +150,7 @@ class _Routing:
         return (self.kinds.get(node.args[0]), self.kinds.get(node.args[1][0])) == (_ROWS, _INVERSE)
 
     def rewrite(self) -> None:
-        """Replace sorted rows by rows in their original order, and grouped products by one product
-        per row."""
+        """Put rows back into their original order, and make each grouped product one per row."""
         aten = self.torch.ops.aten
         ids = self.sort.args[0]
         for node in [*self.graph.nodes]:
@@ -186,11 +184,12 @@ class _Routing:
         """Product of each row with the weights of its expert."""
         aten = self.torch.ops.aten
         rows, weights = node.args[:2]
-        transposed = _name(weights) == "transpose" and {axis % 3 for axis in weights.args[1:]} == {
-            1,
-            2,
-        }
-        if transposed:
+        # Weights [experts, rows, columns] that are read transposed are taken untransposed, so that
+        # no copy is made of them; each row of tokens is then a column.
+        is_transposed = False
+        if _name(weights) == "transpose":
+            is_transposed = {axis % 3 for axis in weights.args[1:]} == {1, 2}
+        if is_transposed:
             of_rows = self._call(node, aten.index.Tensor, weights.args[0], [ids])
             columns = self._call(node, aten.unsqueeze.default, rows, -1)
             product = self._call(node, aten.bmm.default, of_rows, columns)
@@ -198,7 +197,7 @@ class _Routing:
             of_rows = self._call(node, aten.index.Tensor, weights, [ids])
             lines = self._call(node, aten.unsqueeze.default, rows, 1)
             product = self._call(node, aten.bmm.default, lines, of_rows)
-        return self._call(node, aten.squeeze.dim, product, -1 if transposed else 1)
+        return self._call(node, aten.squeeze.dim, product, -1 if is_transposed else 1)
 
     def _call(self, before: Any, target: Any, *arguments: Any) -> Any:
         """A new node before another, with an example of its result."""

@@ -1,5 +1,4 @@
-"""Reads a program from its text, a catalog model, an ONNX file, or a PyTorch or JAX model in a
-Python file."""
+"""Reads a program from text, a catalog model, an ONNX file, or a PyTorch or JAX model."""
 
 import importlib.util
 import sys
@@ -96,6 +95,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
 
 
 def _of_catalog(name: str, settings: SourceSettings) -> Program:
+    """Write a catalog model as a program."""
     try:
         model = catalog.model(name)
     except UnknownNameError as error:
@@ -109,6 +109,7 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
 
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
+    """Convert the model and arguments that a function of the user's file returned."""
     # A JAX function states no tensor axes, so they are found from the data flow; readers of graphs
     # do that themselves.
     model, args = made
@@ -162,6 +163,7 @@ def _exported(path: str) -> Any:
 
 
 def _in_mode(program: Program, mode: Mode | None) -> Program:
+    """Turn a program that returns a loss into a training step, unless inference is asked for."""
     # Program text may be a training step already.
     loss = any(output.role == "loss" for output in program.outputs)
     # A loss is made a training step unless inference is asked for.

@@ -1,5 +1,4 @@
-"""Result of an importer: kernels, collectives and what could not be mapped, with their FLOPs, bytes
-and times."""
+"""Result of an importer: kernels, collectives, unmapped ops, with FLOPs, bytes and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -80,8 +79,7 @@ def _times(
     place: Cluster | Device,
     calibration: Path | None,
 ) -> EventTimes:
-    """Times of one execution of each row: kernels, with the gap before the next one, then
-    collectives."""
+    """Time of each row: kernels, with the gap before the next one, then collectives."""
     # Compiled programs launch kernels back to back; the gap between them is the compiled
     # framework's.
     weights = weight_files(calibration)
@@ -149,8 +147,7 @@ class OpTable:
 
     @property
     def communicated_bytes(self) -> float:
-        """Sizes of the collectives that the device takes part in, counted as `spec.Collective`
-        does."""
+        """Sizes of the device's collectives, counted as `spec.Collective` does."""
         return sum(c.count * c.bytes for c in self.collectives)
 
     @property
@@ -210,8 +207,7 @@ class OpTable:
         return pd.DataFrame(rows, columns=None if rows else columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per distinct kernel, collective and unmapped op; `flops` and `bytes` are of one
-        execution."""
+        """One row per kernel, collective and unmapped op; `flops`, `bytes` of one execution."""
         return self._frame.copy()
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,6 +254,8 @@ class OpTable:
                 f"the program communicates between {self.n_devices} devices; name a cluster instead of the device "
                 f"{device.name}"
             )
+
+        # Each row's time of one execution, times the number of its executions.
         rows = [*self.kernels, *self.collectives]
         times = _times(self.kernels, self.collectives, place, calibration).scaled(
             np.array([row.count for row in rows])
@@ -268,6 +266,7 @@ class OpTable:
         names = times.provenance
         total = float(time_s.sum())
         kernel_s = float(time_s[: len(self.kernels)].sum())
+
         # MFU: the time that products would take at peak, over the time of the step.
         peak_s = sum(
             row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
@@ -282,6 +281,7 @@ class OpTable:
         # How uncertain a site is depends on how much of the time is products and how much is
         # communication.
         interval = site_prior.interval(shares)
+
         # An allocator cannot use the last bytes, and a context takes its own.
         room = COMPILED.memory.usable_bytes(device.memory_bytes) - COMPILED.memory.context_bytes
         provenance = {}

@@ -1,5 +1,4 @@
-"""PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on
-use."""
+"""PyTorch modules as programs of the IR, through `torch.export` (extra `torch`)."""
 
 import operator
 import warnings
@@ -153,8 +152,7 @@ def load_torch() -> Any:
 
 
 def _written_through(graph: Any) -> bool:
-    """Whether a value is read under its old name after a node has written into it or into a view of
-    it."""
+    """Whether a value is read by its old name after a write into it or a view of it."""
     # Decomposition replaces in-place ops, but also fused ones that the IR has, so it is done only
     # where a stale name is read.
     place = {node: k for k, node in enumerate(graph.nodes)}
@@ -223,14 +221,16 @@ class _Reader:
         """A parameter, under the first of its names if modules share it."""
         # Tied weights are one tensor under two names; they must become one parameter.
         tensor, state = node.meta["val"], self.exported.state_dict
-        label = next(
-            (name for name, tensor_there in state.items() if tensor_there is state[label]), label
-        )
+        for first_name, named_tensor in state.items():
+            if named_tensor is state[label]:
+                label = first_name
+                break
         if label not in self.graph.values:
             self.graph.weight(label, _dtype(tensor), tuple(tensor.shape))
         self.graph.values[node.name] = self.graph.values[label]
 
     def _constant(self, node: Any, label: str) -> None:
+        """Make a buffer of the module a known value."""
         buffer = self.exported.state_dict.get(label, self.exported.constants.get(label))
         if buffer is None or buffer.is_meta:
             raise PerfModelError(
@@ -282,6 +282,7 @@ class _Reader:
         return outputs if len(schema.returns) > 1 or returns_list else outputs[0]
 
     def _item(self, value: Any) -> Any:
+        """Replace nodes by their values, in an argument or a list of arguments."""
         if isinstance(value, self.torch.fx.Node):
             return self.graph.values[value.name]
         if isinstance(value, (list, tuple)) and any(
@@ -294,6 +295,7 @@ class _Reader:
         """A node whose result follows from known operands, by torch itself on the CPU."""
 
         def tensor(value: Any) -> Any:
+            """A tensor on which torch can compute: the known value, or zeros of its shape."""
             item = self.graph.values[value.name]
             # Ops like `zeros_like` are the only ones computed from data, of which they see no
             # element.

@@ -26,8 +26,7 @@ Apply = Callable[[Params, Array, tuple[Any, ...]], tuple[Array, Any]]
 
 @dataclass(frozen=True)
 class Layer:
-    """`apply(params, x, context) -> (y, left)`: `left` becomes the context of later slices (None:
-    nothing)."""
+    """`apply(params, x, context) -> (y, left)`; `left` is the context of later slices."""
 
     name: str
     apply: Apply
@@ -159,8 +158,7 @@ def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel
 
 
 def causal_model(width: int, depth: int) -> LayeredModel:
-    """`depth` triples of causal single-head attention, dense layer and tanh, on inputs [batch,
-    tokens, width]."""
+    """`depth` times causal single-head attention, dense, tanh, on [batch, tokens, width]."""
     attention = Layer("attention", _attention, partial(_attention_initial, width))
     dense = Layer("dense", _dense, partial(_dense_initial, width))
     return LayeredModel((attention, dense, Layer("tanh", _tanh, _nothing)) * depth, _squared_error)
@@ -217,6 +215,7 @@ def _flatten(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array,
 
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
+    """Causal attention of a slice; returns the result, and keys and values for later slices."""
     # A slice of a sequence attends to the keys and values of the slices before it, and to its own.
     # Keys and values are what a slice leaves for later ones; their gradient comes back as the
     # context's cotangent.

@@ -40,8 +40,7 @@ class ScheduleRun:
 
 @dataclass
 class _Saved:
-    """Values that a forward pass saves on its device for the backward pass, one entry per layer of
-    the stage."""
+    """Values that a forward pass saves for the backward pass, one per layer of the stage."""
 
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
@@ -164,8 +163,7 @@ class _Machine:
         inputs: Array,
         targets: Array,
     ) -> None:
-        """Run the layers of a stage forward on a micro-batch, and mail the result to the next
-        stage."""
+        """Run a stage's layers forward on a micro-batch; mail the result to the next stage."""
         # The first stage reads data, the last one computes the loss and mails itself the gradient.
         x = inputs[batch] if stage == 0 else self.mail.pop((Phase.FORWARD, stage, batch))
         first = batch - batch % self.schedule.slices
@@ -265,8 +263,7 @@ class _Machine:
                 )
 
     def _forget(self, device: int, index: int) -> None:
-        """Drop versions that no later instruction uses, except the newest, and record how many were
-        held."""
+        """Drop versions that are no longer used, except the newest; record how many were held."""
         for chunk in range(self.schedule.chunks):
             versions = self.weights[device, chunk]
             # While this instruction ran, the version that it made was not there.
@@ -279,8 +276,7 @@ class _Machine:
                     del versions[version]
 
     def result(self) -> ScheduleRun:
-        """Weights and gradients by layer; replicas' gradients are added up, as their all-reduce
-        would."""
+        """Weights and gradients by layer; replicas' gradients are added up, as by all-reduce."""
         s = self.schedule
         if self.mail:
             raise PerfModelError(
@@ -301,6 +297,8 @@ class _Machine:
             else:
                 gradients[stage] = jax.tree.map(jnp.add, gradients[stage], gradient)
             params |= dict(zip(self.layers[stage], newest, strict=True))
+
+        # Each micro-batch's loss is a mean over its samples, so the step's gradient is their mean.
         micro_batches = s.micro_batches
         by_layer: list[Params] = []
         for stage in range(s.n_stages):

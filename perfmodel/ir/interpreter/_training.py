@@ -163,8 +163,7 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
 def update_times(
     name: str, stages: int, per_step: int, steps: int, passes: PassTimes
 ) -> Float[np.ndarray, " updates"]:
-    """Return the time at which the last device makes each update; updates themselves take no
-    time."""
+    """Return when the last device makes each update; updates themselves take no time."""
     scheduler = get_schedule(name)
     flush = not scheduler.asynchronous
     # Steps with a flush are all alike: one is timed and repeated.

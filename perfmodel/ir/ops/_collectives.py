@@ -34,8 +34,7 @@ Rule = Callable[[Tensor, int, Values], Tensor]
 
 
 def _group(inputs: Tensors, attributes: Values) -> int:
-    """Return the size of the group; raise `RuleError` unless the operands are alike and on
-    different devices."""
+    """Return the group's size; `RuleError` unless operands are alike, on different devices."""
     # A representative program writes one device of a group down, so the size is stated, not
     # counted.
     if "replicas" in attributes:
@@ -100,11 +99,9 @@ def _from_one(rule: Rule) -> InferRule:
     def infer(inputs: Tensors, attributes: Values) -> Tensors:
         expect(1, inputs)
         receivers = required(attributes, "to", tuple)
-        if (
-            not receivers
-            or len(set(receivers)) < len(receivers)
-            or not all(isinstance(d, int) and d >= 0 for d in receivers)
-        ):
+        are_devices = all(isinstance(d, int) and d >= 0 for d in receivers)
+        are_different = len(set(receivers)) == len(receivers)
+        if not receivers or not are_devices or not are_different:
             raise RuleError(f"to={receivers} must name different devices")
         result = rule(inputs[0], len(receivers), attributes)
         return tuple(result.on(device) for device in receivers)
@@ -113,6 +110,7 @@ def _from_one(rule: Rule) -> InferRule:
 
 
 def _send(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a send: the value on the receiving device."""
     expect(1, inputs)
     receiver = required(attributes, "to", int)
     if receiver < 0 or receiver == inputs[0].device:
@@ -146,8 +144,7 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Values) -> Tensor:
 
 
 def _shard_collective(query: ShardingQuery) -> ShardingDecision:
-    """Sharding rule: equal slices of all operands stay sharded, unless they are cut along the op's
-    own axis."""
+    """Sharding rule: equal slices of all operands stay sharded, but along the op's own axis."""
     # A slice along the axis that the collective itself cuts or joins would reorder elements.
     own_axes = {query.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
     return query.all_along_one_axis(lambda axis: axis not in own_axes)
@@ -163,10 +160,8 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # Nodes are filled in when the program meets a cluster (`execution._structure.placed`);
         # until then one node holds all.
-        n, _ = attributes.get("replicas") or (
-            len({tensor.device for tensor in (*inputs, *outputs)}),
-            0,
-        )
+        devices = {tensor.device for tensor in (*inputs, *outputs)}
+        n, _ = attributes.get("replicas") or (len(devices), 0)
         moved = (outputs if gathered else inputs)[0]
         collective = Collective(
             collective=kind,
@@ -185,38 +180,60 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
 
 
 def _of_sums(rule: GradientRule) -> GradientRule:
-    """Return the gradient rule of a collective that sums, if it combines values, in the program of
-    one rank."""
+    """Return the gradient rule of a summing collective, in the program of one rank."""
 
-    def gradient(b: Emitter, i: Instruction, *output_gradients: str | None) -> Names:
-        if i.attribute("replicas") is None:
-            return (None,) * len(i.inputs)
-        if i.attribute("op") == "max":
+    def gradient(
+        emitter: Emitter, instruction: Instruction, *output_gradients: str | None
+    ) -> Names:
+        if instruction.attribute("replicas") is None:
+            return (None,) * len(instruction.inputs)
+        if instruction.attribute("op") == "max":
             raise RuleError("the gradient of a maximum over ranks is not known; detach the value")
-        return rule(b, i, *output_gradients)
+        return rule(emitter, instruction, *output_gradients)
 
     return gradient
 
 
-def _all_reduce_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _all_reduce_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     # Every rank's summand has the gradient of the sum, which all ranks know.
     return (dy,)
 
 
-def _all_gather_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    return (b.op("reduce_scatter", dy, axis=i.attribute("axis"), replicas=i.attribute("replicas")),)
-
-
-def _reduce_scatter_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    return (b.op("all_gather", dy, axis=i.attribute("axis"), replicas=i.attribute("replicas")),)
-
-
-def _all_to_all_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    # Parts go back to where they came from.
-    split, concat = i.attribute("concat_axis"), i.attribute("split_axis")
+def _all_gather_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of an all-gather: a reduce-scatter."""
     return (
-        b.op(
-            "all_to_all", dy, split_axis=split, concat_axis=concat, replicas=i.attribute("replicas")
+        emitter.op(
+            "reduce_scatter",
+            dy,
+            axis=instruction.attribute("axis"),
+            replicas=instruction.attribute("replicas"),
+        ),
+    )
+
+
+def _reduce_scatter_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a reduce-scatter: an all-gather."""
+    return (
+        emitter.op(
+            "all_gather",
+            dy,
+            axis=instruction.attribute("axis"),
+            replicas=instruction.attribute("replicas"),
+        ),
+    )
+
+
+def _all_to_all_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of an all-to-all: the exchange in the opposite direction."""
+    # Parts go back to where they came from.
+    split, concat = instruction.attribute("concat_axis"), instruction.attribute("split_axis")
+    return (
+        emitter.op(
+            "all_to_all",
+            dy,
+            split_axis=split,
+            concat_axis=concat,
+            replicas=instruction.attribute("replicas"),
         ),
     )
 
@@ -224,6 +241,7 @@ def _all_to_all_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 def _definition(
     name: str, infer: InferRule, work: WorkRule, gradient: GradientRule | None = None
 ) -> OpDefinition:
+    """Define a collective, with the sharding rules that all collectives share."""
     return OpDefinition(
         name=name,
         infer=infer,

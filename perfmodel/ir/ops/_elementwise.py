@@ -93,8 +93,7 @@ def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
 
 
 def _linear_in(*places: int) -> PartialRule:
-    """Partial rule of a product or quotient: a sum times a replicated value is the sum of the
-    products.
+    """Partial rule of products and quotients: a sum times a replicated value stays a sum.
 
     Where the other operand broadcasts the sum, completing it first moves less.
     """
@@ -110,68 +109,76 @@ def _linear_in(*places: int) -> PartialRule:
     return rule
 
 
-def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
+def unbroadcast(emitter: Emitter, gradient: str, operand: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
     # Broadcasting repeats an operand, so the gradient is the sum over the repetitions: over leading
     # axes that the operand lacks, and over those in which it has size 1.
-    have, want = b.types[gradient].shape, b.types[operand].shape
+    have, want = emitter.types[gradient].shape, emitter.types[operand].shape
     lead = len(have) - len(want)
     if lead:
-        gradient = b.op("sum", gradient, axes=tuple(range(lead)))
+        gradient = emitter.op("sum", gradient, axes=tuple(range(lead)))
         have = have[lead:]
     axes = tuple(i for i, (h, w) in enumerate(zip(have, want, strict=True)) if h != w)
-    return b.op("sum", gradient, axes=axes, keep=True) if axes else gradient
+    return emitter.op("sum", gradient, axes=axes, keep=True) if axes else gradient
 
 
-def _sub_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    minuend, subtrahend = i.inputs
-    return unbroadcast(b, dy, minuend), b.op("scale", unbroadcast(b, dy, subtrahend), factor=-1.0)
-
-
-def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    first, second = i.inputs
-    return unbroadcast(b, b.op("mul", dy, second), first), unbroadcast(
-        b, b.op("mul", dy, first), second
+def _sub_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    minuend, subtrahend = instruction.inputs
+    return unbroadcast(emitter, dy, minuend), emitter.op(
+        "scale", unbroadcast(emitter, dy, subtrahend), factor=-1.0
     )
 
 
-def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    numerator, denominator = i.inputs
+def _mul_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    first, second = instruction.inputs
+    return unbroadcast(emitter, emitter.op("mul", dy, second), first), unbroadcast(
+        emitter, emitter.op("mul", dy, first), second
+    )
+
+
+def _div_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a quotient."""
+    numerator, denominator = instruction.inputs
     # d(n / d) = dn / d - (n / d) / d dd: the second term reuses the first and the forward result.
-    d_numerator = b.op("div", dy, denominator)
-    d_denominator = b.op("scale", b.op("mul", d_numerator, i.outputs[0]), factor=-1.0)
-    return unbroadcast(b, d_numerator, numerator), unbroadcast(b, d_denominator, denominator)
+    d_numerator = emitter.op("div", dy, denominator)
+    d_denominator = emitter.op(
+        "scale", emitter.op("mul", d_numerator, instruction.outputs[0]), factor=-1.0
+    )
+    return unbroadcast(emitter, d_numerator, numerator), unbroadcast(
+        emitter, d_denominator, denominator
+    )
 
 
 def _with_input(op: str) -> GradientRule:
-    """Gradient rule that applies `op` to the operand and the gradient, under the same
-    attributes."""
-    return lambda b, i, dy: b.emit(op, (i.inputs[0], dy), (op,), i.attributes)
+    """Gradient rule that applies `op` to operand and gradient, with the same attributes."""
+    return lambda emitter, instruction, dy: emitter.emit(
+        op, (instruction.inputs[0], dy), (op,), instruction.attributes
+    )
 
 
-def _sqrt_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _sqrt_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """dy / (2 y)."""
-    return (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),)
+    return (emitter.op("scale", emitter.op("div", dy, instruction.outputs[0]), factor=0.5),)
 
 
-def _tanh_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _tanh_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """dy (1 - y^2)."""
-    (y,) = i.outputs
-    return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)),)
+    (y,) = instruction.outputs
+    return (emitter.op("sub", dy, emitter.op("mul", emitter.op("mul", dy, y), y)),)
 
 
-def _sigmoid_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _sigmoid_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """dy y (1 - y)."""
-    (y,) = i.outputs
-    part = b.op("mul", dy, y)
-    return (b.op("sub", part, b.op("mul", part, y)),)
+    (y,) = instruction.outputs
+    part = emitter.op("mul", dy, y)
+    return (emitter.op("sub", part, emitter.op("mul", part, y)),)
 
 
-def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _erf_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """dy 2 / sqrt(pi) exp(-x^2)."""
-    (x,) = i.inputs
-    bell = b.op("exp", b.op("scale", b.op("mul", x, x), factor=-1.0))
-    return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
+    (x,) = instruction.inputs
+    bell = emitter.op("exp", emitter.op("scale", emitter.op("mul", x, x), factor=-1.0))
+    return (emitter.op("mul", dy, emitter.op("scale", bell, factor=2 / pi**0.5)),)
 
 
 def _scale(inputs: Tensors, attributes: Values) -> Tensors:
@@ -184,10 +191,10 @@ def _cast(inputs: Tensors, attributes: Values) -> Tensors:
     return (replace(inputs[0], dtype=required_dtype(attributes), value=None),)
 
 
-def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _cast_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """The gradient in the operand's own element type; integers have none."""
-    dtype = b.types[i.inputs[0]].dtype
-    return (None,) if dtype in INTEGER_DTYPES else (b.op("cast", dy, dtype=dtype),)
+    dtype = emitter.types[instruction.inputs[0]].dtype
+    return (None,) if dtype in INTEGER_DTYPES else (emitter.op("cast", dy, dtype=dtype),)
 
 
 def _unequal(inputs: Tensors, attributes: Values) -> Tensors:
@@ -239,17 +246,23 @@ def _sum(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape(shape),)
 
 
-def _sum_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    (x,) = i.inputs
-    axes = i.attribute("axes")
-    if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
-        # The axes that stay must stand where broadcasting aligns them: last.
-        with_summed_axes = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
-        dy = b.op("reshape", dy, shape=with_summed_axes)
-    return (b.op("broadcast_like", dy, x),)
+def _sum_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a sum: every summand gets the gradient of the sum."""
+    (x,) = instruction.inputs
+    axes = instruction.attribute("axes")
+    removes_leading_axes = sorted(axes) == list(range(len(axes)))
+    if not instruction.attribute("keep") and emitter.types[dy].rank and not removes_leading_axes:
+        # Broadcasting aligns axes at the right. Where axes other than the first were removed, they
+        # are put back with size 1.
+        with_summed_axes = tuple(
+            1 if a in axes else n for a, n in enumerate(emitter.types[x].shape)
+        )
+        dy = emitter.op("reshape", dy, shape=with_summed_axes)
+    return (emitter.op("broadcast_like", dy, x),)
 
 
 def _shard_sum(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of a sum: along kept axes, or as partial sums along summed ones."""
     axes, axis = query.attributes["axes"], query.sharded_axis(0)
     if axis is None:
         return query.replicated()
@@ -262,6 +275,7 @@ def _shard_sum(query: ShardingQuery) -> ShardingDecision:
 
 
 def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a broadcast to the shape of a second operand."""
     operands(2, inputs)
     x, template = inputs
     if broadcast([x.shape, template.shape]) != template.shape:
@@ -317,7 +331,9 @@ ELEMENTWISE = table(
     _pointwise(
         "add",
         BINARY,
-        gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs),
+        gradient=lambda emitter, instruction, dy: tuple(
+            unbroadcast(emitter, dy, name) for name in instruction.inputs
+        ),
         partial=sums_pass,
         fold=lambda x, _: x[0] + x[1],
     ),
@@ -336,11 +352,21 @@ ELEMENTWISE = table(
         "scale",
         _scale,
         kernel="mul_scalar",
-        gradient=lambda b, i, dy: (b.op("scale", dy, factor=i.attribute("factor")),),
+        gradient=lambda emitter, instruction, dy: (
+            emitter.op("scale", dy, factor=instruction.attribute("factor")),
+        ),
         partial=sums_pass,
     ),
-    _pointwise("exp", UNARY, gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),)),
-    _pointwise("log", UNARY, gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),)),
+    _pointwise(
+        "exp",
+        UNARY,
+        gradient=lambda emitter, instruction, dy: (emitter.op("mul", dy, instruction.outputs[0]),),
+    ),
+    _pointwise(
+        "log",
+        UNARY,
+        gradient=lambda emitter, instruction, dy: (emitter.op("div", dy, instruction.inputs[0]),),
+    ),
     _pointwise("sqrt", UNARY, gradient=_sqrt_gradient),
     _pointwise("tanh", UNARY, gradient=_tanh_gradient),
     _pointwise("sigmoid", UNARY, gradient=_sigmoid_gradient),
@@ -362,7 +388,10 @@ ELEMENTWISE = table(
         "broadcast_like",
         _broadcast_like,
         kernel="copy",
-        gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
+        gradient=lambda emitter, instruction, dy: (
+            unbroadcast(emitter, dy, instruction.inputs[0]),
+            None,
+        ),
         partial=_lends_shape,
     ),
     # of integers, which have no gradient: positions that padding is left out of

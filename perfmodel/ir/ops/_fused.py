@@ -31,6 +31,7 @@ from perfmodel.ops import Attention, Op
 
 
 def _layer_norm(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a layer norm over the last axis, with gain and bias."""
     operands(3, inputs)
     same_dtype(inputs)
     x, gain, bias = inputs
@@ -41,17 +42,19 @@ def _layer_norm(inputs: Tensors, attributes: Values) -> Tensors:
     return (x,)
 
 
-def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    x, gain, bias = i.inputs
-    return b.emit(
+def _layer_norm_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a layer norm: one op gives the gradients of all three operands."""
+    x, gain, bias = instruction.inputs
+    return emitter.emit(
         "layer_norm_grad",
         (x, gain, dy),
         (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"),
-        i.attributes,
+        instruction.attributes,
     )
 
 
 def _layer_norm_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a layer norm's gradients, one per operand."""
     operands(3, inputs)
     same_dtype(inputs)
     x, gain, dy = inputs
@@ -103,6 +106,7 @@ def _shard_rows(query: ShardingQuery) -> ShardingDecision:
 
 
 def _attention(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of an attention, whose operands are parts of one sequence in order."""
     operands(max(1, len(inputs)), inputs)
     same_dtype(inputs)
     *_, qkv = inputs
@@ -119,9 +123,13 @@ def _attention(inputs: Tensors, attributes: Values) -> Tensors:
     return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
 
 
-def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    return b.emit(
-        "attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes
+def _attention_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of an attention: one op gives the gradients of all parts."""
+    return emitter.emit(
+        "attention_grad",
+        (*instruction.inputs, dy),
+        tuple(f"grad_{name}" for name in instruction.inputs),
+        instruction.attributes,
     )
 
 
@@ -189,8 +197,7 @@ def _adam(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _streams(op: str, tensors: int) -> WorkRule:
-    """Work rule with one kernel per weight, which reads and writes this many tensors of its
-    size."""
+    """Work rule of one kernel per weight, which reads and writes tensors of its size."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         (kernel,) = memory_bound(op)(inputs, outputs, attributes)
@@ -218,7 +225,9 @@ FUSED = table(
         infer=_softmax,
         work=memory_bound("softmax"),
         shard=_shard_rows,
-        gradient=lambda b, i, dy: (b.op("softmax_grad", i.outputs[0], dy),),
+        gradient=lambda emitter, instruction, dy: (
+            emitter.op("softmax_grad", instruction.outputs[0], dy),
+        ),
     ),
     OpDefinition(
         name="softmax_grad",

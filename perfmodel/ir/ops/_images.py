@@ -32,6 +32,7 @@ POOLS = ("max", "mean")
 
 
 def _pair(attributes: Values, name: str, minimum: int) -> Pair:
+    """Return an attribute that must be two whole numbers, such as a stride."""
     pair = required(attributes, name, tuple)
     are_whole = all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
     if len(pair) != 2 or not are_whole or min(pair) < minimum:
@@ -56,6 +57,7 @@ def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -
 
 
 def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a convolution of an image [N, C, H, W] with a kernel [K, C / groups, h, w]."""
     operands(2, inputs)
     same_dtype(inputs)
     x, w = inputs
@@ -67,30 +69,32 @@ def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape((x.shape[0], w.shape[0], *size)),)
 
 
-def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    x, w = i.inputs
-    values = dict(i.attributes)
+def _conv2d_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a convolution: one op per operand."""
+    x, w = instruction.inputs
+    values = dict(instruction.attributes)
     # Strides round down, so several sizes of image give the same result; the gradients state the
     # size they need.
-    image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
-    return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
+    image, kernel = emitter.types[x].shape[2:], emitter.types[w].shape[2:]
+    return emitter.op("conv2d_input_grad", w, dy, image=image, **values), emitter.op(
         "conv2d_weight_grad", x, dy, kernel=kernel, **values
     )
 
 
 def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a convolution's gradient with respect to the image."""
     operands(2, inputs)
     w, dy = inputs
     groups = required(attributes, "groups", int)
     image = _pair(attributes, "image", 1)
-    # The forward rule, run on the operands as they would be, checks everything that the gradient
-    # could get wrong.
+    # The forward rule checks all sizes, if it is applied to the image whose gradient is computed.
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (x,)
 
 
 def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a convolution's gradient with respect to the kernel."""
     operands(2, inputs)
     x, dy = inputs
     groups = required(attributes, "groups", int)
@@ -136,8 +140,7 @@ def _conv2d_work(pass_: Any) -> WorkRule:
 
 
 def _shard_conv2d(*roles: str) -> ShardRule:
-    """Spread a convolution by samples, by channels of the result, or (of one group) by channels of
-    the image.
+    """Spread a convolution by samples, result channels, or (with one group) image channels.
 
     Args:
         roles: roles of operands and result: `x` image, `w` kernel, `y` result, each along two axes
@@ -169,6 +172,7 @@ def _shard_conv2d(*roles: str) -> ShardRule:
 
 
 def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a pooling by maximum or mean over a window."""
     operands(1, inputs)
     (x,) = inputs
     if required(attributes, "kind", str) not in POOLS or x.rank != 4:
@@ -213,8 +217,8 @@ IMAGES = table(
         infer=_pool2d,
         work=memory_bound("copy"),
         shard=_shard_pool2d,
-        gradient=lambda b, i, dy: b.emit(
-            "pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes
+        gradient=lambda emitter, instruction, dy: emitter.emit(
+            "pool2d_grad", (*instruction.inputs, dy), ("pool2d_grad",), instruction.attributes
         ),
     ),
     OpDefinition(

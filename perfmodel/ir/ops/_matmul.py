@@ -26,8 +26,7 @@ Labels = tuple[str, ...]
 
 
 def _labels(inputs: Tensors, attributes: Values) -> tuple[Labels, Labels, Labels]:
-    """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n,
-    k."""
+    """Einsum labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
     # Labels turn sharding into bookkeeping: a label of the result is cut there too, a label that is
     # summed over leaves partial sums. A matrix on the right is shared by the batch.
     a, b = inputs
@@ -40,6 +39,7 @@ def _labels(inputs: Tensors, attributes: Values) -> tuple[Labels, Labels, Labels
 
 
 def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a product of two matrices, or of two batches of matrices."""
     operands(2, inputs)
     same_dtype(inputs)
     a, b = inputs
@@ -58,34 +58,35 @@ def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
     return (a.with_shape([size[label] for label in out]),)
 
 
-def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _matmul_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """Write the gradients of both operands."""
-    x, w = i.inputs
-    transpose_a = bool(i.attribute("transpose_a"))
-    transpose_b = bool(i.attribute("transpose_b"))
+    x, w = instruction.inputs
+    transpose_a = bool(instruction.attribute("transpose_a"))
+    transpose_b = bool(instruction.attribute("transpose_b"))
     # For y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed
     # results.
     if transpose_a:
-        dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
+        dx = emitter.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
     else:
-        dx = b.op("matmul", dy, w, transpose_b=not transpose_b)
+        dx = emitter.op("matmul", dy, w, transpose_b=not transpose_b)
     # A weight shared by a batch sums its gradient over all leading axes as well; frameworks run
     # that as one GEMM over flattened rows, hence an op of its own.
-    if b.types[w].rank == 2 and b.types[x].rank > 2:
+    if emitter.types[w].rank == 2 and emitter.types[x].rank > 2:
         if transpose_a:
             raise RuleError(
                 "the gradient of a transposed batched operand times a matrix is not supported"
             )
         operands_of_dw = (dy, x) if transpose_b else (x, dy)
-        dw = b.op("matmul_weight_grad", *operands_of_dw)
+        dw = emitter.op("matmul_weight_grad", *operands_of_dw)
     elif transpose_b:
-        dw = b.op("matmul", dy, x, transpose_a=True, transpose_b=transpose_a)
+        dw = emitter.op("matmul", dy, x, transpose_a=True, transpose_b=transpose_a)
     else:
-        dw = b.op("matmul", x, dy, transpose_a=not transpose_a)
+        dw = emitter.op("matmul", x, dy, transpose_a=not transpose_a)
     return dx, dw
 
 
 def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a product's gradient with respect to its right operand, summed over rows."""
     operands(2, inputs)
     same_dtype(inputs)
     x, dy = inputs
@@ -132,6 +133,7 @@ def _shard_weight_grad(query: ShardingQuery) -> ShardingDecision:
 
 
 def _matmul_work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
+    """Work rule of a product: one GEMM, batched if both operands are."""
     a, b = inputs
     # A batch times one matrix is a single GEMM over all rows; equally batched matrices are a
     # batched one. The pass selects the layout of operands: a transposed weight is what input

@@ -33,6 +33,7 @@ from perfmodel.ir.ops._elementwise import same_dtype
 
 
 def _constant(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a constant, whose value is an attribute."""
     operands(0, inputs)
     dtype = required_dtype(attributes)
     value = required(attributes, "value", (int, float, tuple))
@@ -52,6 +53,7 @@ def _shape(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a reshape to a shape given as attribute or as known second operand."""
     # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded
     # by now.
     if len(inputs) == 2:
@@ -75,14 +77,13 @@ def _resolved(shape: Shape, target: Any) -> Shape:
     return tuple(target)
 
 
-def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    dx = b.op("reshape", dy, shape=b.types[i.inputs[0]].shape)
-    return (dx, *((None,) * (len(i.inputs) - 1)))
+def _reshape_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    dx = emitter.op("reshape", dy, shape=emitter.types[instruction.inputs[0]].shape)
+    return (dx, *((None,) * (len(instruction.inputs) - 1)))
 
 
 def _shard_reshape(query: ShardingQuery) -> ShardingDecision:
-    """Sharding rule of a reshape: the outermost factor of a group of merged or split axes stays
-    sharded."""
+    """Sharding rule of a reshape: the outermost of merged or split axes stays sharded."""
     axis = query.sharded_axis(0)
     x, *dynamic = query.operands
     if axis is None or dynamic:
@@ -101,6 +102,7 @@ def _shard_reshape(query: ShardingQuery) -> ShardingDecision:
 
 
 def _transpose(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a permutation of axes."""
     operands(1, inputs)
     (x,) = inputs
     order = required(attributes, "permutation", tuple)
@@ -109,12 +111,13 @@ def _transpose(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape([x.shape[i] for i in order]),)
 
 
-def _transpose_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    order = tuple(int(k) for k in np.argsort(i.attribute("permutation")))
-    return (b.op("transpose", dy, permutation=order),)
+def _transpose_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    order = tuple(int(k) for k in np.argsort(instruction.attribute("permutation")))
+    return (emitter.op("transpose", dy, permutation=order),)
 
 
 def _shard_transpose(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of a transpose: the sharded axis moves with the others."""
     axis = query.sharded_axis(0)
     if axis is None:
         return query.replicated()
@@ -124,6 +127,7 @@ def _shard_transpose(query: ShardingQuery) -> ShardingDecision:
 
 
 def _split(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a split into equal parts along an axis."""
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -135,15 +139,17 @@ def _split(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_size(axis, x.shape[axis] // parts),) * parts
 
 
-def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names:
+def _split_gradient(emitter: Emitter, instruction: Instruction, *gradients: str | None) -> Names:
+    """Gradient rule of a split: the parts' gradients are joined."""
     # Results that nothing uses have no gradient; zeros (scaled, so that they lie on the same
     # device) take their place.
     known = next(dy for dy in gradients if dy)
-    filled = [dy or b.op("scale", known, factor=0.0) for dy in gradients]
-    return (b.op("concat", *filled, axis=i.attribute("axis")),)
+    filled = [dy or emitter.op("scale", known, factor=0.0) for dy in gradients]
+    return (emitter.op("concat", *filled, axis=instruction.attribute("axis")),)
 
 
 def _concat(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a join along an axis."""
     if not inputs:
         raise RuleError("at least one operand is needed")
     same_dtype(inputs)
@@ -158,19 +164,21 @@ def _concat(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_size(axis, size),)
 
 
-def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    axis = axis_of(dict(i.attributes), "axis", b.types[dy].rank)
+def _concat_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a join: each operand gets its slice."""
+    axis = axis_of(dict(instruction.attributes), "axis", emitter.types[dy].rank)
     pieces: list[str | None] = []
     # The gradient of joined tensors is cut where they were joined.
     start = 0
-    for name in i.inputs:
-        stop = start + b.types[name].shape[axis]
-        pieces.append(b.op("slice", dy, axis=axis, start=start, stop=stop))
+    for name in instruction.inputs:
+        stop = start + emitter.types[name].shape[axis]
+        pieces.append(emitter.op("slice", dy, axis=axis, start=start, stop=stop))
         start = stop
     return tuple(pieces)
 
 
 def _slice(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a slice of an axis."""
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -183,17 +191,20 @@ def _slice(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_size(axis, stop - start),)
 
 
-def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+def _slice_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """Gradient of a slice: zeros outside of it."""
-    (x,) = i.inputs
-    axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
+    (x,) = instruction.inputs
+    axis = axis_of(dict(instruction.attributes), "axis", emitter.types[x].rank)
     # Elements that the slice left out do not influence the result.
-    before = i.attribute("start")
-    after = b.types[x].shape[axis] - i.attribute("stop")
-    return (b.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,)
+    before = instruction.attribute("start")
+    after = emitter.types[x].shape[axis] - instruction.attribute("stop")
+    return (
+        emitter.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,
+    )
 
 
 def _pad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a padding of an axis with a constant."""
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -208,11 +219,14 @@ def _pad(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_size(axis, before + x.shape[axis] + after),)
 
 
-def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    (x,) = i.inputs
-    axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
-    start = i.attribute("before")
-    return (b.op("slice", dy, axis=axis, start=start, stop=start + b.types[x].shape[axis]),)
+def _pad_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    """Gradient rule of a padding: the padding is cut off."""
+    (x,) = instruction.inputs
+    axis = axis_of(dict(instruction.attributes), "axis", emitter.types[x].rank)
+    start = instruction.attribute("before")
+    return (
+        emitter.op("slice", dy, axis=axis, start=start, stop=start + emitter.types[x].shape[axis]),
+    )
 
 
 def _zeros_pass(query: ShardingQuery) -> ShardingDecision | None:
@@ -228,6 +242,7 @@ def _shard_beside_axis(query: ShardingQuery) -> ShardingDecision:
 
 
 def _take(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of taking the elements of an axis whose numbers an operand holds."""
     operands(2, inputs)
     x, index = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -237,6 +252,7 @@ def _take(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _unsqueeze(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of an insertion of axes of size 1."""
     operands(1, inputs)
     (x,) = inputs
     axes = required(attributes, "axes", tuple)
@@ -257,8 +273,7 @@ def _along_axis(
     partial: PartialRule = sums_pass,
     fold: FoldRule | None = None,
 ) -> OpDefinition:
-    """Define an op that cuts or joins along attribute `axis`: linear, and sharded along any other
-    axis."""
+    """Define an op that cuts or joins along `axis`: linear, sharded along any other axis."""
     return OpDefinition(
         name=name,
         infer=infer,

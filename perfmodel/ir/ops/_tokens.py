@@ -49,6 +49,7 @@ def _rows(tensor: Tensor) -> None:
 
 
 def _embedding(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of a look-up of tokens in a table of embeddings."""
     operands(2, inputs)
     rows, ids = inputs
     _integers(ids)
@@ -60,8 +61,13 @@ def _embedding(inputs: Tensors, attributes: Values) -> Tensors:
 def _of_first(op: str) -> GradientRule:
     """Return the gradient rule of a look-up: op `op` gives the first operand's gradient; token
     numbers have none."""
-    return lambda b, i, dy: (
-        *b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes),
+    return lambda emitter, instruction, dy: (
+        *emitter.emit(
+            op,
+            (*instruction.inputs, dy),
+            (f"grad_{instruction.inputs[0]}",),
+            instruction.attributes,
+        ),
         None,
     )
 
@@ -82,6 +88,7 @@ def _first_grad(forward: InferRule) -> InferRule:
 
 
 def _shard_embedding(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of an embedding: by rows or columns of the table, or by tokens."""
     by_row, by_token = query.sharded_axis(0), query.sharded_axis(1)
     rows = query.operands[0]
     # Each part looks up the rows that it has, and gives zeros for the others.
@@ -107,6 +114,7 @@ def _gradients_pass(query: ShardingQuery) -> ShardingDecision | None:
 
 
 def _shard_embedding_grad(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of an embedding's gradient: by rows or columns of the table, or partial."""
     rows, _, dy = query.operands
     by_row, by_token, by_gradient = map(query.sharded_axis, range(3))
     if by_row == 0:
@@ -133,6 +141,7 @@ def _row_max(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _shard_row_max(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of a maximum over the last axis."""
     axis = query.sharded_axis(0)
     if axis is None:
         return query.replicated()
@@ -153,8 +162,7 @@ def _pick(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _shard_pick(query: ShardingQuery) -> ShardingDecision:
-    """Sharding of `pick` or `pick_grad`: along the batch, or along the classes with a partial
-    sum."""
+    """Sharding of `pick` or `pick_grad`: along the batch, or partial sums over classes."""
     x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
     n_values = len(query.operands) - 1
@@ -172,6 +180,8 @@ def _shard_pick(query: ShardingQuery) -> ShardingDecision:
 
 
 def _embedding_work(backward: bool) -> WorkRule:
+    """Work rule of a look-up in a table of embeddings, or of its gradient."""
+
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         rows, ids = inputs[:2]
         kernel = Embedding(
@@ -210,14 +220,21 @@ def _top_k(inputs: Tensors, attributes: Values) -> Tensors:
     return x.with_shape(shape), Tensor("int32", shape, x.device)
 
 
-def _top_k_gradient(b: Emitter, i: Instruction, dy: str | None, _: str | None) -> Names:
+def _top_k_gradient(
+    emitter: Emitter, instruction: Instruction, dy: str | None, _: str | None
+) -> Names:
     """Gradients return to the positions of the entries; positions have no gradient."""
     if dy is None:
         return (None,)
-    return b.emit("top_k_grad", (i.inputs[0], i.outputs[1], dy), (f"grad_{i.inputs[0]}",))
+    return emitter.emit(
+        "top_k_grad",
+        (instruction.inputs[0], instruction.outputs[1], dy),
+        (f"grad_{instruction.inputs[0]}",),
+    )
 
 
 def _top_k_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type rule of the gradient of the largest entries of each row."""
     operands(3, inputs)
     x, places, dy = inputs
     _integers(places)
@@ -243,6 +260,7 @@ def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
+    """Sharding rule of a dispatch to experts: by tokens, as a share of each expert's buffer."""
     # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a
     # sharded capacity; an all-to-all then brings whole buffers to the experts' devices.
     sharded_axes = [query.sharded_axis(operand) for operand in (0, 1)]
@@ -259,8 +277,7 @@ def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
 
 
 def _collect(inputs: Tensors, attributes: Values) -> Tensors:
-    """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [..,
-    hidden]."""
+    """Turn buffers [experts, capacity, hidden] and experts [..] into tokens [.., hidden]."""
     operands(2, inputs)
     buffers, chosen = inputs
     if buffers.rank != 3 or not chosen.dtype.startswith("int"):
@@ -270,9 +287,11 @@ def _collect(inputs: Tensors, attributes: Values) -> Tensors:
     return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
 
 
-def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    experts, capacity, _ = b.types[i.inputs[0]].shape
-    return b.op("dispatch", dy, i.inputs[1], experts=experts, capacity=capacity), None
+def _collect_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
+    experts, capacity, _ = emitter.types[instruction.inputs[0]].shape
+    return emitter.op(
+        "dispatch", dy, instruction.inputs[1], experts=experts, capacity=capacity
+    ), None
 
 
 def _shard_collect(query: ShardingQuery) -> ShardingDecision:
@@ -330,7 +349,10 @@ TOKENS = table(
         infer=_dispatch,
         work=memory_bound("copy"),
         shard=_shard_dispatch,
-        gradient=lambda b, i, dy: (b.op("collect", dy, i.inputs[1]), None),
+        gradient=lambda emitter, instruction, dy: (
+            emitter.op("collect", dy, instruction.inputs[1]),
+            None,
+        ),
     ),
     OpDefinition(
         name="collect",

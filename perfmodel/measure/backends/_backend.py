@@ -279,8 +279,7 @@ MOST_COLLECTIVES: Final = 1 << 16
 
 
 class KernelBeside:
-    """Sampler of a kernel on all ranks of a group, while enough collectives run to outlast each
-    sample."""
+    """Samples a kernel on all ranks of a group, while collectives outlast each sample."""
 
     def __init__(self, group: RankGroup, point: Point, meter: Meter) -> None:
         self._group, self._point, self._meter = group, point, meter
@@ -358,8 +357,7 @@ def same_device(name: str, accelerator: str) -> bool:
 
 
 def _name_words(name: str) -> list[str]:
-    """Words of a name in upper case; `1080 Ti` is one word, TPU's `v5 lite` is v5e, its plain `v5`
-    is v5p."""
+    """Words of a device's name in upper case; `1080 Ti` is one word, `v5 lite` is v5e."""
     name = re.sub(r"(v\d) lite", r"\1e", name.strip(), flags=re.IGNORECASE)
     name = re.sub(r"(TPU[ -]v5)$", r"\1p", name, flags=re.IGNORECASE)
     name = re.sub(r"(\d) Ti\b", r"\1Ti", name, flags=re.IGNORECASE)

@@ -146,8 +146,7 @@ def nccl_tests_rows(
 
 
 def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
-    """Split sizes into runs that grow by a constant whole factor, each with its factor (2 for a
-    single size)."""
+    """Split sizes into runs that grow by a whole factor, and return each with its factor."""
     runs: list[tuple[list[Point], int]] = []
     for point in points:
         if runs:
@@ -187,8 +186,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
-    """The out-of-place time of a size that nccl-tests printed, without an interval of its
-    median."""
+    """The out-of-place time of a size that nccl-tests printed, which has no interval."""
     same_size: list[Row] = [
         dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes
     ]

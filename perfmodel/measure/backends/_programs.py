@@ -24,8 +24,7 @@ _CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
 
 
 def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> None:
-    """Raise `PerfModelError` unless backends have a program for the op; by default those of any
-    device."""
+    """Raise `PerfModelError` unless backends have a program for the op, on any device."""
     measurement = FAMILIES[op.family].timed()
     if op.dtype not in dtypes:
         raise UnknownNameError("dtype to measure", op.dtype, dtypes)
@@ -75,8 +74,7 @@ def torch_dtypes(op: KernelOp) -> tuple[str, ...]:
 
 
 def jax_program(op: KernelOp) -> Program:
-    """The op as a jitted JAX function with its inputs on the default device; fp8 products give
-    bf16.
+    """The op as a jitted function and its inputs on the default device; fp8 gives bf16.
 
     Raises:
         PerfModelError: for a family, pass, element type or kernel without a program.
@@ -97,8 +95,7 @@ def torch_program(op: KernelOp, device: str) -> Program:
 def queued_sampler(
     timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool
 ) -> SampleCalls:
-    """Sampler of queued calls. `every_call` waits for each, because a CPU might run independent
-    calls concurrently."""
+    """Sampler of queued calls; `every_call` waits for each, as CPUs may run them at once."""
     call = Calls(timed)
 
     # Calls that are queued run in order, so that waiting for the last one is waiting for all.

@@ -97,8 +97,7 @@ class TorchBackend:
 
 
 def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCalls:
-    """Time calls with CUDA events: around all calls or, with `flush`, around each call after a
-    cache flush."""
+    """Time calls with CUDA events: all together or, with `flush`, each after a cache flush."""
     torch, call = torch_module(), Calls(timed)
 
     # Two events around queued calls, whose times are known once the device has come to them.

@@ -1,5 +1,4 @@
-"""Ranks on several nodes: process 0 of a launch measures, and the others are agents that run ranks
-on request.
+"""Ranks on several nodes: process 0 measures, the others are agents that run ranks for it.
 
 Agents find process 0 through a file in the folder of the tables, which all nodes share: its address
 and a secret made for this launch. Without a shared folder both are given (`--coordinator`,
@@ -50,8 +49,7 @@ class Hello:
 
 
 class Agent:
-    """Process 0's end of the connection to an agent; between `start` and `end` it stands for the
-    agent's rank."""
+    """Process 0's connection to an agent; from `start` to `end` it is the agent's rank."""
 
     gone = "ended unexpectedly; see its messages on standard error there"
 
@@ -251,8 +249,7 @@ def _hello(launch: Launch, address: str) -> Hello:
 
 
 def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
-    """Raise `CalibrationError` unless a process belongs to the launch and measures as process 0
-    does."""
+    """Raise `CalibrationError` unless a process of the launch measures as process 0 does."""
     # Rows of one table are measured alike: by the same software and code on every node.
     first = agents[0].hello
     if new.count != first.count:

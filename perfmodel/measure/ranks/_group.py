@@ -209,13 +209,11 @@ class RankGroup:
         return self.ask("values")
 
     def ask(self, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every rank's session with the same arguments; returns one answer per
-        rank."""
+        """Call a method of each rank's session; return one answer per rank."""
         return self.ask_each(name, [arguments] * self.num_ranks)
 
     def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per
-        rank."""
+        """Call a method of each rank's session, rank r with `arguments[r]`; return the answers."""
         if not self._members:
             raise CalibrationError("the group of ranks is not running; enter its context again")
         for rank, member in enumerate(self._members):
@@ -227,8 +225,7 @@ class RankGroup:
         return self._answers(ANSWER_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[Any]:
-        """One answer per rank; the first failure ends the group, as the others may wait for that
-        rank."""
+        """One answer per rank; a failure ends the group, as others may wait for that rank."""
         try:
             return self._collect(time.monotonic() + timeout_s)
         except CalibrationError:
@@ -236,8 +233,7 @@ class RankGroup:
             raise
 
     def _collect(self, deadline_s: float) -> list[Any]:
-        """One answer per rank, as they come; raises `CalibrationError` for the first that fails or
-        is late."""
+        """One answer per rank, as they come; `CalibrationError` if one fails or is late."""
         values: dict[int, Any] = {}
         while len(values) < self.num_ranks:
             waiting = {

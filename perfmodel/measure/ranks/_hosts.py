@@ -1,5 +1,4 @@
-"""Hosts made of network namespaces on one machine, joined by links of a set bandwidth and latency
-(Linux, root).
+"""Hosts as network namespaces, joined by links of set bandwidth and latency (Linux, root).
 
 Processes of one host reach other hosts only through its shaped link, as on a real network, and one
 another through the loopback interface. So one machine has groups within and between nodes. Where
@@ -57,8 +56,7 @@ class Host:
     """Network namespace on this machine."""
 
     def enter(self) -> None:
-        """Move this thread, and those it starts, onto the host; for a fresh process that does one
-        rank's work.
+        """Move this thread, and those it starts, onto the host; for a rank's fresh process.
 
         The host's name becomes its address, which is how collective libraries find the interface to
         listen on. Ranks that share a core run at real-time priority, so that one that has just got
@@ -172,8 +170,7 @@ class EmulatedHosts:
             _command("ip", "link", "set", port, "mtu", str(_MTU), "master", bridge, "up")
 
     def _join_by_switch(self, stack: ExitStack) -> None:
-        """Join hosts by a switch in a separate process, with a TAP interface that is moved to each
-        host."""
+        """Join hosts by a switch in a separate process, with a TAP interface on each host."""
         # Undone in reverse: close the pipe, which the switch notices, then make sure that its
         # process ends.
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]

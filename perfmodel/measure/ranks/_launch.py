@@ -1,5 +1,4 @@
-"""The identity of a launched process, and how processes of a launch find and authenticate each
-other.
+"""Processes of a launch: who they are, and how they find and authenticate each other.
 
 Torchrun, mpirun and srun start one command many times and number the copies.
 """
@@ -69,8 +68,7 @@ def find_launch(
     processes: int | None = None,
     coordinator: str | None = None,
 ) -> Launch | None:
-    """This process's rank in the launch, from arguments or the launcher's environment; `None`
-    without either.
+    """This process's rank in the launch, by arguments or the launcher's environment.
 
     Args:
         process: number of this process.
@@ -301,8 +299,7 @@ def _write_private(path: Path, meeting: Meeting) -> None:
 
 
 def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection | None:
-    """A connection whose other end knows the secret, too; nothing is unpickled before that is
-    proven."""
+    """A connection whose other end proved, before anything is unpickled, to know the secret."""
     with peer:
         # A node that loses power says no goodbye, so that the system has to look for it.
         peer.setblocking(True)

@@ -139,8 +139,7 @@ class CollectiveSession(RankSession):
     """Runs the one collective that is loaded."""
 
     def load(self, op: Collective) -> None:
-        """Compile the collective and make this rank's buffer: element i holds i mod 1024, plus the
-        rank."""
+        """Compile the collective and make this rank's buffer: i mod 1024, plus the rank."""
         import jax
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec
@@ -213,8 +212,7 @@ def _operation(op: Collective) -> Any:
 
 
 class RankProcess:
-    """A rank's process, started at once; `send` and `recv` carry the requests and answers of
-    `serve`."""
+    """A rank's process, started at once; it serves requests of `send` (see `serve`)."""
 
     gone = "ended unexpectedly; see its messages on standard error"
 

@@ -1,5 +1,4 @@
-"""Ranks whose collectives run on torch.distributed: gloo between CPUs, NCCL between GPUs. Needs the
-extra `torch`."""
+"""Ranks that run collectives of torch.distributed (extra `torch`): gloo or NCCL."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -206,8 +205,7 @@ class NcclSession(GlooSession):
         return 1e-3 * start.elapsed_time(end), outlasted
 
     def _graph(self, calls: int) -> Any:
-        """A graph with a number of calls, captured once; all ranks capture the same graph at the
-        same time."""
+        """A graph of several calls, captured once, by all ranks at the same time."""
         if calls not in self._graphs:
             cuda = torch_module().cuda
             # NCCL makes its connections in the first call, which no graph may hold.
@@ -261,8 +259,7 @@ class _Neighbours(NamedTuple):
 
 
 def _ring_shift(output: Tensor, sent: Tensor, neighbours: _Neighbours, group: Any) -> None:
-    """Every rank sends to the next and receives from the previous one, as in nccl-tests'
-    sendrecv."""
+    """Each rank sends to the next and receives from the previous one, as in nccl-tests."""
     dist = _dist()
     send = dist.P2POp(dist.isend, sent, neighbours.after, group)
     receive = dist.P2POp(dist.irecv, output, neighbours.before, group)

@@ -64,8 +64,7 @@ class Point:
 
     @property
     def state(self) -> str:
-        """State of the machine, if not the default one (warm caches, cool device, one group,
-        nothing beside)."""
+        """State of the machine, unless it is the default (warm caches, cool device, alone)."""
         if isinstance(self.op, Collective):
             return f"groups_at_once_{self.op.concurrent}" if self.op.concurrent > 1 else ""
         if self.cold:
@@ -171,8 +170,7 @@ def collective_columns(op: Collective) -> Row:
 def timing_columns(
     timing: Timing, rule: StoppingRule, variant: str = "", *, state: str = ""
 ) -> Row:
-    """Median, spread and quality of a timing; `variant` is replaced by `SUSPECT` if it was
-    disturbed.
+    """Median, spread and quality of a timing; `variant` is `SUSPECT` if it was disturbed.
 
     Args:
         state: see `Point.state`.

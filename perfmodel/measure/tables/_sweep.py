@@ -112,8 +112,7 @@ def sweep(
     attempts: int = 3,
     earlier: Callable[[], Sequence[Record]] = tuple,
 ) -> list[Row]:
-    """Measure every point at least once; disturbed points are measured again, in up to `attempts`
-    passes.
+    """Measure each point, and disturbed points again, in up to `attempts` passes.
 
     Args:
         partial: file that keeps the rows of an interrupted run; its undisturbed rows are not
@@ -151,8 +150,7 @@ def least_disturbed(records: Sequence[Record]) -> Row:
 
 
 def is_pending(records: Sequence[Record], attempt: int, limit: float) -> bool:
-    """Whether a point has no undisturbed row and was measured at most `attempt` times by this
-    sweep."""
+    """Whether a point has no undisturbed row, and at most `attempt` rows of this sweep."""
     # Rows of a finished table count as no attempt, so that a new sweep tries disturbed ones again.
     measured = sum(not record.earlier for record in records)
     return measured <= attempt and all(record.row["interference"] > limit for record in records)

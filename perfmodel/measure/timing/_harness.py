@@ -19,8 +19,7 @@ from perfmodel.units import positive
 def median_interval(
     values: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float] | None:
-    """Confidence interval of the median of independent values, between two of their order
-    statistics.
+    """Confidence interval of the median of independent values, by two order statistics.
 
     The number of values below the true median is binomial(n, 1/2) whatever the distribution, so
     [x_(j+1), x_(n-j)] covers it with probability 1 - 2 P(B <= j) (order statistics counted from

@@ -276,8 +276,7 @@ def _turned_by_batch(
     predictions: Sequence[Prediction],
     report_progress: Report,
 ) -> tuple[Turned, list[int]]:
-    """Return how each layout follows the machine's parameters, by its own global batch, and the
-    places checked."""
+    """Return how each layout follows the machine's parameters, by its global batch."""
     batches = dict.fromkeys(p.global_batch for p in predictions)
     places: list[list[int]] = []
     batch_problem: list[Turned] = []
@@ -371,8 +370,7 @@ def _toml(value: Any) -> str:
 
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
-    """Return the flags of a job, with their values, that `calibrate` also accepts; a job file comes
-    first."""
+    """Return a job's flags that `calibrate` also accepts, with values; a job file comes first."""
     kept_flags = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:

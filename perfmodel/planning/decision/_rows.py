@@ -1,5 +1,4 @@
-"""Predicted layouts as compact rows of the page: plain values, six significant figures, names
-stored once."""
+"""Predicted layouts as compact rows of the page: six significant figures, names stored once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -118,8 +117,7 @@ def rows(
 
 
 def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list[str]:
-    """Parts that take at least a millionth of the step of some layout; the legend leaves the others
-    out."""
+    """Parts that the legend names: at least a millionth of the step of some layout."""
     felt = set()
     for p in predictions:
         felt.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)

@@ -94,8 +94,7 @@ def turned(
     base_s = evaluate(problem, layouts).step_time_s
 
     def ratios_in(scenario: Scenario, count: int) -> Float[np.ndarray, " count"]:
-        """Step times of the first layouts in a scenario, relative to those on the unchanged
-        machine."""
+        """Step times of the first layouts in a scenario, relative to the unchanged machine."""
         changed = model_in_scenario(problem, scenario)
         return evaluate(changed, layouts[:count]).step_time_s / base_s[:count]
 

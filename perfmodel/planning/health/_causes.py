@@ -235,8 +235,7 @@ def sync_seconds(prediction: Prediction) -> float:
 
 
 def passes_seconds(prediction: Prediction) -> float:
-    """Seconds of a predicted step in passes, without waiting between pipeline stages; mean over
-    pipeline ranks."""
+    """Predicted seconds of passes in a step, without waiting between stages; mean over ranks."""
     return sum(
         seconds for part, seconds in prediction.breakdown_s.items() if part not in _BESIDE_PASSES
     )
@@ -299,8 +298,7 @@ def _machine_fault(
     has_timers: bool,
     small_batch: int | None,
 ) -> Fault | None:
-    """Predict the step under a fault of the machine at each severity; None where the layout cannot
-    have it."""
+    """Predict the step under a machine fault at each severity; None if it cannot occur."""
     severities = []
     for value, weight in fault.values.items():
         scenario = Scenario(tuple(fault.settings(problem, layout, value)))
@@ -415,8 +413,7 @@ def _setting_fault(
 
 
 def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
-    """A data loader that every step waits for, at several waiting times, because the script states
-    none.
+    """A data loader that every step waits for, at several waiting times.
 
     Args:
         expected_s: the step that does not wait.
@@ -431,14 +428,15 @@ def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
         if small_batch_s is not None:
             waits_s = (small_batch_s * share, expected_s * share)
         for wait_s in waits_s:
+            waiting_batch_s = None
+            if small_batch_s is not None and wait_s is not None:
+                waiting_batch_s = small_batch_s + wait_s
             severities.append(
                 Severity(
                     description="",
                     weight=weight / 7 / len(waits_s),
                     step_s=expected_s * (1 + share),
-                    small_batch_s=None
-                    if small_batch_s is None or wait_s is None
-                    else small_batch_s + wait_s,
+                    small_batch_s=waiting_batch_s,
                 )
             )
     return Fault(

@@ -1,5 +1,4 @@
-"""Finds contradictions between a log and the launch script of its job, and derives the job that
-really ran."""
+"""Finds contradictions between a job's log and its launch script, and derives what really ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -111,8 +111,7 @@ class Observed:
 
     @property
     def most_explained_s(self) -> float:
-        """Most seconds that a fault can explain: a fast site with a fault may be no slower than
-        expected."""
+        """Most seconds a fault can explain: a fast site with a fault may look normal."""
         sync_s = self.sync_s
         return (
             self.excess_s if sync_s is None else max(self.excess_s, sync_s - self.expected_sync_s)
@@ -274,19 +273,22 @@ def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | Non
 
 
 def _of_clocks(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the clocks that a straggler detector reports: low on one device, on all, or
-    normal."""
+    """Likelihood of the clocks in a straggler report: low on one device, on all, or normal."""
     if observed.clocks is None or observed.clocks.least_hz <= 0:
         return 1.0
     clocks = observed.clocks
+
+    # The highest clock shows whether all devices are slow, the lowest whether one of them is.
     share = 1.0 if severity is None else severity.clock_share
-    likelihood = _heavy_tailed(
-        log(clocks.most_hz / observed.usual_clock_hz / share), _CLOCK_DEVIATION
-    )
+    highest = log(clocks.most_hz / observed.usual_clock_hz / share)
+    likelihood = _heavy_tailed(highest, _CLOCK_DEVIATION)
     spread = log(clocks.least_hz / clocks.most_hz)
     alike = _heavy_tailed(spread, _CLOCK_SPREAD_DEVIATION)
     if fault is None or severity is None or fault.name != SLOW_RANK:
         return likelihood * alike
+
+    # A slow rank is slow by its clock, which is then as much lower as the step is longer, or for
+    # another reason, which clocks do not show.
     slower = _heavy_tailed(spread + log(severity.step_s / observed.expected_s), _SPREAD_DEVIATION)
     return likelihood * ((1 - _SLOW_BY_CLOCK) * alike + _SLOW_BY_CLOCK * slower)
 
@@ -317,8 +319,7 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
 
 
 def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Likelihood of the shares of the excess that timers show in waits for other ranks and for
-    data."""
+    """Likelihood of the timers' shares of the excess: waits for other ranks, and for data."""
     excess_s = observed.excess_s
 
     # Shares of a tiny excess are noise.
@@ -346,8 +347,7 @@ def _of_share(share: float, expected: float) -> float:
 
 
 def _of_memory(observed: Observed, severity: Severity | None) -> float:
-    """Likelihood of the log's peak memory: a setting that changes memory must also have changed
-    this peak."""
+    """Likelihood of the log's peak memory, which a fault that changes memory has changed."""
     if observed.peak_bytes is None or not observed.expected_peak_bytes:
         return 1.0
     expected = observed.expected_peak_bytes

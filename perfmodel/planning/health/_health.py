@@ -395,8 +395,7 @@ def _observed(
 
 
 def _passes_ratio(timers: Mapping[str, PhaseTimer], expected: Prediction) -> float | None:
-    """Measured over predicted seconds of passes on the fastest rank; None without timers of
-    passes."""
+    """Measured over predicted seconds of passes, on the fastest rank; None without timers."""
     passes_s = passes_seconds(expected)
     if "compute" in timers:
         return timers["compute"].least_s / passes_s if timers["compute"].least_s > 0 else None
@@ -421,8 +420,7 @@ class _ExpectedSmallBatch(NamedTuple):
 def _small_batch(
     series: StepSeries, problem: StepProblem, layout: Layout
 ) -> _ExpectedSmallBatch | None:
-    """Predict the step with the smallest batch of the log; None where the batch is always the
-    same."""
+    """Predict the step with the log's smallest batch; None if the batch never changes."""
     if series.small_batch is None:
         return None
     global_batch = series.small_batch.global_batch
@@ -493,6 +491,7 @@ def _remarks(
 
 
 def _verdict(health: RunHealth) -> str:
+    """Say whether the run is healthy, and where its step lies among comparable sites."""
     share = f"{health.slower_than:.0%}" if health.slower_than < 0.995 else "more than 99 %"
     place = f"slower than at {share} of comparable sites"
     if health.slower_than < 0.5:

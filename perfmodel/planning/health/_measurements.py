@@ -129,8 +129,7 @@ def undecided_sentence(
 
 
 def most_telling(weight: Mapping[str, float]) -> Measurement:
-    """The measurement expected to distinguish the causes best; for a single cause, the one that
-    confirms it.
+    """The measurement expected to distinguish the causes best, or to confirm a single cause.
 
     Args:
         weight: weight of every cause, by its name.
@@ -148,8 +147,7 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
 
 
 def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:
-    """Entropy of the outcome, which is the information about the cause, because each cause has one
-    outcome."""
+    """Entropy of the outcome: the information about the cause, as each cause has one outcome."""
     # Causes with equal outcomes cannot be told apart by this measurement: add their weights.
     by_outcome: dict[str, float] = defaultdict(float)
     total = sum(weight.values())

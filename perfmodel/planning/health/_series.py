@@ -118,8 +118,7 @@ class StepSeries:
 
     @property
     def drift_s(self) -> float:
-        """Seconds by which the drift lengthens the mean step; 0 without drift, or where steps
-        become faster."""
+        """Seconds by which the drift lengthens the mean step; 0 if steps do not slow down."""
         if self.drift is None or self.drift.change <= 0:
             return 0.0
         # A trend has reached half of its change in the mean; a jump counts for the steps after it.
@@ -318,8 +317,7 @@ def _stalls(
     total_steps: float,
     save_every: int | None,
 ) -> tuple[Stalls, ...]:
-    """Stalls by the event that the log reports with them; those without an event are periodic or
-    irregular."""
+    """Stalls by the event that the log reports; those without one are periodic or irregular."""
     stalled = lost_s > 0
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
@@ -433,8 +431,7 @@ def _drift(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> Drift | N
 
 
 def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
-    """A straight line and its squared residuals, where Mann and Kendall's test finds the trend
-    certain."""
+    """A line and its squared residuals, if Mann and Kendall's test finds a certain trend."""
     n = len(seconds)
 
     # Mann-Kendall: the sum of the signs of all pairwise differences has mean 0 and variance n (n
@@ -453,8 +450,7 @@ def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Dri
 
 
 def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:
-    """The best cut into two levels and its squared residuals, where the levels differ for
-    certain."""
+    """The best cut into two levels and its squared residuals, if they differ for certain."""
     n = len(seconds)
     margin = max(3, ceil(n / 20))
     best: tuple[Drift, float] | None = None

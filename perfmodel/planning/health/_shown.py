@@ -1,5 +1,4 @@
-"""Causes that a log shows by itself: stalls, drift, skipped steps, slow loaders, options that
-differ."""
+"""Causes that a log itself shows: stalls, drift, skipped steps, slow loaders, other options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 
 def health_text(health: "RunHealth") -> str:
-    """The report as text: verdict, measured and predicted figures, causes, and what to measure
-    next."""
+    """The report as text: verdict, measured and predicted figures, causes, next measurement."""
     prediction, series = health.prediction, health.series
     lines = [
         health.verdict,

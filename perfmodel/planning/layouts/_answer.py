@@ -1,5 +1,4 @@
-"""The answer to one question: prices every layout, evaluates those that could win, explains the
-best."""
+"""Answers one question: prices every layout, evaluates those that could win, explains the best."""
 
 import time
 from collections import Counter
@@ -204,8 +203,7 @@ def _explained(
     strict: bool,
     report: Report,
 ) -> Ranking:
-    """Full predictions of layouts with even stages, or with the stages that the framework
-    chooses."""
+    """Predict layouts in full, with even stages or with those that the framework chooses."""
     # Grids hold even stages; frameworks that balance stages by cost are explained with their cut.
     report("explain", 0, len(numbers))
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
@@ -301,8 +299,7 @@ class _Ordered(NamedTuple):
 
 
 def _robustly_ordered(goal: Goal, options: SearchOptions, ranked: Ranking) -> _Ordered:
-    """Order layouts by the robust criterion of the options, or leave them in the order of the
-    goal."""
+    """Order layouts by the options' robust criterion; without one, leave them as they are."""
     if not ranked.predictions:
         return _Ordered(ranked, None)
     sure = robustness(goal, ranked.predictions)
@@ -353,8 +350,7 @@ def _count_rejected(
 
 
 def _beyond(question: Question, goal: Goal, best_value: float, executor: Executor) -> Beyond | None:
-    """The best of all layouts, if the framework cannot run it and it is better than the best that
-    it can."""
+    """The best of all layouts, if it beats all that the framework can run."""
     best = fastest(question.beyond_framework, goal, executor)
     if best is None or not best.value < best_value:
         return None

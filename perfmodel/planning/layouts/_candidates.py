@@ -97,8 +97,7 @@ class Candidates:
         return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
-        """Mark layouts that cannot be faster than a variant that fits and recomputes or offloads
-        less.
+        """Mark layouts that cannot beat a variant that fits and recomputes or offloads less.
 
         In an otherwise equal program, more recomputation only lengthens backward passes, and
         offloading only adds transfers. A program never ends earlier with longer durations or more

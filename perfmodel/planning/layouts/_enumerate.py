@@ -106,11 +106,8 @@ def enumerate_grids(
                 degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None]
             )
         offloaded = tuple(state for state in states if state.offload_layers)
-        if (
-            offloaded
-            and PLAIN_RECOMPUTE in recomputes
-            and pipelines == (PipelineChoice("1f1b", 1),)
-        ):
+        is_one_stage = pipelines == (PipelineChoice("1f1b", 1),)
+        if offloaded and is_one_stage and PLAIN_RECOMPUTE in recomputes:
             yield LayoutGrid(
                 degrees,
                 pipelines,
@@ -170,6 +167,13 @@ class _Runnable:
                 yield choice
 
     def _runs(self, key: Hashable, layout: Layout, names: Sequence[str]) -> bool:
+        """Whether the framework runs a layout, judged by some fields; counts it as rejected if not.
+
+        Args:
+            key: stands for all layouts with the same verdict.
+            layout: looked at only if no verdict is known for `key`.
+            names: fields of the layout that may be refused.
+        """
         if self._everything:
             return True
         if key not in self._refused:
@@ -271,8 +275,7 @@ def _pipelines(
 def _unschedulable(
     model: Model, job: Job, layout: Layout, layers: int, riders: int
 ) -> Rejection | None:
-    """Why a layout's schedule cannot run, or None; schedules that fix their chunks need a layer in
-    every stage."""
+    """Why a layout's schedule cannot run, or None; fixed chunks need a layer in every stage."""
     # Bidirectional and V-shaped schedules fix the number of chunks by themselves.
     scheduler = get_schedule(layout.schedule)
     if scheduler.chunks and layers:
@@ -327,17 +330,16 @@ def _sequence_parallel(
     degrees: Layout,
     divided: Callable[[Shard], "Divided | Rejection"],
 ) -> tuple[bool, ...]:
-    """Values of sequence parallelism that differ; a model without a sequence has the same blocks
-    with either."""
+    """Values of sequence parallelism to try; without a sequence, both give the same blocks."""
     either = [
         divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)
     ]
     divides_alike = (
         all(isinstance(division, Divided) for division in either) and either[0] == either[1]
     )
-    return (
-        (False,) if divides_alike and False in space.sequence_parallel else space.sequence_parallel
-    )
+    if divides_alike and False in space.sequence_parallel:
+        return (False,)
+    return space.sequence_parallel
 
 
 def _states(

@@ -62,6 +62,7 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
 def _map_in_processes(
     pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]
 ) -> list[Any]:
+    """Apply a function to items in the pool's processes; an interrupt kills these."""
     with _deaf():  # processes start as they are needed
         calls = [pool.submit(function, item) for item in items]
     try:
@@ -96,6 +97,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _client(address: str) -> Any:
+    """Connect to the Dask scheduler at an address."""
     try:
         from distributed import Client  # pyright: ignore[reportMissingImports]
     except ImportError:

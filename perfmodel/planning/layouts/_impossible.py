@@ -1,5 +1,4 @@
-"""Explains why a request cannot be met, and computes the nearest changes that would make it
-possible."""
+"""Explains why a request cannot be met, and finds the nearest changes that make it possible."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,8 +148,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
 
 def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Impossible:
-    """Explain why no layout that fits satisfies the constraints, and which of them to loosen to
-    what value.
+    """Explain why no layout that fits satisfies the constraints, and how to loosen them.
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy
     all others, which is a search of its own.
@@ -186,8 +184,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 
 def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
-    """Thresholds of single constraints that some layout meets together with all other
-    constraints."""
+    """Loosen each constraint until some layout meets it together with all the others."""
     for number, constraint in enumerate(goal.constraints):
         remaining = goal.constraints[:number] + goal.constraints[number + 1 :]
         least_violation = replace(goal, objective=_violation(constraint), constraints=remaining)
@@ -214,8 +211,7 @@ def _smallest_contradiction(
 
 
 def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> list[Change]:
-    """The smallest multiple of the devices on which some layout satisfies all constraints, if there
-    is one."""
+    """The least multiple of the devices on which some layout meets all constraints, if any."""
     # More devices shorten the step. Each multiple needs a separate search, so only small ones are
     # tried.
     for k in MULTIPLES[:5]:
@@ -243,10 +239,13 @@ def _violation(constraint: Constraint) -> Objective:
 def _loosened(constraint: Constraint, violation: float) -> str:
     """The constraint with a threshold that the least violation satisfies."""
     lhs, sign, rhs = constraint.lhs, constraint.sign, constraint.rhs
+    is_upper_limit = sign[0] == "<"
+    # An equation becomes a limit on the distance of its two sides.
     if sign == "==":
-        return (
-            f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_rounded_up(violation)!r}"
-        )
+        distance = f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text})"
+        return f"{distance} <= {_rounded_up(violation)!r}"
+
+    # A number is replaced by another one, rounded so that the layout still satisfies it.
     if not rhs.names:
         threshold = float(rhs(_none).lo)
         if sign[0] == "<":
@@ -254,9 +253,8 @@ def _loosened(constraint: Constraint, violation: float) -> str:
         else:
             loosened = _rounded_down(threshold - violation)
         return f"{lhs.text} {sign} {loosened:.12g}"
-    return (
-        f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_rounded_up(violation)!r}"
-    )
+    change = "+" if is_upper_limit else "-"
+    return f"{lhs.text} {sign} {rhs.text} {change} {_rounded_up(violation)!r}"
 
 
 def _none(name: str) -> Any:
@@ -310,8 +308,7 @@ def _freed(question: Question, name: str) -> Change:
 
 
 def _with_other_devices(question: Question, target: Question) -> Question:
-    """The question moved to `target`, with its default space except for the fields restricted
-    here."""
+    """The question on `target`, in its default space but for the fields restricted here."""
     # Default values depend on devices and batch, so that they are those of the target. Restrictions
     # and freedoms that the user set stay.
     restricted = {name: getattr(question.space, name) for name in _restricted(question)}

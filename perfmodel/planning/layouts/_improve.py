@@ -231,8 +231,7 @@ def _promising(
 
 
 def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Improvement:
-    """A layout relaxed, or cut by dynamic programming where that leads to a faster one that can be
-    launched.
+    """Relax a layout, or cut it by dynamic programming if that gives a faster launchable one.
 
     Raises:
         LayoutError: neither leads to one that fits into memory.
@@ -275,8 +274,7 @@ def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Rank the new divisions; only those that the framework can run, unless the space admits
-    any."""
+    """Rank the new divisions that the framework can run; all, if the space admits any."""
     within, framework = not question.space.any_framework, question.problem.framework
     results = [
         improvement.result
@@ -298,8 +296,7 @@ def _launchable(framework: Framework, layout: Layout) -> bool:
 
 
 def _bases(layouts: Sequence[Layout]) -> list[Layout]:
-    """Pipelined layouts that differ in degrees, micro-batch or schedule, the best ranked of
-    each."""
+    """The best pipelined layout of each combination of degrees, micro-batch and schedule."""
     bases: dict[tuple[object, ...], Layout] = {}
     for layout in layouts:
         if layout.pp > 1:
@@ -314,8 +311,7 @@ def _bases(layouts: Sequence[Layout]) -> list[Layout]:
 def _one_of_each_schedule(
     promising: Sequence[tuple[float, Layout]],
 ) -> list[tuple[float, Layout]]:
-    """Order layouts by bounds, alternating between schedules, because the bounds of some schedules
-    are looser."""
+    """Order layouts by bounds, but alternate between schedules, because some bounds are looser."""
     # Bounds of some schedules are looser than others', so that an order by bound alone would
     # spend all tries on one schedule.
     rank_in_schedule: Counter[str] = Counter()

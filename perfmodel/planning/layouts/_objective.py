@@ -156,8 +156,7 @@ class Goal:
     def quantities_of(
         self, predictions: Sequence[Prediction], step_s: Interval | None = None
     ) -> Quantity:
-        """Quantities of predicted layouts, optionally with other step times (busy time scales
-        along)."""
+        """Quantities of predicted layouts; with other step times, busy time scales along."""
 
         def column(name: str) -> np.ndarray:
             if name == "memory_bytes":
@@ -182,8 +181,7 @@ class Goal:
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named_quantities(self, prediction: Prediction) -> dict[str, float]:
-        """The quantities of a layout named by objective and constraints, and its cost and
-        energy."""
+        """A layout's cost and energy, and the quantities that objective and constraints name."""
         names = set(self.objective.formula.names).union(
             *(constraint.names for constraint in self.constraints)
         )
@@ -212,8 +210,7 @@ class Score:
 
     @cached_property
     def bound(self) -> Float[np.ndarray, " layouts"]:
-        """Lower bound of each layout's value; infinite if it does not fit or a constraint cannot
-        hold."""
+        """Lower bound of each layout's value; infinite if it cannot meet a constraint."""
         if self.goal.plain:
             return self.candidates.bound_s
         value = np.broadcast_to(
@@ -238,8 +235,7 @@ class Score:
         return np.flatnonzero(np.isfinite(self.bound) & may_be_better)
 
     def count_impossible(self, rejected: Counter[Rejection]) -> None:
-        """Count the layouts that fit but cannot satisfy the constraints, by the first one that they
-        violate."""
+        """Count layouts that fit but violate constraints, by the first constraint violated."""
         undecided = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
             possible = undecided & self.goal.can_hold(constraint, self.goal.before(self.candidates))
@@ -260,8 +256,7 @@ class Score:
 
 
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Busy seconds of a step, mean over pipeline ranks: the sum of durations on compute streams, as
-    in `Prediction`."""
+    """Busy seconds of the compute streams in a step, mean over pipeline ranks."""
     busy = np.zeros(len(layouts))
     for batch in layout_batches(problem, layouts):
         for weighted, weight in weighted_programs(batch):

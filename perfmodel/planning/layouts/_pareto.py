@@ -147,8 +147,7 @@ def _front(
     executor: Executor,
     report: Report,
 ) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
-    """Return numbers and values of the front, sorted by the first objective, and how many layouts
-    were evaluated."""
+    """Return the front, sorted by the first objective, and how many layouts were evaluated."""
     # All goals share constraints and tariff, so that one set of quantities serves them.
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape

@@ -71,7 +71,7 @@ def price(
 def _price_on_kinds(
     question: Question, rejected: Counter[Rejection], report: Report, at_least: int | None
 ) -> Candidates:
-    """`price` on a cluster with several kinds of nodes.
+    """Price layouts on a cluster with several kinds of nodes.
 
     The same layout with other orders of kinds and other cuts of the layers is several candidates.
     Layouts that a bound shows to be slower than the `at_least` best are rejected.
@@ -137,6 +137,7 @@ def _best_of_bases(problem: StepProblem, layouts: Sequence[Layout]) -> list[floa
 def _none_possible(
     question: Question, rejected: Counter[Rejection], on_kinds: str = ""
 ) -> LayoutError:
+    """Return the error that no layout is possible, with the reasons and how often each holds."""
     reasons = "; ".join(f"{reason} ({count:,} tried)" for reason, count in rejected.most_common())
     name = question.problem.model.name
     return LayoutError(
@@ -145,8 +146,7 @@ def _none_possible(
 
 
 def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]:
-    """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they
-    can have."""
+    """Layouts of one stage per pipeline rank, with the most ranks that each kind can have."""
     space, cluster = question.space, question.problem.cluster
     narrowed = _narrowed(space, rejected)
     # Whether a schedule gives every rank one stage, in order, takes a schedule to find out, but
@@ -202,10 +202,10 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
 
 
 def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
-    """All ways to share a layout's pipeline ranks among the kinds of nodes, each kind in one
-    piece."""
+    """All ways to share a layout's pipeline ranks among kinds of nodes, kind by kind."""
 
     def shared(ranks: int, room: list[tuple[str, int]]) -> Iterator[tuple[str, ...]]:
+        """Yield the kind of each of the ranks; `room` holds each kind and its most ranks."""
         if not room:
             if not ranks:
                 yield ()

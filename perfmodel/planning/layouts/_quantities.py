@@ -49,8 +49,7 @@ class Quantities:
 
     @property
     def _share(self) -> float:
-        """Number of steps that cost and energy are stated for: training on `tokens`, or on a
-        million tokens."""
+        """Number of steps that cost and energy are for: those of `tokens`, or of a million."""
         return (self.tariff.tokens or MILLION) / self.tokens_per_step
 
     def __call__(self, name: str) -> Interval:
@@ -125,6 +124,7 @@ class Quantities:
         return per_device_j * exactly(self.column("devices"))
 
     def _needed(self, field: str, description: str, flag: str) -> float:
+        """Return a figure of the tariff; raise an error that names its flag if it is not known."""
         value = getattr(self.tariff, field)
         if value is None:
             raise PerfModelError(

@@ -136,8 +136,7 @@ def _likeliest(
     candidates: Candidates | None,
     ranked: Ranking,
 ) -> Prediction | None:
-    """The layout that fits most likely, of those that were ranked and of the candidates that need
-    least memory."""
+    """The layout likeliest to fit, of those ranked and of the candidates with least memory."""
     likeliest = max(
         ranked.predictions, key=lambda prediction: prediction.fits_probability, default=None
     )

@@ -368,6 +368,7 @@ def _recommended_of_batches(
     the layout most likely to fit."""
 
     def order(result: SearchResult) -> tuple[bool, float, float]:
+        """Sort key of a batch's result: likely fits first, by value; the others by how likely."""
         # Batches with a layout that fits likely enough come first, by value; the others by how
         # likely theirs fits.
         probability = result.first_to_try.fits_probability

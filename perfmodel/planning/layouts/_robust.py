@@ -1,5 +1,4 @@
-"""Ranks layouts under prediction errors: probabilities and regrets, with errors shared between
-layouts."""
+"""Ranks layouts under prediction errors that layouts share: probabilities and regrets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,8 +160,7 @@ def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
 
 
 def sobol_points(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
-    """The first `DRAWS` points of SciPy's scrambled Sobol sequence; a fixed seed makes searches
-    repeatable."""
+    """The first `DRAWS` points of SciPy's scrambled Sobol sequence, with a fixed seed."""
     if dimensions > MOST_STORED:
         from scipy.stats import qmc
 
@@ -186,7 +184,6 @@ def _values(
     predictions: Sequence[Prediction],
     step_s: Float[np.ndarray, "draws layouts"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """The objective of layouts with other step times; whether constraints hold is judged by the
-    predictions."""
+    """The objective of layouts with other step times; constraints are judged as predicted."""
     formula = goal.objective.formula(goal.quantities_of(predictions, Interval.exactly(step_s)))
     return np.broadcast_to(formula.lo, step_s.shape)

@@ -44,8 +44,7 @@ LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The values that each field of a layout may take; degrees that do not divide are counted as
-    rejected.
+    """The values that each field of a layout may take; not every combination is valid.
 
     Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without
     replicas), layouts have its first value.

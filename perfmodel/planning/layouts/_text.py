@@ -1,5 +1,4 @@
-"""Prints a search: a table for a narrow terminal, the best layout to paste, and the next
-command."""
+"""Prints a search: a table for narrow terminals, the best layout to paste, the next command."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -114,9 +113,10 @@ def _heading(console: "Console", result: "SearchResult") -> None:
 
 def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
     """Columns of the ranking by heading; each makes a cell from a place and its prediction."""
-    ranks = (
-        result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
-    )
+    # Layouts that cannot be told apart share a rank, shown as `2=`.
+    ranks = list(range(1, len(result.layouts) + 1))
+    if result.robustness:
+        ranks = result.robustness.ranks
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
         "step": lambda _, p: duration(p.step_time_s),
@@ -198,8 +198,7 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
 
 
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:
-    """The recommended layout, the better one that may not fit, and the command that predicts the
-    former."""
+    """The recommended layout, a better one that may not fit, and the command to predict it."""
     best, riskier = result.first_to_try, result.riskier
     min_fit = result.recommendation.min_fit
     # A layout that may well not fit is never called recommended.

@@ -170,21 +170,18 @@ def evaluate(
             # A bound is never above the value, so a layout whose bound is worse than the worst
             # wanted layout cannot displace it.
             remaining = score.below(*min(worst_kept, (cutoff, np.inf)))
-            remaining = remaining[
-                ~np.isin(
-                    remaining, np.concatenate([np.array(list(evaluated), np.int64), *dominated])
-                )
-            ]
+            settled = np.concatenate([np.array(list(evaluated), np.int64), *dominated])
+            remaining = remaining[~np.isin(remaining, settled)]
             complete = not len(remaining)
             report("evaluate", len(evaluated), len(evaluated) + len(remaining))
-            # Among millions of layouts only the nearest are sorted.
+
+            # The next batch has the lowest bounds, and among equal ones the shortest steps. Among
+            # millions of layouts only the nearest are sorted.
             if len(remaining) > NEAR * BATCH:
-                remaining = remaining[
-                    np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]
-                ]
-            remaining = promising(
-                remaining[np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))]
-            )
+                nearest = np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]
+                remaining = remaining[nearest]
+            order = np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))
+            remaining = promising(remaining[order])
             numbers = remaining[:BATCH]
     except KeyboardInterrupt:
         # Workers may have returned some step times of the interrupted batch.
@@ -207,8 +204,7 @@ class BestLayout:
 
 
 def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLayout | None:
-    """Find only the best layout, without an explanation; None if none fits and satisfies the
-    constraints.
+    """Find only the best layout, unexplained; None if none fits and meets the constraints.
 
     Raises:
         LayoutError: no layout is possible at all.
@@ -228,6 +224,7 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
 def _ranked(
     candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool
 ) -> Evaluated:
+    """Rank layouts whose value and step time are known, by number of the layout."""
     number = np.array(sorted(evaluated), np.int64)
     value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
 

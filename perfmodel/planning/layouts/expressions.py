@@ -47,6 +47,7 @@ class Interval:
         return Interval(np.minimum.reduce(ends), np.maximum.reduce(ends))
 
     def __truediv__(self, right: "Interval") -> "Interval":
+        """Divide by another interval."""
         # The quotient by an interval that holds 0 may be anything.
         holds_zero = (right.lo <= 0) & (right.hi >= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -80,8 +81,7 @@ class Interval:
         return Interval(np.maximum(self.lo, right.lo), np.maximum(self.hi, right.hi))
 
     def can_be(self, sign: str, right: "Interval") -> Bool[np.ndarray, "*shape"]:
-        """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values in the
-        intervals."""
+        """Whether a comparison (`<`, `<=`, `>`, `>=`, `==`) holds for some of the values."""
         # a > b is b < a.
         if sign in (">", ">="):
             return right.can_be(sign.replace(">", "<"), self)
@@ -108,8 +108,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":
-        """Parse arithmetic over some names: numbers, `+ - * / **` (constant power), `min` and
-        `max`.
+        """Parse arithmetic over names and numbers: `+ - * / **` (constant power), `min`, `max`.
 
         Raises:
             PerfModelError: anything else; the message says what.
@@ -226,8 +225,7 @@ def _constant(node: ast.expr) -> float | None:
 
 
 def _value(node: ast.expr, quantity: Quantity) -> Interval:
-    """Evaluate a checked formula by interval arithmetic, with the quantities' intervals for its
-    names."""
+    """Evaluate a checked formula by interval arithmetic, on the quantities' intervals."""
     # Interval arithmetic: bounds of quantities become bounds of the formula, by which a search may
     # leave layouts out.
     match node:

@@ -39,8 +39,7 @@ _ALIKE: Final = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A possible measurement, modelled as slopes w + noise, with w the standard normal sources of
-    error."""
+    """A possible measurement: slopes w + noise, with w the standard normal sources of error."""
 
     kind: str
     """Kind of measurement, one of `KINDS`."""
@@ -119,8 +118,7 @@ class MeasurementValues:
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
-    """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the
-    fastest layout.
+    """Value runs, pairs of runs and profiles by how much they help to choose the fastest layout.
 
     Args:
         problem: problem of the predictions. If parameters were already fitted to runs, only further
@@ -171,8 +169,7 @@ def _loads(
     predictions: Sequence[Prediction],
     signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
-    """Return a root of the layouts' covariance without noise, the sources of error that layouts
-    share first."""
+    """Return a root of the layouts' noiseless covariance, shared sources of error first."""
     # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
     # The part of the covariance that shared sources do not explain belongs to single layouts and
     # gets a separate square root.
@@ -186,8 +183,7 @@ def _loads(
 
 
 def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
-    """Return the profile of a run's layout: the step, and the seconds of each class of its
-    events."""
+    """Return the profile of a run's layout: its step, and seconds of each class of events."""
     # How strongly each site class moves the step is its share of the step's time. The slopes are
     # these shares times the root of the site's covariance, so that solving gives the shares back.
     slopes = run.slopes[:, 0]
@@ -284,8 +280,7 @@ def expected_given(
     surprises: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """Return the shifts of the posterior means of log step times, for draws of the measurement's
-    surprise."""
+    """Return shifts of the posterior means of log step times, for draws of the surprise."""
     covariance = _shown_covariance(observation)
     inverse = np.linalg.inv(covariance)
 
@@ -314,8 +309,7 @@ def _shown_covariance(
 def expected_least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Return the expected minimum of mean plus draws, and each layout's probability to be the
-    minimum.
+    """Return the expected minimum of mean plus draws, and how often each layout has it.
 
     Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected
     minimum never exceeds the minimum of `mean`.

@@ -56,8 +56,7 @@ be the best."""
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """Price and power of devices, and tokens to train on; the catalog's nominal figures are the
-    defaults."""
+    """Price and power of devices, by default the catalog's, and tokens to train on."""
 
     price_per_device_hour: float | None = None
     """Price per device and hour. The catalog has list prices with their source and date."""
@@ -80,17 +79,20 @@ class Tariff:
         """The tariff, completed from the catalog's entries for cluster and device."""
         # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
         # user gave them.
-        device, (listed, _) = problem.cluster.device, problem.cluster.list_price
         if problem.cluster.kinds:
             return self
-        return Tariff(
-            price_per_device_hour=listed
-            if self.price_per_device_hour is None
-            else self.price_per_device_hour,
-            power_w=device.power_w if self.power_w is None else self.power_w,
-            idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
-            tokens=self.tokens,
-        )
+        device = problem.cluster.device
+        list_price, _ = problem.cluster.list_price
+        completed = {
+            "price_per_device_hour": list_price,
+            "power_w": device.power_w,
+            "idle_power_w": device.idle_power_w,
+        }
+        for name in completed:
+            stated = getattr(self, name)
+            if stated is not None:
+                completed[name] = stated
+        return replace(self, **completed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +215,7 @@ def file_words(file: job_files.JobFile) -> dict[str, Any]:
 def apply_search_keywords(
     keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
 ) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
-    """Apply `keywords` to options and space, and return the remaining keywords, which belong to the
-    problem.
+    """Apply `keywords` to options and space; return the rest, which are the problem's.
 
     Raises:
         PerfModelError: a space beside keywords of one, or what the records refuse.

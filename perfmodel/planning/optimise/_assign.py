@@ -1,5 +1,4 @@
-"""Assignments that need not be contiguous: experts, chunks or replicas on unequal devices, by
-integer programming."""
+"""Integer programming: experts, chunks or replicas on unequal devices, in any order."""
 
 from dataclasses import dataclass
 

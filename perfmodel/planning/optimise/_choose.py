@@ -34,8 +34,7 @@ class Chosen:
 def choose_method(
     *, combinations: int = 1, contiguous: bool = False, continuous: int = 0
 ) -> Chosen:
-    """Choose the method for a space of `combinations` discrete choices and `continuous` real
-    unknowns.
+    """Choose the method for `combinations` discrete choices and `continuous` real unknowns.
 
     The rules follow the measurements in `validate/optimise.md`: the relaxation is used only where
     it wins.

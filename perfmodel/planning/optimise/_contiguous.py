@@ -1,5 +1,4 @@
-"""Contiguous partitions by dynamic programming: exact minima over all ways to cut a chain of
-layers.
+"""Dynamic programming over contiguous partitions: exact minima over all cuts of a chain.
 
 Tables give the cost of a stage that holds layers i to j - 1; they are indexed [kind, stage, i, j],
 with `inf` where a stage cannot hold those layers. Kinds are kinds of devices, of which a supply is
@@ -30,8 +29,7 @@ class NothingFitsError(PerfModelError):
 
 
 def relative_gap(value_s: float, lower_bound_s: float) -> float:
-    """Largest relative distance of a value from the optimum, by a lower bound on it; 0 if it is
-    proved optimal."""
+    """Largest relative distance of a value from the optimum; 0 if it is proved optimal."""
     return max(0.0, value_s / lower_bound_s - 1) if lower_bound_s > 0 else float("inf")
 
 
@@ -142,8 +140,7 @@ def least_sum_plus_max(
 def least_critical_path(
     stage_costs: Table, passed: Table, supply: Sequence[int] | None = None
 ) -> float:
-    """Minimise over cuts the max over stages r of stage_costs[r] + sum over stages s < r of
-    passed[s].
+    """Minimise over cuts: max over stages r of stage_costs[r] + sum of passed[s], s < r.
 
     With stage_costs = m (F + B) and passed = F + B (and transfers), this is the least of the bounds
     that `prediction.lower_bounds_s` gives for single partitions: no partition's step is shorter
@@ -258,6 +255,7 @@ def _one_more(used: Used, supply: tuple[int, ...]) -> Iterator[tuple[int, Used]]
 
 
 def _checked(table: Table, supply: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the number of stages on each kind of device, which must sum to all stages."""
     kinds, stages = table.shape[:2]
     supply = (stages,) if supply is None else tuple(supply)
     if len(supply) != kinds or sum(supply) != stages or min(supply) < 0:

@@ -85,8 +85,7 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
 def _planes(
     problem: Relaxation, at: Values, rng: np.random.Generator
 ) -> Float[np.ndarray, "planes 1+unknowns"]:
-    """Value at the origin and gradient of every distinct path that is critical when durations are
-    slightly perturbed."""
+    """Origin and gradient of each path that is critical under slightly perturbed durations."""
     values = {name: jnp.asarray(value, float) for name, value in at.items()}
 
     # A path that is critical under 1 % of noise is nearly critical without it. Its plane is valid

@@ -1,5 +1,4 @@
-"""Hardware co-design: the machine parameters to improve for a set of training runs under a
-budget."""
+"""Hardware co-design: which machine parameters to improve for some runs under a budget."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -70,8 +70,7 @@ class PartitionResult:
 
     @property
     def gain(self) -> float:
-        """Share of the given layout's step time that is saved; 1 if the given layout does not
-        fit."""
+        """Saved share of the given layout's step time; 1 if that layout does not fit."""
         return 1.0 if self.given_s is None else 1 - self.step_time_s / self.given_s
 
     @property
@@ -238,8 +237,7 @@ def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
 
 
 def partition_certificate(problem: StepProblem, layout: Layout) -> Certificate:
-    """The lower bound over all partitions of a layout with several stages, with any
-    recomputation."""
+    """The lower bound over all partitions of a pipelined layout, with any recomputation."""
     _, bases, costs = _space(problem, layout, recompute=True)
     return _certificate(problem, bases, costs)
 

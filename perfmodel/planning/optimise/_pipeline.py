@@ -60,8 +60,7 @@ class KindCosts:
     """Number of stages on each kind of nodes."""
 
     def layouts(self, base: Layout, cuts: Iterable[CutOnKinds]) -> list[Layout]:
-        """Return the layout with each partition that fits, recomputing as many layers as
-        necessary."""
+        """Return the layout with each partition, recomputing as many layers as it must to fit."""
         layouts = []
         for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
@@ -98,8 +97,7 @@ class KindCosts:
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
-        """Lower bound of the step time over all partitions under the schedule's order; infinite if
-        none fits.
+        """Lower bound of the step over all partitions in the schedule's order; inf if none fits.
 
         It is the larger of two minima over all partitions. The first is that of
         `prediction.lower_bounds_s`. The second looks at the first backward on rank r. Before it,
@@ -319,8 +317,7 @@ def descend(
     evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
     bound: Callable[[Sequence[T]], Float[np.ndarray, " n"]] | None = None,
 ) -> Descent[T]:
-    """Steepest descent from the best of `start`; all neighbours are evaluated together until none
-    is better.
+    """Steepest descent from the best of `start`, until no neighbour is better.
 
     Args:
         start: members to begin from.

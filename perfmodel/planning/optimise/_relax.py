@@ -1,5 +1,4 @@
-"""Gradient relaxation: gradient descent on the timeline from many starts, then rounding to valid
-values.
+"""Gradient relaxation: descent on the timeline from many starts, then rounding.
 
 The objective is the exact makespan; what makes it smooth is noise on the durations that fades out
 (a jittered gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits

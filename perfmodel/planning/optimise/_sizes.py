@@ -78,8 +78,7 @@ class MicroBatchResult:
 
 
 def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
-    """Find the best sizes for the layout's number of micro-batches, by relaxation, rounding and
-    single moves.
+    """Find the best micro-batch sizes of a layout, by relaxation, rounding and single moves.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the
     largest that fits into memory when all micro-batches have it (and `_LARGEST`).
@@ -330,8 +329,7 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
 
 
 def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
-    """Buckets with this many layers, filled from the last layer on; the remaining buckets are
-    empty."""
+    """Buckets with this many layers, filled from the last layer on; the rest stay empty."""
     # A stage with nothing but the embedding or the head has no layer to put into a bucket.
     filled = max(1, -(-layers // size))
     first = layers - size * (filled - 1)
@@ -339,8 +337,7 @@ def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
 
 
 def _reducing(problem: StepProblem, layout: Layout) -> LayoutBatch:
-    """Return the layout as a batch, after checking that it overlaps gradient reductions with
-    backward passes.
+    """Return the layout as a batch; check that gradient reductions overlap backward passes.
 
     Raises:
         LayoutError: it does not.
@@ -367,8 +364,7 @@ def _assumed_s(problem: StepProblem, layout_batch: LayoutBatch) -> float:
 def size_buckets(
     problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS
 ) -> BucketResult:
-    """Find the best grouping of each stage's layers into gradient buckets, by descent from equal
-    buckets.
+    """Find each stage's best gradient buckets, by descent from buckets of equal size.
 
     Args:
         problem: model, job, cluster and cost models, for training.

@@ -45,8 +45,7 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Box:
-    """Maps real numbers to values between bounds by a logistic function, on a log scale if `log` is
-    set."""
+    """Maps real numbers to values between bounds by a logistic, on a log scale if `log` is set."""
 
     shape: tuple[int, ...]
     low: float
@@ -120,8 +119,7 @@ class Shares(_Parts):
 
 @dataclass(frozen=True)
 class WholeShares(_Parts):
-    """A whole total divided into `n` whole parts of at least `least`, such as stages or micro-batch
-    sizes.
+    """A whole total divided into `n` whole parts of at least `least`, such as stages.
 
     Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their
     total.
@@ -147,8 +145,7 @@ class WholeShares(_Parts):
 
 @dataclass(frozen=True)
 class Choices:
-    """One of `options` for each of `n` places, by a softmax that hardens as the temperature
-    falls."""
+    """One of `options` for each of `n` places, by a softmax that hardens with cooling."""
 
     n: int
     options: int

@@ -176,8 +176,7 @@ def rounded_layout(
 
 
 def changed_once(layout: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
-    """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch
-    size."""
+    """Layouts with one change: a layer moved or recomputed, or another micro-batch size."""
     yield from _layer_moved(layout)
     yield from _other_micro_batch(layout, choices)
     if trains:
@@ -186,6 +185,7 @@ def changed_once(layout: Layout, choices: LaunchChoices, *, trains: bool) -> Ite
 
 
 def _layer_moved(layout: Layout) -> Iterable[Layout]:
+    """Yield the layouts in which one layer stands in the neighbouring stage."""
     full_layers = layout.recompute_full_layers
     for partition in neighbours(layout.partition or ()):
         # A stage cannot recompute more layers than it has.
@@ -216,8 +216,7 @@ def _other_recompute(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]
 
 
 def _layer_recomputed(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
-    """One layer more, or one less, that recomputes in full: of a stage, or of all where they share
-    a number."""
+    """One layer more or less that recomputes in full, in one stage or in all alike."""
     may_recompute = layout.recompute == "none" or (choices.by_stage and layout.recompute != "full")
     if not choices.full_layers or not may_recompute:
         return
@@ -235,8 +234,7 @@ def _layer_recomputed(layout: Layout, choices: LaunchChoices) -> Iterable[Layout
 def shares_of_stages(
     share: Float[Array, ""], layers: Float[Array, " stages"]
 ) -> Float[Array, " stages"]:
-    """Shares of the stages' layers that recompute in full, where one number of layers holds for all
-    stages.
+    """Shares of layers that recompute in full, where all stages have one number of them.
 
     Args:
         share: number of recomputed layers, as a share of the longest stage's layers.

@@ -73,6 +73,7 @@ class Setting:
         return before * self.value if self.how == "times" else self.value
 
     def __str__(self) -> str:
+        """The setting as users write it: `NAME=2x`, or `NAME=VALUE` with the value's unit."""
         if self.how == "times":
             return f"{self.name}={self.value:g}x"
         kind = _kind_of(self.name)

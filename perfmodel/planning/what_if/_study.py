@@ -315,15 +315,15 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     # die are used.
     same_power = device.power_w == problem.cluster.device.power_w
     site = problem.site if same_power else replace(problem.site, loads=())
-    delays_s = scenario.delays_s
+    collectives = problem.collectives
+    if scenario.delays_s:
+        collectives = DelayedCollectives(problem.collectives, scenario.delays_s)
     return StepProblem(
         model=problem.model,
         job=problem.job,
         cluster=cluster,
         kernels=kernels,
-        collectives=DelayedCollectives(problem.collectives, delays_s)
-        if delays_s
-        else problem.collectives,
+        collectives=collectives,
         framework=scenario.framework(problem.framework),
         site=site,
         adjustment=problem.adjustment,
@@ -337,6 +337,7 @@ def _fits(problem: StepProblem, layout: Layout, scenario: Scenario) -> bool:
 
 
 def _fit_probability(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
+    """Probability that a layout fits into the memory of the scenario's machine."""
     if not scenario.settings:
         return fit_probabilities(problem, [layout])[0]
     changed = model_in_scenario(problem, scenario)

@@ -1,5 +1,4 @@
-"""Fit of the hierarchical model of sites: how likely held-out runs are, and how wide intervals must
-be."""
+"""Fits the hierarchical model of sites to held-out runs, and the width of intervals."""
 
 from typing import TYPE_CHECKING
 

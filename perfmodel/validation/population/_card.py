@@ -35,6 +35,7 @@ def population_card(fit: PopulationFit) -> str:
 
 
 def _purpose(fit: PopulationFit) -> str:
+    """Say what the model is for and what it was fitted to."""
     runs = fit.score.runs
     return (
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
@@ -46,6 +47,7 @@ def _purpose(fit: PopulationFit) -> str:
 
 
 def _median_sites(fit: PopulationFit) -> list[str]:
+    """Lines on the factors of the median site, as a table."""
     posteriors = fit.parameters[""]["of"]
     return [
         "Factors of the median site: of all sites, of a framework on any architecture, and of an architecture under "
@@ -90,6 +92,7 @@ def _spreads(fit: PopulationFit) -> list[str]:
 
 
 def _lessons(fit: PopulationFit) -> list[str]:
+    """Lines on how far off each source is, and what it changes in the model."""
     return [
         "`off`: median of log(measured / predicted) by physics alone. `left out`: the same with the model of the other "
         "teams. `level` and `scatter`: variance of what the source's runs have in common, and of their differences, "
@@ -117,8 +120,7 @@ def _worth_of_runs(fit: PopulationFit) -> list[str]:
 
 
 def _coverage(fit: PopulationFit) -> list[str]:
-    """Lines on the width of intervals by what is unknown, and on their coverage with whole groups
-    left out."""
+    """Lines on the width of intervals, and on their coverage with whole groups left out."""
     coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
     runs = fit.coverage
     half = covered_half_widths(coverage, runs)
@@ -152,8 +154,7 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
 
 def _not_both(names: Iterable[str]) -> list[str]:
-    """Sort posteriors: that of all runs, then those of a framework alone, then those of an
-    architecture alone."""
+    """Sort posteriors: of all runs, then of one framework, then of one architecture."""
     alone = (name for name in names if name.startswith("|") or name.endswith("|"))
     return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
 
@@ -165,6 +166,7 @@ def _level_spreads(hyper: Mapping[str, Any], place: int) -> tuple[str, ...]:
 
 
 def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
+    """Return the table row of a median site: its name, a factor per class, their uncertainty."""
     size = len(CLASSES)
 
     # Covariances are stored as lower triangles, row by row, in which the diagonal stands at 0, 2,
@@ -179,8 +181,7 @@ def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
-    """Yield a row per source: its errors, scatter and far-off runs, and how it moves the median
-    site."""
+    """Yield each source's errors, scatter, far-off runs and effect on the median site."""
     runs = fit.score.runs
 
     # `moves` is the mean factor of the median site with the source less that without its teams.

@@ -1,5 +1,4 @@
-"""Fits `perfmodel.prediction.sites.Coverage`: the width of intervals for runs about which little is
-known.
+"""Fits `perfmodel.prediction.sites.Coverage`: the width of intervals of little-known runs.
 
 Every run is predicted with its team left out, and again with its whole framework, device
 generation, year and kind of model left out. Its error over the half-width that the model of sites
@@ -112,8 +111,7 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     def objective(
         x: Float[np.ndarray, " coefficients"],
     ) -> tuple[float, Float[np.ndarray, " coefficients"]]:
-        """Interval score with its prior, and the gradient; `x` is base, power and added
-        half-widths."""
+        """Interval score with prior, and its gradient; `x`: base, power, added half-widths."""
         known = np.exp(2 * (x[0] + x[1] * log_half))
         half = np.sqrt(known + drivers @ x[2:] ** 2 + (GAUSS_90 * runs.open_deviation) ** 2)
 

@@ -1,5 +1,4 @@
-"""Fits the hierarchical model of sites to published runs; `perfmodel.prediction` applies it to a
-site."""
+"""Fits the hierarchical model of sites to published runs; `perfmodel.prediction` uses it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -129,8 +128,7 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
 
 
 def _pairs_of_team(labels: Mapping[str, np.ndarray], team: str) -> set[tuple[str, str]]:
-    """Pairs of framework and architecture that a team's runs have, with those that leave the
-    framework open."""
+    """Pairs of framework (or none) and architecture that a team's runs have."""
     is_team = labels["group"] == team
     frameworks = labels["framework"][is_team].tolist()
     architectures = labels["architecture"][is_team].tolist()
@@ -229,8 +227,7 @@ def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"])
 
 
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
-    """Value of each of `UNKNOWNS` for each run, with its fold left out; 0 for runs without a
-    fold."""
+    """Each of `UNKNOWNS` for each run with its fold left out; 0 for runs without a fold."""
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
@@ -311,8 +308,7 @@ def _inflation_and_width(
 
 
 def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
-    """Add to `drawn` the draws of known runs of every source of a team that the state has not
-    seen."""
+    """Add to `drawn` draws of known runs, for each unseen source of a team."""
     left_out = score.left_out(without)
     residuals = np.asarray(left_out.residual)
     fixed = np.asarray(left_out.shared) + np.asarray(left_out.own_parts.fixed)

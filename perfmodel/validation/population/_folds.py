@@ -1,5 +1,4 @@
-"""Folds of runs that are left out together: teams, frameworks, device generations, years, kinds of
-model."""
+"""Folds of runs to leave out together: teams, frameworks, generations, years, model kinds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

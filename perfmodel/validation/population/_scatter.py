@@ -1,5 +1,4 @@
-"""How likely the errors of left-out runs are, when each source scatters by unknown scales of its
-own."""
+"""Likelihood of left-out runs' errors, if each source scatters by unknown scales of its own."""
 
 from typing import Any, NamedTuple
 
@@ -65,8 +64,7 @@ class LeftOut(NamedTuple):
 
 
 class ScatteredErrors(NamedTuple):
-    """Errors of left-out runs, and their covariance for every pair of scales that a source may
-    scatter by."""
+    """Errors of left-out runs, and their covariance for each pair of a source's scales."""
 
     residual: Any
     """log(measured / predicted) [runs] beyond what other sources say of it."""
@@ -169,8 +167,7 @@ def scattered_errors(left_out: LeftOut, deviations: Any) -> ScatteredErrors:
 
 
 def _conditioned(covariance: Any, errors: Any, known: Any, enough: Any) -> tuple[Any, Any, Any]:
-    """Covariance and errors of a source's runs given the known ones, and the log likelihood of
-    these.
+    """Covariance and errors of a source's runs, given known ones, and their log likelihood.
 
     One known run after another is conditioned on: steps of Gaussian elimination.
     """

@@ -292,8 +292,7 @@ class Score:
         return LeftOut(residual=flat, shared=together, own_parts=parts, noise=noise)
 
     def __call__(self, vector: Any, level_scale: Any, scale: Any, weight: Any, counted: Any) -> Any:
-        """Negative log score of the weighted sources, plus the weak prior of the
-        hyperparameters."""
+        """Negative log score of the weighted sources, plus a weak prior."""
         import jax
         import jax.numpy as jnp
 

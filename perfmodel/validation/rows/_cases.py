@@ -1,5 +1,4 @@
-"""Converts a published row to model, cluster, job and layout, and a table of rows to runs for
-end-to-end calibration."""
+"""Converts published rows to models, clusters, jobs and layouts, and tables to runs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -204,8 +203,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
 
 def _offloads_at_unknown_cost(row: Row, device: Device) -> bool:
-    """Whether a run copies activations to the host over a link that the device's data sheet leaves
-    out."""
+    """Whether a run copies activations to the host over a link of unknown bandwidth."""
     return offloads_activations(row) and device.host_bandwidth_bytes_per_s is None
 
 
@@ -296,8 +294,7 @@ differences come from counting embeddings, padding and heads differently."""
 
 
 def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:
-    """Sentences on how the stated parameters and memory of a row contradict its model and
-    device."""
+    """Sentences on how a row's stated parameters and memory contradict model and device."""
     contradictions = []
     stated = number(row, "params_b")
     if stated and isinstance(model, Transformer):

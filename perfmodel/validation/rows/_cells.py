@@ -27,8 +27,7 @@ FROM_OTHERS: Final = "cells_of_other_rows"
 
 
 def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, str]]":
-    """All rows of the tables of runs among some files, and the reasons why other files are not such
-    tables.
+    """All rows of the tables of runs among some files, and why other files are not such tables.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -114,8 +113,7 @@ _OF_STEP_TIME: Final = (
 
 
 def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Fill in empty step times from tokens per second and device, where the tokens of a step are
-    stated."""
+    """Fill in empty step times from tokens per second and device, and a step's tokens."""
     import pandas as pd
 
     if not set(_OF_STEP_TIME) <= set(table.columns):
@@ -130,20 +128,16 @@ def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
 
     # A batch that is not stated is that of the micro-batches of all replicas.
     batch = column("global_batch")
-    batch = np.where(
-        np.isnan(batch), column("micro_batch") * column("num_microbatches") * column("dp"), batch
-    )
+    batch_of_replicas = column("micro_batch") * column("num_microbatches") * column("dp")
+    batch = np.where(np.isnan(batch), batch_of_replicas, batch)
     tokens_per_s = column("measured_tokens_per_s_per_device") * column("n_devices")
     with np.errstate(divide="ignore", invalid="ignore"):
         step_s = batch * column("seq_len") / tokens_per_s
-    filled = (
-        np.asarray(table["measured_iter_time_s"].isna(), bool) & np.isfinite(step_s) & (step_s > 0)
-    )
-    if not filled.any():
+    measured = table["measured_iter_time_s"]
+    is_filled = np.asarray(measured.isna(), bool) & np.isfinite(step_s) & (step_s > 0)
+    if not is_filled.any():
         return table
-    return table.assign(
-        measured_iter_time_s=table["measured_iter_time_s"].astype(object).where(~filled, step_s)
-    )
+    return table.assign(measured_iter_time_s=measured.astype(object).where(~is_filled, step_s))
 
 
 def text(row: Row, name: str, default: str = "") -> str:
@@ -264,8 +258,7 @@ def _degrees(row: Row) -> dict[str, int]:
 
 
 def _batch_of_throughput(row: Row, seq_len: int) -> int:
-    """Sequences per step, from tokens per second and device, step time and devices; 0 unless all
-    are stated."""
+    """Sequences per step, from throughput, step time and devices; 0 unless all are stated."""
     rate = number(row, "measured_tokens_per_s_per_device")
     step_s = number(row, "measured_iter_time_s")
     if not rate or not step_s or number(row, "n_devices") is None:

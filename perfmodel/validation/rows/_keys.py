@@ -1,5 +1,4 @@
-"""Reads columns of tables of runs that are keys of a job file: `layout.offload`, `job.optimizer`,
-`model.gated_ffn`, ...
+"""Reads columns that are keys of a job file: `layout.offload`, `job.optimizer`, ...
 
 They are checked like the keys of a job file, and override columns in words. A key with a plain
 column of the same meaning (`layout.tp` and `tp`) fills that column, so that readers of plain
@@ -64,15 +63,13 @@ does."""
 
 
 def rows_of(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Iterate over the rows of a table of runs, with plain columns filled in from keys
-    (`with_plain_columns`)."""
+    """Iterate over the rows of a table of runs, with plain columns filled in from keys."""
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return [dict(with_plain_columns(record)) for record in records]
 
 
 def cell_value(cell: Any) -> Any:
-    """Convert a cell to a TOML value: restore whole numbers, parse text as TOML, else keep it as
-    text."""
+    """Convert a cell to a TOML value: whole numbers, text that is TOML, else plain text."""
     if isinstance(cell, bool):
         return cell
     if isinstance(cell, int | float):
@@ -117,8 +114,7 @@ def _typed(table: str, name: str, value: Any) -> Any:
 
 
 def with_plain_columns(row: Row) -> Row:
-    """Fill in plain columns from equivalent keys; keys override, and differences are noted in
-    `CONTRADICTIONS`.
+    """Fill in plain columns from equivalent keys, which override; note differences.
 
     A `cluster` fills `device` and `devices_per_node`.
     """
@@ -153,8 +149,7 @@ def _equal_text(a: Any, b: Any) -> bool:
 
 
 def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
-    """Fill in device and node size from a row's cluster, and note where the row's own values
-    differ."""
+    """Fill in device and node size from a row's cluster; note where the row differs."""
     try:
         cluster = catalog.cluster(text(row, "cluster"))
     except PerfModelError:
@@ -179,8 +174,7 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
 
 
 def _fill_from_schedule(row: dict[str, Any]) -> list[str]:
-    """Fill in numbers that the words for a row's schedule state, and note where the row's own
-    values differ."""
+    """Fill in numbers that the words of a row's schedule state; note where the row differs."""
     contradictions = []
     for column, value in columns_of_schedule(row).items():
         try:
@@ -239,11 +233,10 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     try:
         return Layout.values(notation)
     except PerfModelError as error:
-        raise (
-            type(error)(f"{run_name}: layout.*: {error}")
-            if type(error) is PerfModelError
-            else error
-        ) from None
+        # Errors of other types name the key themselves.
+        if type(error) is not PerfModelError:
+            raise
+        raise PerfModelError(f"{run_name}: layout.*: {error}") from None
 
 
 def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:

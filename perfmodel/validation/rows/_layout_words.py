@@ -83,8 +83,7 @@ def unread_schedule_words(row: Row) -> tuple[str, ...]:
 
 
 def columns_of_schedule(row: Row) -> dict[str, int]:
-    """Plain columns that the words for a schedule state: model chunks per stage, and micro-batches
-    per replica."""
+    """Columns that a schedule's words state: chunks per stage, micro-batches per replica."""
     schedule = schedule_of(row)
     stated = {"vpp": schedule.chunks, "num_microbatches": schedule.micro_batches}
     return {name: value for name, value in stated.items() if value}
@@ -217,8 +216,7 @@ the host. Products of attention have batch dimensions."""
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
-    """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not
-    stated."""
+    """Return the modules of `selective` recomputation, as Megatron-Core names them."""
     named: tuple[str, ...] = ()
     for reading in _recompute_readings(row):
         named += reading.all_of(*_MODULES)
@@ -284,14 +282,12 @@ def stages_named(reading: Reading) -> frozenset[int]:
 
 
 def secondary_shards_of(row: Row) -> int | None:
-    """Ranks of a second copy of the weights (ZeRO++'s `hpZ`) in a row's words; None if not
-    stated."""
+    """Ranks of a second copy of the weights (ZeRO++'s `hpZ`), if a row states them."""
     return _sharding_reading(row).figure("hpz")
 
 
 def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
-    """The layout fields `zero`, `replicate` and `offload_states` from a row's `zero_stage` and
-    `sharding`.
+    """Layout fields `zero`, `replicate`, `offload_states` from `zero_stage` and `sharding`.
 
     Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv
     2407.21783, section 3.3.2; torchtitan's default). `HSDP` without a number shards inside a node.
@@ -339,13 +335,12 @@ def _copies(row: Row, reading: Reading, dp: int) -> int:
 
 
 def _states_on_host(reading: Reading, zero: int | None, is_fsdp: bool) -> str:
-    """The states that lie in host memory, as `Layout.offload_states` names them; empty if none are
-    named."""
+    """The states that lie in host memory, as `Layout.offload_states` names them."""
     # FSDP's offload and ZeRO-Infinity move weights with their states, that of any other ZeRO states
     # alone.
-    moves_weights = bool(reading.first("infinity", "offload weights")) or (
-        is_fsdp and reading.has_meaning("offload")
-    )
+    moves_weights = bool(reading.first("infinity", "offload weights"))
+    if is_fsdp and reading.has_meaning("offload"):
+        moves_weights = True
     if zero == 3 and moves_weights:
         return "weights"
     if zero and reading.first("offload", "offload optimizer", "offload weights", "infinity"):

@@ -137,8 +137,7 @@ _PLAIN_STACKS: Final = {"dense": "llama", "decoder": "llama", "transformer": "gp
 
 
 def _stated_billions(row: Row) -> float | None:
-    """Parameters in billions by their column, else by the only size in the model's name
-    (`gemma4-31b`, `300M`)."""
+    """Parameters in billions, by their column, else by the only size in the model's name."""
     params_b = number(row, "params_b")
     if params_b is not None:
         return params_b
@@ -150,8 +149,7 @@ def _stated_billions(row: Row) -> float | None:
 
 
 def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
-    """Cells of possible shapes of a dense stack of which only family and parameters are known, with
-    probabilities.
+    """Possible shapes, with probabilities, of a dense stack of known family and parameters.
 
     Empty if the row states a size of its layers, its name is in the catalog, or nothing says how
     large it is.
@@ -167,9 +165,9 @@ def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
     for width_per_layer, probability in widths:
         # A layer has 12 h^2 parameters (`_layers`), and a stack of h / w of them 12 h^3 / w.
         multiple = lcm(128, count(row, "tp", 1))
-        hidden = (
-            max(1, round((billions * 1e9 * width_per_layer / 12) ** (1 / 3) / multiple)) * multiple
-        )
+        exact_hidden = (billions * 1e9 * width_per_layer / 12) ** (1 / 3)
+        hidden = max(1, round(exact_hidden / multiple)) * multiple
+
         # Gated feed-forward blocks have three matrices for two, so that their inner size is two
         # thirds of 4 h.
         if _FAMILY[family].get("gated_ffn"):
@@ -196,8 +194,7 @@ _MOST_OFF_SIZE: Final = 0.05
 
 
 def known_model(name: str) -> Model | None:
-    """The catalog's model of a name, which may end with the number of parameters in billions; None
-    if unknown."""
+    """The catalog's model of a name, which may end in billions of parameters; else None."""
     named = _of_catalog(name)
     if named is not None:
         return named
@@ -220,8 +217,7 @@ def _of_catalog(name: str) -> Model | None:
 
 
 def _catalog_model_of_shape(family: str, row: Row) -> Model | None:
-    """The catalog's model of a family with the shape that a row states; None for families that rows
-    describe fully."""
+    """The catalog's model of a family and stated shape; None if rows describe it fully."""
     if family in _FAMILY:
         return None
     family_models = (
@@ -383,8 +379,7 @@ def _tied_or_not(model: Transformer, row: Row) -> Transformer:
 
 
 def _layers(row: Row, hidden: int, vocab: int) -> int:
-    """Stated layers, or those that the parameter count leaves, as a multiple of the pipeline
-    depth."""
+    """Stated layers, or those of the parameter count, as a multiple of the pipeline depth."""
     if number(row, "layers") is not None:
         return count(row, "layers")
     params_b = number(row, "params_b")

@@ -25,8 +25,7 @@ _REMARKS: Final = ("name", *RUN_COLUMNS)
 
 
 def has_words_of_predict(table: "pd.DataFrame") -> bool:
-    """Whether a table of runs has the arguments of `predict` as columns, instead of the columns of
-    published runs."""
+    """Whether a table's columns are arguments of `predict`, not those of published runs."""
     if "layout" in table:
         return True
     return "cluster" in table and not {"case_id", "source"} <= set(table)

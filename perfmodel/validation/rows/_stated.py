@@ -1,5 +1,4 @@
-"""Reads the layout and job that a published row states, either as launch arguments or in
-columns."""
+"""Reads the layout and job that a row states, as launch arguments or in columns."""
 
 from collections.abc import Mapping
 from typing import Any

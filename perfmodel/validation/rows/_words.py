@@ -1,5 +1,4 @@
-"""Reads word columns of published runs: element type, network, launch, framework; and names what is
-not understood."""
+"""Reads columns of words: element type, network, launch, framework; names unknown words."""
 
 import re
 from collections.abc import Mapping
@@ -168,8 +167,7 @@ def gradient_dtype_of(row: Row) -> str:
 
 
 def base_weights_of(row: Row) -> str:
-    """The storage of frozen weights beside adapters in a row's words: `nf4`, `int8`, or empty if
-    not stated."""
+    """Storage of frozen weights beside adapters: `nf4`, `int8`, or empty if not stated."""
     return _dtype_reading(row).first("base nf4", "base int8").removeprefix("base ")
 
 
@@ -192,14 +190,12 @@ def adapter_rank_of(row: Row) -> int | None:
 
 
 def launch_switches(row: Row) -> Mapping[str, bool]:
-    """Launch switches in a row's `launch_and_overlap`, by the setting they change
-    (`LAUNCH_SWITCHES`)."""
+    """Launch switches in a row's `launch_and_overlap`, by the setting that they change."""
     return read_switches(text(row, "launch_and_overlap"))[0]
 
 
 def graphs_of(switches: Mapping[str, bool]) -> CudaGraphs:
-    """Return the scope of CUDA graphs from a launch's switches: the whole step, or layers (NeMo,
-    Megatron-Core)."""
+    """Return the scope of CUDA graphs that a launch's switches state: a whole step, or layers."""
     if switches.get("graph of the step"):
         return "step"
     return "layers" if switches.get("graphs of layers") else "none"
@@ -234,7 +230,9 @@ def vocab_of(row: Row) -> tuple[int, bool]:
         return count(row, "vocab"), False
     if number(row, "tokenizer_vocab") is not None:
         return count(row, "tokenizer_vocab"), True
-    return _BERT_VOCAB if text(row, "family").lower().startswith("bert") else _GPT2_VOCAB, True
+    if text(row, "family").lower().startswith("bert"):
+        return _BERT_VOCAB, True
+    return _GPT2_VOCAB, True
 
 
 _VOCABULARY_BY_COLUMN: Final = {
@@ -331,8 +329,7 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row, as `name@year`, by the columns of framework, device and sharding
-    together.
+    """The framework of a row, as `name@year`, by its columns framework, device, sharding.
 
     A column that names DeepSpeed's ZeRO means DeepSpeed, even if it names others too. On Gaudi,
     Megatron-DeepSpeed is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel names
@@ -366,8 +363,7 @@ def framework_name(row: Row) -> str:
 
 
 def may_pack_conversations(row: Row) -> bool:
-    """Whether a row's trainer packs conversations into sequences, so that their lengths are
-    open."""
+    """Whether a row's trainer packs conversations, whose lengths are then open."""
     return any(
         _PACKS_CONVERSATIONS.search(text(row, name))
         for name in ("framework", "framework_as_stated")
@@ -375,8 +371,7 @@ def may_pack_conversations(row: Row) -> bool:
 
 
 def _compiles(row: Row) -> bool:
-    """Whether a row's launch settings, or its source's name for the framework, state
-    compilation."""
+    """Whether a row's launch settings or its framework's name state compilation."""
     if launch_switches(row).get("compile"):
         return True
     return bool(_COMPILES.search(text(row, "framework_as_stated").lower()))

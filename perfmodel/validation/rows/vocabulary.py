@@ -249,8 +249,7 @@ SHARDING: Final = (
 
 
 def _schedule_phrases() -> tuple[Phrase, ...]:
-    """A phrase for each name of a schedule, as people join its words, with the registered name as
-    meaning."""
+    """A phrase for each way to write a schedule's name, with that name as its meaning."""
     aliases = {name: name for name in SCHEDULES} | SCHEDULE_ALIASES
     names = []
     for alias, name in aliases.items():

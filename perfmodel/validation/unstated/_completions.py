@@ -118,8 +118,7 @@ def completions(
 
 
 def open_choices(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> list[str]:
-    """Names of a run's open choices under a framework; the framework comes first if it is not
-    named.
+    """Names of a run's open choices; first the framework, if the run does not name it.
 
     Raises:
         Unusable, PerfModelError: the run cannot be read.
@@ -156,8 +155,7 @@ def with_open_choices(
     takes_memory: bool,
     limit: int = MOST_WEIGHED,
 ) -> list[Completion]:
-    """Fill in the choices that affect memory, or those that do not, with at most `limit`
-    completions."""
+    """Fill in choices that affect memory, or those that do not; at most `limit` results."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []
@@ -204,8 +202,7 @@ def _read(
     priors: ChoicePriors,
     refused: list[PerfModelError],
 ) -> list[Completion]:
-    """Completions of a run under one framework, with degrees and batch filled in; their priors sum
-    to 1."""
+    """Complete degrees and batch of a run under one framework; priors sum to 1."""
     # A micro-batch that the framework sets is no open cell.
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
@@ -250,8 +247,7 @@ def _read_filled(run: DescribedRun, filled: FilledRow, framework: Framework) -> 
 
 
 def _narrow_dtype(device: Device, framework: Framework) -> str | None:
-    """The 8-bit type for which the framework has a recipe and the device has units; None if there
-    is none."""
+    """The 8-bit type that framework and device support together; None if there is none."""
     for dtype in ("fp8", "int8"):
         if dtype in device.dtypes and framework.job_defaults(dtype)["fp8_recipe"]:
             return dtype

@@ -123,6 +123,7 @@ class RowRun(DescribedRun):
         return read_case(cells, framework)
 
     def cells_for(self, framework: Framework) -> Row:
+        """Return the row's cells, with those that follow from the framework and the device."""
         cells = with_shards_of_recipe(self.row, framework)
         if self.device().vendor != "Google":
             return cells
@@ -176,12 +177,13 @@ class JobRun(DescribedRun):
             degrees = {name: int(self.layout.get(name, 1)) for name in DEGREES}
             stated |= degrees
             devices = prod(degrees.values())
+        layers = None
+        if isinstance(self.stated_model, Transformer):
+            layers = self.stated_model.layers
         return stated | {
             "n_devices": devices,
             "devices_per_node": self.cluster.levels[0].size,
-            "layers": self.stated_model.layers
-            if isinstance(self.stated_model, Transformer)
-            else None,
+            "layers": layers,
             "global_batch": self.job["global_batch"],
             "dtype": self.job.get("dtype"),
             "schedule": self.layout.get("schedule"),

@@ -1,5 +1,4 @@
-"""Choices of runs that train an encoder of text: the length of its sequences, its head, and its
-padding."""
+"""Open choices of runs that train a text encoder: sequence length, head, padding."""
 
 from collections.abc import Sequence
 from math import log
@@ -25,8 +24,7 @@ arXiv 1810.04805, appendix A.2)."""
 
 
 class EncoderLength(OpenChoice):
-    """Tokens per sequence of a text encoder if a run does not state them: those of BERT's two
-    phases."""
+    """Tokens per sequence of a text encoder, if unstated: those of BERT's two phases."""
 
     name = "seq_len"
     tunable = False
@@ -43,6 +41,7 @@ class EncoderLength(OpenChoice):
         return str(case.job.seq_len)
 
     def variants(self, case: Case) -> Sequence[Variant]:
+        """Lengths of BERT's two phases, with their shares of the steps."""
         # The two lengths are no choice of the person who runs it but phases of one training, with
         # known shares of the steps.
         phases = "phases of BERT"
@@ -109,8 +108,7 @@ Performance of the Unpadded BERT Model, arXiv 2208.08124, section 1)."""
 
 
 def real_tokens(seq_len: int) -> float:
-    """Tokens of text in a sequence of BERT's pre-training data: the power law through
-    `_REAL_TOKENS`."""
+    """Tokens of text in a sequence of BERT's data: a power law through `_REAL_TOKENS`."""
     (short, most), (long, least) = _REAL_TOKENS
     share = most * (seq_len / short) ** (log(least / most) / log(long / short))
     return seq_len * min(1.0, share)

@@ -22,8 +22,7 @@ validate_flex_dispatcher_backend: B200 and B300, not GB200)."""
 
 
 class ExpertDispatcher(OpenChoice):
-    """The dispatcher that exchanges tokens between experts, where the framework has several
-    kinds."""
+    """The dispatcher of tokens to experts, where the framework has several kinds."""
 
     name = "expert_dispatcher"
     takes_memory = False
@@ -84,8 +83,7 @@ class DroppedTokens(OpenChoice):
 
 
 class ExpertOverlap(OpenChoice):
-    """Whether expert exchanges overlap with another micro-batch's pass, if the framework supports
-    it."""
+    """Whether expert exchanges overlap another micro-batch's pass, where supported."""
 
     name = "ep_overlap"
     takes_memory = False

@@ -73,8 +73,7 @@ class RunFeatures:
 def model_features(
     model: Model, device: Device, seq_len: int, framework: Framework, year: int | None
 ) -> RunFeatures:
-    """Features of a run without a known layout. The default year is that of the framework's
-    version."""
+    """Features of a run without a known layout. Default year: that of the framework."""
     known_year = year or framework.since or None
     return RunFeatures(
         framework=framework.name,
@@ -100,8 +99,7 @@ def case_features(case: Case, year: int | None) -> RunFeatures:
 
 
 def need_of(case: Case) -> str:
-    """Class by the memory that a run would need without recomputation, relative to its devices'
-    memory.
+    """Class by the memory needed without recomputation, relative to the devices' memory.
 
     Empty but for training of transformers. By closed forms, as a class needs no more: weights in 16
     bits (frozen ones in as many as products read), gradients, and three fp32 states of the

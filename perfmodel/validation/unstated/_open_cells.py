@@ -245,8 +245,7 @@ def _with_micro_batch(
 
 
 def nearest_power_of_two(value: float) -> int:
-    """The power of two that is nearest in the logarithm, as micro-batches and degrees are
-    counted."""
+    """The power of two nearest in the logarithm, as micro-batches and degrees are counted."""
     return 1 << max(0, round(float(np.log2(value))))
 
 
@@ -288,8 +287,7 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
 def _with_shards(
     before: FilledRow, features: RunFeatures, priors: ChoicePriors
 ) -> Iterator[FilledRow]:
-    """Yield the row with groups over which its weights may be sharded, if it says only
-    `FSDP+DP`."""
+    """Yield the row with each size of sharding group, if it says only `FSDP+DP`."""
     row = before.cells
     sharding = text(row, "sharding")
     if not read_phrases(sharding, SHARDING).has_meaning("fsdp and dp"):
@@ -310,6 +308,7 @@ def _with_shards(
 def _with_dtype(
     before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str
 ) -> Iterator[FilledRow]:
+    """Yield the row in 16 and in 8 bits, if it does not name its element type."""
     if names_dtype(before.cells):
         yield before
         return

@@ -99,19 +99,15 @@ class HostActivations(OpenChoice):
     def matters(self, case: Case) -> bool:
         # Where the device's link to the host is not known, nobody knows what copies cost.
         layout, framework = case.layout, case.framework
-        copies = (
-            framework.capabilities.offloads
-            and case.cluster.device.host_bandwidth_bytes_per_s is not None
-        )
+        link_is_known = case.cluster.device.host_bandwidth_bytes_per_s is not None
+        if not framework.capabilities.offloads or not link_is_known:
+            return False
+        if not isinstance(case.model, Transformer) or case.job.mode != "train":
+            return False
+
+        # The choice exists for compiled steps without a pipeline.
         is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
-        trains = isinstance(case.model, Transformer) and case.job.mode == "train"
-        return (
-            is_open
-            and copies
-            and trains
-            and framework.host.execution == "compiled"
-            and layout.pp == 1
-        )
+        return is_open and framework.host.execution == "compiled" and layout.pp == 1
 
     def stated(self, case: Case) -> bool:
         return False
@@ -277,8 +273,7 @@ examples/megatron: those with sequences of 8,192 tokens do, one with 2,048 does 
 
 
 class PackedConversations(OpenChoice):
-    """Whether sequences are conversations that a trainer packed, each attending to itself alone, or
-    single documents.
+    """Whether sequences are packed conversations, each attending to itself, or documents.
 
     Lengths that are exponentially distributed with mean m have the mean square 2 m^2, so that a
     token attends as in a sequence of 2 m tokens (`Job.attended_tokens`).
@@ -342,16 +337,11 @@ class ChunkedLoss(UnsaidSwitch):
 
     def matters(self, case: Case) -> bool:
         job = case.job
-        has_logits = (
-            isinstance(case.model, Transformer)
-            and job.loss.head == "vocabulary"
-            and job.mode == "train"
-        )
-        return (
-            has_logits
-            and case.framework.launch.chunks_loss_unsaid
-            and not job.loss.loss_with_gradient
-        )
+        # Only the logits of a whole vocabulary are large enough to be cut.
+        is_language_model = isinstance(case.model, Transformer) and job.loss.head == "vocabulary"
+        if not is_language_model or job.mode != "train":
+            return False
+        return case.framework.launch.chunks_loss_unsaid and not job.loss.loss_with_gradient
 
 
 class Fp8ActivationInputs(UnsaidSwitch):
@@ -382,8 +372,7 @@ class OperationFuser(UnsaidSwitch):
 
 
 class DataParallelOverlap(OpenChoice):
-    """Whether gradient reductions and weight gathers overlap with kernels, if the framework
-    supports it."""
+    """Whether gradient reductions and weight gathers overlap kernels, where supported."""
 
     name = "dp_overlap"
     takes_memory = False
@@ -406,8 +395,7 @@ class DataParallelOverlap(OpenChoice):
 
 
 class TensorParallelOverlap(OpenChoice):
-    """Whether tensor-parallel collectives overlap with matrix products, if the framework supports
-    it."""
+    """Whether tensor-parallel collectives overlap matrix products, where supported."""
 
     name = "tp_overlap"
     takes_memory = False

@@ -104,8 +104,7 @@ class RunPrediction:
     """Posterior probabilities of `completions`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the likeliest completion with the time, interval and memory of the
-        mixture."""
+        """Plain values for JSON: the likeliest completion with the mixture's time and memory."""
         return self.prediction.to_dict() | {
             "step_time_s": self.step_time_s,
             "step_time_lo_s": self.step_time_lo_s,
@@ -170,6 +169,12 @@ def predict_run(
     cases = [completion.case for completion in timed.completions]
     likeliest = int(np.argmax(weight))
     fits_probability = timed.memory.fits_probability
+
+    # A run that leaves nothing open fits as its only completion does, with the margin of memory
+    # that its framework has; a mixture by the probability.
+    fits = fits_probability >= 0.5
+    if len(timed.memory.completions) == 1:
+        fits = timed.predictions[0].fits
     return RunPrediction(
         case=cases[likeliest],
         prediction=timed.predictions[likeliest],
@@ -177,11 +182,7 @@ def predict_run(
         step_time_lo_s=mixture.quantile(0.05),
         step_time_hi_s=mixture.quantile(0.95),
         memory_counted_bytes=_median_peaks(timed.predictions, weight),
-        # A run that leaves nothing open fits as its only completion does, with the margin of
-        # memory that its framework has; a mixture by the probability.
-        fits=timed.predictions[0].fits
-        if len(timed.memory.completions) == 1
-        else fits_probability >= 0.5,
+        fits=fits,
         fits_probability=fits_probability,
         contradicts=timed.memory.contradicts(cases[likeliest]),
         effects=tuple(effects),
@@ -219,8 +220,7 @@ class _TimedRun:
 
     @property
     def scale(self) -> str:
-        """Class of the machine by its devices (`scale_of`), which determines how much people tune
-        the run.
+        """Class of the machine by its devices, which determines how much people tune the run.
 
         People tune the more, the more a run costs. A submission to a competition is tuned as the
         dearest runs are, whatever its size.
@@ -288,8 +288,7 @@ def log_likelihoods(
     site: Site,
     priors: ChoicePriors,
 ) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
-    """The scale of a run and the log-likelihood of its step time under each tuning; None if nothing
-    is open.
+    """A run's scale, and log-likelihood of its step under each tuning; None if none is open.
 
     Raises:
         PerfModelError: as `predict_run`.
@@ -404,6 +403,7 @@ def _weighed(
 def _median_peaks(
     predictions: list[Prediction], weight: Float[np.ndarray, " completions"]
 ) -> dict[str, float]:
+    """Weighted medians of the completions' peak memory, by what each peak counts."""
     counters: tuple[str, ...] = tuple(predictions[0].memory_counted_bytes)
     medians = {}
     for counter in counters:
@@ -413,8 +413,7 @@ def _median_peaks(
 
 
 def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
-    """Names of the open settings, those with the largest effect on the step time first, with
-    figures."""
+    """Names of the open settings with figures, the largest effect on the step first."""
     by_name = {effect.name: effect for effect in effects}
     names = [effect.name for effect in effects]
     for case in cases:

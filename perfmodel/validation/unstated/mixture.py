@@ -123,8 +123,7 @@ def tuned_weights(
 
 @dataclass(frozen=True, eq=False)
 class LogNormalMixture:
-    """A mixture of positive quantities, each log-normal with its own width below and above its
-    median."""
+    """A mixture of log-normals, each with its own width below and above its median."""
 
     weight: Float[np.ndarray, " components"]
     """Weight of every component; they sum to 1."""
@@ -149,8 +148,7 @@ class LogNormalMixture:
     def _distances(
         self, value: float
     ) -> tuple[Float[np.ndarray, " components"], Float[np.ndarray, " components"]]:
-        """Distance of a value's log from the components' medians, and their standard deviations on
-        that side."""
+        """Distance of a value's log from each median, and the standard deviation on that side."""
         distance = log(value) - np.log(self.median)
         # A component's lower end may be cut off at what its kernels take, so both sides have their
         # own deviation.

@@ -84,8 +84,7 @@ class ChoicePriors:
         values: Sequence[str],
         default: str | None,
     ) -> Float[np.ndarray, " values"]:
-        """Return the probabilities of the values, smoothed from the most general context to the
-        most special."""
+        """Return probabilities of values, smoothed from the most general context on."""
         strength = self.strength.get(choice, 1.0)
 
         # Start from equal chances, and blend in the counts of ever more special contexts.
@@ -104,6 +103,7 @@ class ChoicePriors:
     def _counted(
         self, choice: str, context: str, values: Sequence[str]
     ) -> Float[np.ndarray, " values"]:
+        """Count the runs with each value in a context, without the left-out teams."""
         by_value = self.counts.get(choice, {}).get(context, {})
         totals = []
         for value in values:
@@ -161,8 +161,7 @@ def _shipped() -> dict[str, Any]:
 
 @lru_cache
 def choice_priors(without: str = "") -> ChoicePriors:
-    """Priors from both collections of published runs, without runs that share a team with
-    `without`."""
+    """Priors from both collections of published runs, without teams that `without` names."""
     shipped = _shipped()
     tunings = [Tuning(*exponents) for exponents in shipped["tunings"]]
     tuning = {

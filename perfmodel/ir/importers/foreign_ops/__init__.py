@@ -1,5 +1,4 @@
-"""One table from the ops of ONNX (`Add`) and ATen (`add.Tensor`) to those of the IR: an op is one
-entry.
+"""One table from ops of ONNX (`Add`) and ATen (`add.Tensor`) to those of the IR.
 
 A `ForeignOp` names the operands of an op and has a rule, which takes a `Call` and returns the item
 of its output, or a list of several. One rule often serves ONNX and ATen, whose operands have the

@@ -134,8 +134,7 @@ class Call:
         return self.emitter.transpose(x, order)
 
     def expanded(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """The value repeated along axes of size 1 to the sizes in `shape`; -1 leaves an axis
-        unchanged."""
+        """The value repeated along axes of size 1 up to `shape`; -1 leaves an axis unchanged."""
         # Broadcasting aligns axes at the right.
         missing_axes = len(shape) - self.rank(x)
         aligned = (1,) * missing_axes + self.shape(x)

@@ -17,8 +17,7 @@ def _axis_last(call: Call, x: Ref, axis: int) -> tuple[Ref, list[int]]:
 
 
 def _largest_first(call: Call, largest: bool) -> Ref:
-    """The operand, negated if the smallest entries are requested, because the IR finds only the
-    largest."""
+    """Negate the operand to find smallest entries, because the IR finds only the largest."""
     x = call.ref("x")
     return x if largest else call.scaled(x, -1.0)
 
@@ -34,6 +33,7 @@ def _best(call: Call, axis: int, keep: bool, largest: bool) -> Ref:
 
 
 def _onnx_best(call: Call, largest: bool) -> Ref:
+    """Translate ONNX's ArgMax or ArgMin along an axis."""
     if call.value("select_last_index", 0):
         raise CannotMapError("selecting the last of equal entries; leave select_last_index out")
     axis = call.axis(call.rank(call.ref("x")), default=0)
@@ -42,6 +42,7 @@ def _onnx_best(call: Call, largest: bool) -> Ref:
 
 
 def _aten_best(call: Call, largest: bool) -> Ref:
+    """Translate ATen's argmax or argmin, along an axis or over all entries."""
     rank = call.rank(call.ref("x"))
     keep = bool(call.value("keepdims", False))
     if call.value("axis", None) is not None:

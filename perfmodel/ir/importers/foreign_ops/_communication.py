@@ -16,8 +16,7 @@ _REDUCTIONS: Final = ("sum", "avg", "max")
 
 
 def _replicas(call: Call) -> tuple[int, int]:
-    """Return the attributes of a group of ranks, which must be all ranks of the module, one device
-    apart."""
+    """Return the attributes of a group, which must be all ranks, one device apart."""
     ranks = int(call.attributes.get("ranks", 1))
     if ranks == 1:
         raise CannotMapError(
@@ -68,8 +67,7 @@ def _all_to_all(call: Call) -> Ref:
 
 
 def _waited(call: Call) -> Ref:
-    """The result of a wait for a collective, which is the collective's result because instructions
-    are synchronous."""
+    """Wait for a collective: its result, because instructions are synchronous."""
     return call.ref("x")
 
 

@@ -44,7 +44,7 @@ def _extreme(name: str) -> Rule:
 
 
 def _weighted(name: str) -> Rule:
-    """a + alpha b."""
+    """Return the rule of a sum or difference whose second operand ATen scales by `alpha`."""
 
     def rule(call: Call) -> Item:
         # ATen's `add` and `sub` scale their second operand; ONNX's have no such factor.
@@ -60,6 +60,7 @@ def _weighted(name: str) -> Rule:
 
 
 def _power(call: Call) -> Item:
+    """Translate a power with a whole exponent, or a (reciprocal) square root."""
     # Roots have ops; small whole powers are products; the IR has no general power.
     x = call.ref("x")
     exponent = float(np.asarray(call.value("exponent")))
@@ -96,6 +97,7 @@ def _silu(call: Call) -> Ref:
 
 
 def _clip(call: Call) -> Item:
+    """Translate a clip to one or two bounds."""
     # A clip is a maximum with the lower bound, then a minimum with the upper one.
     x: Item = call.ref("x")
     lower, upper = call.value("min", None), call.value("max", None)
@@ -116,8 +118,7 @@ def _copied(call: Call) -> Item:
 
 
 def _cast(call: Call) -> Item:
-    """Cast to the element type that the reader states; all integers become int32, and checks are
-    unchanged."""
+    """Cast to the stated element type; integers become int32, checks stay as they are."""
     x = call.item("x")
     if not isinstance(x, Ref):
         return x
@@ -125,6 +126,7 @@ def _cast(call: Call) -> Item:
 
 
 def _cast_like(call: Call) -> Item:
+    """Cast to the element type of another operand."""
     x, target = call.item("x"), call.item("target")
     if not isinstance(x, Ref):
         return x

@@ -26,8 +26,7 @@ _FROM_DATA: Final = "indices that depend on data; give the value of the input th
 
 
 def _split(call: Call) -> list[Ref]:
-    """Split along an axis: by sizes or `num_outputs` (ONNX), by sizes or the size of each part
-    (ATen)."""
+    """Split along an axis, by sizes, `num_outputs` (ONNX) or the size of a part (ATen)."""
     x = call.ref("x")
     axis = call.axis(call.rank(x), default=0)
     if "num_outputs" in call.attributes:
@@ -63,6 +62,7 @@ def _cut(call: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]
 
 
 def _unbind(call: Call) -> list[Ref]:
+    """Cut along an axis into single elements, without that axis."""
     x = call.ref("x")
     shape = call.shape(x)
     axis = call.axis(len(shape), default=0)
@@ -184,8 +184,7 @@ def _index(call: Call) -> Ref:
 
 
 def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
-    """Parts along the first axis with indices that are data: each token takes the weights of its
-    expert."""
+    """Take parts of the first axis by data: each token takes the weights of its expert."""
     if call.emitter.dtype(numbers) not in INTEGER_DTYPES:
         raise CannotMapError(_FROM_DATA)
     count, *sizes = call.shape(x)
@@ -259,8 +258,7 @@ def _gather(call: Call) -> Ref:
 
 
 def _gather_elements(call: Call) -> Item:
-    """Elements of a known array whose elements are all equal, as segment numbers of single
-    sequences are."""
+    """Take elements of a known array of equal elements, like a sequence's segment numbers."""
     x, indices = call.item("x"), call.item("indices")
     if not isinstance(x, Known) or not x.array.size or (x.array != x.array.flat[0]).any():
         raise CannotMapError(_FROM_DATA)

@@ -32,8 +32,7 @@ def _matmul(call: Call) -> Ref:
 
 
 def _product(call: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
-    """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul`
-    wants them."""
+    """A product; the smaller operand's leading axes are repeated or merged for `matmul`."""
     # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or
     # one matrix.
     shape_a, shape_b = call.shape(a), call.shape(b)
@@ -127,6 +126,7 @@ def _over_axis(call: Call, function: Callable[[Ref], Ref]) -> Ref:
 
 
 def _layer_norm(call: Call) -> Ref:
+    """Translate a layer norm over the last axis."""
     x = call.ref("x")
     size = call.shape(x)[-1:]
     _check_one_axis(call, x)
@@ -140,8 +140,7 @@ def _layer_norm(call: Call) -> Ref:
 
 
 def _check_one_axis(call: Call, x: Ref) -> None:
-    """Refuse a norm over more than the last axis, stated by the first axis (ONNX) or the shape
-    (ATen)."""
+    """Refuse a norm over more than the last axis, by first axis (ONNX) or shape (ATen)."""
     rank = call.rank(x)
     first_axis = call.axis(rank, default=-1)
     if call.has("normalised_shape"):
@@ -205,8 +204,7 @@ def _attention(call: Call) -> Ref:
 
 
 def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool) -> Ref:
-    """The IR's attention, which takes the heads of query, key and value joined: [batch, sequence, 3
-    heads size]."""
+    """The IR's attention, on joined heads: [batch, sequence, 3 heads size]."""
     batch, heads, seq, head_size = call.shape(query)
     heads_last = [call.transpose(x, (0, 2, 1, 3)) for x in (query, key, value)]
     joint = call.op("concat", *heads_last, axis=3)
@@ -216,8 +214,7 @@ def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool)
 
 
 def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
-    """Drop a mask that is known to hide nothing, or only later positions (attention is then
-    causal)."""
+    """Drop a mask that hides nothing, or just later positions (attention is then causal)."""
     if not isinstance(mask, Known):
         return mask, causal
 
@@ -250,8 +247,7 @@ def _repeat_heads(call: Call, x: Ref, group_size: int) -> Ref:
 
 
 def _cross_entropy(call: Call) -> Ref:
-    """Mean over the labels that count; with more than two axes, ATen and ONNX have the classes in
-    axis 1.
+    """Mean over the labels that count; with over two axes, the classes are in axis 1.
 
     Labels that are data are in range. Those that the graph itself puts in the place of a missing
     one (the next token of the last position) are known, and so is how many count.
@@ -293,6 +289,7 @@ def _period(values: np.ndarray) -> int:
 
 
 def _mse(call: Call) -> Ref:
+    """Mean of squared differences."""
     if call.value("reduction", 1) != 1:
         raise CannotMapError("a reduction other than the mean")
     error = call.op("sub", call.ref("x"), call.ref("target"))

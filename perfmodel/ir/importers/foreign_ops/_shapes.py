@@ -21,6 +21,7 @@ from perfmodel.ir.importers.foreign_ops._parts import range_of, strided
 
 
 def _reshape(call: Call) -> Ref:
+    """Reshape to known sizes, of which -1 takes the rest and (in ONNX) 0 keeps the old size."""
     x, target = call.ref("x"), call.integers("shape")
     shape = call.shape(x)
     # ONNX: 0 keeps the size of the operand's axis.
@@ -64,6 +65,7 @@ def reshaped(call: Call, item: Item, shape: Sequence[int]) -> Item:
 
 
 def _unflatten(call: Call) -> Ref:
+    """Divide an axis into several."""
     x = call.ref("x")
     shape = call.shape(x)
     axis = call.axis(len(shape))
@@ -72,6 +74,7 @@ def _unflatten(call: Call) -> Ref:
 
 
 def _squeeze(call: Call) -> Ref:
+    """Remove axes of size 1: the stated ones, or all."""
     x = call.ref("x")
     shape = call.shape(x)
     stated_axes = call.value("axes", None)
@@ -82,6 +85,7 @@ def _squeeze(call: Call) -> Ref:
 
 
 def _unsqueeze(call: Call) -> Ref:
+    """Insert axes of size 1."""
     x, new_axes = call.ref("x"), call.integers("axes")
     # Axes are those of the result, so the smallest comes first.
     shape = list(call.shape(x))
@@ -137,6 +141,7 @@ def _tile(call: Call) -> Ref:
 
 
 def _concat(call: Call) -> Ref:
+    """Join operands along an axis, without empty ones."""
     # Key-value caches of exported decoders begin empty, before the first token.
     refs = []
     for part in call.operands["parts"]:
@@ -151,6 +156,7 @@ def joined(call: Call, refs: Sequence[Ref], axis: int) -> Ref:
 
 
 def _stack(call: Call) -> Ref:
+    """Join operands along a new axis."""
     refs = [call.as_ref(part) for part in call.operands["parts"]]
     shape = call.shape(refs[0])
     axis = call.axis(len(shape) + 1, default=0)

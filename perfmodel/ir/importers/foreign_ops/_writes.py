@@ -40,6 +40,7 @@ def _known_or_data_range(call: Call, x: Item, axis: int, start: int, stop: int) 
 
 
 def _slice_scatter(call: Call) -> Item:
+    """Write a part into a slice of an axis."""
     x = call.item("x")
     shape = call.shape(x)
     axis = call.axis(len(shape), default=0)
@@ -51,6 +52,7 @@ def _slice_scatter(call: Call) -> Item:
 
 
 def _select_scatter(call: Call) -> Item:
+    """Write a part into one position of an axis."""
     x, part = call.item("x"), call.item("part")
     shape = call.shape(x)
     axis = call.axis(len(shape))
