@@ -22,15 +22,26 @@ def test_the_posterior_is_that_of_a_sampler():
     noise = 0.04 * np.array([1.0, 1.0, 3.0, 1.0])[source] * rng.standard_normal(of * each)
     noise[[2, 20]] += [0.5, -0.4]
     named = np.array([f"s{at} lab" for at in source])
+    n_runs = of * each
+    log = 0.05 + site + noise
     runs = SiteRuns(
-        log=0.05 + site + noise, shares=rng.dirichlet(np.ones(len(CLASSES)), of * each),
-        degrees=np.zeros((of * each, 3)), events=np.full(of * each, 0.03), at=rng.standard_normal((of * each, 8)) * 3,
-        layout=np.arange(of * each),
+        log=log,
+        log_undone=log,
+        looked_at=np.zeros(n_runs, bool),
+        shares=rng.dirichlet(np.ones(len(CLASSES)), n_runs),
+        degrees=np.zeros((n_runs, 3)),
+        events=np.full(n_runs, 0.03),
+        at=rng.standard_normal((n_runs, 8)) * 3,
+        layout=np.arange(n_runs),
+        open_deviation=np.zeros(n_runs),
+        contradictions=np.zeros(n_runs),
         labels={
-            "framework": np.array([f"f{at % 2}" for at in source]), "architecture": np.full(len(source), "X"),
-            "source": named, "group": named,
+            "framework": np.array([f"f{at % 2}" for at in source]),
+            "architecture": np.full(n_runs, "X"),
+            "source": named,
+            "group": named,
         },
-    )  # fmt: skip
+    )
     found = compared(runs, np.log(np.concatenate([*START.values()])))
     assert found.names == ("f0|X", "f1|X")
     assert found.furthest_mean < 1 / 3
