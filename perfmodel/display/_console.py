@@ -34,7 +34,9 @@ def say_verbatim(*lines: str, file: IO[str] | None = None) -> None:
 def window_width(stream: IO[str]) -> int | None:
     """Columns of the window that a stream is shown in; None for a file, whose lines are never
     broken."""
-    is_shown = stream.isatty() or "COLUMNS" in os.environ
+    # `COLUMNS` asks for a width where the answer is piped. An error that is piped stays one line,
+    # which scripts read.
+    is_shown = stream.isatty() or (stream is sys.stdout and "COLUMNS" in os.environ)
     return shutil.get_terminal_size().columns if is_shown else None
 
 

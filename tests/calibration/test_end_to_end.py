@@ -177,7 +177,9 @@ def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
     assert min(moved) > 0.02
     assert np.mean(moved) < log(1.3)
     slower = [Run(**{**vars(run), "measured_s": 2 * run.measured_s}) for run in plain]
-    assert "+100% relative to the cost models (median of 3 runs)" in fitted(slower).contradictions[0]
+    assert (
+        "+100% relative to the cost models (median of 3 runs)" in fitted(slower).contradictions[0]
+    )
 
 
 @pytest.mark.parametrize(
