@@ -98,5 +98,8 @@ def test_rooms_of_mutants_are_where_their_table_says() -> None:
     for entries in rooms.values():
         for entry in entries:
             named = [name for name in (*entry["files"], *entry["tests"]) if "*" not in name]
-            assert [name for name in named if not (ROOT / name).is_file()] == []
+            for name in named:
+                file, _, function = name.partition("::")
+                assert (ROOT / file).is_file(), name
+                assert f"def {function}" in (ROOT / file).read_text("utf-8") or not function, name
             assert any(list(ROOT.glob(pattern)) for pattern in entry["files"]), entry["files"]
