@@ -122,9 +122,7 @@ def compare_clusters(
 ) -> ClusterComparison:
     """Find a job's best layout on each cluster, and its time, cost and energy of training.
 
-        compare_clusters(
-            "llama3-70b", ["h100", "b200:512"], devices=1024, global_batch=1024, tokens=15e12
-        )
+        compare_clusters("llama3-70b", ["h100", "b200:512"], devices=1024, global_batch=1024)
 
     Args:
         model: catalog name, file, or `Model`.

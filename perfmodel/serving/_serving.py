@@ -116,10 +116,7 @@ def serve(
 ) -> Serving:
     """Predict a server of a decoder-only transformer.
 
-        serve(
-            "llama3-70b", "dgx-h100", "tp=8",
-            prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8",
-        )
+        serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64)
 
     Args:
         model, cluster, layout, calibration: as `predict` takes them. `[serving]` of a job file

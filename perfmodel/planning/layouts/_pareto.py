@@ -190,8 +190,7 @@ def non_dominated(
     """Return the non-dominated rows, one of those that are equal, up to a maximum number.
 
     Rows are taken in order of their sum: the row with the smallest remaining sum is on the front,
-    and rows that it
-        dominates are dropped.
+    and rows that it dominates are dropped.
     """
     # If a row is at or below another in every column, so is its sum. In the order of sums, a row
     # is therefore on the front unless one before it has ruled it out. Scaling gives all columns a

@@ -157,12 +157,11 @@ def whatif(
     calibration: Path | str | None = None,
     **fields: Unpack[StepKeywords],
 ) -> WhatIf:
-    """Compare the step time before and after a change of the machine; arguments as in
-    `perfmodel.predict`.
+    """Compare the step time before and after a change of the machine.
+
+    Arguments that are not listed here are those of `perfmodel.predict`.
 
     Args:
-        model, cluster, layout, global_batch, seq_len, dtype, devices, job, framework, calibration,
-            fields: as in `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
     stated = {

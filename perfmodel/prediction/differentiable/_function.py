@@ -284,9 +284,8 @@ def step_time_function(
 ) -> StepTimeFunction:
     """Make the step time of a layout a function that JAX can differentiate, vectorise and compile.
 
-        step_time = step_time_function(
-            "gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536
-        )
+        step = ("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8")
+        step_time = step_time_function(*step, global_batch=1536)
         seconds, gradient = step_time.value_and_grad(step_time.nominal)
         gradient.link_bytes_per_s  # seconds per byte/s, by network level
         gradient = jax.jit(jax.grad(step_time))  # for thousands of calls
