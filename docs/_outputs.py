@@ -14,6 +14,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
@@ -24,6 +25,7 @@ from tempfile import TemporaryDirectory
 
 from perfmodel.cli import main as command
 from perfmodel.cli import samples
+from perfmodel.display._console import with_hanging_indent
 
 HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")
@@ -111,7 +113,13 @@ def _printed(command_line: str) -> str:
     if part := _PART.search(command_line):
         n = int(part["lines"])
         lines = lines[:n] if part["end"] == "head" else lines[-n:]
-    return "".join(f"{line.rstrip()}\n" for line in (*err.getvalue().splitlines(), *lines))
+    # A window breaks notes and errors, which are lines of their own where they are piped.
+    columns = shutil.get_terminal_size().columns
+    notes = [
+        with_hanging_indent(line, columns) if line.startswith("perfmodel: ") else line
+        for line in err.getvalue().splitlines()
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in (*notes, *lines))
 
 
 @contextmanager
