@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from perfmodel.cli import main as command
 from perfmodel.cli import samples
-from perfmodel.display._console import with_hanging_indent
+from perfmodel.display import with_hanging_indent
 
 HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")
@@ -35,6 +35,7 @@ _COMMAND = re.compile(r"\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n(?P<output>.*)", 
 _PART = re.compile(r"\s*\| (?P<end>head|tail) -(?P<lines>\d+)$")
 _FILE = re.compile(r"# (?P<name>\w+\.(?:toml|csv|py|txt|sh|ya?ml|json))\n")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_TAKEN = re.compile(r",\s+in\s+\d[\d,]*(?:\.\d+)?\s+(?:ms|s|min)\b")
 TOLERANCE = 0.01
 """Relative difference of a number that is none: other machines round otherwise."""
 
@@ -138,7 +139,8 @@ def _window_of(columns: int) -> Iterator[None]:
 
 def is_current(shown: str, printed: str) -> bool:
     """Whether a page shows what is printed: the same words, and numbers but for rounding; `...`
-    stands for anything."""
+    stands for anything, and how long a command took is not compared."""
+    shown, printed = _TAKEN.sub(", in a while", shown), _TAKEN.sub(", in a while", printed)
     # First the words, with every number as 0: spaces move where numbers have more digits.
     shown_words = _NUMBER.sub("0", shown).split()
     pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*?") for word in shown_words)

@@ -188,6 +188,14 @@ def test_a_stale_figure_is_noticed() -> None:
     assert not is_current("best: tp=8, 27.53 ms, 1,024 devices\nthen: fit\n", printed)
 
 
+def test_how_long_a_command_took_is_not_compared() -> None:
+    assert is_current(
+        "22 were evaluated, in\n0.2 s; exact\n", "22 were evaluated, in 10.3 s; exact\n"
+    )
+    assert not is_current("22 were evaluated, in 0.2 s\n", "23 were evaluated, in 0.2 s\n")
+    assert not is_current("a step in 0.2 s\n", "a step in 0.3 s\n")
+
+
 def test_the_page_of_seconds_has_a_row_for_each_journey() -> None:
     spec = importlib.util.spec_from_file_location("journeys", ROOT / "benchmarks" / "journeys.py")
     assert spec is not None

@@ -1,6 +1,12 @@
 """Display of results: colours, HTML tables, the interactive timeline, progress bars."""
 
-from perfmodel.display._console import new_console, printed_text, say, say_verbatim
+from perfmodel.display._console import (
+    new_console,
+    printed_text,
+    say,
+    say_verbatim,
+    with_hanging_indent,
+)
 from perfmodel.display._health_page import health_html, health_page
 from perfmodel.display._html import (
     folded,
