@@ -36,11 +36,33 @@ class Rates:
         return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
 
 
+_COLLECTIVE_FACTORS = {
+    "all_reduce": 1.8,
+    "all_gather": 1.0,
+    "reduce_scatter": 1.1,
+    "all_to_all": 1.3,
+    "send_recv": 0.9,
+    "broadcast": 0.8,
+}
+_DTYPE_FACTORS = {"bf16": 1.0, "fp16": 1.02, "fp32": 1.9, "fp8": 0.6}
+_EXCHANGE_FACTORS = {"dispatch": 0.7, "combine": 0.75}
+
+
 def _seconds(op: KernelOp | Collective) -> float:
     if isinstance(op, Collective):
-        rate = 1.5e11 if op.ranks_per_node == op.num_ranks else 2e10 / op.concurrent**0.5
-        return 1e-5 * op.num_ranks**0.5 + op.bytes * (1 - 1 / op.num_ranks) / rate
-    return 4e-6 + op.flops / 3e14 + op.bytes / 2e12
+        rate = 1.5e11 if op.num_nodes == 1 else 2e10
+        return 1e-5 * op.num_ranks**0.5 + _moved_bytes(op) * (1 + 0.3 * op.level) / rate
+    return 4e-6 + _DTYPE_FACTORS.get(op.dtype, 1.2) * op.flops / 3e14 + op.bytes / 2e12
+
+
+def _moved_bytes(op: Collective) -> float:
+    """Bytes that a collective's time grows with; every field counts, so that a wrong one shows in
+    every price."""
+    moved = op.bytes * (1 - 1 / op.num_ranks) + 0.2 * op.relayed_bytes
+    moved *= _COLLECTIVE_FACTORS[op.collective] * _DTYPE_FACTORS.get(op.dtype, 1.2) ** 0.1
+    if op.exchange is not None:
+        moved *= _EXCHANGE_FACTORS[op.exchange.way]
+    return moved * (op.concurrent * op.interleaved) ** 0.5 / op.ranks_per_node**0.25
 
 
 class Links:
@@ -49,10 +71,9 @@ class Links:
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         seconds = []
         for op in ops:
-            level = cluster.levels[0 if op.ranks_per_node == op.num_ranks else -1]
-            share = 1 - 1 / op.num_ranks
+            level = cluster.levels[0 if op.num_nodes == 1 else max(1, op.level)]
             seconds.append(
-                op.num_ranks**0.5 * level.latency_s + share * op.bytes / level.bandwidth_bytes_per_s
+                op.num_ranks**0.5 * level.latency_s + _moved_bytes(op) / level.bandwidth_bytes_per_s
             )
         time_s = np.array(seconds, float)
         return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
