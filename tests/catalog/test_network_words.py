@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import cluster_for
-from perfmodel.catalog.networks import Network, read_network, unread_link_words
+from perfmodel.catalog.networks import ADAPTERS_NOT_STATED, Network, read_network, unread_link_words
 from perfmodel.errors import PerfModelError
 
 NODE = 8
@@ -238,3 +238,18 @@ def test_a_rate_alone_may_be_that_of_one_of_several_adapters(rate, name, more):
     network = read_network(said)
     assert not network.is_adapter_rate
     assert not read_network(f"{rate} Gb/s {name}").with_adapters(4, None).is_adapter_rate
+
+
+@given(
+    device_and_gbit=st.sampled_from(
+        [("V100-SXM2-16GB", 100), ("A100-SXM4-40GB", 400), ("H100-SXM5-80GB", 400)]
+    ),
+    words=st.sampled_from(["AWS EFA {} Gbps", "EFA {}", "EFA v2 {} Gb/s", "{} Gb/s EFA"]),
+)
+def test_a_rate_of_efa_alone_is_its_instance_s_or_a_device_s_share_of_it(device_and_gbit, words):
+    device, gbit = device_and_gbit
+    instance = cluster_for(device, NODE, "", "AWS EFA").levels[-1]
+    level = cluster_for(device, NODE, "", words.format(gbit)).levels[-1]
+    assert level.bandwidth_bytes_per_s == instance.bandwidth_bytes_per_s
+    # No adapter's of which a node may have several: nothing about it is open.
+    assert level.source != ADAPTERS_NOT_STATED

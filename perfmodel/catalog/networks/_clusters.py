@@ -152,7 +152,8 @@ def cluster_for(
     2. A count of links without a rate has the network's link rate: EDR and Omni-Path 100, HDR and
        Slingshot-11 200, NDR 400, XDR 800 Gbit/s. A named InfiniBand or Slingshot rate without a
        count is one link per device.
-    3. EFA without a rate: 400 Gbit/s per node with A100 (p4d), 3,200 with H100 and later (p5).
+    3. EFA without a rate: 400 Gbit/s per node with A100 (p4d), 3,200 with H100 and later (p5). This
+       rate or a device's share of it, stated without a count of adapters, is the same.
        Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
@@ -369,10 +370,15 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
     gbit = network.gbit_per_s_per_device(node, domain)
     source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
     # EFA is no link with a rate of its own: the instance type says how much a node gets, and the
-    # device tells the type.
-    if gbit is None and network.family == "AWS EFA":
-        node_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)
-        gbit = node_gbit / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
+    # device tells the type. A rate alone that is the instance's, or a device's share of it, says
+    # the same; it is no adapter's of which there may be several.
+    instance_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)
+    device_gbit = instance_gbit / (node if node <= LARGEST_NVLINK_NODE else DEVICES_PER_NODE)
+    is_of_instance = gbit is None or (
+        network.is_adapter_rate and network.gbit_per_s in (instance_gbit, device_gbit)
+    )
+    if network.family == "AWS EFA" and is_of_instance:
+        gbit = device_gbit
         source = "AWS EC2 instance pages"
     elif gbit is None:
         gbit = float(_reference_gbit(accelerator))
