@@ -12,7 +12,7 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import jax
-import numba
+import numba  # pyright: ignore[reportMissingImports]
 import numpy as np
 from timing import best_s
 

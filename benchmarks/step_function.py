@@ -7,6 +7,7 @@ between nodes.
 """
 
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ import optax
 from timing import entry
 
 import perfmodel as pm
-from perfmodel.spec import NetworkLevel
 
 JOB = ("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8")
 BATCH = 1536
@@ -72,8 +72,8 @@ def run() -> dict[str, dict[str, object]]:
     for factor in np.linspace(0.9, 1.1, 5):
         cluster = pm.cluster(JOB[1])
         inner, outer = cluster.levels
-        slower = NetworkLevel(**vars(outer) | {"latency_s": outer.latency_s * float(factor)})
-        machine = pm.Cluster(**vars(cluster) | {"levels": (inner, slower)})
+        slower = replace(outer, latency_s=outer.latency_s * float(factor))
+        machine = replace(cluster, levels=(inner, slower))
         pm.predict(JOB[0], machine, JOB[2], global_batch=BATCH)
     predict_s = (time.perf_counter() - began) / 5
     n = sum(np.size(leaf) for leaf in jax.tree.leaves(nominal))

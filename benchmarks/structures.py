@@ -3,6 +3,7 @@ and every schedule, and how it grows: 32 stages, 512 micro-batches."""
 
 from collections import deque
 from itertools import pairwise
+from typing import Any
 
 from timing import best_s
 
@@ -67,10 +68,10 @@ def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
     return [deque(work[a:b]) for a, b in pairwise(offsets)]
 
 
-def run() -> dict[str, dict[str, object]]:
+def run() -> dict[str, dict[str, Any]]:
     """How many times faster `build` is than the plain builder, and its time against the design's
     limit."""
-    results: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, spec in CASES.items():
         build_s = best_s(lambda spec=spec: build(spec), 5)
         plain_s = best_s(lambda spec=spec: plain_build(spec), 3)

@@ -29,7 +29,7 @@ MOST_ROWS = 150_000
 
 def baselines(samples: Samples, holdout: float) -> dict[str, float]:
     """Mean absolute percentage error of each baseline on the kept-out shapes."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.ensemble import HistGradientBoostingRegressor  # pyright: ignore[reportMissingImports]
 
     fit_on, check_on, test = split(samples, holdout)
     log_time = np.log(samples.time_s)

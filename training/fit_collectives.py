@@ -98,7 +98,7 @@ def _efficiency(weights: CollectiveWeights, tier: str, link: str, kind: str) -> 
 def _scope_text(scope: Scope) -> str:
     """What an interval is for, in words."""
     size = "large" if scope.large else "small"
-    return " ".join(part for part in (scope.what, scope.where, scope.kind, size) if part)
+    return " ".join(part for part in (scope.what, scope.tier, scope.kind, size) if part)
 
 
 def study_lines(study: Study) -> list[str]:

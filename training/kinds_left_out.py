@@ -117,7 +117,7 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
                 stacks.append(without(member, kind) if same_device else member)
             # Plans were made with the kind in view: each regressor begins without any.
             ours = replace(regressor, stacks=tuple(stacks), _plans=Cache(PLANS))
-            ratio = RatioOnly(**vars(ours) | {"_plans": Cache(PLANS)})
+            ratio = RatioOnly(**vars(replace(ours, _plans=Cache(PLANS))))
             query = Query(figures)
             yield {
                 "regressor": regressor.name,

@@ -18,8 +18,8 @@ from typing import Any
 
 def _rank(rank: int, ranks: int, calls: int, port: int, results: Any) -> None:
     """Run as one rank; rank 0 puts the fifth percentile of its calls' seconds into `results`."""
-    import torch
-    from torch import distributed
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch import distributed  # pyright: ignore[reportMissingImports]
 
     # One thread each: ranks share the cores of this machine.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -38,7 +38,7 @@ def _rank(rank: int, ranks: int, calls: int, port: int, results: Any) -> None:
 
 def seconds(ranks: int, calls: int, level: str) -> float:
     """Seconds of an all-reduce at a debugging level of torch, at the fifth percentile of calls."""
-    from torch import multiprocessing
+    from torch import multiprocessing  # pyright: ignore[reportMissingImports]
 
     # The level is read when a process imports torch, hence the environment and new processes.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level

@@ -35,7 +35,7 @@ def without_factors(source: str) -> Site:
 
 def main() -> None:
     """Predict the runs that the report predicts as `generic`, and write the errors."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--data", type=Path, required=True)
     options = arguments.parse_args()
     with progress("runs") as report, TemporaryDirectory() as folder:

@@ -61,7 +61,7 @@ def launches() -> str:
     table = launch_table()
     wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
     # The extremes are named with their layouts, so that they can be looked at.
-    best, worst = table.loc[table.gain.idxmax()], table.loc[table.gain.idxmin()]
+    best, worst = table.iloc[int(table.gain.argmax())], table.iloc[int(table.gain.argmin())]
     # The sentence says what came out, for better or worse, whatever the next run finds.
     verdict = (
         f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"

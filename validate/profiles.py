@@ -40,8 +40,7 @@ MODEL: Final = Transformer(
     tied_embeddings=False,
     dropout=False,
 )
-SERIAL: Final = Framework(
-    name="serial",
+SERIAL: Final = Framework(name="serial").replace(
     execution="compiled",
     overlap_grad_reduce=False,
     overlap_param_gather=False,

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pandas as pd
 from studies.tables import frame_table
@@ -50,7 +51,7 @@ def compared(every: int = 1) -> pd.DataFrame:
 def predicted(row: pd.Series) -> tuple[float, float, float]:
     """The quantity of a published row with its interval; with as many requests as fit where the row
     says none."""
-    settings = row[COLUMNS].to_dict()
+    settings: dict[str, Any] = {name: row[name] for name in COLUMNS}
     model, cluster, layout = (settings.pop(name) for name in COLUMNS[:3])
     server = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **settings)
     low, high = server.tokens_per_s_interval

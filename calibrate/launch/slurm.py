@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import submitit
+import submitit  # pyright: ignore[reportMissingImports]
 
 
 class Calibrate:

@@ -469,7 +469,7 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
     # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for
     # floats.
     frame = pd.DataFrame(rows)
-    numbers = frame.select_dtypes("float").columns.difference(MEASURED)
+    numbers = frame.select_dtypes("float").columns.difference(list(MEASURED))
     whole_numbers = []
     for name in numbers:
         values = frame[name].dropna().to_numpy()

@@ -125,8 +125,9 @@ def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
         if records is not None:
             rows |= {record.key: record.row for record in records}
         elif (folder / name).is_file():
-            for row in read_table(folder / name).to_dict("records"):
-                rows[row_key(row)] = dict(row)
+            for record in read_table(folder / name).to_dict("records"):
+                row = {str(column): value for column, value in record.items()}
+                rows[row_key(row)] = row
     return rows
 
 

@@ -169,7 +169,8 @@ def _sample(rows: pd.DataFrame) -> np.ndarray:
     measured_s = rows["measured_s"].to_numpy(float)
     log_error = np.abs(np.log(predicted_s / measured_s))
     sampled = []
-    for index in rows.groupby(["group", "device"]).indices.values():
+    for indices in rows.groupby(["group", "device"]).indices.values():
+        index = np.asarray(indices)
         by_error = index[np.argsort(-log_error[index], kind="stable")]
         # The farthest show the worst errors; the others, at regular distances, show how the group
         # is spread.

@@ -211,9 +211,9 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
             )
     else:
         for name in sizes_of(table):
-            # NaN, which is no size of this row, does not equal itself.
+            # NaN is no size of this row.
             labels = labels + table[name].map(
-                lambda size, name=name: f" {name}={size:.12g}" if size == size else ""
+                lambda size, name=name: "" if np.isnan(size) else f" {name}={size:.12g}"
             )
     return labels.str.replace("  ", " ").str.strip()
 

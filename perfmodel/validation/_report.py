@@ -142,7 +142,8 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
     # Only sources with runs that did not fit tell whether a prediction of fitting is right.
     sources = {}
-    for name, members in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
+    for name, indices in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
+        members = np.asarray(indices)
         chosen = members[known[members]]
         if not ran[chosen].all():
             sources[str(name)] = _figures(ran[chosen], told_to_fit[chosen], likely[chosen])

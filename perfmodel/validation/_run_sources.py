@@ -12,7 +12,7 @@ _SUBMISSION: Final = re.compile(r"training_results_v[^:\s]*:(?P<submitter>[^/\s]
 """Address of a submission to MLPerf: repository of a round, commit, folder of the submitter."""
 
 
-def source_of_run(row: Mapping[str, Any]) -> str:
+def source_of_run(row: Mapping[Any, Any]) -> str:
     """The source of a row, with the submitter if that team has other sources, too."""
     return source_of_submitter(str(row["source"]), submitter_of(row))
 

@@ -11,8 +11,8 @@ import os
 import sys
 import time
 
-import torch
-import torch.distributed as dist
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
 WARM_UP = 3
 AMOUNTS = ((1 << 30, 1, 4), (1 << 27, 2, 16), (1 << 24, 10, 30), (1 << 21, 100, 40), (0, 100, 60))

@@ -4,11 +4,11 @@ words."""
 import os
 import sys
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportMissingImports]
+from torch.nn.parallel import DistributedDataParallel  # pyright: ignore[reportMissingImports]
 
 VOCABULARY, HIDDEN, LAYERS, LENGTH, BATCH = 2000, 192, 2, 24, 8
 

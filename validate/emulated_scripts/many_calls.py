@@ -3,8 +3,8 @@
 import sys
 import time
 
-import torch
-import torch.distributed as dist
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

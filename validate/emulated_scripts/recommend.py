@@ -4,11 +4,11 @@ clicks."""
 import os
 import sys
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportMissingImports]
+from torch.nn.parallel import DistributedDataParallel  # pyright: ignore[reportMissingImports]
 
 TABLES, ROWS, WIDTH, NUMBERS, BATCH = 8, 2000, 32, 13, 256
 

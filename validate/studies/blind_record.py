@@ -40,8 +40,6 @@ RECORDED: Final = (
 )
 EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
-_KNOWN_OF_TODAY: Final = ("open_deviation", "fits_probability")
-"""Columns of predictions that the first looks do not have."""
 _GROUPS_OF_PREDICTIONS: Final = ("device_generation", "model_kind")
 """Columns of predictions by which errors are told apart."""
 _GROUPS: Final = (*_GROUPS_OF_PREDICTIONS, "trained", "framework")
@@ -294,34 +292,23 @@ class Look:
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
         """Of rows and their predictions, in the same order. Adapters are known of rows that were
         prepared."""
-        # First looks lack columns that predictions of today have.
-        columns = []
-        for name in (*_TIMES, *_KNOWN_OF_TODAY):
-            if name in predictions:
-                columns.append(np.asarray(pd.to_numeric(predictions[name]), float))
-            else:
-                columns.append(np.full(len(runs), np.nan))
-        groups = []
-        for name in _GROUPS_OF_PREDICTIONS:
-            if name in predictions:
-                groups.append(predictions[name].fillna("").to_numpy(str))
-            else:
-                groups.append(np.full(len(runs), ""))
-
         # Rows that were not prepared lack the column of adapters.
         has_adapters = runs[ADAPTERS].notna() if ADAPTERS in runs else np.full(len(runs), False)
-        trained = np.where(has_adapters, "adapters (LoRA)", "")
         cells = pd.Series("", index=runs.index)
         if "framework" in runs:
             cells = runs["framework"].fillna("")
-        framework = cells.astype(str).str.partition("@")[0].to_numpy(str)
         return cls(
-            runs["source"].to_numpy(str),
-            measured_times_s(runs),
-            *columns,
-            *groups,
-            trained,
-            framework,
+            source=runs["source"].to_numpy(str),
+            measured_s=measured_times_s(runs),
+            predicted_s=_numbers(predictions, "predicted_iter_time_s"),
+            lo_s=_numbers(predictions, "lo_s"),
+            hi_s=_numbers(predictions, "hi_s"),
+            open_deviation=_numbers(predictions, "open_deviation"),
+            fits_probability=_numbers(predictions, "fits_probability"),
+            device_generation=_texts(predictions, "device_generation"),
+            model_kind=_texts(predictions, "model_kind"),
+            trained=np.where(has_adapters, "adapters (LoRA)", ""),
+            framework=cells.astype(str).str.partition("@")[0].to_numpy(str),
         )
 
     def take(self, chosen: np.ndarray) -> "Look":
@@ -416,6 +403,20 @@ class Look:
     def deciles(self) -> list[WidthDecile]:
         """`width_deciles`."""
         return width_deciles(self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
+
+
+def _numbers(predictions: pd.DataFrame, name: str) -> Float[np.ndarray, " runs"]:
+    """A column of predictions; NaN where it is missing, as some are from first looks."""
+    if name not in predictions:
+        return np.full(len(predictions), np.nan)
+    return np.asarray(pd.to_numeric(predictions[name]), float)
+
+
+def _texts(predictions: pd.DataFrame, name: str) -> np.ndarray:
+    """A column of predictions; empty texts where it is missing, as some are from first looks."""
+    if name not in predictions:
+        return np.full(len(predictions), "")
+    return predictions[name].fillna("").to_numpy(str)
 
 
 def blind_figures(first: Look, today: Look, known: KnownSources) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def name_load_s() -> float:
     """`NAME_LOAD_S` on this machine; needs torch."""
     from time import perf_counter
 
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     def block() -> torch.nn.Module:
         """A block with as many names of weights and buffers as that code's GPT-2 has."""

@@ -189,7 +189,8 @@ def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
     # A root is bracketed only where the sign changes between the ends.
     if above(low) * above(high) > 0:
         return None
-    return float(np.exp(brentq(above, low, high, xtol=0.02)))
+    log_factor: Any = brentq(above, low, high, xtol=0.02)
+    return float(np.exp(log_factor))
 
 
 def _gain(study: Study, conditions: Conditions) -> float:

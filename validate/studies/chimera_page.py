@@ -218,7 +218,8 @@ def best_agreement(grid: pd.DataFrame) -> str:
     """Which rate and memory of the grid agree best with the paper, in words."""
     # Cells say `7 of 10`.
     count = grid["choices"].str.split().str[0].astype(int)
-    most, closest = grid.loc[count.idxmax()], grid.loc[grid["throughputs off"].idxmin()]
+    most = grid.iloc[int(count.argmax())]
+    closest = grid.iloc[int(grid["throughputs off"].argmin())]
     best = (
         f"Most choices agree ({most['choices']}, {most['depths']} in depth) at {most['GB/s']:g} GB/s with "
         f"{most['memory lost']} of memory lost, throughputs best at {closest['GB/s']:g} GB/s (mean off "
@@ -238,7 +239,7 @@ def fastest_pipelines(table: pd.DataFrame) -> str:
     """The paper's finding on figure 19 and how many pipelines are fastest here, in words."""
     # Columns are named by the number of pipelines.
     counts = [name for name in table.columns if name.endswith(" pipelines")]
-    fastest = table[counts].astype(float).idxmax(axis=1).str.removesuffix(" pipelines")
+    fastest = table[counts].astype(float).idxmax(axis=1).astype(str).str.removesuffix(" pipelines")
     sentences = [
         "The paper: two pipelines are best except at depth 32, where four are slightly faster."
     ]

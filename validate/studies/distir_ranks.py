@@ -194,7 +194,8 @@ def ranks_text(runs: pd.DataFrame) -> str:
         noise=("noise", "min"),
     )
     rows = [
-        _correlation(model, of_model) for model, of_model in programs.groupby("model", sort=False)
+        _correlation(str(model), of_model)
+        for model, of_model in programs.groupby("model", sort=False)
     ]
     rows.append(_correlation("all", programs))
     paper = ", ".join(f"{name} {r:.2f}" for name, r in PAPER.items())

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+from torch.profiler import ProfilerActivity, profile, record_function, schedule  # pyright: ignore[reportMissingImports]
 
 from perfmodel.spec import Layout, Transformer
 
@@ -203,14 +203,14 @@ class _Step:
 
     def _forward(self, i: int) -> tuple[int, Any, torch.Tensor]:
         """The forward of a micro-batch: its number, what the stage received and what it made."""
-        received = None
+        received: Any = None
         if not self.first:
             received = torch.empty(self.layout.micro_batch, self.model.seq_len, self.model.hidden)
             dist.recv(received, self.stage - 1)
             received.requires_grad_()
         # The names are those by which the profile tells passes from each other.
         with record_function(f"forward stage={self.stage} micro_batch={i}"):
-            x = received
+            x: Any = received
             if self.embedding is not None and self.positions is not None:
                 x = self.embedding.embed(self.ids) + self.positions
             for layer in self.layers:

@@ -183,7 +183,8 @@ def _beside(
     by_source = {}
     # Only rows that both predict are fair to compare: each may leave out the ones that are hard.
     both = np.isfinite(measured) & np.isfinite(ours) & np.isfinite(theirs)
-    for source, members in runs.reset_index(drop=True).groupby("source").indices.items():
+    for source, indices in runs.reset_index(drop=True).groupby("source").indices.items():
+        members = np.asarray(indices)
         rows = members[both[members]]
         if len(rows):
             by_source[str(source)] = {
@@ -207,7 +208,8 @@ def naive_times_s(
     keys = [
         runs[name].astype(str).to_numpy() for name in ("source", "device", "dtype") if name in runs
     ]
-    for members in runs.reset_index(drop=True).groupby(keys).indices.values():
+    for indices in runs.reset_index(drop=True).groupby(keys).indices.values():
+        members = np.asarray(indices)
         known = members[np.isfinite(rate[members])]
         for i in known:
             # A run's own rate would predict it without error.

@@ -121,9 +121,9 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
     normal."""
     import jax
     import jax.numpy as jnp
-    import numpyro
-    from numpyro import distributions as dist
-    from numpyro.infer import MCMC, NUTS
+    import numpyro  # pyright: ignore[reportMissingImports]
+    from numpyro import distributions as dist  # pyright: ignore[reportMissingImports]
+    from numpyro.infer import MCMC, NUTS  # pyright: ignore[reportMissingImports]
 
     hyper = {name: np.asarray(values) for name, values in unpack(vector).items()}
     arrays = runs.arrays()

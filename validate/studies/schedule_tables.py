@@ -85,7 +85,7 @@ def zero_bubble_table(path: Path) -> pd.DataFrame:
     Stages are taken to be equal. A transfer holds up its sender for the stated time, and for the
     host's time to issue it: `_OPS_PER_TRANSFER` operators of an eager framework. Nothing is fitted.
     """
-    published: list[dict[str, Any]] = pd.read_csv(path).to_dict("records")
+    published: list[dict[Any, Any]] = pd.read_csv(path).to_dict("records")
     # Rows whose schedule we have, and whose notes state all four times.
     stated = [
         (row, times)

@@ -68,7 +68,7 @@ COUNTS: Final = (
     f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)",
 )
 TOLERANCE: Final = 0.03
-DISTIR: Final = Framework(
+DISTIR: Final = Framework().replace(
     tp_overlap_loss=1.0, blocking_sends=True, contends=False, context_bytes=0.0, memory_margin=0.0
 )
 """Section 2.1: a device executes one operation at a time, so that nothing hides behind kernels.

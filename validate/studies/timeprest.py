@@ -255,7 +255,7 @@ def usual_table(table: pd.DataFrame) -> pd.DataFrame:
     is_usual = (table["Gbit/s"] == 10) & (table["mini-batch"] == BATCHES[-1]) & (table["N"] == 4)
     usual = table[is_usual]
     # Users cut for speed: PipeDream's best cut is the fair one to compare at.
-    best_cut = usual.loc[usual["PipeDream's epochs/h"].idxmax(), "layers"]
+    best_cut = usual["layers"].iloc[int(usual["PipeDream's epochs/h"].argmax())]
     of_best_cut = usual[usual["layers"] == best_cut]
     return of_best_cut.sort_values("PipeDream with", ascending=False, kind="stable")
 
@@ -401,7 +401,7 @@ def _images_sentence(images: pd.DataFrame) -> str:
     sentences = []
     for versions, rows in images.groupby("PipeDream with", sort=False):
         winning = rows[rows["no more memory and faster"] > 0]
-        best = rows.loc[rows["epochs/h, most with no more memory"].fillna(0).idxmax()]
+        best = rows.iloc[int(rows["epochs/h, most with no more memory"].fillna(0).argmax())]
         sentences.append(
             f"Against PipeDream with {versions}, some settings of {len(winning)} of {len(rows)} rows are faster with "
             f"no more memory on either stage, by up to {best['epochs/h, most with no more memory']:.2f} times "
@@ -410,7 +410,7 @@ def _images_sentence(images: pd.DataFrame) -> str:
     saved = []
     for name in ("vgg-16", "resnet-50"):
         of_network = images[images["network and images"].str.startswith(name)]
-        most = of_network.loc[of_network["stage 1 saves, most"].idxmax()]
+        most = of_network.iloc[int(of_network["stage 1 saves, most"].argmax())]
         saved.append(f"{most['stage 1 saves, most']:.0%} on {most['network and images']}")
     sentences.append(
         f"On stage 1, where the paper saves {PAPER[1]:.0%}, at most {' and '.join(saved)} are saved."
