@@ -9,10 +9,11 @@ of the model changed. A change that is meant to move them is followed by
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from models_of_parts import LATENT, MODELS_OF_PARTS, PLAIN
 from optional_features import other_values
 from stored_figures import StoredCase, write_cases
 
@@ -124,8 +125,8 @@ BASES = {
     "codestral-mamba-7b": _base("codestral-mamba-7b"),
     "t5-v1.1-base": _base("t5-v1.1-base", 0, "layout", "job", decoder_seq_len=200),
     "bert-large": _base("bert-large", 4),
-    "vit-l-16": _base("vit-l-16", 4),
-    "dit-l-2": _base("dit-l-2", 4),
+    "vit-l-16": _base("vit-l-16", 4, "part"),
+    "dit-l-2": _base("dit-l-2", 4, "part"),
     "resnet-50": _base("resnet-50", layout=Layout(micro_batch=2)),
     "vgg-16": _base("vgg-16", layout=Layout(micro_batch=2)),
     "mlp-1b": _base("mlp-1b", layout=Layout(micro_batch=2)),
@@ -143,13 +144,14 @@ BASES = {
         "mixtral-8x7b",
         2,
         "model",
+        "part",
         layout=LAYOUT.replace(dp=8, ep=8),
         job=FEW_TOKENS,
         **TINY | {"experts": SMALL_EXPERTS},
     ),
     "every mixer": Base(EVERY_MIXER, job=FEW_TOKENS, varied=("layout", "job")),
     "every mixer on one rank": Base(
-        EVERY_MIXER, Layout(micro_batch=2), FEW_TOKENS, varied=("model",)
+        EVERY_MIXER, Layout(micro_batch=2), FEW_TOKENS, varied=("model", "part")
     ),
     "encoder and decoder on one rank": _base(
         "t5-v1.1-base", 2, layout=Layout(micro_batch=2), job=FEW_TOKENS
@@ -164,13 +166,19 @@ BASES = {
         layout=LAYOUT.replace(dp=4, ep=4),
         job=JOB.replace(einsum_dispatch=True, expert_capacity_factor=1.25),
     ),
-    "spectrogram": _base("t5-v1.1-base", spectrogram=Spectrogram(channels=80), positions="learned"),
+    "spectrogram": _base(
+        "t5-v1.1-base", 0, "part", spectrogram=Spectrogram(channels=80), positions="learned"
+    ),
     "narrow tables": _base(
-        "bert-large", 4, narrow_embedding=NarrowEmbedding(width=128, all_tables=True, bias=True)
+        "bert-large",
+        4,
+        "part",
+        narrow_embedding=NarrowEmbedding(width=128, all_tables=True, bias=True),
     ),
     "other heads in the window": _base(
         "gemma-2-9b",
         4,
+        "part",
         window_heads=WindowHeads(
             heads=8, kv_heads=2, head_dim=128, value_dim=64, attention_sinks=True
         ),
@@ -239,8 +247,16 @@ BASES = {
         layout=Layout(micro_batch=4),
         job=FEW_TOKENS.replace(mode="inference", cached_tokens=300, seq_len=1),
     ),
+} | {
+    name: Base(PLAIN.replace(**changes), Layout(micro_batch=2), FEW_TOKENS, ("part",))
+    for name, changes in {
+        "latent attention": {"latent_attention": LATENT},
+        **MODELS_OF_PARTS,
+    }.items()
 }
 """What is varied, each in a form in which its parts have an effect."""
+SECTIONS = ("attention", "block", "norms", "inputs", "head", "hybrid", "mtp")
+"""Sections of a model, each of which it always has."""
 SHAPES = (
     "tp",
     "cp",
@@ -269,6 +285,28 @@ def changes_of(base: Base) -> Iterator[tuple[str, str, Any]]:
     if isinstance(base.model, Transformer):
         for name, value in other_values(base.model):
             yield "model", name, value
+        for name, part in parts_of(base.model):
+            for size, value in other_values(part):
+                yield "part", f"{name}.{size}", value
+
+
+def parts_of(model: Transformer) -> Iterator[tuple[str, Any]]:
+    """Name and record of every optional part that a model has."""
+    for record in (model, *(getattr(model, name) for name in SECTIONS)):
+        for field in fields(record):
+            if field.name not in SECTIONS and is_dataclass(getattr(record, field.name)):
+                yield field.name, getattr(record, field.name)
+
+
+def varied_models(base: Base) -> Iterator[Model]:
+    """The model of a base, and its possible variants by one field."""
+    yield base.model
+    for record, field, value in changes_of(base):
+        if record in base.varied and record in ("model", "part"):
+            try:
+                yield _changed(base, record, field, value).model
+            except PerfModelError:
+                continue
 
 
 def figures(model: Model, layout: Layout, job: Job) -> dict[str, float]:
@@ -346,11 +384,21 @@ def _case(name: str, base: Base, changes: Sequence[tuple[str, str, Any]]) -> Ite
     """The figures of a variant, where it is possible."""
     try:
         for record, field, value in changes:
-            base = replace(base, **{record: getattr(base, record).replace(**{field: value})})
+            base = _changed(base, record, field, value)
         found = figures(base.model, base.layout, base.job)
     except PerfModelError:
         return
     yield StoredCase(name, ", ".join(f"{field}={value}" for _, field, value in changes), found)
+
+
+def _changed(base: Base, record: str, field: str, value: Any) -> Base:
+    """The base with one field of a record changed, or one of a part of its model (`part.field`)."""
+    if record == "part":
+        assert isinstance(base.model, Transformer)
+        name, field = field.split(".")
+        part = replace(dict(parts_of(base.model))[name], **{field: value})
+        record, field, value = "model", name, part
+    return replace(base, **{record: getattr(base, record).replace(**{field: value})})
 
 
 if __name__ == "__main__":

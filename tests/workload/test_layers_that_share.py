@@ -5,97 +5,32 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from models_of_parts import (
+    FFN,
+    HEADS,
+    LATENT,
+    MAMBA,
+    MODELS_OF_PARTS,
+    PLAIN,
+    TOKENS,
+    VOCAB,
+    ZAMBA,
+    D,
+    H,
+)
 
 from perfmodel import predict
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Transformer
-from perfmodel.spec.parts import (
-    Experts,
-    Indexer,
-    LatentAttention,
-    LayerEmbedding,
-    Mamba,
-    SharedBlock,
-    Streams,
-    TimeMix,
-    WindowHeads,
-)
+from perfmodel.spec.parts import Experts, Indexer, SharedBlock
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
 
-H, HEADS, D, FFN, VOCAB, TOKENS = 64, 4, 16, 96, 256, 128
-PLAIN = Transformer(
-    name="plain",
-    layers=6,
-    hidden=H,
-    heads=HEADS,
-    kv_heads=HEADS,
-    head_dim=D,
-    ffn_hidden=FFN,
-    vocab=VOCAB,
-    seq_len=TOKENS,
-    norm="rms_norm",
-    positions="rope",
-    gated_ffn=True,
-    activation="silu",
-    bias=False,
-    dropout=False,
-    tied_embeddings=True,
-)
 JOB = Job(global_batch=4, seq_len=TOKENS)
-MAMBA = Mamba(heads=8, head_dim=16, state=8, groups=4)
-LATENT = LatentAttention(
-    q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
-)
-ZAMBA: dict[str, Any] = {"mixers": "M AM AM M AM M ", "mamba": MAMBA}
-MODELS: dict[str, dict[str, Any]] = {
-    "rwkv": {
-        "mixers": "RK ",
-        "time_mix": TimeMix(inner=80),
-        "positions": "none",
-        "gated_ffn": False,
-    },
-    "zamba": ZAMBA | {"shared_block": SharedBlock(), "head_dim": 2 * D},
-    "zamba 2": ZAMBA
-    | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},
-    "indexer": {
-        "mixers": "I*- *- *- ",
-        "latent_attention": LATENT,
-        "indexer": Indexer(heads=2, head_dim=16),
-    },
-    "small gemma": {
-        "mixers": "W-P W-P *-P V-P V-P Q-P",
-        "window": 16,
-        "window_heads": WindowHeads(heads=HEADS, kv_heads=2, head_dim=8),
-        "kv_heads": 2,
-        "qk_norm": True,
-        "norm_at": "both",
-        "ffn_sizes": (FFN, FFN, FFN, 2 * FFN, 2 * FFN, 2 * FFN),
-        "layer_embedding": LayerEmbedding(width=8, vocab=384),
-    },
-    "streams": {
-        "mixers": "UW-P UQ-P ",
-        "window": 16,
-        "norm_at": "both",
-        "layer_embedding": LayerEmbedding(width=8, vocab=384),
-        "streams": Streams(count=4, low_rank=8),
-    },
-    "layers that differ": {
-        "mixers": "*- - *- * *- -",
-        "ffn_sizes": (96, 32, 64, 96, 32, 128),
-        "kv_heads": 2,
-    },
-    "shortcut": {
-        "mixers": "*-E*- ",
-        "latent_attention": LATENT,
-        "experts": Experts(count=8, topk=2, ffn_hidden=32, idle=4),
-        "shortcut_experts": True,
-    },
-}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=MODELS_OF_PARTS)
 def model(request: pytest.FixtureRequest) -> Transformer:
-    return replace(PLAIN, **MODELS[request.param])
+    return replace(PLAIN, **MODELS_OF_PARTS[request.param])
 
 
 def held(model: Transformer, shard: Shard) -> int:
@@ -113,7 +48,8 @@ def test_blocks_hold_the_parameters_of_the_closed_form(model: Transformer) -> No
 
 
 def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None:
-    """A window is a full rectangle in an operation; in the closed form only visible pairs count."""
+    """A window is a full rectangle in an operation; in the closed form only visible pairs count,
+    and no projection of a table of distances, which no token goes through."""
     whole = replace(
         model,
         window=0,
@@ -122,12 +58,14 @@ def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None
     )
     flops = step_flops(whole, replace(JOB, global_batch=1))
     # What indexers score is not masked as attention is.
-    scores = sum(word.count("I") for word in whole.stack) * 2 * 16 * TOKENS * (TOKENS - 1)
+    beside = sum(word.count("I") for word in whole.stack) * 2 * 16 * TOKENS * (TOKENS - 1)
+    if distances := whole.attention.distances:
+        beside += whole.layers * len(distances.projections) * 2 * distances.rows * H * HEADS * D
     assert products(whole, Shard()) == pytest.approx(
-        flops.total_causal / 3 + scores, rel=1e-6, abs=flops.forward / 3
+        flops.total_causal / 3 + beside, rel=1e-6, abs=flops.forward / 3
     )
     assert products(whole, Shard()) == pytest.approx(
-        flops.forward - flops.attention_forward + flops.attention_causal_forward + scores, rel=1e-6
+        flops.forward - flops.attention_forward + flops.attention_causal_forward + beside, rel=1e-6
     )
 
 
@@ -151,7 +89,7 @@ def test_every_model_is_predicted_on_a_pipeline(model: Transformer) -> None:
 
 
 def test_time_mixing_and_channel_mixing_by_hand() -> None:
-    model = replace(PLAIN, **MODELS["rwkv"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["rwkv"])
     inner = 80
     mixing = 4 * H * inner + 3 * H + 2 * inner
     channels = 2 * H * FFN + H * H + 2 * H
@@ -198,7 +136,7 @@ def test_a_stage_without_the_owner_holds_one_copy_of_a_shared_block() -> None:
 
 
 def test_an_indexer_has_gradients_of_its_weights_alone() -> None:
-    model = replace(PLAIN, **MODELS["indexer"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["indexer"])
     without = replace(model, mixers="*- ", indexer=None)
     weights = 24 * 2 * 16 + H * (16 + 2)
     counted, plain = step_flops(model, JOB), step_flops(without, JOB)
@@ -213,14 +151,14 @@ def test_an_indexer_has_gradients_of_its_weights_alone() -> None:
 
 
 def test_keys_of_an_earlier_layer_are_not_projected_again() -> None:
-    model = replace(PLAIN, **MODELS["small gemma"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["small gemma"])
     own = replace(model, mixers="W-P W-P *-P W-P W-P *-P")
     in_window, full = H * 2 * 2 * 8 + 8, H * 2 * 2 * D + D
     assert parameters(own).total - parameters(model).total == 2 * in_window + full
 
 
 def test_embeddings_of_the_layers_are_one_table() -> None:
-    model = replace(PLAIN, **MODELS["small gemma"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["small gemma"])
     words = model.hybrid.mixers.replace("P", "")
     without = replace(model, mixers=words, layer_embedding=None)
     table, projection, norm = 384 * 6 * 8, H * 6 * 8, 8
@@ -233,7 +171,7 @@ def test_embeddings_of_the_layers_are_one_table() -> None:
 
 
 def test_layers_of_different_sizes_are_those_sizes() -> None:
-    model = replace(PLAIN, **MODELS["layers that differ"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["layers that differ"])
     inner = 96 + 32 + 64 + 32 + 128
     assert parameters(model).feed_forward == 3 * H * inner
     widths = [block.name for block, _ in blocks(model, JOB, Shard()) if block.is_layer]
@@ -278,7 +216,7 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], named: str
 
 
 def test_idle_experts_are_rows_of_the_router() -> None:
-    model = replace(PLAIN, **MODELS["shortcut"])
+    model = replace(PLAIN, **MODELS_OF_PARTS["shortcut"])
     without = replace(model, experts=Experts(count=8, topk=2, ffn_hidden=32))
     assert parameters(model).total - parameters(without).total == 6 * H * 4
     apart = replace(model, shortcut_experts=False)
