@@ -1,25 +1,28 @@
 """Servers of every kind of model, engine and request, kept in `known_servings.csv`.
 
 Prices are constant rates of kernels, and of links their latency and bandwidth, so that new weights
-move nothing; intervals are left out because they are fitted. A change that is meant to move answers
+move nothing; intervals are those of a site whose
+spread is given. A change that is meant to move answers
 is followed by
 
     PYTHONPATH=tests python tests/serving/known_servings.py
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from constant_rates import Links, Rates
+from constant_rates import SITE, Links, Rates
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective, KernelOp
+from perfmodel.prediction.sites import DEGREES, NEUTRAL
 from perfmodel.serving import Serving, serve, serve_sweep
 from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts, MemoryCosts
@@ -41,6 +44,8 @@ class Base:
     options: dict[str, Any]
 
 
+COMMON = {"degrees": [0.1 + 0.01 * i for i in range(len(DEGREES))], "events": 0.7, "noise": 0.02}
+UNCERTAIN_SITE = replace(SITE, population=replace(NEUTRAL, common={**NEUTRAL.common, **COMMON}))
 BASES = (
     Base(
         "llama3-8b",
@@ -100,7 +105,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def figures(serving: Serving) -> dict[str, float]:
-    """Figures of a server, without its intervals."""
+    """Figures of a server."""
     memory = serving.memory
     found = {
         "ttft": serving.ttft_s,
@@ -118,6 +123,8 @@ def figures(serving: Serving) -> dict[str, float]:
         "available": memory.available_bytes,
         "fits": float(serving.fits),
     }
+    for name in ("ttft_interval_s", "tpot_interval_s", "tokens_per_s_interval"):
+        found[f"{name}.lo"], found[f"{name}.hi"] = getattr(serving, name)
     return found | serving.breakdown_s
 
 
@@ -130,13 +137,21 @@ class ServerRates(Rates):
         return super().times(machine, ops)
 
 
-def cases() -> Iterator[StoredCase]:
-    """Every base with its possible variants, then two sweeps."""
+@contextmanager
+def at_constant_rates() -> Iterator[None]:
+    """Serve at constant rates and at a site whose spread is given."""
     kernels, links = ServerRates(), Links()
     with (
         patch("perfmodel.serving._serving.KernelModel.of", lambda weights: kernels),
         patch("perfmodel.serving._serving.CollectiveModel.of", lambda weights: links),
+        patch("perfmodel.serving._serving.Site", lambda: UNCERTAIN_SITE),
     ):
+        yield
+
+
+def cases() -> Iterator[StoredCase]:
+    """Every base with its possible variants, then two sweeps."""
+    with at_constant_rates():
         yield from _cases()
 
 

@@ -51,10 +51,7 @@ class Interval:
         # The quotient by an interval that holds 0 may be anything.
         holds_zero = (right.lo <= 0) & (right.hi >= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            quotient = self * Interval(
-                1 / np.where(holds_zero, 1.0, right.hi),
-                1 / np.where(holds_zero, 1.0, right.lo),
-            )
+            quotient = self * Interval(1 / right.hi, 1 / right.lo)
         return Interval(
             np.where(holds_zero, -np.inf, quotient.lo),
             np.where(holds_zero, np.inf, quotient.hi),
