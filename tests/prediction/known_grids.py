@@ -62,6 +62,9 @@ OTHERS = {
     "checked collectives": replace(
         BASES["dense"], framework=FRAMEWORK.replace(checks_collectives="pipelines")
     ),
+    "checked collectives without stages": replace(
+        BASES["fp8"], framework=FRAMEWORK.replace(checks_collectives="pipelines")
+    ),
     "inference": replace(
         BASES["sharded"], job=BASES["sharded"].job.replace(mode="inference", global_batch=32)
     ),

@@ -61,13 +61,14 @@ def _small(name: str, layers: int, **changes: Any) -> Model:
     return replace(catalog.model(name), layers=layers, **changes)
 
 
+# Degrees that are taken for one another by mistake differ in every base.
 BASES = {
     "dense": Step(
         _small("llama3-8b", 8),
         Layout(
-            tp=2, pp=2, cp=2, dp=4, vpp=2, schedule="interleaved", zero=1, sequence_parallel=True
+            tp=4, pp=2, cp=2, dp=8, vpp=2, schedule="interleaved", zero=1, sequence_parallel=True
         ),
-        Job(global_batch=32, seq_len=4096),
+        Job(global_batch=64, seq_len=4096),
     ),
     "sharded": Step(
         _small("gpt3-1.3b", 4),
@@ -77,9 +78,9 @@ BASES = {
     "experts": Step(
         _small("mixtral-8x7b", 4),
         Layout(
-            tp=2, pp=2, dp=8, ep=4, etp=1, zero=2, recompute="selective", sequence_parallel=True
+            tp=2, pp=4, dp=16, ep=4, etp=1, zero=2, recompute="selective", sequence_parallel=True
         ),
-        Job(global_batch=64, seq_len=2048, optimizer="muon"),
+        Job(global_batch=128, seq_len=2048, optimizer="muon"),
     ),
     "adapters": Step(
         _small("qwen2.5-3b", 4),
@@ -93,14 +94,14 @@ BASES = {
     ),
     "two kinds of nodes": Step(
         _small("llama3-8b", 8),
-        Layout(tp=4, pp=4, dp=2, zero=1, kinds=("a100", "a100", "h100", "h100")),
+        Layout(tp=2, pp=4, dp=2, zero=1, kinds=("a100", "a100", "h100", "h100")),
         Job(global_batch=32, seq_len=2048),
         MIXED,
     ),
     "newer nodes first": Step(
         _small("mixtral-8x7b", 4),
         Layout(
-            tp=2, pp=2, dp=4, ep=2, etp=1, zero=1, sequence_parallel=True, kinds=("h100", "a100")
+            tp=4, pp=2, dp=4, ep=2, etp=1, zero=1, sequence_parallel=True, kinds=("h100", "a100")
         ),
         Job(global_batch=32, seq_len=1024),
         MIXED,
@@ -110,11 +111,11 @@ BASES = {
     ),
     "sharded experts": Step(
         _small("mixtral-8x7b", 2),
-        Layout(tp=2, dp=8, ep=4, etp=1, zero=3, sequence_parallel=True),
+        Layout(tp=2, dp=16, ep=4, etp=1, zero=3, sequence_parallel=True),
         Job(global_batch=32, seq_len=1024),
     ),
     "one replica": Step(
-        _small("llama3-8b", 4), Layout(tp=2, pp=2, micro_batch=2), Job(global_batch=8, seq_len=1024)
+        _small("llama3-8b", 4), Layout(tp=4, pp=2, micro_batch=2), Job(global_batch=8, seq_len=1024)
     ),
     "images": Step(
         catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)
