@@ -1,5 +1,8 @@
 """Many duration vectors and many structures at once equal one at a time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,6 +155,24 @@ def test_a_batch_is_divided_from_its_least_work_on(
     assert _divided(programs, [lanes] * 3, 4) == _divided(programs, [lanes] * 3, 1) == [(0, 3)]
     monkeypatch.setattr("perfmodel.timeline._many.LEAST_DIVIDED", work + 1)
     assert _divided(programs, [lanes] * 3, 3) == [(0, 3)]
+
+
+@pytest.mark.parametrize(("cores", "parts"), [(7, 7), (None, 1)])
+def test_a_batch_is_divided_among_all_cores(
+    cores: int | None, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system does not say how many there are, JAX's devices count alone."""
+    parts_of_call = []
+
+    def undivided(programs: Sequence[Any], lanes: Sequence[int], parts: int) -> Any:
+        parts_of_call.append(parts)
+        return [(0, len(programs))]
+
+    monkeypatch.setattr("perfmodel.timeline._many.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("perfmodel.timeline._many.n_cpu_devices", lambda: 1)
+    monkeypatch.setattr("perfmodel.timeline._many._divided", undivided)
+    makespan_many([compile_structure(PIPELINE)], [lanes_of(PIPELINE, 1)])
+    assert parts_of_call == [parts]
 
 
 def test_derivatives_of_many():
