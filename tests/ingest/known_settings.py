@@ -230,14 +230,20 @@ BASES: Mapping[str, tuple[str, Settings]] = {
         },
     ),
     "axolotl": ("run.yaml", AXOLOTL),
+    "axolotl, ray": ("run.yaml", {**AXOLOTL, "use_ray": True, "ray_num_workers": 4}),
     "torchtune": ("run.yaml", TORCHTUNE),
     "llama-factory": ("run.yaml", FACTORY),
+    "llama-factory, ray": (
+        "run.yaml",
+        {**FACTORY, "ray_num_workers": 4, "resources_per_worker.GPU": 2},
+    ),
     "ms-swift": ("run.yaml", SWIFT),
     "hf-trainer": ("run.yaml", TRAINER),
     "hf-trainer, lora": ("run.yaml", {**TRAINER, "use_peft": True, "lora_r": 8}),
 }
 """Small files of every format: the ending of the name and the settings, nested ones by dots."""
 DEVICES = 16
+"""Devices of what a file does not say by itself."""
 
 
 def written(name: str, settings: Settings) -> str:
@@ -304,11 +310,11 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 def read(name: str, settings: Settings) -> Figures:
     """What is read of a file with these settings."""
     try:
-        return facts(
-            parse_launch(
-                written(name, settings), name, devices=None if name.endswith(".sh") else DEVICES
-            )
-        )
+        text = written(name, settings)
+        launch = parse_launch(text, name)
+        if launch.devices is None and not name.endswith(".sh"):
+            launch = parse_launch(text, name, devices=DEVICES)
+        return facts(launch)
     except PerfModelError as error:
         return {f"refused.{type(error).__name__}": 1.0}
 

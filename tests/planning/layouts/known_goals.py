@@ -17,7 +17,7 @@ from stored_figures import StoredCase, write_cases
 from perfmodel import catalog
 from perfmodel.planning.layouts import OBJECTIVES, QUANTITIES, Goal, Tariff, robustness
 from perfmodel.planning.layouts.expressions import Constraint, Expression, Interval
-from perfmodel.prediction import explain, step_problem
+from perfmodel.prediction import Prediction, StepProblem, explain, step_problem
 from perfmodel.prediction.sites import NEUTRAL
 from perfmodel.spec import Job, Layout
 
@@ -93,6 +93,7 @@ def layout_cases() -> Iterator[StoredCase]:
             f"quantity {name}",
             {f"{i}": value for i, value in enumerate(values)},
         )
+    yield from _named_cases(problem, predictions[0])
     for objective in (*OBJECTIVES, "step_time_s * devices + memory_gib / 100"):
         goal = Goal.parse(problem, objective, ("memory_gib < 60",), TARIFF)
         robust = robustness(goal, predictions)
@@ -108,6 +109,24 @@ def layout_cases() -> Iterator[StoredCase]:
         for criterion in ("regret", "upper", "best"):
             found[f"order.{criterion}.{'-'.join(map(str, robust.order(criterion)))}"] = 1.0
         yield StoredCase(f"objective {objective}", f"objective {objective}", found)
+
+
+def _named_cases(problem: StepProblem, prediction: Prediction) -> Iterator[StoredCase]:
+    """What is shown of a layout under tariffs that leave something out."""
+    list_price = problem.cluster.device.usd_per_hour
+    for name, tariff in {
+        "tariff": TARIFF,
+        "no tokens": replace(TARIFF, tokens=None),
+        "list price": replace(TARIFF, price_per_device_hour=list_price),
+        "list price, no tokens": Tariff(price_per_device_hour=list_price),
+        "no price": replace(TARIFF, price_per_device_hour=None),
+        "no power": replace(TARIFF, power_w=None),
+        "no idle power": replace(TARIFF, idle_power_w=None),
+    }.items():
+        named = Goal(problem, tariff=tariff).named_quantities(prediction)
+        yield StoredCase("tariff", name, named)
+    completed = Goal.parse(problem, tariff=Tariff(power_w=500.0)).tariff
+    yield StoredCase("completed", "completed", {k: v for k, v in vars(completed).items() if v})
 
 
 def cases() -> Iterator[StoredCase]:
