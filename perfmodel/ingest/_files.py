@@ -58,8 +58,12 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, list_key: str = "") -> dict[str, Any]:
     """A JSON file that holds one object.
+
+    Args:
+        path: the file.
+        list_key: the key of the object that a file may hold alone, if it may.
 
     Raises:
         TableError: as `read_text`, not JSON, or JSON of another kind.
@@ -75,6 +79,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise TableError(
             f"{path}: this JSON cannot be read ({first_line(error)}); export it again"
         ) from None
+    if list_key and isinstance(value, list):
+        return {list_key: value}
     if not isinstance(value, dict):
         raise TableError(
             f"{path}: the JSON must be an object, got {type(value).__name__}; name its format"

@@ -7,16 +7,13 @@ from typing import Any, Final
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, listing, mapping, number, text
+from perfmodel.ingest._nccl_settings import algorithm, allowed, nccl_version, variant
 from perfmodel.ingest._nccl_tests import (
     ListedRank,
-    algorithm,
-    allowed,
     checked_time_us,
     collective_row,
     group_columns,
-    nccl_version,
     test_of,
-    variant,
 )
 from perfmodel.ingest._rows import ReadOptions, Row
 

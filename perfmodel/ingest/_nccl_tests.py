@@ -8,7 +8,7 @@ nccl-tests prints it.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 from perfmodel.errors import TableError
 from perfmodel.ingest._bandwidth_ratio import BandwidthRatio, clearest_ratio
 from perfmodel.ingest._files import integer, number
+from perfmodel.ingest._launcher_labels import HEADING, label_of_header, without_label
+from perfmodel.ingest._nccl_settings import algorithm, allowed, nccl_version, variant
 from perfmodel.ingest._rows import ReadOptions, Row
 
 COLLECTIVES: Final = {
@@ -50,23 +52,8 @@ _SET_BY: Final = re.compile(r"\b(NCCL_\w+) set by environment to (\S+?)\.?$")
 _WRONG: Final = re.compile(r"#?\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
 _CONCLUDED: Final = re.compile(r"#?\s*(Avg bus bandwidth\s*:|Collective test concluded)")
 """Lines after the number of wrong values, which excerpts leave out (each row has its own)."""
-_LABEL: Final = re.compile(
-    r"""\s*(?:
-        \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?  # a clock
-          (?:\ std(?:out|err)\ [FP](?=\s|$))?  # of a container's log
-        | \([\w.-]+:\d+\)               # host and rank
-        | \[[^\]\s]*\](?:<\w+>)?:?          # mpirun --tag-output, mpiexec, kubectl --prefix
-        | \(\S+,?\s*pid=\d+[^)]*\)       # Ray
-        | \d+:(?=\s)                     # srun --label
-        | [A-Za-z][\w./-]*(?:\ [\w.-]+)?\ *\|(?=\s|$)  # docker compose, stern: the container's name
-        | [A-Za-z][\w.-]*(?:\[\d+\])?:(?=\s+[#\d]|\s*\#)  # pdsh, kubectl: the host's or the pod's name
-    )\s?""",
-    re.VERBOSE,
-)
-"""Labels that launchers and containers put before every line."""
-_MOST_LABELS: Final = 3
-_HEADING: Final = re.compile(r"^([^#\n]*)#\s+size\s+count\s+type\b", re.MULTILINE)
-_COLOURS: Final = re.compile(r"\x1b\[[\d;]*m")
+_DOTS: Final = re.compile(r"\[?(\.{2,}|…)\]?")
+"""A line that stands for others in an excerpt."""
 _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 
 
@@ -92,6 +79,8 @@ class _Section:
     """Highest listed rank, because an excerpt may leave out others."""
     highest_device: int = -1
     """Highest listed device number of any host."""
+    lacks_ranks: bool = False
+    """Whether dots stand for ranks that an excerpt leaves out."""
     columns: list[str] = field(default_factory=list)
     units_seen: bool = False
     first_row: int = 0
@@ -137,11 +126,15 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     """
     rows: list[Row] = []
     section = _Section(path)
-    label = _label_of_header(text)
+    label = label_of_header(text)
     # The number of wrong values ends a section, a line that begins with a digit
     # is a row of its table, and all else is a comment or noise of the job.
-    for count, raw in enumerate(text.splitlines(), 1):
-        line = _without_label(raw, label)
+    lines = text.splitlines()
+    for count, raw in enumerate(lines, 1):
+        line = without_label(raw, label)
+        # Dots in brackets look like a label.
+        if section.ranks and any(_DOTS.fullmatch(text.strip("# ")) for text in (raw, line)):
+            section.lacks_ranks = True
         place = f"{path}: line {count}"
         verdict = _WRONG.match(line)
         if verdict:
@@ -151,6 +144,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
                     f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again"
                 )
         if verdict or (section.lines and _CONCLUDED.match(line)):
+            section.test = section.test or _concluded_test(lines[count - 1 :])
             rows += _section_rows(section, options, skipped)
             # The next lines may be another test of the same ranks.
             section = replace(
@@ -175,33 +169,15 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     return rows
 
 
-def _label_of_header(text: str) -> re.Pattern[str] | None:
-    """The prefix of a table's heading, if all lines of the log begin with it; None without one.
-
-    Launchers and tools that nobody listed label lines too. Numbers in a label (of processes, of a
-    clock) may differ.
-    """
-    heading = _HEADING.search(text)
-    if heading is None or not heading[1].strip():
-        return None
-    return re.compile(
-        re.sub(r"\d+", r"\\d+", re.escape(_COLOURS.sub("", heading[1]).rstrip())) + r"\s?"
-    )
-
-
-def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
-    """A line without the prefix that a launcher put before it."""
-    line = _COLOURS.sub("", raw)
-    launcher_label = label_of_log.match(line) if label_of_log else None
-    if launcher_label:
-        line = line[launcher_label.end() :]
-    # A clock of the container may stand before the launcher's own label.
-    for _ in range(_MOST_LABELS):
-        label = _LABEL.match(line)
-        if label is None:
+def _concluded_test(following: Sequence[str]) -> str:
+    """Test that the end of a section names (`Collective test concluded: all_reduce_perf`); empty if
+    another section comes first."""
+    for line in following:
+        if "Collective test concluded" in line:
+            return test_of(line)
+        if "Collective test starting" in line or HEADING.match(line):
             break
-        line = line[label.end() :]
-    return line.strip()
+    return ""
 
 
 def _comment(section: _Section, line: str, place: str) -> None:
@@ -231,6 +207,7 @@ def _comment(section: _Section, line: str, place: str) -> None:
         # The list of ranks begins anew: the job runs a test with other ranks.
         if "Using devices" in line:
             section.ranks, section.highest_rank, section.highest_device = [], -1, -1
+            section.lacks_ranks = False
         section.test = test_of(line) or section.test
         iterations = _ITERATIONS.search(line)
         if iterations:
@@ -372,6 +349,9 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
             options = replace(options, ranks_per_node=per_node)
         group = group_columns([], replace(options, ranks=by_ratio), place)
         return test, group | {"device": stated_group["device"]}
+    if by_ratio is not None and section.lacks_ranks and by_ratio > stated_group["num_ranks"]:
+        group = group_columns([], replace(options, ranks=by_ratio), place)
+        return test, group | {"device": stated_group["device"]}
     says = f"{by_ratio} ranks" if by_ratio is not None else "another collective or number of ranks"
     raise TableError(
         f"{place}: bus bandwidth over algorithm bandwidth is {ratio.ratio:.3f}, which fits {says}, but the log "
@@ -393,6 +373,8 @@ def _test_by_ratio(
     # An excerpt lists some of the ranks only: the last one says how many there are.
     if stated_ranks == len(section.ranks) <= section.highest_rank:
         stated_ranks = section.highest_rank + 1
+    elif section.lacks_ranks:
+        stated_ranks = None
     fitting = ratio.tests(line.cell("redop"), root, stated_ranks)
     if len(fitting) > 1:
         kinds = " or ".join(COLLECTIVES.get(test, test) for test in fitting)
@@ -487,64 +469,3 @@ def group_columns(ranks: Sequence[ListedRank], options: ReadOptions, place: str)
         )
     nodes = {"num_nodes": len(ranks_on_host), "ranks_per_node": max(ranks_on_host.values())}
     return {"device": device, "num_ranks": count} | nodes | options.nodes(count)
-
-
-def nccl_version(code: int) -> str:
-    """`22809` -> `2.28.9` (from 2.9 on; older codes have one digit for the minor version)."""
-    if code >= 10000:
-        return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-    return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
-
-
-def algorithm(settings: dict[str, str]) -> str:
-    """The `algorithm` column: the one that NCCL was forced to use, or `auto` if it chose."""
-    return settings.get("NCCL_ALGO", "auto").lower()
-
-
-ALLOWED: Final = frozenset(
-    {
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "NCCL_ALGO",
-        "NCCL_BUFFSIZE",
-        "NCCL_COLLNET_ENABLE",
-        "NCCL_CROSS_NIC",
-        "NCCL_CUMEM_ENABLE",
-        "NCCL_IB_DISABLE",
-        "NCCL_IB_QPS_PER_CONNECTION",
-        "NCCL_LAUNCH_MODE",
-        "NCCL_MAX_CTAS",
-        "NCCL_MAX_NCHANNELS",
-        "NCCL_MIN_CTAS",
-        "NCCL_MIN_NCHANNELS",
-        "NCCL_MNNVL_ENABLE",
-        "NCCL_NET_GDR_LEVEL",
-        "NCCL_NTHREADS",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_P2P_DISABLE",
-        "NCCL_P2P_LEVEL",
-        "NCCL_P2P_NET_CHUNKSIZE",
-        "NCCL_PROTO",
-        "NCCL_SHM_DISABLE",
-    }
-)
-"""Variables that are kept."""
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_,:;^=+-]{1,64}")
-"""Values that are kept: no dots or slashes, so neither hosts nor addresses nor paths."""
-
-
-def allowed(variables: Iterable[str]) -> dict[str, str]:
-    """Values by name of those `NAME=value` texts that are in the allow-list and have plain
-    values."""
-    pairs = (text.partition("=") for text in variables)
-    # Environments hold tokens, paths and names of hosts: only what changes how NCCL runs may enter
-    # a table.
-    return {
-        name: value
-        for name, _, value in sorted(pairs)
-        if name in ALLOWED and _PLAIN.fullmatch(value)
-    }
-
-
-def variant(layout: str, settings: dict[str, str]) -> str:
-    """The `variant` column: the place in memory, and the settings that were kept."""
-    return ";".join([layout, *(f"{name}={value}" for name, value in settings.items())])

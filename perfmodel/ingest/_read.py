@@ -222,8 +222,8 @@ def detect_format(path: Path | str) -> str:
     data = read_bytes(path)
     if is_sqlite(data):
         return "nsys"
-    if data.lstrip().startswith(b"{"):
-        top = read_json(path)
+    if data.lstrip().startswith((b"{", b"[")):
+        top = read_json(path, list_key="traceEvents")
         if "traceEvents" in top:
             trace = read_chrome(path)
             tests = {"perfmodel": is_own, "kineto": is_kineto, "jax-trace": is_jax_trace}

@@ -322,3 +322,45 @@ def test_osu_bandwidth(tmp_path: Path) -> None:
 def test_refused_osu(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(TableError, match=message):
         read_measurements("osu", [text_file(tmp_path, text)])
+
+
+EXCERPT = """\
+# nThread 1 nGpus 8 minBytes 1048576 maxBytes 8589934592 step: 2(factor) iters: 20
+# Using devices
+#  Rank  0 Group  0 Pid 1 on a device  0 [0000:75:00] AMD Instinct MI300X
+#  Rank  1 Group  0 Pid 1 on a device  1 [0000:05:00] AMD Instinct MI300X
+{dots}
+#       size    count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#        (B) (elements)                     (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+  8589934592 2147483648 float   {reduction}    -1  41644 206.27 {bus} 0  40903 210.01 {bus_in_place} 0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 111.827
+{end}
+"""
+LINKS = ReadOptions(device="MI300X")
+
+
+@pytest.mark.parametrize("dots", ["...", "[...]", "#  ...", "…"])
+def test_dots_in_a_list_of_ranks_stand_for_more_ranks(dots: str, tmp_path: Path) -> None:
+    lines = EXCERPT.format(dots=dots, reduction="sum", bus=360.97, bus_in_place=367.52, end="")
+    text = f"# Collective test starting: all_reduce_perf\n{lines}"
+    table = read_measurements("nccl-tests", [text_file(tmp_path, text)], LINKS)
+    assert set(table["num_ranks"]) == {8}
+    assert set(table["collective"]) == {"all_reduce"}
+    whole = text_file(tmp_path, text.replace(dots, "#"))
+    with pytest.raises(TableError, match="fits 8 ranks"):
+        read_measurements("nccl-tests", [whole], LINKS)
+
+
+@pytest.mark.parametrize(("test", "kind"), [("alltoall", "all_to_all"), ("all_gather",) * 2])
+def test_the_end_of_a_section_names_the_test(test: str, kind: str, tmp_path: Path) -> None:
+    """Bandwidths of these two are alike."""
+    numbers = {"reduction": "none", "bus": 180.49, "bus_in_place": 183.76}
+    ending = f"# Collective test concluded: {test}_perf"
+    text = EXCERPT.format(dots="...", end=ending, **numbers)
+    table = read_measurements("nccl-tests", [text_file(tmp_path, text)], LINKS)
+    assert set(table["collective"]) == {kind}
+    # The end of the next section says nothing about the one before it.
+    following = text_file(tmp_path, EXCERPT.format(dots="...", end=text, **numbers))
+    with pytest.raises(TableError, match="all_gather or all_to_all"):
+        read_measurements("nccl-tests", [following], LINKS)

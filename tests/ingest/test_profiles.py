@@ -127,6 +127,18 @@ def test_kineto_rows(tmp_path: Path) -> None:
     assert (alone["time_us"], alone["variant"]) == (150.0, "kernel with the wait for other ranks")
 
 
+def test_a_trace_may_be_a_list_of_events(tmp_path: Path) -> None:
+    data = cases.kineto_json()
+    whole = cases.write_json(tmp_path / "whole.json", data)
+    bare = cases.write_json(tmp_path / "bare.json", data["traceEvents"])
+    assert detect_format(bare) == "kineto"
+    name = ReadOptions(device="A100-SXM4-80GB")
+    tables = [
+        read_measurements("kineto", [path], name, kind="compute").to_csv() for path in (whole, bare)
+    ]
+    assert tables[0] == tables[1]
+
+
 def test_kineto_without_shapes_says_so(tmp_path: Path) -> None:
     data = cases.kineto_json()
     for event in data["traceEvents"]:

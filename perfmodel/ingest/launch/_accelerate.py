@@ -253,7 +253,7 @@ ACCELERATE: Final = LaunchFormat(
         key(
             "megatron_lm_config.megatron_lm_tp_degree",
             "tp",
-            also=("parallelism_config.parallelism_config_tp_size",),
+            also=("parallelism_config.parallelism_config_tp_size", "tp_config.tp_size"),
             default=1,
         ),
         key("megatron_lm_config.megatron_lm_pp_degree", "pp", default=1),

@@ -194,6 +194,38 @@ def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
     return {"optimizer.type": None if optimizer is None else _WRITTEN.get(optimizer)}
 
 
+_NARROW_MASTERS: Final = "fp16.fp16_master_weights_and_grads"
+
+
+def _narrow_masters(settings: Mapping[str, Any]) -> Fields:
+    if not FLAG.read(settings[_NARROW_MASTERS]):
+        return {}
+    return {
+        "doubt.masters": (
+            "memory may be wrong: fp16_master_weights_and_grads keeps master weights and gradients in 16 bits, but "
+            "the prediction counts fp32"
+        )
+    }
+
+
+_AUTOCAST: Final = ("torch_autocast.enabled", "torch_autocast.dtype")
+
+
+def _autocast(settings: Mapping[str, Any]) -> Fields:
+    """PyTorch's autocast under DeepSpeed (`runtime/torch_autocast.py`): products in 16 bits, while
+    weights, gradients and states stay in fp32. They take the 16 bytes of an element that mixed
+    precision takes."""
+    if not FLAG.read(settings.get(_AUTOCAST[0], False)):
+        return {}
+    dtype = words({"bfloat16": "bf16", "float16": "fp16"}).read(
+        settings.get(_AUTOCAST[1], "bfloat16")
+    )
+    return {
+        "dtype": dtype,
+        "note.dtype": f"torch_autocast is predicted as mixed precision in {dtype}; its weights and gradients are fp32",
+    }
+
+
 _BUCKETS: Final = (
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.allgather_bucket_size",
@@ -334,6 +366,8 @@ DEEPSPEED: Final = LaunchFormat(
             words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}),
         ),
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
+        Rule(keys=(_NARROW_MASTERS,), read=_narrow_masters),
+        Rule(keys=_AUTOCAST, read=_autocast, fields=("dtype",)),
     ),
     harmless=(
         # Numbers of optimizer and loss scaling.

@@ -33,6 +33,7 @@ from perfmodel.ingest.launch._open_instruct import (
     over_nodes,
     trains_on_olmo_core,
 )
+from perfmodel.ingest.launch._oumi import OUMI
 from perfmodel.ingest.launch._own_programs import (
     OWN_FORM,
     OWN_NAMES,
@@ -55,7 +56,7 @@ from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
 
 _LOOKS_LIKE_ONE: Final = re.compile(
-    r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
+    r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\boumi\b|\bxtuner\b"
     r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
 )
 """Patterns of which every fine-tuning script matches at least one, such as a file of arguments
@@ -67,6 +68,7 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     ),
     (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
     (re.compile(r"(^|\s|/)axolotl\s+train\b|axolotl\.cli\.train"), AXOLOTL),
+    (re.compile(r"(^|\s|/)oumi\s+train\b"), OUMI),
     (re.compile(r"(^|\s|/)tune\s+run\b"), TORCHTUNE),
     (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
     (re.compile(r"verl[./]trainer[./]\w*sft_trainer"), VERL),

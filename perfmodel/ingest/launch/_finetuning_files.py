@@ -21,6 +21,7 @@ from perfmodel.ingest.launch._entries import (
 from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_PLUGINS, PLUGIN_FILE
+from perfmodel.ingest.launch._oumi import OUMI, in_words_of_trainer, is_oumi
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
@@ -33,6 +34,7 @@ FINETUNING: Final = (
     LLAMA_FACTORY_PLUGINS,
     LLAMA_FACTORY,
     SWIFT,
+    OUMI,
     TRAINER,
     XTUNER,
 )
@@ -99,6 +101,7 @@ _TITLES: Final = {
     "llama-factory-v1": "LLaMA-Factory",
     "ms-swift": "MS-Swift",
     "hf-trainer": "Hugging Face's Trainer",
+    "oumi": "Oumi",
     "own-program": "the program",
     "roll": "ROLL",
     "xtuner": "XTuner",
@@ -123,6 +126,8 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
             continue
         if form is LLAMA_FACTORY_PLUGINS and not {"train_dataset", "cutoff_len"} & set(entries):
             continue
+        if form is OUMI and not is_oumi(entries):
+            continue
         if form is SWIFT and "tensor_model_parallel_size" in entries:
             continue  # of Megatron-SWIFT, whose arguments are Megatron's
         if form.recognises(entries):
@@ -142,6 +147,9 @@ def with_named_files(
         neighbours: files that it may name.
     """
     entries = dict(source.entries)
+    if form is OUMI:
+        entries = in_words_of_trainer(entries)
+        source = replace(source, entries=entries)
     if PLUGIN_FILE in entries:
         entries[_CONFIGURATION] = entries.pop(PLUGIN_FILE)
     # The front end's own keys win over Accelerate's, and DeepSpeed's file over both, except for
@@ -318,6 +326,8 @@ def _with_deepspeed(
     launched = merged.pop(_PRECISION, None)
     if launched is not None and not _states_precision(merged, form):
         dtype = str(launched.value)
+    # Rules of the front ends ask whether DeepSpeed runs, wherever its settings stand.
+    merged.setdefault(_CONFIGURATION, Entry(True, 0))
     for key, entry in inside.items():
         # `transformers` checks these against its own arguments and refuses others, so that the
         # front end's are enough.

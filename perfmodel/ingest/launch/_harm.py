@@ -86,6 +86,8 @@ _WORDS: Final = (
 _PHRASES: Final = (
     # Ranks of latent attention, not of adapters.
     (re.compile(r"(^|-)(q|kv|o)-lora-(rank|dim)"), Harm.MODEL),
+    # Gates by other names, and their kernels where no other switch names the gate.
+    (re.compile(r"^(use-)?(fused-|quick-|clamped-)?(swi|ge|re|li|i)?glu$"), Harm.MODEL),
     # Programs that fine-tune call the rank of adapters so.
     (re.compile(r"^(rank|alpha|r)$|(^|-)(oft|boft|ia3|vera|loha|lokr|reft)(-|$)"), Harm.TRAINED),
     # Stacks of layers of several kinds, some of which run beside one another.

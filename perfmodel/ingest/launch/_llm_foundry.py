@@ -207,6 +207,16 @@ def _zero(fields: Fields) -> Mapping[str, Any]:
     return {"fsdp_config.sharding_strategy": strategy(fields)}
 
 
+def _batch_of_device(settings: Mapping[str, Any]) -> Fields:
+    if "device_train_batch_size" not in settings or "global_train_batch_size" in settings:
+        return {}
+    per_device = WHOLE.read(settings["device_train_batch_size"])
+    devices = settings.get("compute.gpus")
+    if devices is None:
+        return {"device_batch": per_device}
+    return {"global_batch": per_device * WHOLE.read(devices)}
+
+
 LLM_FOUNDRY: Final = LaunchFormat(
     name="llm-foundry",
     syntax="yaml",
@@ -225,6 +235,12 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("global_train_batch_size", "global_batch"),
         key("device_train_microbatch_size", "micro_batch"),
         read_only("device_train_grad_accum", "grad_accum"),
+        # Composer's other way to state the batch: sequences of a device per step.
+        Rule(
+            keys=("device_train_batch_size", "compute.gpus", "global_train_batch_size"),
+            read=_batch_of_device,
+            fields=("global_batch",),
+        ),
         key("max_seq_len", "seq_len", also=("model.max_seq_len",)),
         key(
             "precision",

@@ -176,6 +176,8 @@ _OF_CORE: Final = (
     "moe-*",
 )
 """Arguments (patterns) that only Core has, or that select its layers."""
+_OF_TRANSFORMER_ENGINE: Final = ("tp-comm-overlap*", "fp8-format", "fp8-recipe", "fp8-param-gather")
+"""Arguments (patterns) that need the layers of Transformer Engine, which Core has by default."""
 _OLD_RECOMPUTE: Final = (
     *_RECOMPUTE_BEFORE_CORE,
     "recompute-activations",
@@ -271,9 +273,8 @@ def _framework(fields: Fields, entries: Entries) -> str:
     ]
     if "use-legacy-models" in is_set:
         return "megatron-lm"
-    has_core_setting = any(
-        fnmatchcase(name, pattern) for name, pattern in product(is_set, _OF_CORE)
-    )
+    of_core = _OF_CORE if implementation == "local" else (*_OF_CORE, *_OF_TRANSFORMER_ENGINE)
+    has_core_setting = any(fnmatchcase(name, pattern) for name, pattern in product(is_set, of_core))
     if implementation not in (None, "local") or has_core_setting:
         return "megatron-core"
     is_older = implementation == "local" or any(name in is_set for name in _BEFORE_CORE)

@@ -171,6 +171,13 @@ def _adapters(arguments: Mapping[str, Any]) -> Fields:
     default_rank = arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0
     rank = arguments.get("lora-r", default_rank)
     if not WHOLE_OR_NONE.read(rank):
+        if "lora-rank" in arguments and not _is_swift(arguments):
+            return {
+                "doubt.adapters": (
+                    f"what is trained may be wrong: --lora-rank {arguments['lora-rank']} is the rank of "
+                    "adapters, but training of all weights is predicted"
+                )
+            }
         return {}
     return Adapters(
         rank=rank,
@@ -228,14 +235,18 @@ _SWIFT: Final = (
 )
 
 
+def _is_swift(arguments: Mapping[str, Any]) -> bool:
+    # A script that states the sizes of the model starts Megatron itself.
+    return "num-layers" not in arguments and any(name in arguments for name in _SWIFT_ONLY)
+
+
 def _swift(arguments: Mapping[str, Any]) -> Fields:
     """Megatron-SWIFT (`megatron sft`): a model by its identifier, and its own defaults.
 
     These are bf16, the distributed optimizer, experts whole on their ranks, and training of every
     weight (ms-swift, Megatron-SWIFT Command Line Parameters).
     """
-    # A script that states the sizes of the model starts Megatron itself.
-    if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
+    if not _is_swift(arguments):
         return {}
     fields: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
     if arguments.get("fp8-format"):
@@ -375,7 +386,13 @@ FORKS: Final = (
     ),
     Rule(keys=_STAGES, read=_stages, fields=("partition",)),
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
-    Rule(keys=_LORA, read=_adapters, fields=("adapter_rank",)),
+    # FlagScale's Megatron-LM.
+    read_only("use-dualpipev", "schedule", words({True: "dualpipe-v"})),
+    Rule(
+        keys=(*_LORA, *_SWIFT_ONLY, "num-layers"),
+        read=lambda arguments: _adapters(arguments) if set(arguments) & set(_LORA) else {},
+        fields=("adapter_rank",),
+    ),
     Rule(keys=_SWIFT, read=_swift, fields=("model",), optional=("model", "load", "mcore-model")),
     Rule(keys=_OBJECTIVES, read=_objective),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),

@@ -3,10 +3,9 @@
 `mindspeed_llm/training/arguments.py`)."""
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, Final
 
-from perfmodel.ingest.launch._arguments import SCRIPT, trains_nothing
+from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers
 from perfmodel.ingest.launch._megatron_hybrids import (
@@ -17,9 +16,11 @@ from perfmodel.ingest.launch._megatron_hybrids import (
     hybrid_fields,
     listed_layers,
 )
+from perfmodel.ingest.launch._megatron_programs import PROGRAM_KEYS, kind_of_model
 from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
 from perfmodel.ingest.launch._model import LATENT_DEFAULTS
 from perfmodel.ingest.launch._table import (
+    NUMBER,
     PRESENT,
     SOME,
     SWITCH,
@@ -46,7 +47,15 @@ SiLU is."""
 _GATES_BY_NAME: Final = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "liglu": "relu"}
 """Values of `--glu-activation`; `liglu`, which has no activation at all, is taken as the cheapest
 one."""
-_FEED_FORWARD: Final = ("ffn-hidden-size", *_GATES, "glu-activation", "squared-relu", "hidden-size")
+_FEED_FORWARD: Final = (
+    "ffn-hidden-size",
+    *_GATES,
+    "glu-activation",
+    "squared-relu",
+    "hidden-size",
+    "multiple-of",
+    "hidden-dim-multiplier",
+)
 
 
 def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
@@ -61,12 +70,23 @@ def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
     if "ffn-hidden-size" in arguments:
         fields["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
     elif arguments.get("swiglu") is True and "hidden-size" in arguments:
-        # Megatron-LM's default for gated feed-forwards has as many weights as an ungated one of 4
-        # hidden sizes: two thirds of that, in multiples of 64.
-        fields["model.ffn_hidden"] = (
-            int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
-        )
+        fields["model.ffn_hidden"] = _gated_size_of(arguments)
     return fields
+
+
+def _gated_size_of(arguments: Mapping[str, Any]) -> int:
+    """The size of a gated feed-forward that has about as many weights as an ungated one of four
+    hidden sizes: two thirds of that.
+
+    Megatron-LM rounds it down to a multiple of 64, FlagScale's Megatron-LM up to one of
+    `--multiple-of`.
+    """
+    size = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3)
+    if "multiple-of" not in arguments:
+        return size // 64 * 64
+    multiple = WHOLE.read(arguments["multiple-of"])
+    size = int(size * NUMBER.read(arguments.get("hidden-dim-multiplier", 1)))
+    return -(-size // multiple) * multiple
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
@@ -85,6 +105,12 @@ def _heads(arguments: Mapping[str, Any]) -> Fields:
     # Without the switch Megatron ignores the number of groups.
     if "num-query-groups" in arguments and arguments.get("group-query-attention"):
         return {"model.kv_heads": WHOLE.read(arguments["num-query-groups"])}
+    if "num-query-groups" in arguments and "group-query-attention" not in arguments:
+        groups = WHOLE.read(arguments["num-query-groups"])
+        if str(groups) != str(arguments.get("num-attention-heads")):
+            return {
+                "note.groups": f"num-query-groups {groups} has no effect, because group-query-attention is not set"
+            }
     return {}
 
 
@@ -304,109 +330,6 @@ def _latent(arguments: Mapping[str, Any]) -> Fields:
     return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()}
 
 
-_KINDS: Final = (
-    SCRIPT,
-    "encoder-num-layers",
-    "decoder-num-layers",
-    "num-layers",
-    "encoder-seq-length",
-    "decoder-seq-length",
-    "seq-length",
-    "bert-no-binary-head",
-)
-_LAYERS_OF_LLAMA: Final = (
-    "swiglu",
-    "use-fused-swiglu",
-    "normalization",
-    "use-fused-rmsnorm",
-    "position-embedding-type",
-    "use-rotary-position-embeddings",
-    "disable-bias-linear",
-    "untie-embeddings-and-output-weights",
-    "spec",
-)
-"""Arguments of which every script with layers like LLaMA's has at least one."""
-_FAMILIES: Final = (
-    "llama",
-    "llama2",
-    "llama3",
-    "baichuan",
-    "baichuan2",
-    "qwen",
-    "qwen2",
-    "mistral",
-    "mixtral",
-    "internlm",
-    "chatglm",
-    "chatglm3",
-    "aquila",
-    "deepseek",
-)
-"""Words in the names of programs that build a particular model (AscendSpeed's
-`pretrain_llama.py`)."""
-_NO_DECODERS: Final = (
-    "vision",
-    "vit",
-    "vlm",
-    "multimodal",
-    "ict",
-    "realm",
-    "retro",
-    "biencoder",
-    "dino",
-    "inpaint",
-    "clip",
-)
-"""Words in the names of programs that do not train a stack of layers on text."""
-
-
-def _kind(arguments: Mapping[str, Any]) -> Fields:
-    """Kind of model of a program that does not train a causal decoder: BERT, T5, or an unsupported
-    one."""
-    program = PurePosixPath(str(arguments.get(SCRIPT, "")))
-    if trains_nothing(program):
-        raise BadValue(
-            f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates"
-        )
-    # The arguments of BERT, T5 and GPT are the same: only the name of the program distinguishes
-    # them.
-    name = program.stem.lower().replace("-", "_")
-    parts = name.split("_")
-    # BERT trains on pairs of sentences (token types) with a pooler and a head for masked words.
-    if "bert" in parts or "bert-no-binary-head" in arguments:
-        return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
-    # T5 has two stacks; without numbers of their own both have the layers of the model.
-    if "t5" in parts or "decoder-num-layers" in arguments:
-        encoder = arguments.get("encoder-num-layers", arguments.get("num-layers"))
-        if encoder is None:
-            return {}
-        fields: Fields = {
-            "model.layers": WHOLE.read(encoder),
-            "model.decoder_layers": WHOLE.read(arguments.get("decoder-num-layers", encoder)),
-        }
-        if "encoder-seq-length" in arguments:
-            fields["seq_len"] = WHOLE.read(arguments["encoder-seq-length"])
-        if "decoder-seq-length" in arguments:
-            fields["model.decoder_seq_len"] = WHOLE.read(arguments["decoder-seq-length"])
-        return fields
-    if set(parts) & set(_NO_DECODERS):
-        return {
-            "doubt.model": f"the model may be wrong: {name}.py does not train a causal decoder, but is predicted as one"
-        }
-    # Forks of 2023 build the layers of a family in the program, and their scripts state its sizes
-    # alone.
-    if set(parts) & set(_FAMILIES) and not any(
-        argument in arguments for argument in _LAYERS_OF_LLAMA
-    ):
-        return {
-            "doubt.model": (
-                f"the model may be wrong: {name}.py has layers of its own, which no argument describes, but those of "
-                "GPT are predicted; give --model"
-            )
-        }
-    return {}
-
-
 def _window(arguments: Mapping[str, Any]) -> Fields:
     """Sliding-window attention of Megatron-Core (`127,0`: tokens before and after) or MindSpeed."""
     value = arguments.get("window-size", arguments.get("sliding-window"))
@@ -480,7 +403,12 @@ MODEL: Final = (
     key("hidden-size", "model.hidden"),
     key("num-attention-heads", "model.heads"),
     Rule(
-        keys=("group-query-attention", "num-query-groups", "num-key-value-heads"),
+        keys=(
+            "group-query-attention",
+            "num-query-groups",
+            "num-key-value-heads",
+            "num-attention-heads",
+        ),
         read=_heads,
         write=_write_heads,
     ),
@@ -551,7 +479,7 @@ MODEL: Final = (
     read_only(PLAIN_NORMS, "model.norm_parameters", words({True: False})),
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
-    Rule(keys=(*_KINDS, *_LAYERS_OF_LLAMA), read=_kind, optional=(SCRIPT, "spec")),
+    Rule(keys=PROGRAM_KEYS, read=kind_of_model, optional=(SCRIPT, "spec")),
     Rule(
         keys=(KINDS, "hidden-size", "num-layers"),
         read=lambda arguments: listed_layers(arguments) if KINDS in arguments else {},

@@ -15,7 +15,7 @@ _SWITCHES: Final = {
     "latent attention": "multi-latent-attention multi-head-latent-attention post-norm is-hybrid-model",
     "data parallelism": "use-distributed-optimizer use-megatron-fsdp use-custom-fsdp use-torch-fsdp2",
     "overlap": "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-moe-expert-parallel-comm",
-    "overlap of forks": "moe-fb-overlap",
+    "overlap and schedule of forks": "moe-fb-overlap use-dualpipev",
     "order and pipeline": "sequence-parallel use-tp-pp-dp-mapping no-pipeline-parallel",
     "attention": "use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton",
     "recompute": "recompute-activations checkpoint-activations",

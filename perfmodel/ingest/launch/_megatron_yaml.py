@@ -1,29 +1,23 @@
 """Megatron's arguments in YAML or JSON files instead of on a command line.
 
-Megatron-LM's own test cases (`MODEL_ARGS`), its `--yaml-cfg`, Primus (`overrides`), FlagScale
-(`system`, `model`) and GPT-NeoX write them so. Their keys become the entries that a command line
+Megatron-LM's own test cases (`MODEL_ARGS`), its `--yaml-cfg`, Primus (`overrides`) and FlagScale
+(`system`, `model`) write them so. Their keys become the entries that a command line
 gives, and Megatron's table reads those.
 """
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
+from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING, SCRIPT
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_hybrids import KINDS
-from perfmodel.ingest.launch._megatron_model import (
-    GATED_SIZE,
-    NAMED_MODEL,
-    OFFLOADED_WEIGHTS,
-    PLAIN_NORMS,
-)
+from perfmodel.ingest.launch._megatron_model import NAMED_MODEL
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.spec import Model, Transformer
 
@@ -59,7 +53,7 @@ def megatron_arguments(source: Source) -> Source | None:
     table, notes = _table_of(source.entries)
     stated: dict[str, Entry] = {}
     for key, entry in source.entries.items():
-        name = _argument_name(key.rpartition(".")[2])
+        name = argument_name(key.rpartition(".")[2])
         if key.startswith(table) and (key.partition(".")[0] not in _ELSEWHERE or name in LAUNCHING):
             stated[name] = replace(entry, value=_argument_value(name, entry.value))
     # Any YAML may have a key or two of these names (`seq-length`, `lr`):
@@ -68,11 +62,16 @@ def megatron_arguments(source: Source) -> Source | None:
     is_primus = table.endswith("overrides.") and primus_framework(source.entries) in ON_MEGATRON
     if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
         return None
+    program = source.entries.get(_PROGRAM)
+    if program is not None:
+        stated[SCRIPT] = program
     if table.endswith("overrides."):
         stated = _of_primus(source.entries, table) | _in_words_of_megatron(stated)
-    return replace(source, entries=_as_switches(stated), notes=(*source.notes, *notes))
+    return replace(source, entries=as_switches(stated), notes=(*source.notes, *notes))
 
 
+_PROGRAM: Final = "experiment.task.entrypoint"
+"""The program that a file of FlagScale runs."""
 _FRAMEWORK: Final = re.compile(r"modules\.\w+\.framework")
 
 
@@ -120,19 +119,14 @@ def factory_arguments(source: Source) -> Source | None:
         return None
     stated: dict[str, Entry] = {}
     for key, entry in source.entries.items():
-        name = _FACTORY_NAMES.get(key, _argument_name(key))
+        name = _FACTORY_NAMES.get(key, argument_name(key))
         is_plain = entry.value in _FACTORY_PLAIN.get(key, ())
         # Keys of the front end alone, on data and logs, say nothing here.
         if name in (*_ARGUMENTS, NAMED_MODEL) or not (
             is_plain or is_harmless(key, LLAMA_FACTORY.harmless)
         ):
             stated[name] = replace(entry, value=_argument_value(name, entry.value))
-    return replace(source, entries=_as_switches(stated))
-
-
-def neox_arguments(source: Source) -> Source | None:
-    """A GPT-NeoX file's entries as arguments of Megatron-DeepSpeed; None for other files."""
-    return replace(source, entries=_of_neox(source.entries)) if _is_neox(source.entries) else None
+    return replace(source, entries=as_switches(stated))
 
 
 def _table_of(entries: Entries) -> tuple[str, list[str]]:
@@ -150,7 +144,7 @@ def _table_of(entries: Entries) -> tuple[str, list[str]]:
     return "", []
 
 
-def _argument_name(key: str) -> str:
+def argument_name(key: str) -> str:
     """The name of the argument for a key: `--num_layers`, `num_layers` and `num-layers` are the
     same."""
     name = key.removeprefix("--").replace("_", "-")
@@ -176,7 +170,7 @@ def _argument_value(name: str, value: Any) -> Any:
     return value_with_defaults(value)
 
 
-def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
+def as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     """Convert values to command-line arguments, where switches that are off are left out."""
     arguments: dict[str, Entry] = {}
     for name, entry in stated.items():
@@ -248,12 +242,12 @@ def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
         changes_model = key in _OF_MODELS and model is not None
         if changes_model and _says_the_same(key, entry.value, model):
             continue
-        argument = _argument_name(name)
+        argument = argument_name(name)
         arguments[_of_named_model(key) if changes_model else argument] = replace(
             entry,
             value=str(entry.value) if changes_model else _argument_value(argument, entry.value),
         )
-    return _as_switches(arguments)
+    return as_switches(arguments)
 
 
 _PRECISION: Final = "precision-config"
@@ -332,210 +326,3 @@ _OF_MODELS: Final = {
     "swiglu",
 }
 """Overrides that change a named model."""
-
-
-_NEOX_ONLY: Final = (
-    "pipe-parallel-size",
-    "no-weight-tying",
-    "pos-emb",
-    "gpt-j-residual",
-    "attention-config",
-)
-_NEOX_NAMES: Final = {
-    "pipe-parallel-size": "pipeline-model-parallel-size",
-    "train-micro-batch-size-per-gpu": "micro-batch-size",
-    "train-batch-size": "global-batch-size",
-    "gas": "gradient-accumulation-steps",
-    "zero-optimization.stage": "zero-stage",
-    "optimizer.type": "optimizer",
-    "no-weight-tying": "untie-embeddings-and-output-weights",
-    "pos-emb": "position-embedding-type",
-    "intermediate-size": "ffn-hidden-size",
-    "num-kv-heads": "num-key-value-heads",
-    "moe-num-experts": "num-experts",
-    "moe-top-k": "moe-router-topk",
-    "moe-expert-interval": "expert-interval",
-    "global-num-gpus": "num-processes",
-}
-"""Keys of GPT-NeoX (`configs/neox_arguments.md`), with the corresponding arguments of
-Megatron-DeepSpeed."""
-_NEOX_NORMS: Final = {
-    "layernorm": "LayerNorm",
-    "rmsnorm": "RMSNorm",
-    "te_rmsnorm": "RMSNorm",
-    "te_layernorm": "LayerNorm",
-    "non_parametric_layernorm": "LayerNorm",
-}
-_NEOX_POSITIONS: Final = {"sinusoidal": "none", "rpe": "relative", "none": "none"}
-_NEOX_GATES: Final = ("swiglu", "geglu", "reglu")
-_NEOX_HARMLESS: Final = (
-    "zero-optimization.",
-    "optimizer.params.",
-    "fp16.",
-    "bf16.",
-    "scheduler.",
-    "activation",
-    "mlp-type",
-    "norm",
-    "precision",
-    "attention-config",
-    "gpt-j-residual",
-    "init-method",
-    "output-layer-init-method",
-    "steps-per-print",
-    "wall-clock-breakdown",
-    "rotary-pct",
-    "rotary-emb-base",
-    "scaled-",
-    "data-types.",
-    "checkpoint-num-layers",
-    "synchronize-each-layer",
-    "partition-activations",
-    "te-",
-    "use-bias-in-",
-    "mlp-multiple-of",
-    "rope-fusion",
-    "layernorm-fusion",
-    "rmsnorm-fusion",
-    "gradient-clipping",
-    "zero-allow-untested-optimizer",
-    "keep-last-n-checkpoints",
-    "checkpoint-factor",
-    "checkpoint-scale",
-    "extra-save-iters",
-    "checkpoint.",
-    "output-layer-parallelism",
-)
-"""Prefixes of keys that affect neither time nor memory, or that are read here."""
-
-
-def _is_neox(entries: Entries) -> bool:
-    """Whether a file is GPT-NeoX's: it has a model together with DeepSpeed's keys, or keys that
-    only GPT-NeoX has."""
-    names = {_argument_name(key.partition(".")[0]) for key in entries}
-    if "num-layers" not in names:
-        return False
-    return bool(names & set(_NEOX_ONLY)) or bool(
-        names & {"train-micro-batch-size-per-gpu", "zero-optimization"}
-    )
-
-
-def _of_neox(entries: Entries) -> dict[str, Entry]:
-    """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
-    # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings
-    # whose values mean something else than in Megatron.
-    stated = {
-        key.replace("_", "-"): replace(entry, value=value_with_defaults(entry.value))
-        for key, entry in entries.items()
-    }
-    lines = {name: entry.line for name, entry in stated.items()}
-    values = {name: entry.value for name, entry in stated.items()}
-    arguments: dict[str, Entry] = {"deepspeed": Entry(True, 0)}
-    for name, entry in stated.items():
-        if name.startswith(_NEOX_HARMLESS) and name not in _NEOX_NAMES:
-            continue
-        arguments[_NEOX_NAMES.get(name, name)] = entry
-
-    def say(name: str, value: Any, because: str) -> None:
-        arguments[name] = Entry(value, lines.get(because, 0))
-
-    # A pipeline of no stages is none; a model without any runs outside of DeepSpeed's pipeline
-    # engine.
-    if values.get("pipe-parallel-size") == 0:
-        say("pipeline-model-parallel-size", 1, "pipe-parallel-size")
-    precision = str(values.get("precision", "")).lower()
-    # NeoX says the precision in a word of its own, or leaves it to DeepSpeed's tables.
-    if precision in ("bfloat16", "bf16") or values.get("bf16.enabled") is True:
-        say("bf16", True, "precision")
-    elif precision in ("fp16", "half") or values.get("fp16.enabled") is True:
-        half = "bf16" if values.get("fp16.type") == "bfloat16" else "fp16"
-        say(half, True, "fp16.enabled")
-    if "norm" in values:
-        say("normalization", _NEOX_NORMS.get(values["norm"], values["norm"]), "norm")
-        if "non_parametric" in str(values["norm"]):
-            say(PLAIN_NORMS, True, "norm")
-    # `none` is a kind of positions here, and not a key that is left out.
-    position = next(
-        (str(entry.value) for key, entry in entries.items() if _argument_name(key) == "pos-emb"),
-        None,
-    )
-    if position in _NEOX_POSITIONS:
-        say("position-embedding-type", _NEOX_POSITIONS[position], "pos-emb")
-    # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for
-    # all.
-    if any("flash" in str(part) for part in _flattened(values.get("attention-config"))):
-        say("use-flash-attn", True, "attention-config")
-    if values.get("attention-config"):
-        say(KINDS, values["attention-config"], "attention-config")
-    # Attention and feed-forward side by side, on one norm where they share it (`gpt_j_tied`).
-    if values.get("gpt-j-residual") is True:
-        tied = values.get("gpt-j-tied") is True
-        say("parallel-blocks", "one_norm" if tied else "two_norms", "gpt-j-residual")
-    _add_offload(values, say)
-    _add_transformer_engine(values, say)
-    if values.get("use-bias-in-attn-linear") is False:
-        say("disable-bias-linear", True, "use-bias-in-attn-linear")
-    _add_gate(values, say)
-    return _as_switches(arguments)
-
-
-def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
-    """Add states on the host, in DeepSpeed's older or newer notation."""
-    zero = "zero-optimization."
-    devices = {
-        key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")
-    }
-    if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in (
-        "cpu",
-        "nvme",
-    ):
-        say(OFFLOADED_WEIGHTS, True, f"{zero}cpu-offload-params")
-    elif values.get(f"{zero}cpu-offload") is True or devices["offload-optimizer"] in (
-        "cpu",
-        "nvme",
-    ):
-        say("cpu-optimizer", True, f"{zero}cpu-offload")
-
-
-_TE_LAYERS: Final = ("te-columnparallel", "te-rowparallel", "te-layernorm-mlp", "te-mha")
-"""Switches for layers that Transformer Engine runs instead of GPT-NeoX."""
-
-
-def _add_transformer_engine(
-    values: Mapping[str, Any], say: Callable[[str, Any, str], None]
-) -> None:
-    """Add 8-bit products, which only Transformer Engine's layers have."""
-    if values.get("te-fp8-format") is not None and any(
-        values.get(name) is True for name in _TE_LAYERS
-    ):
-        say("fp8-format", values["te-fp8-format"], "te-fp8-format")
-
-
-def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
-    """Add the feed-forward of LLaMA: a gate, and two thirds of the size, rounded up
-    (`megatron/model/transformer.py`)."""
-    activation = str(values.get("activation", "")).lower()
-    gate = "swiglu" if values.get("mlp-type") == "llama" else activation
-    if gate not in _NEOX_GATES:
-        return
-    if gate == "reglu":
-        say("glu-activation", "reglu", "activation")
-    else:
-        say(gate, True, "activation")
-    hidden = values.get("hidden-size")
-    if "intermediate-size" not in values and isinstance(hidden, int):
-        say("ffn-hidden-size", -(-int(2 * hidden * 4 / 3) // 256) * 256, "activation")
-    elif values.get("mlp-type") != "llama":
-        # `ParallelMLP` divides a stated size by three, as if it were that of an ungated
-        # feed-forward; forks and converted checkpoints take it as it stands.
-        say(GATED_SIZE, values.get("intermediate-size"), "intermediate-size")
-
-
-def _flattened(value: Any) -> list[Any]:
-    """The values in lists of lists."""
-    if not isinstance(value, list):
-        return [value]
-    parts: list[Any] = []
-    for part in value:
-        parts += _flattened(part)
-    return parts

@@ -4,12 +4,14 @@ unknown programs."""
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import followed_script, script_at
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._harm import listed
+from perfmodel.ingest.launch._table import Rule
 from perfmodel.ingest.launch.shell import Script
 
 _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -33,6 +35,7 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("torchtune's recipe of reinforcement", ("policy_model._component_",)),
     ("fairseq", ("distributed_training.*", "task.*")),
     ("Lightning", ("seed_everything", "trainer.*")),
+    ("Lightning", ("trainer._target_", "trainer.*")),
     ("a Kubernetes job", ("apiVersion", "kind")),
 )
 """Tools, and keys (patterns) that their files have all of, as no file has that is read."""
@@ -52,6 +55,25 @@ def refuse_other_tools(entries: Entries, place: str) -> None:
         if all(_has(entries, pattern) for pattern in patterns):
             message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
             raise LaunchFileError(f"{place}: {message}")
+
+
+def refuse_plain_lightning(entries: Entries, place: str, table: Sequence[Rule]) -> None:
+    """Raise `LaunchFileError` for a file of Lightning that has NeMo's trainer, but none of the keys
+    for Megatron.
+
+    Args:
+        entries: settings of the file.
+        place: path of the file, for messages.
+        table: the rules of NeMo's format.
+    """
+    for rule in table:
+        for name in rule.keys:
+            if name in entries and not name.startswith("trainer."):
+                return
+    raise LaunchFileError(
+        f"{place}: looks like a training of Lightning without Megatron, which perfmodel does not read; give "
+        "--model, --layout and so on instead"
+    )
 
 
 def _has(entries: Entries, pattern: str) -> bool:
@@ -92,6 +114,11 @@ def refuse_script(
         )
     # Scripts keep arguments in files of their own, which others source.
     stated = {name for name in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text) if name in known}
+    if len(stated) >= _FEWEST_ARGUMENTS and not arguments and _POSITIONAL.search(text):
+        raise LaunchFileError(
+            f"{place}: it starts no training program without arguments of its own; write them after its name, as in "
+            f'--from "{PurePath(place).name} 8 24"'
+        )
     if len(stated) >= _FEWEST_ARGUMENTS:
         raise LaunchFileError(
             f"{place}: it sets arguments of a training ({listed(sorted(f'--{name}' for name in stated))}) but starts "
@@ -99,6 +126,8 @@ def refuse_script(
         )
 
 
+_POSITIONAL: Final = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#])")
+"""Pattern of a shell script's own arguments."""
 _FEWEST_ARGUMENTS: Final = 2
 """Fewest arguments of training programs in a script that sets them for others."""
 

@@ -31,16 +31,17 @@ from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command, over_slices
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_forks import in_known_names
-from perfmodel.ingest.launch._megatron_yaml import (
-    factory_arguments,
-    megatron_arguments,
-    neox_arguments,
-)
+from perfmodel.ingest.launch._megatron_yaml import factory_arguments, megatron_arguments
 from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
-from perfmodel.ingest.launch._not_read import refuse_other_tools, refuse_script
+from perfmodel.ingest.launch._neox import neox_arguments
+from perfmodel.ingest.launch._not_read import (
+    refuse_other_tools,
+    refuse_plain_lightning,
+    refuse_script,
+)
 from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command
@@ -98,7 +99,7 @@ def read_launch(
     Formats: an argument list, shell script or YAML of Megatron-LM's arguments (its own test cases,
     Primus, FlagScale, GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText,
     levanter and Accelerate, command lines of MaxText, DeepSpeed's JSON, torchtitan's TOML; files
-    and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory, axolotl, torchtune,
+    and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory, axolotl, torchtune, Oumi,
     MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan, Megatron-Bridge or
     NeMo 2; Kubernetes manifests and SkyPilot tasks that run any of these. Arguments override the
     file.
@@ -442,6 +443,8 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     for form in FORMATS:
         if form.syntax != syntax or not form.recognises(source.entries):
             continue
+        if form is NEMO:
+            refuse_plain_lightning(source.entries, place, NEMO.table)
         # A file of Accelerate may leave everything but the processes to one of DeepSpeed.
         return with_deepspeed_file(source, folder) if form is ACCELERATE else (source, form)
     if syntax == "yaml":

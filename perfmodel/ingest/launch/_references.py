@@ -1,6 +1,8 @@
 """References between the values of a launch file, `${a.b}` and `${oc.env:NAME,default}`, replaced
 as OmegaConf does."""
 
+import ast
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +89,15 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
         if kind in ("oc.env", "env"):
             value = os.environ.get(first, default if comma else None)
             return None if value is None else ("", _scalar(value))
+        if kind == "oc.decode":
+            return "", _scalar(target.strip())
+        if kind == "oc.select" and first in entries:
+            return first, entries[first].value
+        if kind == "oc.select":
+            return ("", _scalar(default)) if comma else None
+        if kind == "eval":
+            value = _arithmetic(target.strip("'\""))
+            return None if value is None else ("", value)
         if kind in RESOLVERS and comma:
             operands = [_scalar(part.strip()) for part in target.split(",")]
             if len(operands) <= MOST_OPERANDS and all(
@@ -107,6 +118,44 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
     return (name, entries[name].value) if name in entries else None
 
 
+_OPERATIONS: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+_LARGEST: Final = 10**15
+_LONGEST_EXPRESSION: Final = 200
+
+
+def _arithmetic(text: str) -> int | None:
+    """The whole number that an expression of numbers has (`4*4096//3`); None for other texts."""
+    if len(text) > _LONGEST_EXPRESSION:
+        return None
+    try:
+        value = _evaluated(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+    return int(value) if value == int(value) else None
+
+
+def _evaluated(node: ast.expr) -> float:
+    """The value of an expression; raises `ValueError` for one that is not of numbers alone."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            result: float = value
+        case ast.BinOp() if type(node.op) in _OPERATIONS:
+            result = _OPERATIONS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+        case ast.UnaryOp(op=ast.USub()):
+            result = -_evaluated(node.operand)
+        case _:
+            raise ValueError("not an expression of numbers")
+    if abs(result) > _LARGEST:
+        raise ValueError("too large")
+    return result
+
+
 def _quotient(operands: Sequence[int]) -> int | None:
     """Quotient of two whole numbers, rounded down; None for other values."""
     return operands[0] // operands[1] if len(operands) == 2 and operands[1] else None
@@ -119,6 +168,7 @@ def _quotient_up(operands: Sequence[int]) -> int | None:
 
 RESOLVERS: Final[Mapping[str, Callable[[Sequence[int]], int | None]]] = {
     "multiply": prod,
+    "mul": prod,
     "sum": sum,
     "add": sum,
     "subtract": lambda operands: operands[0] - sum(operands[1:]),

@@ -16,6 +16,8 @@ TYPES: Final = {
     "gpt2bpetokenizer": 50257,
     "llama2tokenizer": 32000,
     "llama3tokenizer": 128256,
+    # `vocab_size` of `CustomTikTokenizer` is 2**17 unless a size is stated.
+    "tiktokenizer": 131072,
     "bertwordpiecelowercase": 30522,
     "bertwordpiececase": 28996,
 }

@@ -17,10 +17,21 @@ from perfmodel.ingest.launch._table import (
     Rule,
     key,
     layers_per_stage,
-    named_optimizer,
     read_only,
     stated_value,
     words,
+)
+from perfmodel.ingest.launch._torchtitan_precision import (
+    FLOAT8_OPTIONS,
+    FLOAT8_SWITCHES,
+    PLAIN_OPTIMIZER,
+    RECOMPUTE,
+    dtype_of,
+    early_step,
+    optimizer_of,
+    recompute_of,
+    write_dtype,
+    write_recompute,
 )
 
 SCHEDULES: Final = {
@@ -56,6 +67,8 @@ _FLAVORS: Final = {
 _TITAN: Final = "parallelism."
 _ON_HOST: Final = "training.enable_cpu_offload"
 _ONE_DEGREE: Final = "training.data_parallel_degree"
+_ONE_TYPE: Final = "training.data_parallel_type"
+"""What that degree of 2024 was of: `fsdp`, the default, or `ddp`."""
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
@@ -107,6 +120,8 @@ def _data(settings: Mapping[str, Any]) -> Fields:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
     fields: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
+    if words({"fsdp": False, "ddp": True}).read(settings.get(_ONE_TYPE, "fsdp")):
+        return fields | {"zero": 0}
     # FSDP shards over context ranks too: without these, one shard is none.
     if shards == 1 and _stated(settings, "context_parallel_degree", 1) == 1:
         return fields | {"zero": 0}
@@ -247,107 +262,6 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
 
 
-_DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32"})
-
-
-_FLOAT8_SWITCHES: Final = (
-    "float8.enable_float8_linear",
-    "training.enable_float8_linear",
-    "primus_turbo.use_turbo_float8_linear",
-    "primus_turbo.use_turbo_mx_linear",
-)
-"""Switches for 8-bit products: those of 2024, before model converters existed, and those of
-Primus."""
-
-
-def _early_step(settings: Mapping[str, Any]) -> Fields:
-    if settings["optimizer.early_step_in_backward"] is not True:
-        return {}
-    return {
-        "doubt.gradients": "memory may be wrong: early_step_in_backward frees gradients inside the backward pass, but "
-        "the prediction keeps them until the step"
-    }
-
-
-_PLAIN_OPTIMIZER: Final = (
-    "lr",
-    "eps",
-    "beta*",
-    "weight_decay",
-    "implementation",
-    "fused",
-    "foreach",
-    "scheduler*",
-)
-"""Settings of the optimizer that change neither its states nor its kernels."""
-
-
-def _optimizer(settings: Mapping[str, Any]) -> Fields:
-    name = settings.get("optimizer.name", "AdamW")
-    # The type in which weights are kept, and with them optimizer states.
-    if settings.get("training.dtype") == "bfloat16" and name in ("Adam", "AdamW"):
-        return {"optimizer": "adam16bit"}
-    return named_optimizer(name) if "optimizer.name" in settings else {}
-
-
-def _dtype(settings: Mapping[str, Any]) -> Fields:
-    fields: Fields = {}
-    converters = settings.get("model.converters", [])
-    # Flags of a command line give a text with commas, files of TOML a list.
-    names = converters if isinstance(converters, list) else str(converters).split(",")
-    if any("nvfp4" in str(name).lower() for name in names):
-        return fields | {"dtype": "fp4"}
-    # Three generations of switches: a key of its own, converters by short names, and converters by
-    # path.
-    converted = any(
-        name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names
-    )
-    switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
-    if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):
-        return fields | {"dtype": "fp8"}
-    name = settings.get("training.mixed_precision_param")
-    return fields if name is None else fields | {"dtype": _DTYPES.read(name)}
-
-
-def _write_dtype(fields: Fields) -> Mapping[str, Any]:
-    if fields.get("dtype") == "fp8":
-        return {"model.converters": ["float8"]}
-    return {"training.mixed_precision_param": _DTYPES.write(fields.get("dtype"))}
-
-
-_RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option")
-
-
-def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """Recompute of all layers, of every n-th layer in full, or (`op`) of all operators except every
-    second product."""
-    fields: Fields = {}
-    if _RECOMPUTE[0] in settings:
-        modes = words({"none": "none", "selective": "selective", "full": "full"})
-        fields["recompute"] = modes.read(settings[_RECOMPUTE[0]])
-    if str(settings.get(_RECOMPUTE[1], "")).isdecimal():
-        fields["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
-    elif settings.get(_RECOMPUTE[1]) == "op":
-        fields["selective_every"] = 0
-    return fields
-
-
-def _write_recompute(fields: Fields) -> Mapping[str, Any]:
-    mode_key, option_key = _RECOMPUTE[:2]
-    full_layers = fields.get("recompute_full_layers")
-    layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
-    if full_layers and layers_per_stage and len(set(full_layers)) == 1:
-        # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the
-        # layout's number.
-        for period in range(2, 1 + int(layers_per_stage)):
-            if max(1, round(layers_per_stage / period)) == full_layers[0]:
-                return {mode_key: "selective", option_key: str(period)}
-        return {}
-    if fields["recompute"] == "selective":
-        return {mode_key: "selective", option_key: "op"}
-    return {mode_key: fields["recompute"]}
-
-
 _ROTATE: Final = (
     f"{_TITAN}context_parallel_rotate_method",
     "experimental.context_parallel_rotate_method",
@@ -433,6 +347,7 @@ TORCHTITAN: Final = LaunchFormat(
                 "training.data_parallel_shard_degree",
                 "training.data_parallel_replicate_degree",
                 _ONE_DEGREE,
+                _ONE_TYPE,
                 "experimental.data_parallel_shard_degree",
                 "experimental.data_parallel_replicate_degree",
                 "training.pipeline_parallel_degree",
@@ -467,10 +382,11 @@ TORCHTITAN: Final = LaunchFormat(
                 "training.mixed_precision_param",
                 "model.converters",
                 "training.fp8_linear",
-                *_FLOAT8_SWITCHES,
+                *FLOAT8_SWITCHES,
+                *FLOAT8_OPTIONS,
             ),
-            read=_dtype,
-            write=_write_dtype,
+            read=dtype_of,
+            write=write_dtype,
             defaults={"dtype": "bf16"},
         ),
         # fully_shard reduces gradients in this type, whatever the type of the products.
@@ -489,13 +405,13 @@ TORCHTITAN: Final = LaunchFormat(
         ),
         # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
         Rule(
-            keys=_RECOMPUTE,
-            read=_recompute,
-            write=_write_recompute,
+            keys=RECOMPUTE,
+            read=recompute_of,
+            write=write_recompute,
             defaults={"selective_every": 2},
         ),
-        Rule(keys=("optimizer.name", "training.dtype"), read=_optimizer, fields=("optimizer",)),
-        Rule(keys=("optimizer.early_step_in_backward",), read=_early_step),
+        Rule(keys=("optimizer.name", "training.dtype"), read=optimizer_of, fields=("optimizer",)),
+        Rule(keys=("optimizer.early_step_in_backward",), read=early_step),
         # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a
         # class.
         read_only("loss.chunked", "chunked_loss", FLAG),
@@ -513,7 +429,7 @@ TORCHTITAN: Final = LaunchFormat(
         "job.*",
         "profiling.*",
         "metrics.*",
-        *(f"optimizer.{name}" for name in _PLAIN_OPTIMIZER),
+        *(f"optimizer.{name}" for name in PLAIN_OPTIMIZER),
         "lr_scheduler.*",
         "checkpoint.*",
         "comm.*",
@@ -530,7 +446,6 @@ TORCHTITAN: Final = LaunchFormat(
         "training.seed",
         "training.deterministic",
         "training.gc_*",
-        "training.data_parallel_type",
         "model.hf_assets_path",
         "model.norm_type",
         "model.tokenizer_path",

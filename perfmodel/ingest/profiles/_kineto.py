@@ -64,9 +64,17 @@ class KinetoFile:
     """Ranges that the user's code annotated."""
 
 
+_OWN_CATEGORIES: Final = ("cpu_op", "cuda_runtime", "cuda_driver", "gpu_memcpy")
+
+
 def is_kineto(trace: ChromeTrace) -> bool:
-    """Whether the PyTorch profiler wrote the trace."""
-    return "schemaVersion" in trace.data or "deviceProperties" in trace.data
+    """Whether the PyTorch profiler wrote the trace.
+
+    Tools that cut traces write only the list of events, whose categories then tell the profiler.
+    """
+    if trace.data:
+        return "schemaVersion" in trace.data or "deviceProperties" in trace.data
+    return any(event.category.lower() in _OWN_CATEGORIES for event in trace.events)
 
 
 def read_kineto(path: Path, position: int) -> KinetoFile:

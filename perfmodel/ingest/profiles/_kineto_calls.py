@@ -122,7 +122,7 @@ def torch_op(event: ChromeEvent, around: Sequence[ChromeEvent]) -> TorchOp:
     # Columns that record_shapes=True adds; each has an entry per argument of the operator.
     return TorchOp(
         event.name,
-        column("Input Dims"),
+        column("Input Dims") or column("Input dims"),
         texts("Input type"),
         texts("Concrete Inputs"),
         column("Input Strides"),

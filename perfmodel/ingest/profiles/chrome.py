@@ -54,7 +54,8 @@ def read_chrome(path: Path) -> ChromeTrace:
         TableError: not a Chrome trace, an unknown display unit, or an event with a missing,
             negative or infinite time.
     """
-    data = read_json(path)
+    # Chrome also opens a file that is only the list of events (its Trace Event Format).
+    data = read_json(path, list_key="traceEvents")
     if "traceEvents" not in data:
         raise TableError(
             f"{path}: this is not a Chrome trace, because it has no traceEvents; name its format"

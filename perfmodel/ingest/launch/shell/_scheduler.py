@@ -20,6 +20,8 @@ NUMBERED: Final = (
 )
 """Options of sbatch and srun that are numbers; `gres-gpus` is that of `--gres=gpu:N`, per node."""
 _SHORT: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
+_OTHER_NAMES: Final = {"tasks-per-node": "ntasks-per-node"}
+"""Long options of sbatch with two names (`slurm_opt.c`)."""
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _PBS: Final = re.compile(r"^#PBS[ \t]+-l[ \t]+(?:select|nodes)=(\d+)(\S*)", re.MULTILINE)
 _GRID: Final = re.compile(r"^#\$[ \t]+-l[ \t]+rt_A?F=(\d+)", re.MULTILINE)
@@ -74,6 +76,7 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
             value = short[2] or following
         elif option.startswith("--"):
             name, sign, value = option[2:].partition("=")
+            name = _OTHER_NAMES.get(name, name)
             value = value if sign else following
         else:
             continue
