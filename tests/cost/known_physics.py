@@ -35,7 +35,15 @@ from perfmodel.ops.physics import cached_share, compute_seconds, memory_seconds
 TABLE = Path(__file__).with_suffix(".csv")
 DEVICES = ("A100-SXM4-80GB", "H100-SXM5-80GB")
 DRAWN = 14
-"""Kernels of every family."""
+"""Kernels of every family, of sizes drawn evenly; there are as many of powers of two."""
+
+
+class PowersOfTwo(random.Random):
+    """Draws sizes as models have them, on which tiles end and limits of kernels lie."""
+
+    def randint(self, a: int, b: int) -> int:
+        largest = b.bit_length() - 1
+        return 1 << self.choice(range(max(a.bit_length() - 1, largest - 4), largest + 1))
 
 
 def _gemm(draw: random.Random) -> KernelOp:
@@ -179,14 +187,14 @@ def _number(value: Any) -> float:
 def cases() -> Iterator[StoredCase]:
     """Figures of drawn kernels of every family on every device."""
     for name, make in MAKERS.items():
-        draw = random.Random(name)
-        for number in range(DRAWN):
-            op = make(draw)
-            base = f"{name} {number}"
-            for place, machine in enumerate(DEVICES):
-                yield StoredCase(
-                    base, machine if place else base, figures(Figures.of(device(machine)), op)
-                )
+        for sizes, draw in (("", random.Random(name)), ("round ", PowersOfTwo(name))):
+            for number in range(DRAWN):
+                op = make(draw)
+                base = f"{sizes}{name} {number}"
+                for place, machine in enumerate(DEVICES):
+                    yield StoredCase(
+                        base, machine if place else base, figures(Figures.of(device(machine)), op)
+                    )
 
 
 if __name__ == "__main__":
