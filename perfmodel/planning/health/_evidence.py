@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, prod
 from typing import Final
 
 from perfmodel.ingest.logs import ClockRange, PhaseTimer
@@ -148,10 +148,10 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         by_severity = []
         for severity in fault.severities:
             by_severity.append(
-                fault.prior * severity.weight * _likelihood(observed, fault, severity)
+                fault.prior * severity.weight * likelihood(observed, fault, severity)
             )
         weights.append((fault, by_severity))
-    none = _NO_FAULT_WEIGHT * _likelihood(observed, None, None)
+    none = _NO_FAULT_WEIGHT * likelihood(observed, None, None)
     total = none + sum(sum(by_severity) for _, by_severity in weights)
     likely = []
     for fault, by_severity in weights:
@@ -176,7 +176,7 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     return sorted(likely, key=lambda cause: -cause.probability), none / total
 
 
-def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Likelihood of what was observed, given a fault of this severity (None: no fault)."""
     step_s = observed.expected_s if severity is None else severity.step_s
 
@@ -184,14 +184,17 @@ def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | No
     if observed.jump is not None:
         return _normal(log(observed.jump) - log(step_s / observed.expected_s), _JUMP_DEVIATION)
     deviation = max(observed.deviation, _LEAST_DEVIATION)
-    likelihood = _normal(log(observed.steady_s / step_s), deviation)
-    likelihood *= _of_batches(observed, severity)
-    likelihood *= _of_compute_spread(observed, fault, severity)
-    likelihood *= _of_sync(observed, fault, severity)
-    likelihood *= _of_passes(observed, fault, severity)
-    likelihood *= _of_clocks(observed, fault, severity)
-    likelihood *= _of_timer_shares(observed, fault, severity)
-    return likelihood * _of_memory(observed, severity)
+    of_step = _normal(log(observed.steady_s / step_s), deviation)
+    of_rest = (
+        _of_batches(observed, severity),
+        _of_compute_spread(observed, fault, severity),
+        _of_sync(observed, fault, severity),
+        _of_passes(observed, fault, severity),
+        _of_clocks(observed, fault, severity),
+        _of_timer_shares(observed, fault, severity),
+        _of_memory(observed, severity),
+    )
+    return of_step * prod(of_rest)
 
 
 def _of_batches(observed: Observed, severity: Severity | None) -> float:

@@ -15,7 +15,7 @@ from stored_figures import StoredCase, write_cases
 
 from perfmodel.ingest.logs import ClockRange, PhaseTimer
 from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Severity
-from perfmodel.planning.health._evidence import Observed, weigh
+from perfmodel.planning.health._evidence import Observed, likelihood, weigh
 from perfmodel.planning.health._measurements import undecided_sentence
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -136,9 +136,13 @@ EVIDENCE: dict[str, dict[str, Any]] = {
 
 
 def figures(observed: Observed) -> dict[str, float]:
-    """Probability of every fault and of none, and what each explains by which severity."""
+    """Probability of every fault and of none, what each explains by which severity, and the
+    likelihood of the evidence without a fault and with a slow rank."""
     likely, no_fault = weigh(observed, FAULTS)
     found = {"none": no_fault, "excess": observed.excess_s, "most": observed.most_explained_s}
+    # A factor that all faults have in common does not show in their probabilities.
+    found["likelihood"] = likelihood(observed, None, None)
+    found["likelihood.slow"] = likelihood(observed, FAULTS[3], FAULTS[3].severities[0])
     for place, cause in enumerate(likely):
         name = cause.fault.name.replace(" ", "-")
         found |= {f"{name}.place": place + 1.0, f"{name}.probability": cause.probability}
