@@ -164,6 +164,26 @@ def collectives() -> list[Collective]:
     return ops
 
 
+def groups_inside() -> list[Collective]:
+    """Gathers over every number of ranks of a node that the model knows."""
+    sizes = (*range(2, 9), *range(10, 21, 2), *range(24, 41, 4), *range(48, 73, 8))
+    return [
+        Collective(collective="all_gather", bytes=3e6, num_ranks=size, ranks_per_node=size)
+        for size in sizes
+    ]
+
+
+def groups_between() -> list[Collective]:
+    """Gathers over every number of nodes that the model knows, of few ranks and of many."""
+    nodes = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+    return [
+        Collective(
+            collective="all_gather", bytes=3e7, num_ranks=n * each, ranks_per_node=each, level=1
+        )
+        for n, each in product(nodes, (1, 8))
+    ]
+
+
 UNSAID = ("", "nobody", "nccl", "fp16", "auto")
 """What goes without saying in the table."""
 INTERCONNECTS = (
@@ -282,6 +302,9 @@ def answers() -> Iterator[Answer]:
         cluster = catalog.cluster(name)
         ops = [op for op in collectives() if op.level < len(cluster.levels)]
         yield from _answers("collective", name, ops, collective_model.times(cluster, ops))
+    for name, groups in (("gb200-nvl72", groups_inside()), ("dgx-h100", groups_between())):
+        found = collective_model.times(catalog.cluster(name), groups)
+        yield from _answers("size of groups", name, groups, found)
     rows = pd.concat([table_rows(), measured_rows(collective_model)], ignore_index=True)
     for row, found in zip(
         rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True
