@@ -144,10 +144,9 @@ def slowed_by_contention(
     (`NetworkLevel.contention`)."""
     factors = []
     for op in ops:
-        exponent = cluster.levels[op.level].contention
-        factor = op.num_nodes**exponent if op.num_nodes > 1 else 1.0
-        factors.append(factor)
-    return times.scaled(np.array(factors))
+        # Within one node this is 1.
+        factors.append(op.num_nodes ** cluster.levels[op.level].contention)
+    return times.scaled(np.array(factors, float))
 
 
 def waiting_for_ring(cluster: Cluster, ops: Sequence[Collective], times: EventTimes) -> EventTimes:

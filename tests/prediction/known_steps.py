@@ -136,6 +136,11 @@ TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
         *((("job", name, value),) for name, value in other_values(BASES["sharded"].job.gradients)),
         (("job", "secondary_shards", 1),),
         (("job", "secondary_shards", 4), ("layout", "recompute", "none")),
+        # The host copies vectors of layers one by one too: biases, scales and shifts.
+        *(
+            (("framework", "partition_copy_s", 1e-4), ("model", name, value))
+            for name, value in (("norm", "rms_norm"), ("norm_bias", False), ("bias", False))
+        ),
     ),
     "sharded experts": (
         (("job", "secondary_shards", 2),),
@@ -147,7 +152,10 @@ TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
         *MEMORY,
     ),
     # What the optimizer's step takes is that of trained weights, not of adapters.
-    "adapters": ((("framework", "step_bytes_per_param", 5e3),),),
+    "adapters": (
+        (("framework", "step_bytes_per_param", 5e3),),
+        (("job", "dtype", "fp8"),),
+    ),
 }
 """Changes of a base that have an effect in it."""
 
