@@ -39,6 +39,7 @@ LOOK_INSIDE = {
     # Arithmetic that everything else shows through predictions alone.
     "planning/health/known_evidence.py",
     "planning/health/known_faults.py",
+    "planning/health/test_known_evidence.py",
     "planning/health/test_made_up_health.py",
     # A server's cost of one step, with what its interval is made of.
     "serving/test_serving_intervals.py",
