@@ -10,7 +10,7 @@ from perfmodel.spec import Problem
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
-    from perfmodel.ingest.launch import Launch, SettingChange
+    from perfmodel.ingest.launch import FileChanges, Launch
     from perfmodel.planning.layouts import SearchResult
     from perfmodel.prediction import Prediction
 
@@ -60,9 +60,11 @@ class Advice:
 
     gain: float
     """Share of the time of a sequence that the change saves."""
+    launch_file: str
     before_s: float
     after_s: float
-    settings: tuple["SettingChange", ...]
+    changes: "FileChanges | None"
+    """What to change in the launch file; None if its framework cannot run the layout."""
     why_no_settings: str = ""
 
     @property
@@ -73,16 +75,30 @@ class Advice:
         if self.gain < 0:
             return [f"keep yours: the recommended layout takes {-self.gain:.1%} longer"]
         saved = f"saves {self.gain:.1%} of the time ({duration(self.before_s)} to {duration(self.after_s)} per step)"
-        if not self.settings:
+        if self.changes is None:
             return [f"the recommended layout {saved}; {self.why_no_settings}"]
         lines = [f"change, which {saved}:"]
-        for change in self.settings:
+        file = self.launch_file
+        for change in self.changes.settings:
+            if change.file != file:
+                file = change.file
+                lines.append(f"  in {file}:")
             lines += [f"  {line}" for line in change.diff]
+        if self.changes.by_hand:
+            lines.append(
+                f"  set {', '.join(self.changes.by_hand)} in the training script: perfmodel knows no setting of this "
+                "file for it"
+            )
         return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"gain": self.gain, "settings": [asdict(change) for change in self.settings]}
+        changes = self.changes
+        return {
+            "gain": self.gain,
+            "settings": [asdict(change) for change in changes.settings] if changes else [],
+            "by_hand": list(changes.by_hand) if changes else [],
+        }
 
 
 def advice(
@@ -103,13 +119,13 @@ def advice(
 
     # The framework of the launch file may be unable to run the recommended layout. The gain is
     # reported anyway.
-    settings, why = (), ""
+    changes, why = None, ""
     launch: Launch = arguments.launch
     try:
-        settings = changed_settings(
-            (before.layout, replace(problem.job, global_batch=before.global_batch)),
-            (after.layout, replace(problem.job, global_batch=after.global_batch)),
-            launch.framework,
+        changes = changed_settings(
+            launch,
+            after.layout,
+            replace(problem.job, global_batch=after.global_batch),
             model=problem.model,
             devices_per_node=problem.cluster.devices_per_node,
         )
@@ -117,8 +133,9 @@ def advice(
         why = str(error)
     return Advice(
         gain=gain,
+        launch_file=launch.path,
         before_s=before.step_time_s,
         after_s=after.step_time_s,
-        settings=settings,
+        changes=changes,
         why_no_settings=why,
     )

@@ -1,7 +1,7 @@
 """Launch files of training frameworks as models, layouts and jobs, and layouts as launch files."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ingest.launch._changes import SettingChange, changed_settings
+from perfmodel.ingest.launch._changes import FileChanges, SettingChange, changed_settings
 from perfmodel.ingest.launch._export import comparable, export_launch, write_launch
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import Harm, Unread, listed

@@ -101,7 +101,7 @@ def export_launch(
     """
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
-    layout = _without_own_cut(form, layout, model)
+    layout = without_own_cut(form.frameworks[0], layout, model)
     fields = _fields_for(form, framework, layout, model, job, devices_per_node)
     # The label says the stages as they will run, though the file leaves the cut to the framework.
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
@@ -159,7 +159,7 @@ def launch_values(
     """
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
-    layout = _without_own_cut(form, layout, model)
+    layout = without_own_cut(form.frameworks[0], layout, model)
     return dict(form.write(_fields_for(form, framework, layout, model, job, devices_per_node)))
 
 
@@ -199,14 +199,14 @@ def _written(
         global_batch=job.global_batch if job else None,
     )
     if back.layout is not None:
-        back = replace(back, layout=_without_own_cut(form, back.layout, model))
+        back = replace(back, layout=without_own_cut(form.frameworks[0], back.layout, model))
     _require_same(form, back, layout, job)
     return text
 
 
-def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
+def without_own_cut(framework: str, layout: Layout, model: Model | None) -> Layout:
     """The layout without stages that the framework chooses by itself, which files do not state."""
-    if model is None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
+    if model is None or not catalog.framework(framework).launch.stages_by_cost:
         return layout
     if layout.partition == partition_by_cost(model, layout.pp):
         return layout.replace(partition=None)

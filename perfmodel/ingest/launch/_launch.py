@@ -3,13 +3,14 @@ is missing."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat, Stated
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
 from perfmodel.ingest.launch._model import PARTS_OF_MODEL, model_of
@@ -69,6 +70,17 @@ _SAID: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Settings of a launch file and the format that reads them."""
+
+    form: LaunchFormat
+    """The format, joined with those of the files that the launch file names."""
+    entries: Entries
+    commented: Fields
+    """Fields of the layout that stand in a comment of an exported file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """A launch file translated into this package's model, layout and job."""
 
@@ -96,6 +108,8 @@ class Launch:
     """Settings of the file that could matter and were not understood, the worst first."""
     missing: tuple[str, ...] = ()
     """Facts that a prediction still needs, each in a sentence with the remedy."""
+    reading: Reading | None = field(default=None, repr=False, compare=False)
+    """Settings as the file has them, from which changes of the file follow."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's model and job on a cluster; with the layout, all that a prediction or a search

@@ -23,7 +23,7 @@ from perfmodel.ingest.launch._finetuning_files import (
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._kubernetes import job_script
-from perfmodel.ingest.launch._launch import Launch, Overrides, settle
+from perfmodel.ingest.launch._launch import Launch, Overrides, Reading, settle
 from perfmodel.ingest.launch._levanter import LEVANTER
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
@@ -46,6 +46,7 @@ from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command
 from perfmodel.ingest.launch._roll import roll_settings
+from perfmodel.ingest.launch._table import Fields
 from perfmodel.ingest.launch._task_files import task_script
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._user_scripts import user_script
@@ -216,6 +217,7 @@ def parse_launch(
             model=changed_model(source.recipe_model, stated.fields, source.entries, place),
         )
     # Settings that the format has no key for stand in a comment that `export_launch` writes.
+    commented: Fields = {}
     comment = _COMMENT.search(text)
     if comment:
         kept_layout = Layout.parse(comment[1])
@@ -223,10 +225,10 @@ def parse_launch(
             raise LaunchFileError(
                 f"{place}: {kept_layout.schedule}: a launch file may not refer to a schedule file; give --layout"
             )
-        fields = {name: getattr(kept_layout, name) for name in form.elsewhere}
-        stated = replace(stated, fields=stated.fields | fields)
+        commented = {name: getattr(kept_layout, name) for name in form.elsewhere}
+        stated = replace(stated, fields=stated.fields | commented)
     framework = form.framework_of(stated, source.entries)
-    return settle(
+    launch = settle(
         stated,
         overrides,
         place=place,
@@ -236,6 +238,8 @@ def parse_launch(
         notes=source.notes,
         source_doubts=source.doubts,
     )
+    reading = Reading(form=form, entries=source.entries, commented=commented)
+    return replace(launch, reading=reading)
 
 
 def launch_format(name: str) -> LaunchFormat:
