@@ -345,7 +345,12 @@ def plural(noun: str, count: int) -> str:
     """The form of a noun that goes with a count: `1 node`, `2 nodes`, `2 processes`."""
     if count == 1:
         return noun
-    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+
+
+def number_of(count: int, noun: str) -> str:
+    """A number of things in words: `1 device`, `16 devices`."""
+    return f"{count} {plural(noun, count)}"
 
 
 def counted(value: float) -> str:

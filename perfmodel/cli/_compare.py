@@ -9,7 +9,7 @@ from perfmodel.cli._flags import add_job, add_json, add_layout, problem_of, requ
 from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, say, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration, figure
+from perfmodel.units import duration, figure, number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,7 +139,7 @@ def _show_compared(report: dict[str, Any]) -> None:
     """The report for people."""
     predicted = duration(report["predicted_batch_s"])
     measured = duration(report["measured_batch_s"])
-    steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
+    steps = f"mean of {number_of(report['runs'], 'step')}" if report["runs"] > 1 else "one step"
     error = f"{report['batch_time_error']:.2%}"
     say(f"batch time: {predicted} predicted, {measured} measured ({steps}), error {error}")
     say(
@@ -232,7 +232,8 @@ def _show_explained(report: dict[str, Any]) -> None:
     console = new_console()
     console.print(
         f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
-        f"{duration(report['measured_step_s'])} measured ({report['steps']} steps, {report['devices']} devices); "
+        f"{duration(report['measured_step_s'])} measured ({number_of(report['steps'], 'step')}, "
+        f"{number_of(report['devices'], 'device')}); "
         f"{report['matched_share']:.0%} of the measured time belongs to predicted events"
     )
     heads = ("event", "effect", "predicted", "measured", "calls", "remedy")

@@ -25,7 +25,7 @@ from perfmodel.display import say
 from perfmodel.emulate.environment import delayed_as
 from perfmodel.errors import PerfModelError
 from perfmodel.files import data_limit_bytes, read_text
-from perfmodel.units import duration
+from perfmodel.units import duration, number_of
 
 if TYPE_CHECKING:
     from perfmodel.emulate import EmulatedCurve, EmulatedProgram, EmulatedRun, Emulation, Prices
@@ -227,7 +227,7 @@ def _program(
     program = undistributed(parse_function(read_text(path, data_limit_bytes())))
     if program.n_devices != arguments.world_size:
         raise PerfModelError(
-            f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}"
+            f"{path}: the program is for {number_of(program.n_devices, 'device')}, not {arguments.world_size}"
         )
 
     # Ranks of one class do the same, so that one of each is run.
@@ -409,7 +409,7 @@ def show(report: dict[str, Any]) -> None:
     elif "measured" in report:
         for row in report["measured"]:
             say(
-                f"{row['collective']:>15} {row['bytes']:>10} bytes, {row['ranks']} ranks: "
+                f"{row['collective']:>15} {row['bytes']:>10} bytes, {number_of(row['ranks'], 'rank')}: "
                 f"{duration(row['time_s'])}, {duration(row['core_s'])} of the core"
             )
     else:

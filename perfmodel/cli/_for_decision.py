@@ -13,7 +13,7 @@ from perfmodel.cli._show import emit
 from perfmodel.display import new_console, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
-from perfmodel.units import duration
+from perfmodel.units import duration, number_of
 
 if TYPE_CHECKING:
     from perfmodel.planning.layouts import SearchResult
@@ -186,8 +186,8 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
     best, rows = result.layouts[0], report["measurements"]
     now_s, first = report["regret_now_s"], report["layouts"][0]
     console.print(
-        f"{best.model} on {best.devices} devices of {best.cluster}, global batch {best.global_batch}: "
-        f"{len(report['layouts'])} layouts"
+        f"{best.model} on {number_of(best.devices, 'device')} of {best.cluster}, global batch {best.global_batch}: "
+        f"{number_of(len(report['layouts']), 'layout')}"
     )
     console.print(f"#1: {best.layout_notation}", soft_wrap=True, markup=False)
     console.print(

@@ -3,15 +3,17 @@
 import argparse
 import textwrap
 from collections.abc import Mapping
+from dataclasses import MISSING
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import emit, written
-from perfmodel.cli._vocabulary import keys
+from perfmodel.cli._vocabulary import Key, keys
 from perfmodel.display import json_text, say, say_verbatim
 from perfmodel.errors import PerfModelError
+from perfmodel.units import number_of
 
 _HEAD: Final = """\
 # A job file: the model, the cluster, the layout, and the options of a search.
@@ -20,7 +22,8 @@ _HEAD: Final = """\
 #   perfmodel search {name}                      the best layouts
 #   perfmodel predict {name} --set layout.tp=8   with one key changed
 #
-# Flags override the values in this file. Keys after a # show their defaults.
+# Flags override the values in this file. Keys after a # show their defaults; those without
+# a default show in <> what to write.
 
 # perfmodel catalog models; or a Hugging Face config.json, a TOML, a table [model]
 model = "llama3-8b"
@@ -111,7 +114,7 @@ def _samples(arguments: argparse.Namespace) -> int:
 
     def show() -> None:
         say_verbatim((folder / "README.md").read_text("utf-8").removesuffix("\n"))
-        say(f"\nwrote {len(paths)} files to {folder}")
+        say(f"\nwrote {number_of(len(paths), 'file')} to {folder}")
 
     emit(arguments, {"written": [str(path) for path in paths]}, show)
     return 0
@@ -133,8 +136,9 @@ def job_text(name: str) -> str:
     for section, (about, values) in _SECTIONS.items():
         parts.append(f"# {about}.\n[{section}]")
         for key in keys(section):
-            # Types such as "text" tell a reader nothing that the example does not.
-            allowed = "" if key.values in ("text", "words") else f" ({key.values})"
+            # Types such as "text" tell a reader nothing that the value does not.
+            is_obvious = key.values in ("text", "words") or not _has_default(key)
+            allowed = "" if is_obvious else f" ({key.values})"
             meaning = (key.meaning or key.name) + allowed
             parts.append(
                 textwrap.fill(
@@ -145,10 +149,24 @@ def job_text(name: str) -> str:
                     break_on_hyphens=False,
                 )
             )
-            is_set = key.name in values
             # JSON's notation of plain values is TOML's too.
-            shown_value = values[key.name] if is_set else key.example
-            value = json_text(shown_value)
-            parts.append(f"{'' if is_set else '# '}{key.name} = {value}")
+            if key.name in values:
+                parts.append(f"{key.name} = {json_text(values[key.name])}")
+            elif _has_default(key):
+                parts.append(f"# {key.name} = {json_text(key.default)}")
+            else:
+                parts.append(f"# {key.name} = {_placeholder(key)}")
         parts.append("")
     return "\n".join(parts)
+
+
+def _has_default(key: Key) -> bool:
+    """Whether a key that is left out has a value that the file can show."""
+    return key.default is not MISSING and key.default is not None
+
+
+def _placeholder(key: Key) -> str:
+    """What to write for a key, in the notation of TOML."""
+    if key.values == "numbers":
+        return "[<numbers>]"
+    return f'"<{key.values}>"' if key.values in ("text", "words") else f"<{key.values}>"

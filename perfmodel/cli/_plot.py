@@ -29,6 +29,7 @@ from perfmodel.cli._show import reporting, written
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Layout, Problem
+from perfmodel.units import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -425,7 +426,7 @@ def _scored(
                     peaks_bytes.append(peak_bytes)
         if not layouts:
             raise LayoutError(
-                f"no layout of {problem.model.name} fits on {devices} devices; give more devices"
+                f"no layout of {problem.model.name} fits on {number_of(devices, 'device')}; give more devices"
             )
         report("step times", 0, len(layouts))
         steps_s = evaluate(problem, layouts).step_time_s.tolist()

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import (
     add_job,
@@ -21,9 +21,10 @@ from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.notation import written_values
-from perfmodel.units import duration
+from perfmodel.units import duration, number_of
 
 if TYPE_CHECKING:
+    from perfmodel.ingest.launch import Launch
     from perfmodel.prediction import Prediction
     from perfmodel.validation import JobRun, RunPrediction
 
@@ -203,6 +204,11 @@ def described(arguments: argparse.Namespace) -> "JobRun":
     )
 
 
+_FIELD_OF_CHOICE: Final = {"dp_overlap": "overlap_grad_reduce"}
+"""Open choices that stand for several fields, and one of these; frameworks have one switch for all
+of them."""
+
+
 def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[str]:
     """Names of the settings that the flags leave open, for which `predict` uses defaults."""
     from perfmodel.validation import name_open_choices
@@ -212,10 +218,15 @@ def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[s
     if result.kinds or result.layout.devices != (arguments.devices or result.layout.devices):
         return []
     try:
-        return name_open_choices(described(arguments))
+        names = name_open_choices(described(arguments))
     except PerfModelError:
         # The stated flags are predicted as they are, although they do not describe a published run.
         return []
+    # The layout's text leaves out what a launch file states like its framework's default.
+    launch: Launch | None = arguments.launch
+    if launch is None:
+        return names
+    return [name for name in names if not launch.states(_FIELD_OF_CHOICE.get(name, name))]
 
 
 def _predict_open(arguments: argparse.Namespace) -> int:
@@ -240,8 +251,8 @@ def _show_open(run: "RunPrediction") -> None:
     console = new_console()
     case = run.case
     console.print(
-        f"{case.model.name} on {case.layout.devices} devices of {case.cluster.name}, global batch "
-        f"{case.job.global_batch}, sequence {case.job.seq_len}: {len(run.completions)} combinations of the open "
+        f"{case.model.name} on {number_of(case.layout.devices, 'device')} of {case.cluster.name}, global batch "
+        f"{case.job.global_batch}, sequence {case.job.seq_len}: {number_of(len(run.completions), 'combination')} of the open "
         "settings"
     )
     console.print(
@@ -302,8 +313,7 @@ def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -
         **step_problem_of(problem).job.values(),
         **vars(result.layout),
     }
-    # These follow from one switch of the framework.
-    values["dp_overlap"] = values["overlap_grad_reduce"]
+    values |= {choice: values[field] for choice, field in _FIELD_OF_CHOICE.items()}
     return [written_values({name: values[name]}) if name in values else name for name in names]
 
 

@@ -14,7 +14,7 @@ from perfmodel.cli._import_model import add_dimensions, dimension
 from perfmodel.cli._show import emit, reporting, written
 from perfmodel.display import progress, say
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB, dtype_name, duration, scaled
+from perfmodel.units import GIB, dtype_name, duration, number_of, scaled
 
 if TYPE_CHECKING:
     from perfmodel.ir import Program
@@ -170,7 +170,7 @@ def _distributed(arguments: argparse.Namespace) -> "Program":
         return program
     if program.n_devices > 1:
         raise PerfModelError(
-            f"{arguments.program}: is already distributed over {program.n_devices} devices; leave --layout out"
+            f"{arguments.program}: is already distributed over {number_of(program.n_devices, 'device')}; leave --layout out"
         )
     return distribute(program, Degrees.parse(arguments.layout))
 

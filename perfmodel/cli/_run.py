@@ -12,7 +12,7 @@ from perfmodel.cli._show import emit, written
 from perfmodel.display import say
 from perfmodel.errors import PerfModelError
 from perfmodel.files import DAMAGED, data_limit_bytes, read_text, require_archive_within
-from perfmodel.units import duration
+from perfmodel.units import duration, number_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.ranks = arguments.ranks or program.n_devices
     if program.n_devices != arguments.ranks:
         raise PerfModelError(
-            f"{arguments.program}: the program is for {program.n_devices} devices, not {arguments.ranks}; "
+            f"{arguments.program}: the program is for {number_of(program.n_devices, 'device')}, not {arguments.ranks}; "
             f"use --ranks {program.n_devices}"
         )
     inputs = _inputs(arguments) or execution.random_inputs(program, arguments.seed)
@@ -145,13 +145,15 @@ def show(report: Mapping[str, Any]) -> None:
     """The report for people."""
     verdict = "agrees with" if report["agrees_with_reference"] else "DIFFERS from"
     say(
-        f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes"
+        f"@{report['program']}: {report['instructions']} instructions on {number_of(report['ranks'], 'process')}"
     )
     error = report["largest_relative_error"]
     say(
         f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})"
     )
-    say(f"median of {len(report['makespans_s'])} runs: {duration(report['makespan_s'])}")
+    say(
+        f"median of {number_of(len(report['makespans_s']), 'run')}: {duration(report['makespan_s'])}"
+    )
     for rank, busy_s in enumerate(report["busy_s"]):
         say(f"  rank {rank}: busy {duration(busy_s)}")
     if "predicted_s" in report:

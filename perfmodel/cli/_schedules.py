@@ -27,7 +27,7 @@ from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import GIB, duration, figure
+from perfmodel.units import GIB, duration, figure, number_of
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -315,7 +315,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
                 which: asdict(form) | {"step_s": form.step_s}
                 for which, form in closed_forms.items()
             }
-    machine = f"{layout.devices} devices of {problem.cluster.name}"
+    machine = f"{number_of(layout.devices, 'device')} of {problem.cluster.name}"
     job = f"global batch {problem.job.global_batch}, sequence {problem.job.seq_len}"
     return {
         "title": f"{problem.model.name} on {machine}, {job}, layout {arguments.layout}",

@@ -11,7 +11,7 @@ from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts
-from perfmodel.units import GIB, dtype_name, duration, parse_seconds
+from perfmodel.units import GIB, dtype_name, duration, number_of, parse_seconds
 
 if TYPE_CHECKING:
     from perfmodel.serving import Serving, ServingSweep
@@ -194,7 +194,7 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
         f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     )
     console.print(
-        f"{server.model} on {server.devices} devices of {server.cluster}, layout {server.layout.label}\n"
+        f"{server.model} on {number_of(server.devices, 'device')} of {server.cluster}, layout {server.layout.label}\n"
         f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
         f"{requests.output_tokens:,} out\n{types}"
     )

@@ -34,8 +34,6 @@ class Key:
     values: str
     default: Any
     """Default value; `MISSING` if the key is required."""
-    example: Any
-    """The default, or another value of its type if there is none."""
     meaning: str
 
 
@@ -83,7 +81,6 @@ def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
                 name,
                 _values(hint),
                 default,
-                _example(hint, default),
                 documented(home)[name],
             )
         )
@@ -104,13 +101,6 @@ def _values(hint: Any) -> str:
         element = get_args(first)[0]
         return "numbers" if element is int else "words"
     return {bool: "true, false", int: "whole number", float: "number"}.get(first, "text")
-
-
-def _example(hint: Any, default: Any) -> Any:
-    if default not in (MISSING, None):
-        return list(default) if isinstance(default, tuple) else default
-    first = next(option for option in _options(hint) if option is not type(None))
-    return {int: 1, float: 1.0, str: ""}.get(first, [1] if _values(hint) == "numbers" else "")
 
 
 def entry_count(kind: str) -> int:

@@ -18,7 +18,7 @@ from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import note, reporting, written
 from perfmodel.display import new_console, progress, say, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words
+from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words, number_of
 
 
 def add_whatif(commands: Any) -> None:
@@ -245,7 +245,7 @@ def _devices(report: dict[str, Any]) -> None:
         )
     else:
         say(
-            f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}"
+            f"{number_of(report['devices'], 'device')}: {report['layout']} takes {duration(report['step_time_s'])}"
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
 from perfmodel.errors import plain_text
-from perfmodel.units import GIB, duration, figure, fit_words
+from perfmodel.units import GIB, duration, figure, fit_words, number_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,7 +219,7 @@ def whatif_html(values: Mapping[str, Any]) -> str:
 
 def _job(values: Mapping[str, Any]) -> str:
     return (
-        f"{values['model']} on {values['devices']} devices of {values['cluster']}, "
+        f"{values['model']} on {number_of(values['devices'], 'device')} of {values['cluster']}, "
         f"global batch {values['global_batch']}, sequence {values['seq_len']}"
     )
 

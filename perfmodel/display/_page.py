@@ -10,6 +10,7 @@ from perfmodel.display._html import escaped
 from perfmodel.display._palette import Look, ramp, text_colour
 from perfmodel.display._repr import json_text
 from perfmodel.errors import plain_text
+from perfmodel.units import number_of
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
     import numpy as np
@@ -119,7 +120,10 @@ def decision_page(data: Mapping[str, Any]) -> str:
     scripts = ("page", "report_values", "report_table", "report_scatter", "report_layout", "report")
     job = data["job"]
     return _filled(
-        "report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data
+        "report",
+        scripts,
+        f"{job['model']} on {number_of(job['devices'], 'device')} of {job['cluster']}",
+        data,
     )
 
 

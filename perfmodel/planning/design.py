@@ -17,7 +17,7 @@ from perfmodel.planning.what_if import HARDWARE, Scenario, Setting, in_scenario,
 from perfmodel.prediction import StepProblem, check_layout
 from perfmodel.prediction.memory import fit_probabilities, fullness, needed_memory
 from perfmodel.spec import Layout
-from perfmodel.units import MIN_FIT
+from perfmodel.units import MIN_FIT, number_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -322,7 +322,7 @@ def rank_upgrades(
     if now is None:
         name = question.problem.model.name
         raise LayoutError(
-            f"no layout of {name} fits on {question.devices} devices; run `search` to see why"
+            f"no layout of {name} fits on {number_of(question.devices, 'device')}; run `search` to see why"
         )
     before_s = step_s(problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity

@@ -11,6 +11,7 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction.blocks import sliced_job
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
+from perfmodel.units import number_of
 from perfmodel.workload import BlockOps, Shard, blocks, layer_count
 
 
@@ -61,7 +62,7 @@ def check_layout(
     if devices is not None and layout.devices != devices:
         raise LayoutError(
             f"layout {layout.label} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
-            f"{layout.devices} devices, not {devices}; {_suggest_dp(layout, devices)}",
+            f"{number_of(layout.devices, 'device')}, not {devices}; {_suggest_dp(layout, devices)}",
             Reason.DEVICES,
         )
     if layout.devices > cluster.capacity:
@@ -183,7 +184,7 @@ def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_
     stages = int(scheduler.stage_map(layout.pp, chunks).max()) + 1
     if stages > layers + without_layer:
         raise LayoutError(
-            f"{model.name} has {layers} layers, fewer than the {stages} pipeline stages; use a smaller pp or vpp",
+            f"{model.name} has {number_of(layers, 'layer')}, fewer than the {stages} pipeline stages; use a smaller pp or vpp",
             Reason.STAGES,
         )
     scheduler.require(layout.pp, job.num_microbatches(layout), chunks)

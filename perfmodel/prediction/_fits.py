@@ -22,14 +22,8 @@ from perfmodel.spec import Device, Layout, Transformer
 from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GIB
 
-# How to shrink the largest category. Users read this text in the error message.
-_REMEDY = {
-    "weights": "use zero=3 or a larger tp or pp",
-    "gradients": "use zero=2 or a larger tp or pp",
-    "optimizer": "use zero=1 or higher, or a larger tp or pp",
-    "activations": "use recompute, a smaller micro_batch, sequence_parallel or a larger tp",
-    "buffers": "use a smaller micro_batch or a larger tp",
-}
+_SHARDING_STAGE: Final = {"weights": 3, "gradients": 2, "optimizer": 1}
+"""First ZeRO stage that shards a category."""
 
 
 def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
@@ -215,7 +209,9 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
         saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
     )
     reasons = (
-        () if stages[binding].peak <= usable[binding] else fit_reasons(stages, usable, binding)
+        ()
+        if stages[binding].peak <= usable[binding]
+        else fit_reasons(layout, stages, usable, binding)
     )
     return StepMemory(account, reasons, fit_probability(problem, layout, stages))
 
@@ -231,7 +227,10 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
 
 
 def fit_reasons(
-    memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"], fullest_rank: int
+    layout: Layout,
+    memory: Sequence[StageMemory],
+    usable_bytes: Float[np.ndarray, " ranks"],
+    fullest_rank: int,
 ) -> tuple[str, ...]:
     """Reason why a layout does not fit: the fullest rank, its largest part, and a remedy.
 
@@ -247,8 +246,32 @@ def fit_reasons(
     return (
         f"out of memory: pipeline rank {fullest_rank} needs {memory[fullest_rank].peak / GIB:.1f} GiB "
         f"of {usable / GIB:.1f} GiB usable; "
-        f"{largest} take {by_category[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
+        f"the largest part, {largest}, takes {by_category[largest] / GIB:.1f} GiB ({_remedy(layout, largest)})",
     )
+
+
+def _remedy(layout: Layout, category: str) -> str:
+    """How to shrink a category of memory by settings that the layout does not have yet."""
+    if category == "activations":
+        remedies = [
+            ("recompute=full", layout.recompute != "full"),
+            ("a smaller micro_batch", layout.micro_batch > 1),
+            ("sequence_parallel=true", layout.tp > 1 and not layout.sequence_parallel),
+            ("a larger tp", True),
+            ("a larger cp", True),
+        ]
+    elif category in _SHARDING_STAGE:
+        stage = _SHARDING_STAGE[category]
+        remedies = [
+            (f"zero={stage}" + (" or higher" if stage < 3 else ""), layout.zero < stage),
+            ("a smaller replicate", layout.zero >= stage and layout.replicate > 1),
+            ("a larger tp or pp", True),
+            ("offload_states=optimizer", layout.offload_states == "none"),
+        ]
+    else:
+        remedies = [("a smaller micro_batch", layout.micro_batch > 1), ("a larger tp", True)]
+    *others, last = [remedy for remedy, applies in remedies if applies]
+    return f"use {', '.join(others)} or {last}" if others else f"use {last}"
 
 
 FRAGMENTATION: Final = 0.15

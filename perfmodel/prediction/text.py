@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.display import table
-from perfmodel.units import GIB, duration, fit_words
+from perfmodel.units import GIB, duration, fit_words, number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def print_prediction(console: "Console", result: "Prediction", more: Sequence[str] = ()) -> None:
     """Print summary, `more` lines, breakdown, memory and the top of the critical path."""
     console.print(
-        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
+        f"{result.model} on {number_of(result.devices, 'device')} of {result.cluster}, global batch {result.global_batch}, "
         f"sequence {result.seq_len}"
     )
     # Never broken, or else it could not be copied.

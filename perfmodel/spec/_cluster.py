@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.spec._layout import Layout
-from perfmodel.units import dtype_bytes, positive, require_whole
+from perfmodel.units import dtype_bytes, number_of, positive, require_whole
 
 # --- devices
 # -------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Cluster:
             elif self.max_devices is None:
                 limit = f"all that its outermost level {self.levels[-1].name!r} joins"
             raise LayoutError(
-                f"{subject} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}); use fewer "
+                f"{subject} needs {number_of(devices, 'device')}; cluster {self.name} has {self.capacity} ({limit}); use fewer "
                 "devices or a larger cluster",
                 Reason.CAPACITY,
             )

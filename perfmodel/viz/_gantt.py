@@ -11,6 +11,7 @@ from perfmodel.display import EVENTS, shade
 from perfmodel.prediction import Prediction
 from perfmodel.program import ProgramSpec, Stream
 from perfmodel.timeline import KIND_NAMES, Slices, slices
+from perfmodel.units import number_of
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._style import (
     WIDTHS_IN,
@@ -96,7 +97,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,
-        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}",
+        f"{prediction.model} on {number_of(prediction.devices, 'device')} of {prediction.cluster}, {prediction.layout_notation}",
         f"step {prediction.step_time_s:.3g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}",
     )
     handles, labels = pass_legend(drawn, chunks)

@@ -14,7 +14,7 @@ from perfmodel.prediction import Prediction
 from perfmodel.prediction.composition import rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, STREAM_NAMES, Timeline, slices
-from perfmodel.units import GIB
+from perfmodel.units import GIB, number_of
 
 _SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _MOST_EVENTS: Final = 3_000_000
@@ -210,7 +210,7 @@ def interactive(prediction: Prediction) -> str:
         PerfModelError: the prediction holds no timeline.
     """
     title = (
-        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}: "
+        f"{prediction.model} on {number_of(prediction.devices, 'device')} of {prediction.cluster}, {prediction.layout_notation}: "
         f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
     )
     timeline = prediction.kept_timeline

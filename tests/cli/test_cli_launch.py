@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import comparable, parse_launch, read_launch
@@ -340,3 +339,17 @@ def test_a_search_ends_with_the_launch_script(capsys: pytest.CaptureFixture[str]
     assert parse_launch(script, "best.sh").layout is not None
     assert main(["search", *words, "--script"]) == 2
     assert "--script needs --framework or --from" in capsys.readouterr().err
+
+
+def test_settings_of_the_file_are_not_listed_as_defaults(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A micro-batch of 1 and no recomputation are defaults too, but this file states them.
+    script = files / "train.sh"
+    text = script.read_text().replace("--micro-batch-size 2", "--micro-batch-size 1")
+    script.write_text(text.replace("--overlap-grad-reduce", ""))
+    status, out, _ = run(capsys, "predict", "--from", script, "--cluster", "dgx-a100", "--json")
+    assert status == 0
+    not_stated = json.loads(out)["not_stated"]
+    assert "micro_batch" not in not_stated
+    assert "recompute" in not_stated

@@ -4,7 +4,7 @@ alike."""
 import json
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -301,3 +301,26 @@ def test_a_report_on_a_calibration_takes_the_layout_of_the_job_file(job: str) ->
         arguments = parser().parse_args(argv)
         complete_from_job(arguments, given(argv))
         assert arguments.layout == layout
+
+
+def test_commented_keys_of_a_new_job_file_show_their_defaults() -> None:
+    # Without its comment signs, a line that shows a default changes nothing; one without a default
+    # says in <> what to write.
+    text = samples()["job.toml"]
+    lines = [
+        line.removeprefix("# ") if re.match(r"# \w+ = [^<]*$", line) else line
+        for line in text.splitlines()
+    ]
+    uncommented, as_written = tomllib.loads("\n".join(lines)), tomllib.loads(text)
+    for section in ("job", "layout"):
+        added = uncommented[section].keys() - as_written[section].keys()
+        assert len(added) > 20
+        for name in added:
+            home = key_fields(Job)[name].home if section == "job" else Layout
+            (default,) = [f.default for f in fields(home) if f.name == name]
+            shown = uncommented[section][name]
+            assert default is MISSING or shown == (
+                list(default) if isinstance(default, tuple) else default
+            )
+    assert "# tokens = <number>" in text
+    assert not re.search(r"^# (etp|partition|price_per_device_hour) = [\d\[]", text, re.MULTILINE)

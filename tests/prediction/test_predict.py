@@ -253,3 +253,27 @@ def test_oversized_layout_says_what_to_change():
     assert not p.fits
     assert "out of memory" in p.reasons[0]
     assert "use" in p.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("notation", "category"),
+    [
+        ("dp=16,zero=3,replicate=8,micro_batch=1,recompute=full", "optimizer"),
+        ("dp=16,micro_batch=1", "optimizer"),
+        ("dp=16,zero=3,micro_batch=16", "activations"),
+        ("tp=8,dp=2,zero=3,micro_batch=64,recompute=full,sequence_parallel=true", "activations"),
+    ],
+)
+def test_a_remedy_for_memory_is_not_in_place_yet(notation: str, category: str) -> None:
+    model, cluster = catalog.model("llama2-70b"), catalog.cluster("dgx-h100")
+    job = Job.of(model, cluster.device, global_batch=1024)
+    p = predict(model, cluster, Layout.parse(notation), job)
+    (reason,) = p.reasons
+    assert f"the largest part, {category}, takes" in reason
+    remedy = reason.partition("(use ")[2]
+    assert remedy
+    for setting in notation.split(","):
+        assert setting not in remedy
+    assert ("zero=1" in remedy) == ("zero" not in notation and category == "optimizer")
+    assert ("smaller replicate" in remedy) == ("replicate" in notation)
+    assert ("smaller micro_batch" in remedy) == (category == "activations")

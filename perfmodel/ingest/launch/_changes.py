@@ -123,7 +123,7 @@ def _written_anew(
 
 
 class _Target:
-    """The layout and batch that a changed file has to state, and how far it is from stating them."""
+    """The layout and batch that a changed file has to state."""
 
     def __init__(
         self, launch: Launch, reading: Reading, layout: Layout, job: Job, model: Model

@@ -78,6 +78,8 @@ class Reading:
     entries: Entries
     commented: Fields
     """Fields of the layout that stand in a comment of an exported file."""
+    stated: frozenset[str]
+    """Names of the fields that the file states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,14 @@ class Launch:
     """Facts that a prediction still needs, each in a sentence with the remedy."""
     reading: Reading | None = field(default=None, repr=False, compare=False)
     """Settings as the file has them, from which changes of the file follow."""
+
+    def states(self, field: str) -> bool:
+        """Whether the file states a field of the layout or of the job."""
+        stated = self.reading.stated if self.reading else frozenset()
+        if field == "micro_batch":
+            # Frameworks that state the batch of a device or the accumulation leave no choice of it.
+            return not stated.isdisjoint(_BATCHES)
+        return field in stated
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's model and job on a cluster; with the layout, all that a prediction or a search

@@ -238,7 +238,8 @@ def parse_launch(
         notes=source.notes,
         source_doubts=source.doubts,
     )
-    reading = Reading(form=form, entries=source.entries, commented=commented)
+    names = frozenset(stated.fields.keys() - form.always.keys())
+    reading = Reading(form=form, entries=source.entries, commented=commented, stated=names)
     return replace(launch, reading=reading)
 
 

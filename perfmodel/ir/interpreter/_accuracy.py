@@ -12,6 +12,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ir.interpreter._layers import LayeredModel, Params, conv_model, mlp_model
 from perfmodel.ir.interpreter._training import as_mini_batches, train, update_times
 from perfmodel.schedule import PassTimes
+from perfmodel.units import number_of
 
 WIDTH: Final = 32
 """Width of the model, and number of features of a place."""
@@ -168,7 +169,7 @@ def accuracy_curve(
     # Examples are laid out as [micro-batch of all epochs, example], the form that schedules index.
     if mini_batch % micro_batches:
         raise PerfModelError(
-            f"mini-batch {mini_batch} is not divisible into {micro_batches} micro-batches"
+            f"mini-batch {mini_batch} is not divisible into {number_of(micro_batches, 'micro-batch')}"
         )
     # All schedules see the same examples in the same order, so curves differ by weight versions and
     # time alone.

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from perfmodel.planning.health._causes import REPORTED
-from perfmodel.units import GIB, duration, plural
+from perfmodel.units import GIB, duration, number_of, plural
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._health import RunHealth
@@ -17,7 +17,7 @@ def health_text(health: "RunHealth") -> str:
         *(f"contradiction: {sentence}" for sentence in health.contradictions),
         *health.remarks,
         "",
-        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, global batch "
+        f"{prediction.model} on {number_of(prediction.devices, 'device')} of {prediction.cluster}, global batch "
         f"{prediction.global_batch}, sequence {prediction.seq_len}",
         *_measured(health),
         *_over_the_run(health),

@@ -19,7 +19,7 @@ from perfmodel.planning.layouts.evaluation import fastest
 from perfmodel.planning.layouts.expressions import Constraint, Expression
 from perfmodel.planning.layouts.questions import Question
 from perfmodel.prediction.memory import peak_memory
-from perfmodel.units import GIB
+from perfmodel.units import GIB, number_of
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
 """Multiples of the number of devices that are tried."""
@@ -92,7 +92,7 @@ def nothing_divides(
         capacity = question.problem.cluster.capacity
         for n in _around(min(question.devices, capacity + 1), capacity):
             if _possible(_on_devices(question, n)):
-                changes.append(Change(f"{n} devices", {"devices": n}))
+                changes.append(Change(f"{number_of(n, 'device')}", {"devices": n}))
                 break
     if "global_batch" in named:
         global_batch = question.problem.job.global_batch
@@ -142,7 +142,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     for k in MULTIPLES:
         n = k * question.devices
         if n <= question.problem.cluster.capacity and _fits(_on_devices(question, n)):
-            changes.append(Change(f"{n} devices", {"devices": n}))
+            changes.append(Change(f"{number_of(n, 'device')}", {"devices": n}))
             break
     return Impossible(binding, tuple(changes))
 
@@ -224,7 +224,7 @@ def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> li
             continue
         if possible:
             notation = question.problem.notation(possible.layout)
-            return [Change(f"{n} devices, by {notation}", {"devices": n})]
+            return [Change(f"{number_of(n, 'device')}, by {notation}", {"devices": n})]
     return []
 
 

@@ -26,6 +26,7 @@ from perfmodel.prediction.grids import GridCosts, LayoutGrid, price_grids
 from perfmodel.prediction.memory import CATEGORIES, peak_memory
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
+from perfmodel.units import number_of
 
 AT_ONCE: Final = 32
 """Number of layouts whose stages are cut before bounds are compared again."""
@@ -141,7 +142,7 @@ def _none_possible(
     reasons = "; ".join(f"{reason} ({count:,} tried)" for reason, count in rejected.most_common())
     name = question.problem.model.name
     return LayoutError(
-        f"no layout of {name} is possible on {question.devices} devices{on_kinds}: {reasons}"
+        f"no layout of {name} is possible on {number_of(question.devices, 'device')}{on_kinds}: {reasons}"
     )
 
 

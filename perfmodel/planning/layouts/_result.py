@@ -214,6 +214,8 @@ class SearchResult:
         for improvement in self.improvements:
             if improvement.result.layout == best:
                 gap = improvement.result.gap
+                if np.isinf(gap):
+                    return "exact for even stages; other uneven stages may be better by an unknown amount"
                 return f"exact for even stages; the uneven stages are within {gap:.2%} of the best for this layout"
         if self.layouts and self.layouts[0].layout.partition is not None:
             return (
@@ -239,9 +241,12 @@ class SearchResult:
                 "interrupted: the first layout is proved to be the best with even stages; the order of the "
                 "others is not proved"
             )
+        not_evaluated = f"interrupted: {progress.unresolved:,} layouts were not evaluated"
+        if np.isinf(self.gap):
+            return f"{not_evaluated}; they may be better by an unknown amount"
         return (
-            f"interrupted: {progress.unresolved:,} layouts were not evaluated, and their {self.objective} cannot "
-            f"be better than {self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the optimum"
+            f"{not_evaluated}, and their {self.objective} cannot be better than {self.lower_bound:.4g}; the best "
+            f"so far is within {self.gap:.2%} of the optimum"
         )
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from perfmodel.display import table
 from perfmodel.prediction.text import memory_words, print_breakdown
-from perfmodel.units import GIB, duration, figure, long_duration, scaled
+from perfmodel.units import GIB, duration, figure, long_duration, number_of, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +61,7 @@ def print_search(
         )
         console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
     console.print(
-        f"{result.feasible:,} layouts fit into memory; {result.evaluated:,} of them were fully evaluated, in "
-        f"{result.seconds:.1f} s; {result.certificate}"
+        f"{_evaluated_line(result.feasible, result.evaluated, result.seconds)}; {result.certificate}"
     )
 
     # Without any layout, the account of the rejected is the only answer there is.
@@ -70,6 +69,13 @@ def print_search(
         _account(console, result)
     if verbose and result.layouts:
         print_breakdown(console, result.layouts[0], "where the best layout's step goes")
+
+
+def _evaluated_line(feasible: int, evaluated: int, seconds: float) -> str:
+    """How many layouts fit and were evaluated, and how long that took."""
+    fit = "1 layout fits" if feasible == 1 else f"{feasible:,} layouts fit"
+    were = "was" if evaluated == 1 else "were"
+    return f"{fit} into memory; {evaluated:,} of them {were} fully evaluated, in {seconds:.1f} s"
 
 
 def print_pareto(console: "Console", front: "ParetoFront") -> None:
@@ -82,10 +88,7 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
         rows.append((*cells, p.layout_notation))
     console.print("Pareto front: no other layout is better in every objective")
     layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
-    console.print(
-        f"{front.feasible:,} layouts fit into memory; {front.evaluated:,} of them were fully evaluated, "
-        f"in {front.seconds:.1f} s; exact"
-    )
+    console.print(f"{_evaluated_line(front.feasible, front.evaluated, front.seconds)}; exact")
 
 
 def _heading(console: "Console", result: "SearchResult") -> None:
@@ -93,7 +96,7 @@ def _heading(console: "Console", result: "SearchResult") -> None:
     best = result.layouts[0]
     batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
     console.print(
-        f"{best.model} on {best.devices} devices of {best.cluster}, global batch {batches or best.global_batch}, "
+        f"{best.model} on {number_of(best.devices, 'device')} of {best.cluster}, global batch {batches or best.global_batch}, "
         f"sequence {best.seq_len}"
     )
     goal = []

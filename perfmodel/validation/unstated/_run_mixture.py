@@ -445,5 +445,6 @@ def _memory_contradiction(weighed: list[_Weighed]) -> str:
     largest = max(by_category, key=by_category.__getitem__)
     return (
         f"memory: predicted to need {fullest.peak / GIB:.0f} GiB ({shown / GIB:.0f} including allocator losses) of "
-        f"{capacity / GIB:.0f} GiB, although the run fitted; {largest} take {by_category[largest] / GIB:.0f} GiB"
+        f"{capacity / GIB:.0f} GiB, although the run fitted; the largest part, {largest}, takes "
+        f"{by_category[largest] / GIB:.0f} GiB"
     )
