@@ -266,8 +266,8 @@ def test_oversized_layout_says_what_to_change():
 )
 def test_a_remedy_for_memory_is_not_in_place_yet(notation: str, category: str) -> None:
     model, cluster = catalog.model("llama2-70b"), catalog.cluster("dgx-h100")
-    job = Job.of(model, cluster.device, global_batch=1024)
-    p = predict(model, cluster, Layout.parse(notation), job)
+
+    p = predict(model, cluster, notation, global_batch=1024)
     (reason,) = p.reasons
     assert f"the largest part, {category}, takes" in reason
     remedy = reason.partition("(use ")[2]
