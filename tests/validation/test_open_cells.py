@@ -260,3 +260,11 @@ def test_words_that_are_not_understood_leave_a_cell_open():
     )
     named = {"dtype": "mixed precision", "schedule": "interleaved 1F1B (v=2)"}
     assert filled(with_plain_columns(unread | named), narrow="fp8")[1] == []
+
+
+def test_a_default_micro_batch_holds_only_where_it_divides_the_batch():
+    row = ROW | {"micro_batch": None, "global_batch": 64, "tp": 1, "pp": 1, "dp": 32}
+    assert filled(row, micro_batch=2) == ([row], [])
+    rows, names = filled(row, micro_batch=8)
+    assert names == ["micro_batch"]
+    assert {each["micro_batch"] for each in rows} == {1, 2}

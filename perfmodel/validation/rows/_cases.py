@@ -21,6 +21,7 @@ from perfmodel.validation.rows._cells import (
     Unusable,
     count,
     missing_columns,
+    not_a_table_of_runs,
     number,
     read_rows,
     spread_of,
@@ -44,6 +45,7 @@ from perfmodel.validation.rows._model import model_of
 from perfmodel.validation.rows._own_runs import has_words_of_predict, own_run, require_words
 from perfmodel.validation.rows._recipe import RowRecipe, recipe_of
 from perfmodel.validation.rows._stated import stated_job, stated_layout, with_layout_keys
+from perfmodel.validation.rows._user_columns import with_columns_of_runs
 from perfmodel.validation.rows._words import (
     adapter_rank_of,
     adapters_of,
@@ -367,13 +369,10 @@ def rows_with_runs(file: "Path | str | pd.DataFrame") -> tuple[list[RowWithRun],
     in_words = has_words_of_predict(table)
     if in_words:
         require_words(table, name)
-    missing = [] if in_words else missing_columns(table)
-    if missing:
-        columns = "columns" if len(missing) > 1 else "column"
-        raise TableError(
-            f"{name}: not a table of runs (no {columns} {', '.join(missing)}); give the columns of validate cases, or "
-            "model, cluster, layout, global_batch and step_time_s"
-        )
+    else:
+        table = with_columns_of_runs(table, Path(name).stem)
+    if not in_words and missing_columns(table):
+        raise TableError(f"{name}: {not_a_table_of_runs(table)}")
     usable_rows, skipped = [], Counter()
     for row_number, row in enumerate(rows_of(table), 1):
         try:

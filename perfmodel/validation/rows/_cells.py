@@ -12,6 +12,7 @@ from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import DAMAGED, TooLargeError
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, read_csv
 from perfmodel.spec import Framework
+from perfmodel.validation.rows._user_columns import STEP_COLUMNS, with_columns_of_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,14 +37,11 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
 
     tables, ignored = [], {}
     for file in files:
-        table = read_rows(Path(file))
+        table = with_columns_of_runs(read_rows(Path(file)), Path(file).stem)
 
         # Files of other kinds are named, not refused: people pass whole folders.
-        missing = missing_column(table)
-        if missing:
-            ignored[str(file)] = (
-                f"not a table of runs (no column {missing}); 'perfmodel catalog columns' lists its columns"
-            )
+        if missing_columns(table):
+            ignored[str(file)] = not_a_table_of_runs(table)
         else:
             tables.append(table)
     if not tables:
@@ -52,6 +50,22 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
             reason = f"{files[0]}: {next(iter(ignored.values()))}"
         raise TableError(reason)
     return pd.concat(tables, ignore_index=True), ignored
+
+
+def not_a_table_of_runs(table: "pd.DataFrame") -> str:
+    """The sentence that a table lacks columns of runs, and how to write them."""
+    missing = [
+        " or ".join(names)
+        for names in (("model",), ("cluster", "device"), STEP_COLUMNS)
+        if not any(name in table for name in names)
+    ]
+    # A table of published runs may have all of these and lack further ones.
+    missing = missing or missing_columns(table)
+    columns = "columns" if len(missing) > 1 else "column"
+    return (
+        f"not a table of runs (no {columns} {', '.join(missing)}); give model, cluster, layout, global_batch and "
+        "step_time_s, or the columns that 'perfmodel catalog columns' lists for runs"
+    )
 
 
 def missing_column(table: "pd.DataFrame") -> str | None:

@@ -12,12 +12,11 @@ from perfmodel.prediction import layout_of
 from perfmodel.spec import Job
 from perfmodel.units import parse_length
 from perfmodel.validation.rows._cells import Row, Unusable
+from perfmodel.validation.rows._user_columns import STEP_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP_COLUMNS: Final = ("step_time_s", "measured_iter_time_s")
-"""Names of the column of a step's measured seconds."""
 _NEEDED: Final = ("model", "cluster", "layout", "global_batch")
 _OPTIONAL: Final = ("framework", "devices", *JOB_WORDS)
 _REMARKS: Final = ("name", *RUN_COLUMNS)
@@ -28,7 +27,10 @@ def has_words_of_predict(table: "pd.DataFrame") -> bool:
     """Whether a table's columns are arguments of `predict`, not those of published runs."""
     if "layout" in table:
         return True
-    return "cluster" in table and not {"case_id", "source"} <= set(table)
+    columns = set(table)
+    # Degrees in columns of their own are read as in tables of published runs.
+    states_degrees = not columns.isdisjoint({"tp", "pp", "dp"})
+    return "cluster" in columns and not {"case_id", "source"} <= columns and not states_degrees
 
 
 def require_words(table: "pd.DataFrame", name: str) -> None:

@@ -6,6 +6,7 @@ follow from them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -99,7 +100,7 @@ def filled_rows(
         row: cells of one run.
         features: features of the run.
         priors: prior probabilities of the values.
-        micro_batch: the framework's default, if that is known.
+        micro_batch: the framework's default, if that is known; used where it divides the batch.
         narrow: the element type of 8 bits that the framework runs on the device, if any.
         names_schedules: whether its launches name their schedule
             (`LaunchDefaults.names_schedules`).
@@ -113,8 +114,7 @@ def filled_rows(
     steps = [_with_shape, _with_degrees, _with_replicas, _with_shards]
     if not names_schedules or schedule_of(row).name != "1f1b":
         steps.insert(3, _with_chunks)
-    if micro_batch is None:
-        steps.insert(3, _with_micro_batch)
+    steps.insert(3, partial(_with_micro_batch, default=micro_batch))
     for step in steps:
         filled: list[FilledRow] = []
         for before in rows:
@@ -200,9 +200,10 @@ def _with_replicas(
 
 
 def _with_micro_batch(
-    before: FilledRow, features: RunFeatures, priors: ChoicePriors
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors, *, default: int | None
 ) -> Iterator[FilledRow]:
-    """Yield the row with micro-batches that divide a replica's batch, if it leaves them open."""
+    """Yield the row with micro-batches that divide a replica's batch, if neither the row nor its
+    framework's default decides them."""
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
         return
@@ -214,8 +215,12 @@ def _with_micro_batch(
         max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica),
     )
 
-    # Micro-batches have to divide what a replica gets of the batch.
-    share = batch // dp if batch and batch % dp == 0 else 1
+    # Micro-batches have to divide what a replica gets of the batch. A default that does not was
+    # overridden in this run.
+    is_shared = batch > 0 and batch % dp == 0
+    share = batch // dp if is_shared else 1
+    if default is not None and (not is_shared or share % default == 0):
+        return
     is_pipeline = count(row, "pp", 1) > 1
     contexts = replace(features, stages="pipeline" if is_pipeline else "one stage").contexts(
         MICRO_BATCH_CHAIN
