@@ -82,14 +82,15 @@ def _times_of(
     times = prices.times
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if cast.any():
-        # The same products in the type that their operands are stored in.
+        # The same products in the type that their operands are stored in; attention too, which may
+        # multiply in 8 bits beside products of 4.
         narrow = [
             i
             for i, op in enumerate(blocks.ops)
-            if isinstance(op, KernelOp) and op.dtype == problem.job.dtype
+            if isinstance(op, KernelOp) and storage_dtype(op.dtype) != op.dtype
         ]
         in_16_bits = [
-            replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow
+            replace(blocks.ops[i], dtype=storage_dtype(blocks.ops[i].dtype)) for i in narrow
         ]
         wide = times.replaced(narrow, priced_events(problem, in_16_bits))
 

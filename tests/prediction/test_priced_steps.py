@@ -32,9 +32,11 @@ class Seconds:
         return EventTimes(seconds, seconds, seconds, ("measured",) * len(ops))
 
 
-def problem_of(seconds_of: Callable[[KernelOp], float], **job: Any) -> StepProblem:
+def problem_of(
+    seconds_of: Callable[[KernelOp], float], cluster: str = "dgx-h100", **job: Any
+) -> StepProblem:
     work = Job(**({"global_batch": 8, "seq_len": 1024} | job))
-    problem = step_problem(LLAMA, catalog.cluster("dgx-h100"), work, None, FREE_HOST, ALONE)
+    problem = step_problem(LLAMA, catalog.cluster(cluster), work, None, FREE_HOST, ALONE)
     return problem.repriced(Seconds(seconds_of), problem.collectives)
 
 
@@ -76,6 +78,25 @@ def test_operands_are_cast_as_far_as_no_phase_takes_longer_than_in_16_bits(
         backward_s = table.phase_s[layer, both].sum()
         assert backward_s == pytest.approx(products * (2 * NARROW_S + found * cast_s), rel=1e-5)
         assert backward_s <= in_16_bits.phase_s[layer, both].sum() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("products", ["fp8", "fp4"])
+def test_casts_of_attention_in_8_bits_pay_by_what_attention_gains(products: str) -> None:
+    """Beside products of 4 bits too, and where recomputation repeats attention without products."""
+
+    def seconds_of(op: KernelOp) -> float:
+        if is_cast(op):
+            return 1e-5
+        if isinstance(op, (Attention, Gemm)):
+            return NARROW_S if op.dtype in ("fp8", "fp4") else WIDE_S
+        return TINY_S
+
+    recipe = "mxfp8" if products == "fp8" else "nvfp4"
+    job: dict[str, Any] = {"dtype": products, "fp8_recipe": recipe, "fp8_attention": True}
+    problem = problem_of(seconds_of, "dgx-b200", flash_attention=True, **job)
+    table = block_times(problem, Layout(dp=8))
+    casts = np.array([is_cast(op) for op in table.ops])
+    np.testing.assert_array_equal(table.launched[casts], 1.0)
 
 
 @pytest.mark.parametrize(("whole_s", "part_s"), [(8e-3, 1e-4), (8e-3, 5e-3), (1e-4, 1e-4)])
