@@ -22,9 +22,13 @@ from perfmodel.catalog.entries import (
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
-from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, key_fields
+from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, UNet, key_fields
 
 Config = Mapping[str, Any]
+ENCODERS_LEFT_OUT: Final = (
+    "the encoders of images and texts are left out, whose results are usually computed before"
+)
+"""What is said of a U-Net, whose configuration describes it alone."""
 LONGEST_ASSUMED: Final = 8192
 """Longest sequence assumed if a configuration states only its largest number of positions: models
 are pre-trained on shorter ones (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
@@ -34,8 +38,8 @@ def model(name_or_path: str | Path | Model) -> Model:
     """Look up a model by catalog name, alias or Hugging Face id, or read it from a `.toml` file or
     a Hugging Face `config.json` (or the folder that holds it). A `Model` is returned as it is.
 
-    A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
-    fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.
+    A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp`, `convnet` or `unet`) and
+    the fields of `perfmodel.spec.Transformer`, `Mlp`, `ConvNet` or `UNet`.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
@@ -129,7 +133,9 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
             return checked(Mlp, data, place)
         case "convnet":
             return checked(ConvNet, data, place)
-    raise PerfModelError(f"{place}: kind: must be transformer, mlp or convnet, got {kind!r}")
+        case "unet":
+            return checked(UNet, data, place)
+    raise PerfModelError(f"{place}: kind: must be transformer, mlp, convnet or unet, got {kind!r}")
 
 
 def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
@@ -139,7 +145,7 @@ def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
         PerfModelError: naming `place` and every key that is unknown or malformed.
     """
     # Through the same checks as a file: a changed model is written out as a table, and read.
-    kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet"}
+    kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet", UNet: "unet"}
     data = _changed(_as_table(base), changes)
     return model_from_toml({**data, "kind": kinds[type(base)]}, place)
 
@@ -189,8 +195,9 @@ def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxy
     return MappingProxyType(table), MappingProxyType(index(aliases.items()))
 
 
-def read_config(path: Path) -> Transformer:
-    """Read the model described by a `config.json`, using its `model_type`.
+def read_config(path: Path) -> Transformer | UNet:
+    """Read the model described by a `config.json`, using its `model_type`, or the `_class_name` of
+    diffusers.
 
     Raises:
         PerfModelError: if the file is not JSON, or keys that the family needs are missing or
@@ -201,7 +208,27 @@ def read_config(path: Path) -> Transformer:
     config = parsed(path, parse_json, "JSON")
     if not isinstance(config, dict):
         raise PerfModelError(f"{path}: must hold one JSON object")
+    if config.get("_class_name") == huggingface.UNetConfig.CLASS_NAME:
+        return _unet_from_config(config, str(path))
     return from_config(config, place=str(path))
+
+
+def _unet_from_config(config: Config, place: str) -> UNet:
+    """The U-Net that a configuration of diffusers describes; see `read_config`."""
+    # Nulls stand for the defaults of the class.
+    stated = {key: value for key, value in config.items() if value is not None}
+    family = huggingface.UNetConfig.CLASS_NAME
+    read = checked(huggingface.UNetConfig, stated, f"{place}, _class_name {family!r}")
+    name = config.get("_name_or_path")
+    try:
+        return UNet(
+            name=name if isinstance(name, str) and name else f"{family}-{place}",
+            source=f"configuration of diffusers {place}",
+            left_out=ENCODERS_LEFT_OUT,
+            **read.fields(),
+        )
+    except PerfModelError as error:
+        raise PerfModelError(f"{place}: {error}") from None
 
 
 def from_config(config: Config, *, place: str = "config.json") -> Transformer:

@@ -20,7 +20,17 @@ from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAcco
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction.sites import Site
-from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
+from perfmodel.spec import (
+    Cluster,
+    Device,
+    Framework,
+    Job,
+    Layout,
+    Model,
+    Problem,
+    Transformer,
+    UNet,
+)
 from perfmodel.spec.keywords import StepKeywords
 from perfmodel.timeline import times
 
@@ -235,10 +245,9 @@ def _warnings(
     """Warnings about parts that the figures leave out, about assumptions, and about times without a
     measurement (unless negligible)."""
     model = problem.model
-    if isinstance(model, Transformer) and model.left_out:
+    left_out: tuple[str, ...] = ()
+    if isinstance(model, Transformer | UNet) and model.left_out:
         left_out = (f"{model.name}: {model.left_out}",)
-    else:
-        left_out = ()
     warnings = (*left_out, *layout.remarks, *problem.job.assumed)
     if provenance["extrapolated"] + provenance["analytical"] < 0.01:
         return warnings

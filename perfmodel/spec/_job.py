@@ -12,6 +12,7 @@ from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._sections import flat_keywords, require_switches, section
+from perfmodel.spec._unet import UNet
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
 if TYPE_CHECKING:
@@ -307,14 +308,17 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
 for these."""
 
 
-_OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
-"""Fields of `Job` that matter only for convolutional networks."""
+_OF_CONVOLUTIONS: Final[dict[str, tuple[type, ...]]] = {
+    "fused_batch_norm": (ConvNet,),
+    "channels_last": (ConvNet, UNet),
+}
+"""Fields of `Job` that matter only for convolutional networks, with the kinds of these."""
 
 
 def concerns(name: str, model: Model) -> bool:
     """Whether a field of a job, or a kernel, matters for a model."""
     if name in _OF_CONVOLUTIONS:
-        return isinstance(model, ConvNet)
+        return isinstance(model, _OF_CONVOLUTIONS[name])
 
     # Fields that are not listed apply to all models.
     means_something = _OF_SOME_TRANSFORMERS.get(name)

@@ -17,6 +17,7 @@ from perfmodel.spec._model_sections import (
     OutputHead,
 )
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
+from perfmodel.spec._unet import UNet
 from perfmodel.spec.parts import Experts, LatentAttention
 from perfmodel.units import require_whole
 
@@ -480,4 +481,4 @@ class ConvNet(Stated):
             raise PerfModelError(f"model {self.name}: stack: at least one layer is needed")
 
 
-Model = Transformer | Mlp | ConvNet
+Model = Transformer | Mlp | ConvNet | UNet

@@ -151,10 +151,16 @@ def projected(model: Transformer, *, heads: int, kv_heads: int) -> tuple[int, in
     return heads * per_head, kv_heads * model.head_dim, values
 
 
-def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> list[Piece]:
-    """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5).
+def cross_attention(
+    model: Transformer, local: ShardSizes, memory_len: int, memory_width: int | None = None
+) -> list[Piece]:
+    """Queries over another stack's output of `memory_len` tokens per sequence (T5's encoder, a
+    diffusion model's text).
 
-    All decoder layers share that output, so none of them counts it as kept.
+    All layers share that output, so none of them counts it as kept.
+
+    Args:
+        memory_width: elements of a token of that output; None: the hidden size.
     """
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
@@ -163,7 +169,7 @@ def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> l
     keys_and_values = column_linear(
         local,
         2 * kv * d,
-        local.hidden,
+        memory_width or local.hidden,
         bias=model.block.bias,
         tokens=memory_tokens,
         kept_input=False,

@@ -10,14 +10,14 @@ from functools import singledispatch
 from itertools import groupby
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Convolution, KernelOp
-from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Job, Mlp, Model, Transformer
-from perfmodel.units import dtype_bytes
+from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp, Model, Transformer, UNet
 from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
+from perfmodel.workload._convolution import convolution, norm_at_bandwidth, require_unsplit_images
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Precision, divide
 from perfmodel.workload._piece import Piece, assemble, memory, pointwise
 from perfmodel.workload._transformer import transformer_blocks
+from perfmodel.workload._unet import unet_blocks
 
 
 @singledispatch
@@ -33,6 +33,7 @@ def blocks(model: Model, job: Job, shard: Shard) -> Blocks:
 
 
 blocks.register(Transformer, transformer_blocks)
+blocks.register(UNet, unet_blocks)
 
 
 @blocks.register
@@ -110,15 +111,7 @@ def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
     Raises:
         LayoutError: for tensor, context or expert parallelism, which convolutions do not have here.
     """
-    # `etp` may be left open.
-    for name in BLOCK_KEYS:
-        if (getattr(shard, name) or 1) > 1:
-            raise LayoutError(
-                f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network, which has no "
-                "sequence or experts to split",
-                Reason.UNSPLIT,
-                "tp, cp or ep",
-            )
+    require_unsplit_images(model, shard)
     precision = Precision.of(job)
     train = job.mode == "train"
     blocks = []
@@ -177,7 +170,7 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
     rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
     if layer.op == "conv":
-        yield _convolution(layer, precision, batch)
+        yield convolution(layer, precision, batch)
     elif layer.op == "linear":
         yield linear(precision, batch, layer.c_out, layer.c_in * layer.size_in**2, bias=layer.c_out)
     else:
@@ -202,7 +195,7 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
             saved_bytes=tensor,
         )
         if job.kernels.channels_last and precision.act_bytes == 2:
-            norm = _norm_at_bandwidth(norm, precision, rows, area, inputs)
+            norm = norm_at_bandwidth(norm, precision, rows, area, inputs)
         yield norm
 
     # Shortcut and ReLU as kernels of their own. ReLU works in place: its output is the next layer's
@@ -212,46 +205,3 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
         yield Piece(forward=(add,), backward_input=(add,))
     if layer.relu and not fused:
         yield pointwise(precision, [("relu", 1)], rows, area)
-
-
-def _norm_at_bandwidth(
-    norm: Piece, precision: Precision, rows: int, area: int, inputs: int
-) -> Piece:
-    """A batch norm as cuDNN's kernels of NHWC images run it, at the rate of the memory."""
-    # Forward reads its input twice (for the statistics and for the result) and writes the result, 3
-    # tensors; backward reads input and gradient twice and writes one, 5 tensors.
-    summed = memory(precision, "add", rows, area, 1 + inputs)
-    statistics = memory(precision, "mul_scalar", rows, area)
-    applied = memory(precision, "add", rows, area, 2)
-    return replace(norm, forward=(summed,), backward_input=(statistics, applied))
-
-
-def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
-    """A convolution with its gradients; it keeps its input."""
-
-    def op(pass_: str) -> KernelOp:
-        return Convolution(
-            dtype=precision.dtype,
-            batch=batch,
-            c_in=layer.c_in,
-            h_in=layer.size_in,
-            w_in=layer.size_in,
-            c_out=layer.c_out,
-            k_h=layer.kernel,
-            k_w=layer.kernel,
-            stride_h=layer.stride,
-            stride_w=layer.stride,
-            pad_h=layer.pad,
-            pad_w=layer.pad,
-            pass_=pass_,  # pyright: ignore[reportArgumentType]
-        )
-
-    # The first layer's input are images of three colours, which need no gradient.
-    takes_images = layer.c_in == 3
-    return Piece(
-        forward=(op("fwd"),),
-        backward_input=() if takes_images else (op("dgrad"),),
-        backward_weight=(op("wgrad"),),
-        params=layer.weights + (0 if layer.batch_norm else layer.c_out),
-        saved_bytes=float(batch * layer.c_in * layer.size_in**2 * dtype_bytes(precision.dtype)),
-    )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer, UNet
 from perfmodel.spec.parts import Experts, Patches
 from perfmodel.workload._attention import projection_outputs
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
@@ -22,6 +22,7 @@ from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._shared_block import own_weights, shared_weights
 from perfmodel.workload._streams import projection_weights
+from perfmodel.workload._unet import transformer_of
 from perfmodel.workload._weights import (
     attention_weights,
     ffn_weights,
@@ -114,6 +115,57 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
         elif layer.op == "linear":
             head += 2.0 * layer.weights
     return _dense_flops(layers * job.global_batch, head * job.global_batch, job)
+
+
+@step_flops.register
+def _(model: UNet, job: Job) -> ModelFlops:
+    # Multiply-adds for one image: of convolutions, of other products, and between pixels, or
+    # pixels and text. A convolution uses each weight once per pixel of its output.
+    width, text = model.embedding_width, model.text_tokens
+    convolutions = scores = adapters = 0
+    feed_forwards = 0
+    products = (model.channels[0] + width) * width
+    if model.added_width:
+        products += (model.added_width + width) * width
+    for part in model.parts:
+        c, pixels = part.c_out, part.size_out**2
+        convolutions += 9 * part.c_in * c * pixels
+        if part.kind != "unit":
+            continue
+        convolutions += 9 * c * c * pixels
+        if part.c_in != c:
+            convolutions += part.c_in * c * pixels
+        products += width * c
+        if not part.layers:
+            continue
+
+        # Of a layer: attention within the image, to the text, and the gated feed-forward.
+        layer = transformer_of(model, part)
+        products += 2 * c * c * pixels
+        products += part.layers * (6 * c * c * pixels + 2 * text * model.text_width * c)
+        feed_forwards += part.layers * 12 * c * c * pixels
+        scores += part.layers * 2 * pixels * (pixels + text) * c
+        before, behind = _attention_adapters(layer, job)
+        beside_ffn = _ffn_adapters(layer, job, layer.ffn_hidden)
+        adapters += part.layers * pixels * (before + 2 * behind + beside_ffn)
+
+    modules = job.activations.recompute_modules
+    if SECOND_PRODUCTS in modules:
+        repeated = convolutions + (products + feed_forwards) / 2
+    else:
+        repeated = scores * ("core_attn" in modules) + feed_forwards * ("mlp" in modules)
+    per_multiply_add = 2.0 * job.global_batch
+    weights = per_multiply_add * (convolutions + products + feed_forwards)
+    return ModelFlops(
+        layers_forward=weights,
+        head_forward=0.0,
+        attention_forward=per_multiply_add * scores,
+        attention_causal_forward=per_multiply_add * scores,
+        selective_forward=per_multiply_add * repeated,
+        adapters_forward=per_multiply_add * job.fine_tuning.adapter_rank * adapters,
+        frozen_forward=weights if job.fine_tuning.frozen else 0.0,
+        train=job.mode == "train",
+    )
 
 
 @step_flops.register

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Mlp, Model, Transformer
+from perfmodel.spec import ConvNet, Mlp, Model, Transformer, UNet
 from perfmodel.spec.parts import Patches
 from perfmodel.workload._attention import has_bias, projected, unbiased_outputs
 from perfmodel.workload._embedding_head import (
@@ -106,6 +106,34 @@ def _(model: ConvNet) -> Parameters:
         if layer.batch_norm:
             norms += 2 * layer.c_out
     return Parameters(feed_forward=weights, norms=norms, head=head)
+
+
+@parameters.register
+def _(model: UNet) -> Parameters:
+    attention = feed_forward = norms = 0
+    # Two products for the time step, and two for further conditions where there are any.
+    width = model.embedding_width
+    for inputs in filter(None, (model.channels[0], model.added_width)):
+        feed_forward += (inputs + 1) * width + (width + 1) * width
+    for part in model.parts:
+        c_in, c, layers = part.c_in, part.c_out, part.layers
+        if part.kind != "unit":
+            feed_forward += (9 * c_in + 1) * c
+            continue
+        # Two convolutions, the product of the time step, and the shortcut where channels change.
+        feed_forward += (9 * c_in + 1) * c + (9 * c + 1) * c + (width + 1) * c
+        if c_in != c:
+            feed_forward += (c_in + 1) * c
+        norms += 2 * (c_in + c)
+        if layers:
+            # Of all projections of attention only the output has a bias. The feed-forward is gated.
+            text = model.text_width
+            attention += layers * ((4 * c + 1) * c + (2 * c + 2 * text + 1) * c)
+            feed_forward += layers * ((c + 1) * 8 * c + (4 * c + 1) * c) + 2 * (c + 1) * c
+            norms += 2 * c + layers * 3 * 2 * c
+    # The norm before the last convolution.
+    norms += 2 * model.channels[0]
+    return Parameters(attention=attention, feed_forward=feed_forward, norms=norms)
 
 
 @parameters.register

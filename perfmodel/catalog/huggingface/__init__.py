@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import known_family, language_model
     from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
+    from perfmodel.catalog.huggingface._unet import UNetConfig
     from perfmodel.catalog.huggingface._unknown import (
         CannotDescribeError,
         cannot_describe,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, ConvNet, Framework, Layout, Problem, Transformer
+from perfmodel.spec import Cluster, ConvNet, Framework, Layout, Problem, Transformer, UNet
 from perfmodel.spec.notation import PerStage, schedule_name
 from perfmodel.units import divisors
 from perfmodel.workload import Shard, blocks, layer_count
@@ -155,7 +155,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
         degrees = tuple(sorted({*degrees, *powers_of_two}))
         stages = tuple(sorted({*degrees, *divisors(layers)}))
     tp = cp = (1,)
-    if not isinstance(model, ConvNet):
+    if not isinstance(model, ConvNet | UNet):
         tp = tuple(d for d in degrees if d <= 2 * cluster.devices_per_node)
     if isinstance(model, Transformer) and job.seq_len >= _LONG_SEQUENCE:
         cp = tuple(d for d in degrees if d <= 16)

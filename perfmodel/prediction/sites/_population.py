@@ -38,7 +38,7 @@ from perfmodel.prediction.sites.known_runs import (
     half_width,
     scales,
 )
-from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model
+from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model, UNet
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ def model_kind(model: Model) -> str:
     """The kind of a model, for statistics of sites."""
     if isinstance(model, ConvNet):
         return "convolutions"
+    if isinstance(model, UNet):
+        return "diffusion U-Net"
     if isinstance(model, Mlp):
         return "multilayer perceptron"
     if model.norms.adaln is not None:
