@@ -83,7 +83,7 @@ def test_a_convolutional_network_comes_from_toml(tmp_path):
             MINIMAL + "[experts]\ncount = 8\ntop = 2\n",
             r"experts\.topk: missing; .*experts\.top: unknown key",
         ),
-        ('kind = "rnn"\n', r"kind: must be transformer, mlp or convnet"),
+        ('kind = "rnn"\n', r"kind: must be transformer, mlp, convnet or unet"),
     ],
 )
 def test_a_bad_file_is_refused_with_all_its_faults(tmp_path, text, message):
