@@ -43,7 +43,7 @@ def told(case: Case) -> dict[str, Any]:
         "seq_len": case.job.seq_len,
         "dtype": case.job.dtype,
     }
-    kinds = {"Transformer": "transformer", "Mlp": "mlp", "ConvNet": "convnet"}
+    kinds = {"Transformer": "transformer", "Mlp": "mlp", "ConvNet": "convnet", "UNet": "unet"}
     levels = [
         {
             "name": level.name, "size": level.size, "bandwidth_gb_per_s": level.bandwidth_bytes_per_s / 1e9,
