@@ -73,9 +73,7 @@ def test_blocks_hold_and_multiply_what_the_formulas_say(
         assert sum(block.params for block, _ in made) == parameter_count(model)
     assert sum(matmul_flops(block.forward) for block, _ in made) == pytest.approx(flops.forward)
     for recompute in ("selective", "full"):
-        repeated = sum(
-            matmul_flops(getattr(block, f"recompute_{recompute}")) for block, _ in made
-        )
+        repeated = sum(matmul_flops(getattr(block, f"recompute_{recompute}")) for block, _ in made)
         assert repeated == pytest.approx(flops.hardware(recompute) - flops.total)
 
 
@@ -113,7 +111,7 @@ def test_activations_of_the_first_convolutions_by_hand() -> None:
     """A residual unit without transformer layers keeps the inputs of two norms, two SiLUs and two
     convolutions, and those of the time step's product."""
     model = replace(unet("stable-diffusion-1.5"), layers_by_scale=(0, 0, 0, 0))
-    unit = dict((block.name, block) for block, _ in blocks(model, job(), Shard()))["down_0.0"]
+    unit = {block.name: block for block, _ in blocks(model, job(), Shard())}["down_0.0"]
     image, time_step = 2 * 320 * 64**2, 2 * 1280
     assert unit.activation_bytes.none == 6 * image + 2 * time_step
     assert unit.activation_bytes.full == image
