@@ -22,7 +22,8 @@ from perfmodel.catalog.entries import (
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
-from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, UNet, key_fields
+from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, key_fields
+from perfmodel.spec.unet import UNet
 
 Config = Mapping[str, Any]
 ENCODERS_LEFT_OUT: Final = (

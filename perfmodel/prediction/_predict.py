@@ -20,18 +20,9 @@ from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAcco
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction.sites import Site
-from perfmodel.spec import (
-    Cluster,
-    Device,
-    Framework,
-    Job,
-    Layout,
-    Model,
-    Problem,
-    Transformer,
-    UNet,
-)
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
 from perfmodel.spec.keywords import StepKeywords
+from perfmodel.spec.unet import UNet
 from perfmodel.timeline import times
 
 

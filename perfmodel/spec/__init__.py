@@ -36,7 +36,6 @@ from perfmodel.spec._job_sections import (
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
-from perfmodel.spec._unet import UNet, UNetPart
 from perfmodel.spec.framework_facts import AttentionKernel, partition_by_cost
 
 # Records that another one holds are shown inside it, by whichever door they come.
@@ -47,6 +46,7 @@ for _module in (
     "_model_sections",
     "framework_facts",
     "parts",
+    "unet",
 ):
     shorten_reprs(f"{__name__}.{_module}")
 shorten_reprs(__name__)

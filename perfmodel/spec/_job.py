@@ -12,7 +12,7 @@ from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._sections import flat_keywords, require_switches, section
-from perfmodel.spec._unet import UNet
+from perfmodel.spec.unet import UNet
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
 if TYPE_CHECKING:

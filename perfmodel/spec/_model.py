@@ -17,8 +17,8 @@ from perfmodel.spec._model_sections import (
     OutputHead,
 )
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
-from perfmodel.spec._unet import UNet
 from perfmodel.spec.parts import Experts, LatentAttention
+from perfmodel.spec.unet import UNet
 from perfmodel.units import require_whole
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from functools import singledispatch
 from itertools import groupby
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp, Model, Transformer, UNet
+from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp, Model, Transformer
+from perfmodel.spec.unet import UNet
 from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._convolution import convolution, norm_at_bandwidth, require_unsplit_images
 from perfmodel.workload._linear import linear

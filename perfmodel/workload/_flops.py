@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer, UNet
+from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import Experts, Patches
+from perfmodel.spec.unet import UNet
 from perfmodel.workload._attention import projection_outputs
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._indexer import indexer_weights

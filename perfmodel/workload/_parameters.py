@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Mlp, Model, Transformer, UNet
+from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
+from perfmodel.spec.unet import UNet
 from perfmodel.workload._attention import has_bias, projected, unbiased_outputs
 from perfmodel.workload._embedding_head import (
     T5_RELATIVE_BUCKETS,

@@ -4,7 +4,8 @@ them, on square images."""
 from dataclasses import dataclass
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import ConvLayer, Job, Transformer, UNet, UNetPart
+from perfmodel.spec import ConvLayer, Job, Transformer
+from perfmodel.spec.unet import UNet, UNetPart
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import Blocks, Shard
 from perfmodel.workload._convolution import (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec import Job, UNet
+from perfmodel.spec import Job
+from perfmodel.spec.unet import UNet
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, step_flops
 
 NAMES = ("stable-diffusion-1.5", "stable-diffusion-2", "stable-diffusion-xl")

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, ConvNet, Framework, Layout, Problem, Transformer, UNet
+from perfmodel.spec import Cluster, ConvNet, Framework, Layout, Problem, Transformer
 from perfmodel.spec.notation import PerStage, schedule_name
+from perfmodel.spec.unet import UNet
 from perfmodel.units import divisors
 from perfmodel.workload import Shard, blocks, layer_count
 

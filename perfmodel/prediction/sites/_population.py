@@ -38,7 +38,8 @@ from perfmodel.prediction.sites.known_runs import (
     half_width,
     scales,
 )
-from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model, UNet
+from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model
+from perfmodel.spec.unet import UNet
 
 
 @dataclass(frozen=True)
