@@ -307,8 +307,9 @@ def _stated_tying(
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:
     # Positions are the longest sequence that a model can read, not the length that it was trained
     # on: both are kept.
+    # That of images or videos is the number of their patches.
     longest = fields["seq_len"]
-    if longest <= LONGEST_ASSUMED:
+    if longest <= LONGEST_ASSUMED or fields.get("patches"):
         return fields
     return fields | {"seq_len": LONGEST_ASSUMED, "longest_seq_len": longest}
 

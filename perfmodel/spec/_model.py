@@ -17,6 +17,7 @@ from perfmodel.spec._model_sections import (
     OutputHead,
 )
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
+from perfmodel.spec._text_layers import require_text_layers
 from perfmodel.spec.parts import Experts, LatentAttention
 from perfmodel.spec.unet import UNet
 from perfmodel.units import require_whole
@@ -155,6 +156,7 @@ class Transformer(Stated, Sectioned):
         # Then checks of several fields together.
         if self.hybrid != HybridStack() or self.mtp.mtp_mixers:
             self._check_mixers(owner)
+        require_text_layers(self)
         self._check_combinations(owner)
 
     def _check_mixers(self, owner: str) -> None:

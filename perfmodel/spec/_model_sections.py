@@ -18,6 +18,7 @@ from perfmodel.spec.parts import (
     ShortConv,
     Spectrogram,
     Streams,
+    TextCondition,
     TimeMix,
     WindowHeads,
 )
@@ -39,6 +40,10 @@ MIXERS: Final = {
     "-": "a dense feed-forward",
     "P": "the layer's own embedding of the token",
     "U": "updates of further residual streams",
+    "X": "cross-attention to the text",
+    "D": "a layer of two streams, text and image (MMDiT)",
+    "O": "the last layer of two streams, which only the image leaves",
+    "N": "attention beside a feed-forward, on text and image as one stream",
 }
 """Kinds of layers by letter of `HybridStack.mixers`."""
 
@@ -153,6 +158,9 @@ class Inputs(Stated):
     """Image patches as input; `vocab` is then the number of classes of the head, 0 for none."""
     spectrogram: Spectrogram | None = None
     """A spectrogram as the encoder's input; text goes only to the decoder."""
+    text_condition: TextCondition | None = None
+    """Text that a diffusion transformer is conditioned on, in layers with letters X, D, O and N;
+    sequence lengths count tokens of the image alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

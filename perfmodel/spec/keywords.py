@@ -36,6 +36,7 @@ from perfmodel.spec.parts import (
     ShortConv,
     Spectrogram,
     Streams,
+    TextCondition,
     TimeMix,
     WindowHeads,
 )
@@ -203,6 +204,7 @@ class InputKeywords(TypedDict, total=False):
     narrow_embedding: NarrowEmbedding | None
     patches: Patches | None
     spectrogram: Spectrogram | None
+    text_condition: TextCondition | None
 
 
 class OutputHeadKeywords(TypedDict, total=False):

@@ -1,11 +1,16 @@
 """Further parts of transformers: experts, mixers, patches, conditioning."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
 from perfmodel.units import require_whole
+
+STREAM_LAYERS: Final = "DON"
+"""Letters of `MIXERS` for layers that hold text and image side by side, each a whole layer."""
+TEXT_LAYERS: Final = f"X{STREAM_LAYERS}"
+"""Letters of `MIXERS` for layers that read the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,13 +332,19 @@ class DeltaNet(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Stated):
-    """Input of a vision encoder or diffusion transformer: square images (or latents) in square
-    patches."""
+    """Input of a vision encoder or diffusion transformer: images or videos (or latents of these)
+    in square patches."""
 
     image_size: int
-    """Height and width in pixels."""
+    """Height in pixels, and width where no other is stated."""
     patch_size: int
     """Height and width of a patch in pixels."""
+    image_width: int = 0
+    """Width in pixels; 0: as high."""
+    frames: int = 1
+    """Images of a video."""
+    patch_frames: int = 1
+    """Images that a patch goes through."""
     channels: int = 3
     """Numbers of a pixel."""
     class_tokens: int = 0
@@ -345,32 +356,49 @@ class Patches(Stated):
     def __post_init__(self) -> None:
         require_whole(
             "patches",
-            {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")},
+            {
+                name: getattr(self, name)
+                for name in ("image_size", "patch_size", "frames", "patch_frames", "channels")
+            },
         )
         require_whole(
             "patches",
-            {"class_tokens": self.class_tokens, "out_channels": self.out_channels},
+            {name: getattr(self, name) for name in ("image_width", "class_tokens", "out_channels")},
             least=0,
         )
-        if self.image_size < self.patch_size:
-            raise PerfModelError(
-                f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}"
-            )
+        # At least one patch in every direction.
+        for size, patch in (
+            ("image_size", "patch_size"),
+            ("image_width", "patch_size"),
+            ("frames", "patch_frames"),
+        ):
+            stated = getattr(self, size)
+            if stated and stated < getattr(self, patch):
+                raise PerfModelError(
+                    f"patches: {patch}={getattr(self, patch)} exceeds {size}={stated}"
+                )
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per image."""
-        return (self.image_size // self.patch_size) ** 2 + self.class_tokens
+        """Number of tokens per image or video."""
+        rows = self.image_size // self.patch_size
+        columns = (self.image_width or self.image_size) // self.patch_size
+        return rows * columns * (self.frames // self.patch_frames) + self.class_tokens
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels per patch."""
+        return self.patch_size**2 * self.patch_frames
 
     @property
     def elements(self) -> int:
         """Number of elements per patch."""
-        return self.patch_size**2 * self.channels
+        return self.pixels * self.channels
 
     @property
     def out_elements(self) -> int:
         """Output elements per patch."""
-        return self.patch_size**2 * self.out_channels
+        return self.pixels * self.out_channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,13 +439,46 @@ class AdaLN(Stated):
     """Adaptive norms: scale, shift and gate of each sub-layer, computed from time step and class.
 
     adaLN-Zero of DiT, Peebles and Xie, arXiv 2212.09748, section 3.2. Norms have no parameters of
-    their own.
+    their own; those of queries and keys have a scale each.
     """
 
-    classes: int
-    """Classes of images; one more stands for no class (classifier-free guidance)."""
+    classes: int = 0
+    """Classes of images; one more stands for no class (classifier-free guidance). 0: images have
+    none."""
     frequencies: int = 256
     """Number of sines and cosines that encode a time step."""
+    guidance: bool = False
+    """The strength of guidance is encoded and embedded as time steps are (FLUX.1-dev)."""
+    shared: bool = False
+    """One product makes the vectors of all layers, which each layer adds its own learned ones to
+    (adaLN-single of PixArt-alpha, arXiv 2310.00426, section 2.3)."""
 
     def __post_init__(self) -> None:
-        require_whole("adaln", vars(self))
+        require_whole("adaln", {"classes": self.classes}, least=0)
+        require_whole("adaln", {"frequencies": self.frequencies})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCondition(Stated):
+    """Text that a diffusion transformer makes images or videos of: the outputs of text encoders,
+    which are computed before the step."""
+
+    tokens: int
+    """Tokens of text for every image or video."""
+    width: int
+    """Elements of a token as it comes from the encoders."""
+    input_norm: bool = False
+    """An RMS norm of these elements stands before the first product (Qwen-Image)."""
+    projections: int = 1
+    """Products that make a hidden state of a token; after each but the last stands a GELU (PixArt
+    and Wan have two)."""
+    pooled: int = 0
+    """Elements of one embedding of the whole text, which passes two products and is added to that
+    of the time step (Stable Diffusion 3, arXiv 2403.03206, section 4); 0 for none."""
+    cross_norm: bool = False
+    """Cross-attention to the text has a norm before it, with parameters of its own (Wan)."""
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("tokens", "width", "projections")}
+        require_whole("text_condition", sizes)
+        require_whole("text_condition", {"pooled": self.pooled}, least=0)

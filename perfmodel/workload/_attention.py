@@ -18,6 +18,7 @@ from perfmodel.workload._pointwise import (
     attention_gate,
     attention_layout,
     head_norm,
+    query_or_key_norm,
     rotary,
     small_norm,
     sub_norm,
@@ -50,32 +51,10 @@ def self_attention(
     attention, job = model.attention, local.job
     d, d_v = model.head_dim, model.value_dim
     heads, kv_heads = local.heads, local.kv_heads
-
-    # Queries, keys and values come from one product.
-    # In 8-bit attention, only the narrow copies of queries, keys and values are saved.
     own_kv_heads = kv_heads if own_keys else 0
-    outputs = projection_outputs(model, heads=heads, kv_heads=own_kv_heads)
-    has_adapters = job.fine_tuning.adapter_rank > 0
-    projection = column_linear(
-        local,
-        outputs["linear_qkv"],
-        local.hidden,
-        bias=model.block.bias or attention.qkv_bias,
-        kept_output=1 / local.act_bytes if job.narrow.fp8_attention else 1.0,
-        shares_input=has_adapters and local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
-    )
-    if attention.unbiased_projections:
-        unbiased = unbiased_outputs(model, heads=heads, kv_heads=own_kv_heads)
-        projection = replace(projection, params=projection.params - unbiased)
-    pieces = [projection]
-    if attention.distances is not None:
-        pieces += _projected_distances(model, local, attention.distances)
 
     # What some models, or some software, have between the projection and the scores.
-    if has_adapters:
-        pieces += adapters(local, list(outputs.items()), local.hidden)
-    if attention.qk_norm:
-        pieces += head_norm(model, local, own_keys=own_keys)
+    pieces = queries_keys_and_values(model, local, own_keys=own_keys)
     if not job.kernels.fuses("attention_layout"):
         pieces += attention_layout(model, local)
     if model.inputs.positions == "rope":
@@ -94,7 +73,45 @@ def self_attention(
     pieces.append(core)
     if attention.attention_gate or attention.head_gate:
         pieces.append(attention_gate(local, heads * d_v))
-    return [*pieces, *_output(model, local, heads * d_v, reduced=reduced)]
+    return [*pieces, *attention_output(model, local, heads * d_v, reduced=reduced)]
+
+
+def queries_keys_and_values(
+    model: Transformer, local: ShardSizes, *, own_keys: bool = True
+) -> list[Piece]:
+    """The projections of attention with their adapters, and the norms of queries and keys.
+
+    Args:
+        own_keys: False where keys and values are those of an earlier layer.
+    """
+    attention, job = model.attention, local.job
+    heads = local.heads
+
+    # Queries, keys and values come from one product.
+    # In 8-bit attention, only the narrow copies of queries, keys and values are saved.
+    own_kv_heads = local.kv_heads if own_keys else 0
+    outputs = projection_outputs(model, heads=heads, kv_heads=own_kv_heads)
+    has_adapters = job.fine_tuning.adapter_rank > 0
+    projection = column_linear(
+        local,
+        outputs["linear_qkv"],
+        local.hidden,
+        bias=model.block.bias or attention.qkv_bias,
+        kept_output=1 / local.act_bytes if job.narrow.fp8_attention else 1.0,
+        shares_input=has_adapters and local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
+    )
+    if attention.unbiased_projections:
+        unbiased = unbiased_outputs(model, heads=heads, kv_heads=own_kv_heads)
+        projection = replace(projection, params=projection.params - unbiased)
+    pieces = [projection]
+    if attention.distances is not None:
+        pieces += _projected_distances(model, local, attention.distances)
+
+    if has_adapters:
+        pieces += adapters(local, list(outputs.items()), local.hidden)
+    if attention.qk_norm:
+        pieces += head_norm(model, local, own_keys=own_keys)
+    return pieces
 
 
 def _projected_distances(
@@ -177,9 +194,16 @@ def cross_attention(
     )
     unbiased_queries = unbiased_outputs(model, heads=heads, kv_heads=0)
     unbiased_keys_and_values = unbiased_outputs(model, heads=0, kv_heads=kv)
+    norms = []
+    if model.attention.qk_norm:
+        norms = [
+            query_or_key_norm(model, local, local.tokens, heads),
+            query_or_key_norm(model, local, memory_tokens, kv),
+        ]
     return [
         replace(queries, params=queries.params - unbiased_queries),
         replace(keys_and_values, params=keys_and_values.params - unbiased_keys_and_values),
+        *norms,
         attention_core(
             model,
             local,
@@ -190,7 +214,7 @@ def cross_attention(
             causal=False,
             window=0,
         ),
-        *_output(model, local, heads * d),
+        *attention_output(model, local, heads * d),
     ]
 
 
@@ -237,7 +261,7 @@ def _latent_attention(
         causal=causal,
         window=window,
     )
-    rest = [*_latent_gate(model, local, latent), *_output(model, local, heads * d_v)]
+    rest = [*_latent_gate(model, local, latent), *attention_output(model, local, heads * d_v)]
     return [*down_projections, *recomputed("mla_up_proj", expansion), core, *rest]
 
 
@@ -281,7 +305,7 @@ def _absorbed_attention(
         Piece(forward=(core,)),
         absorbed(latent.v_head_dim, rank),
         *_latent_gate(model, local, latent),
-        *_output(model, local, heads * latent.v_head_dim),
+        *attention_output(model, local, heads * latent.v_head_dim),
     ]
 
 
@@ -322,7 +346,7 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
     ]
 
 
-def _output(
+def attention_output(
     model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True
 ) -> list[Piece]:
     """The output projection of `width` elements per token, with its adapters; sinks are a logit per

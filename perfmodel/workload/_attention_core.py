@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound, Op
 from perfmodel.spec import Job, Model, Transformer
+from perfmodel.spec.parts import STREAM_LAYERS
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import ShardSizes
@@ -326,9 +327,19 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     # With documents of varied lengths, no attention covers a whole sequence.
     if job.varied_lengths:
         return None
-    if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:
+    if not isinstance(op, Attention):
         return None
-    return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.attention.causal)
+
+    # Streams of text and image attend over both; cross-attention sees all the text.
+    queries = keys = job.seq_len
+    text = model.inputs.text_condition
+    if text and not set("".join(model.stack)).isdisjoint(STREAM_LAYERS):
+        queries = keys = job.seq_len + text.tokens
+    elif text and op.seq_kv == text.tokens:
+        keys = text.tokens
+    if op.seq_q + op.seq_kv == queries + keys:
+        return None
+    return replace(op, seq_q=queries, seq_kv=keys, causal=model.attention.causal)
 
 
 def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:

@@ -3,14 +3,15 @@
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.ops import Embedding
 from perfmodel.spec import Transformer
-from perfmodel.spec.parts import Patches, Spectrogram
+from perfmodel.spec.parts import Spectrogram
 from perfmodel.workload._block import Comm
-from perfmodel.workload._linear import column_linear, gather_copy, linear, scatter_copy
+from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import ShardSizes, masked_tokens
+from perfmodel.workload._lookup import added_table, token_lookup
+from perfmodel.workload._patches import patch_head, patch_pieces
 from perfmodel.workload._piece import Piece, memory, pointwise
-from perfmodel.workload._pointwise import conditioning, norm, small_norm
+from perfmodel.workload._pointwise import norm, small_norm
 
 T5_RELATIVE_BUCKETS = 32
 """Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head
@@ -43,7 +44,7 @@ def embedding_pieces(
             the encoder's where that reads words too (T5).
     """
     if model.inputs.patches:
-        return _patch_pieces(model, local, model.inputs.patches)
+        return patch_pieces(model, local, model.inputs.patches)
     narrow = model.inputs.narrow_embedding
     projection: list[Piece] = []
     hidden_sizes = local
@@ -71,11 +72,11 @@ def embedding_pieces(
         rows = max(position_rows(model, decoder=decoder), job_rows)
         if local.job.kernels.split_positions and local.sequence_parallel:
             rows = -(-rows // local.tp)
-        pieces += _table(local, rows)
+        pieces += added_table(local, rows)
     if model.inputs.positions == "relative":
         pieces.append(Piece(params=T5_RELATIVE_BUCKETS * local.heads))
     if model.inputs.token_types:
-        pieces += _table(local, model.inputs.token_types)
+        pieces += added_table(local, model.inputs.token_types)
     if model.norms.embedding_norm:
         pieces.append(norm(model, local))
     if model.block.dropout:
@@ -106,7 +107,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     local = local.unquantised
     pieces = [norm(model, local)] if model.norms.final_norm else []
     if model.inputs.patches:
-        return [*pieces, *_patch_head(model, local, model.inputs.patches)]
+        return [*pieces, *patch_head(model, local, model.inputs.patches)]
     if local.job.loss.head != "vocabulary":
         return [*pieces, *_label_head(local)]
     local = _seen_by_head(model, local)
@@ -155,34 +156,6 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     return pieces
 
 
-def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Embedding of patches by one product over the rank's tokens, with positions added.
-
-    With conditioning, also the embeddings of time step and class.
-    """
-    # Images need no gradient. Class tokens are learned rows beside those of patches.
-    h, rows = local.hidden, local.norm_tokens
-    projection = linear(local.precision, rows, h, patches.elements, bias=h)
-    pieces = [
-        replace(projection, backward_input=(), params=projection.params + patches.class_tokens * h)
-    ]
-    positions = max(model.seq_len, local.seq_len) * h if model.inputs.positions == "learned" else 0
-    pieces.append(pointwise(local.precision, [("add", 2)], rows, h, params=positions))
-
-    # The time step passes two products, the class a table (which has a row for "no class"): a row
-    # per image each.
-    if model.norms.adaln:
-        images = local.shard.micro_batch
-        classes = model.norms.adaln.classes + 1
-        pieces += [
-            linear(local.precision, images, h, model.norms.adaln.frequencies, bias=h),
-            pointwise(local.precision, [("silu", 1)], images, h),
-            linear(local.precision, images, h, h, bias=h),
-            replace(_lookup(local, images, classes), params=classes * h),
-        ]
-    return pieces
-
-
 def _spectrogram_pieces(local: ShardSizes, spectrogram: Spectrogram) -> list[Piece]:
     """Two convolutions over time as matrix products, each with GELU (transformers
     models/whisper/modeling_whisper.py `WhisperEncoder`)."""
@@ -214,27 +187,6 @@ def spectrogram_products(hidden: int, spectrogram: Spectrogram) -> int:
     """Multiplications per token of both convolutions."""
     # The first is applied to all the instants that become one token.
     return spectrogram.kernel * (spectrogram.stride * spectrogram.channels + hidden) * hidden
-
-
-def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Head on patches, with its loss: classes of an image's pooled token, or the diffusion output
-    of every patch."""
-    h, pieces = local.hidden, []
-    if model.norms.adaln:
-        pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
-
-    # Classes are of images, predictions of patches, and an encoder has neither.
-    rows, width = local.shard.micro_batch, model.vocab
-    if patches.out_elements:
-        rows, width = local.norm_tokens, patches.out_elements
-    if not width:
-        return pieces
-    loss = "sub" if patches.out_elements else "softmax"
-    return [
-        *pieces,
-        linear(local.precision, rows, width, h, bias=width),
-        pointwise(local.precision, [(loss, 2)], rows, width, saved_bytes=4.0 * rows * width),
-    ]
 
 
 LABELS: Final = 2
@@ -344,53 +296,6 @@ def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
         tokens=masked_tokens(local.tokens),
         norm_tokens=masked_tokens(local.norm_tokens),
     )
-
-
-def token_lookup(local: ShardSizes, *, params: int) -> Piece:
-    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, where only one rank has a
-    nonzero result for each token."""
-    n_bytes = local.hidden_bytes
-    forward: tuple[Comm, ...] = ()
-    backward: tuple[Comm, ...] = ()
-    if local.sequence_parallel:
-        forward = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"),)
-        backward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
-    elif local.tp > 1:
-        forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
-    lookup = replace(
-        _lookup(local, local.tokens, local.vocab),
-        forward_comm=forward,
-        backward_comm=backward,
-        params=params,
-    )
-    if "sequence_copy" not in local.job.kernels.eager_kernels:
-        return lookup
-    return replace(
-        lookup,
-        forward=(*lookup.forward, *scatter_copy(local, local.tokens, local.hidden)),
-        backward_input=(*gather_copy(local, local.tokens, local.hidden), *lookup.backward_input),
-    )
-
-
-def _table(local: ShardSizes, rows: int) -> list[Piece]:
-    """A small replicated table, looked up and added."""
-    added = memory(local.precision, "add", local.norm_tokens, local.hidden, 2)
-    lookup = _lookup(local, local.norm_tokens, rows)
-    return [replace(lookup, params=rows * local.hidden), Piece(forward=(added,))]
-
-
-def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
-    """Rows of a table by their indices; indices have no gradient."""
-    # The lookup is a product of the table with one-hot rows, which are written first.
-    if "one_hot_lookup" in local.job.kernels.eager_kernels:
-        precision = local.unquantised.precision
-        product = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
-        one_hot = memory(precision, "relu", tokens, rows)
-        return replace(product, forward=(one_hot, *product.forward), backward_input=(), params=0)
-    forward = Embedding(
-        dtype=local.precision.act_dtype, tokens=tokens, hidden=local.hidden, vocab=rows
-    )
-    return Piece(forward=(forward,), backward_weight=(replace(forward, pass_="bwd"),))
 
 
 def _cross_entropy(local: ShardSizes) -> Piece:

@@ -12,21 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer
-from perfmodel.spec.parts import Experts, Patches
+from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.spec.parts import STREAM_LAYERS, Experts, Patches
 from perfmodel.spec.unet import UNet
-from perfmodel.workload._attention import projection_outputs
+from perfmodel.workload._adapter_products import adapter_products
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._indexer import indexer_weights
 from perfmodel.workload._layer_embedding import gate_weights
 from perfmodel.workload._local import masked_tokens
+from perfmodel.workload._patches import condition_weights
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._shared_block import own_weights, shared_weights
 from perfmodel.workload._streams import projection_weights
+from perfmodel.workload._text_streams import (
+    image_weights,
+    modulation_vectors,
+    text_input_weights,
+    text_weights,
+)
 from perfmodel.workload._unet import transformer_of
 from perfmodel.workload._weights import (
     attention_weights,
     ffn_weights,
+    head_dims,
     key_value_weights,
     mixer_weights,
 )
@@ -191,9 +199,12 @@ def _(model: Transformer, job: Job) -> ModelFlops:
             * (s_out * (self_attention + 2 * query + ffn) + s * key_value)
         )
 
-    # Modulations are computed once per image.
-    if model.norms.adaln:
-        layers += 2.0 * batch * 3 * h * h * letters.total()
+    # Tokens of text pass weights of their own. Modulations are computed once per image.
+    text_tokens = model.inputs.text_condition.tokens if model.inputs.text_condition else 0
+    per_text_token = text_weights(model, letters)
+    layers += 2.0 * batch * text_tokens * per_text_token
+    if model.norms.adaln and not model.norms.adaln.shared:
+        layers += 2.0 * batch * h * h * modulation_vectors(letters)
 
     full, causal = _attention_products(model, job, letters, s_out)
     head, vocabulary = _head_flops(model, job, batch, s_out)
@@ -215,25 +226,27 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if SECOND_PRODUCTS in modules:
         # Half of each product, and all of the routed experts' (`assemble`).
         routed = letters["E"] * _routed_weights(model)
-        repeated = s * ((per_token - routed) / 2 + routed)
+        repeated = s * ((per_token - routed) / 2 + routed) + text_tokens * per_text_token / 2
     else:
         repeated = full if "core_attn" in modules else 0.0
         if set(modules) - {"core_attn"}:
             repeated += s * _repeated(model, job)
+        if "mlp" in modules:
+            repeated += text_tokens * letters["D"] * ffn_weights(model, model.ffn_hidden)
 
     # Mixers with a state, and adapters, multiply in addition to the model's weights.
-    state_products = adapter_products = 0.0
+    state_products = adapters = 0.0
     for letter, mixer in mixer_weights(model, letters).items():
         state_products += letters[letter] * mixer.state_products
     if job.fine_tuning.adapter_rank:
-        adapter_products = _adapter_products(model, job, s_out)
+        adapters = adapter_products(model, job, letters, s_out)
     return ModelFlops(
         layers_forward=layers + 2.0 * batch * s * state_products,
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
         selective_forward=2.0 * batch * repeated,
-        adapters_forward=2.0 * batch * adapter_products,
+        adapters_forward=2.0 * batch * adapters,
         frozen_forward=frozen,
         train=job.mode == "train",
     )
@@ -265,6 +278,8 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
         weights += letters["E"] * _moe_weights(model, model.experts)
     for letter, mixer in mixer_weights(model, letters).items():
         weights += letters[letter] * mixer.token_weights
+    if model.inputs.text_condition:
+        weights += image_weights(model, letters)
     if hybrid.indexer:
         weights += letters["I"] * indexer_weights(model, hybrid.indexer)
     if hybrid.shared_block:
@@ -307,6 +322,14 @@ def _attention_products(
         pairs = seen_width * _visible_pairs(length, 0)
         pairs_in_window = attending_in_window * window_width * visible(length, window)
         causal = documents * (pairs + pairs_in_window)
+
+    # Layers of two streams, or of one of both, attend over image and text; cross-attention to text.
+    if model.inputs.text_condition:
+        text_tokens = model.inputs.text_condition.tokens
+        joint = sum(letters[letter] for letter in STREAM_LAYERS)
+        added = joint * float(s + text_tokens) ** 2 + letters["X"] * float(s) * text_tokens
+        full += added * width
+        causal += added * width
 
     # The decoder attends to itself, causally, and to all of the encoder.
     if decoder:
@@ -351,71 +374,15 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
     return 2.0 * model.hidden * (model.hidden + LABELS)
 
 
-def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
-    """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
-    letters = _sub_layer_counts(model)
-
-    # Latent attention has an adapter beside its output alone, and so has cross-attention.
-    input_adapters, output_adapters = _attention_adapters(model, job)
-    attention_adapters = input_adapters + output_adapters
-    ffn_adapters = _ffn_adapters(model, job, model.ffn_hidden)
-    per_rank = job.tokens_per_sequence * (
-        letters["*"] * attention_adapters
-        + letters["W"] * sum(_attention_adapters(model.in_window, job))
-        + letters["Q"] * sum(_attention_adapters(model, job, own_keys=False))
-        + letters["V"] * sum(_attention_adapters(model.in_window, job, own_keys=False))
-        + letters["-"] * ffn_adapters
-        + _ffn_adapters(model, job, model.uneven_inner)
-        - _ffn_adapters(model, job, 0)
-    )
-    per_rank += model.decoder_layers * s_out * (attention_adapters + output_adapters + ffn_adapters)
-    return float(job.fine_tuning.adapter_rank * per_rank)
-
-
-def _ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner
-    elements."""
-    first: dict[AdapterModule, int] = {
-        "linear_fc1": inner * model.inner_projections,
-        "up_proj": inner,
-    }
-    if model.block.gated_ffn:
-        first["gate_proj"] = inner
-    return _adapted(job, first, model.hidden) + _adapted(job, {"linear_fc2": model.hidden}, inner)
-
-
-def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters of products with `k` inputs, by their
-    outputs."""
-    # An adapter of a product of k inputs and n outputs takes k + n.
-    return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
-
-
-def _attention_adapters(model: Transformer, job: Job, *, own_keys: bool = True) -> tuple[int, int]:
-    """Multiply-adds per token and unit of rank in adapters before and after one attention's core.
-
-    Args:
-        own_keys: False where keys and values are those of an earlier layer.
-    """
-    _, d_v = _head_dims(model)
-    behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
-    if model.latent_attention:
-        return 0, behind
-    outputs = projection_outputs(
-        model, heads=model.heads, kv_heads=model.kv_heads if own_keys else 0
-    )
-    return _adapted(job, outputs, model.hidden), behind
-
-
 def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again when modules of layers are recomputed."""
     letters = Counter("".join(model.stack))
     modules = job.activations.recompute_modules
     repeated = 0
     if "mlp" in modules:
-        repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) + ffn_weights(
-            model, model.uneven_inner
-        )
+        feed_forwards = letters["-"] + letters["D"] + letters["O"]
+        repeated = feed_forwards * ffn_weights(model, model.ffn_hidden)
+        repeated += ffn_weights(model, model.uneven_inner)
 
     # Shared experts are part of the mixture, and repeated with it.
     if model.experts and "moe" in modules:
@@ -452,7 +419,11 @@ def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -
         s * patches.out_elements if patches.out_elements else model.vocab
     )
     if model.norms.adaln:
-        products += h * (model.norms.adaln.frequencies + h) + 2 * h * h
+        weights, _ = condition_weights(model, model.norms.adaln)
+        products += weights + (0 if model.norms.adaln.shared else 2 * h * h)
+    if model.inputs.text_condition:
+        text = model.inputs.text_condition
+        products += text.tokens * text_input_weights(h, text)
     return 2.0 * batch * products
 
 
@@ -471,16 +442,8 @@ def _dense_flops(layers: float, head: float, job: Job) -> ModelFlops:
 
 def _score_width(model: Transformer) -> int:
     """Multiplications of one attention layer for one pair of query and key, over all heads."""
-    d_qk, d_v = _head_dims(model)
+    d_qk, d_v = head_dims(model)
     return model.heads * (d_qk + d_v)
-
-
-def _head_dims(model: Transformer) -> tuple[int, int]:
-    """Elements of a head's queries and keys, and of its values."""
-    latent = model.latent_attention
-    if latent:
-        return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
-    return model.head_dim, model.value_dim
 
 
 def _visible_pairs(s: float, window: int) -> float:

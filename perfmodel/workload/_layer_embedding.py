@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import LayerEmbedding
-from perfmodel.workload._embedding_head import token_lookup
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import ShardSizes, padded_vocab
+from perfmodel.workload._lookup import token_lookup
 from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import activation, norm_params, small_norm
 

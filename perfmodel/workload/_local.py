@@ -171,10 +171,15 @@ def storage_dtype(dtype: str) -> str:
     return {"fp8": "bf16", "fp4": "bf16", "int8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> ShardSizes:
+def local_sizes(
+    model: Transformer, job: Job, shard: Shard, seq_len: int, *, of: str = "sequence length"
+) -> ShardSizes:
     """Divide `model` by `shard`.
 
     Key and value heads are replicated where tp exceeds them, as Megatron-LM does.
+
+    Args:
+        of: what `seq_len` is, for messages.
 
     Raises:
         LayoutError: if heads, kv_heads, ffn_hidden or the sequence do not divide; names the remedy.
@@ -199,7 +204,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     for parts, description in parts_of_sequence:
         if seq_len % parts:
             raise LayoutError(
-                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({description})",
+                f"{model.name}: {of} {seq_len} is not divisible by {parts} ({description})",
                 Reason.SEQUENCE,
             )
 

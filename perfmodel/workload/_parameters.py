@@ -21,9 +21,15 @@ from perfmodel.workload._embedding_head import (
 )
 from perfmodel.workload._indexer import indexer_parameters
 from perfmodel.workload._layer_embedding import gate_weights, lookup_parameters
-from perfmodel.workload._pointwise import norm_params
+from perfmodel.workload._patches import condition_weights
+from perfmodel.workload._pointwise import (
+    head_norm_params,
+    norm_params,
+    unconditioned_norm_params,
+)
 from perfmodel.workload._shared_block import shared_block_parameters
 from perfmodel.workload._streams import projection_weights
+from perfmodel.workload._text_streams import modulation_vectors, text_input_weights
 from perfmodel.workload._weights import (
     attention_weights,
     ffn_weights,
@@ -219,7 +225,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     layers = Parameters(
         embedding=embedding,
         attention=attention,
-        feed_forward=_ffn(model, model.ffn_hidden) * counts["-"],
+        feed_forward=_feed_forwards(model, counts),
         mamba=sum(counts[letter] * mixer.parameters for letter, mixer in mixers.items()),
         norms=norms,
     )
@@ -262,6 +268,13 @@ def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int
         projections += counts[borrowing] * (weights - _keys_and_values_parameters(attention))
         norms += counts[borrowing] * (norms_inside - _key_norm(attention))
 
+        # Layers of two streams have the projections twice, of which the last makes no result of the
+        # text; cross-attention, and layers of one stream, once.
+        if attention is model and whole == "*":
+            times = 2 * (counts["D"] + counts["O"]) + counts["N"] + counts["X"]
+            projections += times * weights - counts["O"] * _output_parameters(model)
+            norms += times * norms_inside
+
         # Norms of the inputs of the last products.
         if model.norms.sub_norms:
             norms += counts[whole] * norm_params(model, attention.heads * attention.value_dim)
@@ -271,6 +284,7 @@ def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int
 def _norms_of_sub_layers(model: Transformer, letters: str) -> int:
     """Parameters of the norms around sub-layers, and of their conditioning."""
     h, hybrid, counts = model.hidden, model.hybrid, Counter(letters)
+    text = model.inputs.text_condition
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
     # stand side by side.
@@ -291,9 +305,14 @@ def _norms_of_sub_layers(model: Transformer, letters: str) -> int:
     if model.experts and model.experts.branch_norms:
         norms += counts["E"] * 4 * norm_params(model, h)
 
-    # Scale, shift and gate of each sub-layer are made of the condition by one product.
+    if text and text.cross_norm:
+        norms += counts["X"] * unconditioned_norm_params(model, h)
+
+    # Scale, shift and gate of each sub-layer are made of the condition by one product, or learned
+    # where all layers share that.
     if model.norms.adaln:
-        norms += 3 * (h * h + h) * len(letters)
+        shared = model.norms.adaln.shared
+        norms += modulation_vectors(counts) * (h if shared else h * h + h)
     return norms
 
 
@@ -303,9 +322,23 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
     width = patches.out_elements or model.vocab
     embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
     if model.norms.adaln:
-        embedding += (model.norms.adaln.frequencies + 1 + h + 1 + model.norms.adaln.classes + 1) * h
-        head += 2 * (h * h + h)
+        weights, others = condition_weights(model, model.norms.adaln)
+        embedding += weights + others
+        head += 2 * h if model.norms.adaln.shared else 2 * (h * h + h)
+    text = model.inputs.text_condition
+    if text:
+        embedding += text_input_weights(h, text) + text.projections * h
+        embedding += text.width * text.input_norm
     return embedding, head
+
+
+def _feed_forwards(model: Transformer, counts: Mapping[str, int]) -> int:
+    """Parameters of all dense feed-forwards of the usual size."""
+    # One for each stream that leaves a layer. A single stream's last product has the bias that
+    # attention's output counts.
+    number = counts["-"] + 2 * counts["D"] + counts["O"] + counts["N"]
+    shared_biases = counts["N"] * model.hidden * model.block.bias
+    return number * _ffn(model, model.ffn_hidden) - shared_biases
 
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
@@ -339,7 +372,14 @@ def _attention(model: Transformer) -> tuple[int, int]:
     if model.attention.distances is not None:
         for name in model.attention.distances.projections:
             of_distances += a * d * (h + has_bias(model, name))
-    return attention_weights(model) + biases + sinks + of_distances, norm_params(model, normed)
+    weights = attention_weights(model) + biases + sinks + of_distances
+    return weights, head_norm_params(model, normed)
+
+
+def _output_parameters(model: Transformer) -> int:
+    """Parameters of attention's output projection, without latent attention."""
+    biased = model.block.bias or model.attention.output_bias
+    return model.hidden * (model.heads * model.value_dim + biased)
 
 
 def _keys_and_values_parameters(model: Transformer) -> int:
@@ -355,9 +395,8 @@ def _key_norm(model: Transformer) -> int:
     """Parameters of the norm of keys."""
     if not model.attention.qk_norm:
         return 0
-    return norm_params(
-        model, (model.kv_heads if model.attention.qk_norm_of_all_heads else 1) * model.head_dim
-    )
+    heads = model.kv_heads if model.attention.qk_norm_of_all_heads else 1
+    return head_norm_params(model, heads * model.head_dim)
 
 
 def _keys_and_values(model: Transformer, tp: int) -> float:

@@ -26,6 +26,17 @@ def norm_params(model: Transformer, size: int) -> int:
     # Conditioning gives both itself.
     if model.norms.adaln or not model.norms.norm_parameters:
         return 0
+    return unconditioned_norm_params(model, size)
+
+
+def head_norm_params(model: Transformer, size: int) -> int:
+    """Parameters of a norm over `size` elements of queries or keys."""
+    # Diffusion transformers have RMS norms there, which conditioning does not reach.
+    return size if model.norms.adaln else norm_params(model, size)
+
+
+def unconditioned_norm_params(model: Transformer, size: int) -> int:
+    """Parameters of a norm over `size` elements that is not conditioned on anything."""
     shifted = model.block.bias if model.norms.norm_bias is None else model.norms.norm_bias
     return size * (2 if model.norms.norm == "layer_norm" and shifted else 1)
 
@@ -72,18 +83,40 @@ _GELU_FORMULA_KEEPS: Final = 4
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
     """A sub-layer with its norms and residual addition."""
+    return [
+        *sub_layer_input(model, local, mixer[0].input_bytes),
+        *mixer,
+        *sub_layer_output(model, local),
+    ]
+
+
+def sub_layer_input(
+    model: Transformer, local: ShardSizes, input_bytes: float, *, vectors: int = 3
+) -> list[Piece]:
+    """The norm before a sub-layer, and its conditioning.
+
+    Args:
+        input_bytes: bytes of its input that the sub-layer keeps.
+        vectors: conditioning vectors that are made here.
+    """
     # A recomputed norm keeps its input, and the mixer need not keep the norm's output.
-    before: list[Piece] = []
+    pieces: list[Piece] = []
     if model.norms.norm_at != "output":
-        before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
-    after = [norm(model, local)] if model.norms.norm_at != "input" else []
+        pieces = recomputed("layernorm", [norm(model, local)], [input_bytes])
 
     # Conditioning scales and shifts the norm's result and gates the sum: products of one row per
     # sequence, and passes over the tokens.
     if model.norms.adaln:
-        before += conditioning(local, 3, [("mul", 2), ("add", 2)])
-        after.append(_pass(local, [("mul", 2)]))
-    return [*before, *mixer, *after, residual(model, local)]
+        pieces += conditioning(model, local, vectors, [("mul", 2), ("add", 2)])
+    return pieces
+
+
+def sub_layer_output(model: Transformer, local: ShardSizes) -> list[Piece]:
+    """The norm behind a sub-layer, the gate of its conditioning and the residual addition."""
+    pieces = [norm(model, local)] if model.norms.norm_at != "input" else []
+    if model.norms.adaln:
+        pieces.append(_pass(local, [("mul", 2)]))
+    return [*pieces, residual(model, local)]
 
 
 def side_by_side(
@@ -147,9 +180,17 @@ def beside_experts(
     return [*first_norm, *attention, *experts, summed, residual(model, local)]
 
 
-def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
+def conditioning(
+    model: Transformer, local: ShardSizes, vectors: int, ops: list[tuple[str, int]]
+) -> list[Piece]:
     """Computation of conditioning vectors by SiLU and a product, and their application."""
     rows, hidden = local.shard.micro_batch, local.hidden
+
+    # Where one product makes the vectors of all layers, each layer adds learned ones to them.
+    if model.norms.adaln and model.norms.adaln.shared:
+        width = vectors * hidden
+        learned = pointwise(local.precision, [("add", 2)], rows, width, params=width)
+        return [learned, _pass(local, ops)]
     modulations = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
     silu = pointwise(local.precision, [("silu", 1)], rows, hidden)
     return [silu, modulations, _pass(local, ops)]
@@ -250,11 +291,8 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
     first_adapters: list[Piece] = []
     last_adapters: list[Piece] = []
     if has_adapters:
-        # Adapters may stand beside the product of gate and value, or beside either.
-        outputs: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
-        if model.block.gated_ffn:
-            outputs.append(("gate_proj", local.ffn))
-        first_adapters = adapters(local, outputs, local.hidden)
+        outputs = inner_outputs(model, local.ffn)
+        first_adapters = adapters(local, list(outputs.items()), local.hidden)
         last_adapters = adapters(
             local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True
         )
@@ -274,6 +312,18 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
         last = replace(last, recomputed_work=tuple(work))
     return [*inner_pieces, last]
+
+
+def inner_outputs(model: Transformer, inner: int) -> dict[AdapterModule, int]:
+    """Output elements of the product to `inner` elements of a feed-forward, and of its parts,
+    beside each of which an adapter may stand."""
+    outputs: dict[AdapterModule, int] = {
+        "linear_fc1": inner * model.inner_projections,
+        "up_proj": inner,
+    }
+    if model.block.gated_ffn:
+        outputs["gate_proj"] = inner
+    return outputs
 
 
 def rotary(local: ShardSizes, width: int) -> Piece:
@@ -335,11 +385,21 @@ def head_norm(model: Transformer, local: ShardSizes, *, own_keys: bool = True) -
     Args:
         own_keys: False where keys are those of an earlier layer, which has normalised them.
     """
-    rows, d = local.tokens, model.head_dim
-    numbers_of_heads = (local.heads, local.kv_heads) if own_keys else (local.heads,)
+    rows = local.tokens
+    pieces = [query_or_key_norm(model, local, rows, local.heads)]
+    if own_keys:
+        pieces.append(query_or_key_norm(model, local, rows, local.kv_heads))
+    return pieces
+
+
+def query_or_key_norm(model: Transformer, local: ShardSizes, rows: int, heads: int) -> Piece:
+    """Norm of the queries, or of the keys, of so many heads of `rows` tokens."""
+    size = model.head_dim
     if model.attention.qk_norm_of_all_heads:
-        return [small_norm(model, local, rows, heads * d) for heads in numbers_of_heads]
-    return [small_norm(model, local, rows * heads, d) for heads in numbers_of_heads]
+        size *= heads
+    else:
+        rows *= heads
+    return replace(small_norm(model, local, rows, size), params=head_norm_params(model, size))
 
 
 def sub_norm(model: Transformer, local: ShardSizes, size: int) -> Piece:

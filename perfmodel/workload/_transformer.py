@@ -6,20 +6,22 @@ from typing import Final, NamedTuple
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Transformer
+from perfmodel.spec.parts import STREAM_LAYERS
 from perfmodel.workload._attention import cross_attention, self_attention
-from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
+from perfmodel.workload._block import BlockOps, Blocks, Shard
 from perfmodel.workload._embedding_head import (
     embedding_pieces,
     head_pieces,
     head_workspace_bytes,
     table_width,
-    token_lookup,
 )
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._indexer import indexer_pieces
+from perfmodel.workload._layer_block import layer_block, sent_on
 from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows, lookup_of_layers
 from perfmodel.workload._linear import column_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
+from perfmodel.workload._lookup import token_lookup
 from perfmodel.workload._piece import Piece, accumulated, assemble
 from perfmodel.workload._pointwise import (
     beside_experts,
@@ -37,6 +39,12 @@ from perfmodel.workload._recurrent import (
 )
 from perfmodel.workload._shared_block import owners, shared_block
 from perfmodel.workload._streams import stream_projections, updates
+from perfmodel.workload._text_streams import (
+    cross_attention_to_text,
+    stream_block,
+    text_pieces,
+    text_sizes,
+)
 from perfmodel.workload._time_mix import channel_mixing, time_mixing
 
 WEIGHTS_OF_A_LAYER = 6
@@ -139,10 +147,13 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     Args:
         owner: False leaves out the parameters of a block that an earlier layer shares with it.
     """
+    if word in STREAM_LAYERS:
+        return stream_block(model, local, word, f"{_NAMES[word]}_layer")
+
     # The widest activation inside, of which backward holds the gradients of its input and of its
     # result at once.
     widest = local.tokens * local.hidden
-    if set(word) & set("-*WQVKA"):
+    if set(word) & set("-*WQVKAX"):
         widest = max(widest, local.tokens * local.ffn)
 
     # Experts work on the tokens that reach them. Other mixers project to several tensors of their
@@ -161,18 +172,20 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     elif "R" in word and model.hybrid.time_mix:
         widest = max(widest, local.tokens * model.hybrid.time_mix.inner // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
-    # Later stages need the rows of their layers, which the first one looks up, and all residual
-    # streams.
+    # Later stages need the rows of their layers, which the first one looks up, all residual
+    # streams, and the text.
     passed_on_bytes = 0.0
     streams = model.hybrid.streams.count if model.hybrid.streams else 1
     if model.hybrid.layer_embedding:
         width = layers_with_rows(model) * model.hybrid.layer_embedding.width
         passed_on_bytes = float(local.tokens * width * local.act_bytes)
     passed_on_bytes += (streams - 1) * local.hidden_bytes
+    if model.inputs.text_condition:
+        passed_on_bytes += text_sizes(model, local, model.inputs.text_condition).hidden_bytes
     gradients = _activation_gradients(model, local) if set(word) & set("-E") else 2
     pieces = _sub_layers(model, local, word, owner=owner)
     name = f"{names[0]}_layer"
-    return _layer(
+    return layer_block(
         name,
         local,
         pieces,
@@ -207,6 +220,10 @@ _NAMES: Final = {
     "I": "indexer",
     "P": "layer_embedding",
     "U": "updates",
+    "D": "double_stream",
+    "O": "double_stream",
+    "N": "single_stream",
+    "X": "cross_attention",
 }
 """Names of layers. A layer is named after the first of these that it has."""
 
@@ -265,6 +282,8 @@ def _sub_layer(model: Transformer, local: ShardSizes, letters: str, *, owner: bo
         )
     if letters == "U" and hybrid.streams:
         return updates(model, local, hybrid.streams)
+    if letters == "X" and model.inputs.text_condition:
+        return cross_attention_to_text(model, local, model.inputs.text_condition)
     if letters == "P" and hybrid.layer_embedding:
         return [*gated_embedding(model, local, hybrid.layer_embedding), residual(model, local)]
     return sub_layer(model, local, _mixer(model, local, letters))
@@ -382,10 +401,10 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),
-        (_layer("encoder_layer", encoder, encoder_layer, gradients=gradients), model.layers),
+        (layer_block("encoder_layer", encoder, encoder_layer, gradients=gradients), model.layers),
         (_embedding("decoder_embedding", model, decoder, encoder), 1),
         (
-            _layer(
+            layer_block(
                 "decoder_layer",
                 decoder,
                 decoder_layer,
@@ -408,11 +427,16 @@ def _embedding(
         encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
         pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
     encoder_bytes = encoder.hidden_bytes if encoder else 0.0
+    text = model.inputs.text_condition
+    if text:
+        stream = text_sizes(model, local, text)
+        pieces += text_pieces(model, stream, text)
+        encoder_bytes = stream.hidden_bytes
     if model.hybrid.layer_embedding:
         pieces += lookup_of_layers(model, local, model.hybrid.layer_embedding)
     if model.hybrid.streams:
         pieces += stream_projections(local, model.hybrid.streams)
-    boundary_bytes, boundary_comm = _boundary(local, encoder_bytes)
+    boundary_bytes, boundary_comm = sent_on(local, encoder_bytes)
 
     # A frozen table has no gradient, though the layers after it have.
     frozen = local.job.fine_tuning.frozen_embedding
@@ -446,49 +470,3 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
         if model.head.tied_embeddings and local.job.loss.head == "vocabulary"
         else 0,
     )
-
-
-def _layer(
-    name: str,
-    local: ShardSizes,
-    pieces: list[Piece],
-    *,
-    passed_on_bytes: float = 0.0,
-    widest: int = 0,
-    gradients: int = 2,
-    streams: int = 1,
-) -> BlockOps:
-    """A layer that may be recomputed.
-
-    Its workspace holds the gradient of the hidden state, and `gradients` tensors as large as the
-    widest activation (`widest` elements, or the dense feed-forward's): the gradients of its input
-    and of its result.
-    """
-    # Full recompute keeps the input alone, sharded along the sequence as norms see it.
-    boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
-    elements = widest or local.tokens * max(local.ffn, local.hidden)
-    return assemble(
-        name,
-        pieces,
-        train=local.job.mode == "train",
-        input_bytes=streams * local.norm_bytes,
-        workspace_bytes=local.hidden_bytes + float(gradients) * elements * local.act_bytes,
-        boundary_bytes=boundary_bytes,
-        boundary_comm=boundary_comm,
-        stops_recompute=local.job.activations.stops_recompute,
-        modules=local.job.activations.recompute_modules,
-    )
-
-
-def _boundary(local: ShardSizes, passed_on_bytes: float) -> tuple[float, tuple[Comm, ...]]:
-    """Bytes each device sends to the next stage, and how the receivers complete them.
-
-    With sequence parallelism a rank sends its own part of the sequence. Without it, ranks of a
-    tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
-    (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
-    """
-    # Either way a rank sends a tp-th; only without sequence parallelism the whole is needed after.
-    all_bytes = local.hidden_bytes + passed_on_bytes
-    if local.tp == 1 or local.sequence_parallel:
-        return all_bytes / local.tp, ()
-    return all_bytes / local.tp, (Comm(collective="all_gather", bytes=all_bytes, group="tp"),)

@@ -57,6 +57,14 @@ def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     return (outer or model.hidden) * inner * (model.inner_projections + 1)
 
 
+def head_dims(model: Transformer) -> tuple[int, int]:
+    """Elements of a head's queries and keys, and of its values."""
+    latent = model.latent_attention
+    if latent:
+        return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
+    return model.head_dim, model.value_dim
+
+
 class MixerWeights(NamedTuple):
     """Weights of one mixer that is neither attention nor feed-forward."""
 

@@ -76,6 +76,12 @@ def _base(
     return Base(model.replace(**changes) if changes else model, layout, job, varied)
 
 
+def _streams(name: str, mixers: str) -> Model:
+    """A model of text and image of the catalog with a layer for each letter."""
+    model: Any = catalog.model(name)
+    return model.replace(layers=len(mixers), mixers=mixers)
+
+
 TINY: dict[str, Any] = {
     "hidden": 64,
     "heads": 8,
@@ -127,6 +133,15 @@ BASES = {
     "bert-large": _base("bert-large", 4),
     "vit-l-16": _base("vit-l-16", 4, "part"),
     "dit-l-2": _base("dit-l-2", 4, "part"),
+    "wan2.1-1.3b": _base("wan2.1-1.3b", 2, "layout", "part", job=FEW_TOKENS),
+    "sd3-medium": Base(
+        _streams("sd3-medium", "DO"), Layout(micro_batch=2), FEW_TOKENS, varied=("layout",)
+    ),
+    "flux-dev": Base(_streams("flux-dev", "DNN"), job=FEW_TOKENS, varied=("layout", "part")),
+    "flux-dev over ranks": Base(
+        _streams("flux-dev", "DNN"), LAYOUT.replace(cp=2), JOB.replace(seq_len=4096)
+    ),
+    "adapters of streams": Base(_streams("flux-dev", "DNN"), job=ADAPTERS),
     "resnet-50": _base("resnet-50", layout=Layout(micro_batch=2)),
     "vgg-16": _base("vgg-16", layout=Layout(micro_batch=2)),
     "mlp-1b": _base("mlp-1b", layout=Layout(micro_batch=2)),

@@ -23,6 +23,12 @@ EXACT = {
     "falcon-7b": 6_921_720_704, "falcon-180b": 179_522_565_120, "command-r-35b": 34_980_831_232,
     "phi-2": 2_779_683_840 - 51_200,  # the head's bias
     "gpt-j-6b": 6_050_882_784 - 28 * 5 * 4096 - 50_400,  # biases of feed-forwards and head
+    # Sums over the modules of the models' own code, by hand.
+    "wan2.1-14b": 14_288_491_584, "wan2.1-1.3b": 1_418_996_800, "wan2.2-t2v-a14b": 14_288_491_584,
+    "flux-dev": 11_901_408_320, "flux-schnell": 11_891_178_560, "sd3-medium": 2_028_328_000,
+    "sd3.5-large": 8_056_627_520, "pixart-alpha": 610_856_096, "pixart-sigma": 610_856_096,
+    "ltx-video": 1_923_385_472, "qwen-image": 20_430_401_088,
+    "hunyuan-video": 12_821_012_544 - 30 * 3072**2 - 4386 * 3072,  # the refiner of text tokens
     "vgg-16": 138_357_544, "resnet-50": 25_557_032, "resnet-101": 44_549_160, "resnet-152": 60_192_808,
 }  # fmt: skip
 """Names on the left, sums of tensor sizes of the published checkpoints on the right."""
