@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mutations import mutations, refusal, toml_text
+from test_diffusion_configs import PUBLISHED as DIFFUSION
 from test_huggingface import FAMILY_COUNTS, LONGCAT_FLASH, NAS, PUBLISHED
 from test_recent_models import NEMOTRON, NEMOTRON_H, RECENT, SIGLIP
 
@@ -30,7 +31,7 @@ _RECENT = [config.get("text_config", config) for config, _ in RECENT.values()]
 CONFIGS = {family: entry["config"] for family, entry in FAMILY_COUNTS.items() if family in FAMILIES}
 CONFIGS |= {known_family(config["model_type"]): config for config, _, _ in PUBLISHED.values()} | {
     known_family(config.get("model_type", config.get("_class_name"))): config
-    for config in [*_RECENT, NEMOTRON, NEMOTRON_H, SIGLIP]
+    for config in [*_RECENT, *DIFFUSION.values(), NEMOTRON, NEMOTRON_H, SIGLIP]
 } | {
     "llama": LLAMA,
     "longcat": LONGCAT_FLASH,
