@@ -18,34 +18,33 @@ def adapter_products(
         s_out: tokens of the sequence in the decoder.
     """
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
-    input_adapters, output_adapters = _attention_adapters(model, job)
-    attention_adapters = input_adapters + output_adapters
-    ffn_adapters = _ffn_adapters(model, job, model.ffn_hidden)
+    before, behind = attention_adapters(model, job)
+    feed_forward = ffn_adapters(model, job, model.ffn_hidden)
     per_rank = job.tokens_per_sequence * (
-        letters["*"] * attention_adapters
-        + letters["W"] * sum(_attention_adapters(model.in_window, job))
-        + letters["Q"] * sum(_attention_adapters(model, job, own_keys=False))
-        + letters["V"] * sum(_attention_adapters(model.in_window, job, own_keys=False))
-        + letters["-"] * ffn_adapters
-        + _ffn_adapters(model, job, model.uneven_inner)
-        - _ffn_adapters(model, job, 0)
+        letters["*"] * (before + behind)
+        + letters["W"] * sum(attention_adapters(model.in_window, job))
+        + letters["Q"] * sum(attention_adapters(model, job, own_keys=False))
+        + letters["V"] * sum(attention_adapters(model.in_window, job, own_keys=False))
+        + letters["-"] * feed_forward
+        + ffn_adapters(model, job, model.uneven_inner)
+        - ffn_adapters(model, job, 0)
     )
-    per_rank += model.decoder_layers * s_out * (attention_adapters + output_adapters + ffn_adapters)
+    per_rank += model.decoder_layers * s_out * (before + 2 * behind + feed_forward)
 
     # Streams of text and image have adapters of their own, as far as they leave a layer; the last
     # product of a single stream takes what attention and the feed-forward give.
     if model.inputs.text_condition:
         s, text_tokens = job.tokens_per_sequence, model.inputs.text_condition.tokens
-        stream_adapters = attention_adapters + ffn_adapters
-        single = input_adapters + _single_stream_adapters(model, job)
-        per_rank += letters["X"] * s * output_adapters
-        per_rank += letters["D"] * (s + text_tokens) * stream_adapters
-        per_rank += letters["O"] * (s * stream_adapters + text_tokens * input_adapters)
+        stream = before + behind + feed_forward
+        single = before + _single_stream_adapters(model, job)
+        per_rank += letters["X"] * s * behind
+        per_rank += letters["D"] * (s + text_tokens) * stream
+        per_rank += letters["O"] * (s * stream + text_tokens * before)
         per_rank += letters["N"] * (s + text_tokens) * single
     return float(job.fine_tuning.adapter_rank * per_rank)
 
 
-def _ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
+def ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
     """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner
     elements."""
     first = inner_outputs(model, inner)
@@ -67,7 +66,7 @@ def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
     return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
 
-def _attention_adapters(model: Transformer, job: Job, *, own_keys: bool = True) -> tuple[int, int]:
+def attention_adapters(model: Transformer, job: Job, *, own_keys: bool = True) -> tuple[int, int]:
     """Multiply-adds per token and unit of rank in adapters before and after one attention's core.
 
     Args:

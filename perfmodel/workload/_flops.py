@@ -15,7 +15,7 @@ from functools import singledispatch
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import STREAM_LAYERS, Experts, Patches
 from perfmodel.spec.unet import UNet
-from perfmodel.workload._adapter_products import adapter_products
+from perfmodel.workload._adapter_products import adapter_products, attention_adapters, ffn_adapters
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._indexer import indexer_weights
 from perfmodel.workload._layer_embedding import gate_weights
@@ -154,8 +154,8 @@ def _(model: UNet, job: Job) -> ModelFlops:
         products += part.layers * (6 * c * c * pixels + 2 * text * model.text_width * c)
         feed_forwards += part.layers * 12 * c * c * pixels
         scores += part.layers * 2 * pixels * (pixels + text) * c
-        before, behind = _attention_adapters(layer, job)
-        beside_ffn = _ffn_adapters(layer, job, layer.ffn_hidden)
+        before, behind = attention_adapters(layer, job)
+        beside_ffn = ffn_adapters(layer, job, layer.ffn_hidden)
         adapters += part.layers * pixels * (before + 2 * behind + beside_ffn)
 
     modules = job.activations.recompute_modules

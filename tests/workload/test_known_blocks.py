@@ -26,7 +26,7 @@ def test_every_field_of_a_model_and_of_its_parts_is_varied() -> None:
                 for name, value in _leaves(model):
                     values_of_field.setdefault(name, set()).add(value)
     alike = [name for name, values in values_of_field.items() if len(values) == 1]
-    assert alike == ["Transformer.left_out"]
+    assert not alike
 
 
 def _leaves(record: Any) -> Iterator[tuple[str, str]]:
