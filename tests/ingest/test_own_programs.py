@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_settings import facts
 
 import perfmodel as pm
 from perfmodel.errors import LaunchFileError
@@ -51,6 +52,86 @@ def test_files_of_deepspeed_that_a_script_writes_are_read(way: str) -> None:
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.may_be_wrong == ()
     assert any("assumes the usual meaning of its arguments" in note for note in launch.assumed)
+
+
+NAMES_OF_MEANING: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "micro-batch": (
+        2,
+        (
+            "batch_size",
+            "batch_size_training",
+            "train_bs",
+            "micro_bs",
+            "mbs",
+            "bsz",
+            "micro_batch_size",
+            "train_micro_batch_size",
+            "per_device_batch_size",
+            "per_gpu_train_batch_size",
+            "batch_size_per_gpu",
+            "micro_train_batch_size",
+            "per_device_train_batch_size",
+        ),
+    ),
+    "accumulation": (
+        3,
+        (
+            "gradient_accumulation_steps",
+            "grad_accum_steps",
+            "grad_accum",
+            "grad_acc_steps",
+            "gradient_accumulation_step",
+            "gradient_accumulation",
+            "accumulation_steps",
+        ),
+    ),
+    "engine": ("engine.json", ("deepspeed_config", "ds_config", "ds_file")),
+    "length": (
+        1024,
+        (
+            "max_length",
+            "seq_length",
+            "seq_len",
+            "sequence_length",
+            "context_length",
+            "max_len",
+            "seqlen",
+            "max_sequence_length",
+        ),
+    ),
+    "model": (
+        "meta-llama/Meta-Llama-3-8B",
+        (
+            "model_name_or_path",
+            "pretrain",
+            "model_path",
+            "model_id",
+            "pretrained_model_name_or_path",
+            "model_name",
+        ),
+    ),
+    "tensor parallelism": (2, ("ds_tensor_parallel_size", "tensor_parallel_size")),
+}
+"""A value and the names by which programs ask for it."""
+
+
+@pytest.mark.parametrize("meaning", NAMES_OF_MEANING)
+def test_names_of_one_meaning_are_read_alike(meaning: str) -> None:
+    others = ("model", "micro-batch", "length", "engine")
+    engine = json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}})
+    fixed = {NAMES_OF_MEANING[name][1][0]: NAMES_OF_MEANING[name][0] for name in others}
+    value, names = NAMES_OF_MEANING[meaning]
+    fixed.pop(names[0], None)
+
+    def read(flags: dict[str, Any]) -> dict[str, float]:
+        words = " ".join(f"--{name} {value}" for name, value in (fixed | flags).items())
+        script = f"echo '{engine}' > engine.json\ndeepspeed --num_gpus 8 tune.py {words}\n"
+        return facts(parse_launch(script, "run.sh"))
+
+    first = read({names[0]: value})
+    assert first["framework.deepspeed"] == 1.0
+    for name in names[1:]:
+        assert read({name: value}) == first, name
 
 
 def test_a_file_that_no_branch_writes_is_named_as_missing() -> None:
