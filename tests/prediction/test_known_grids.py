@@ -26,6 +26,19 @@ def test_grids_are_those_of_the_table() -> None:
     assert not moved, f"{len(moved)} figures moved; {MEANT}; the first: {moved[:5]}"
 
 
+@pytest.mark.parametrize("usable_bytes", [1.0, 1e15])
+def test_a_limit_that_all_or_none_of_a_grid_keeps_drops_nothing(usable_bytes: float) -> None:
+    """Where none fits, all are still there to say why."""
+    step = BASES["sharded"]
+    problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
+    problem = problem.repriced(Rates(), Rates())
+    grid = grid_of(step)
+    (whole,), (limited,) = price_grids(problem, [grid]), price_grids(problem, [grid], usable_bytes)
+    assert limited.grid.shape == whole.grid.shape
+    assert np.array_equal(limited.peak_bytes, whole.peak_bytes)
+    assert limited.too_large(usable_bytes).sum() == (grid.size if usable_bytes == 1.0 else 0)
+
+
 @pytest.mark.parametrize(
     "chosen", [{"recompute": "full"}, {"recompute_full_layers": (2,)}, {"offload": True}]
 )
