@@ -27,11 +27,18 @@ _SLOWER_BY_NAME = {"A100-SXM4-80GB": 1.6, "a100": 1.3}
 
 class Rates:
     """Kernels and collectives at constant rates, which are lower on every machine but the
-    newest."""
+    newest.
+
+    Args:
+        slower: how many times as long collectives take as usual.
+    """
+
+    def __init__(self, slower: float = 1.0) -> None:
+        self.slower = slower
 
     def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
         time_s = _SLOWER_BY_NAME.get(machine.name, 1.0) * np.array(
-            [_seconds(op) for op in ops], float
+            [_seconds(op, self.slower) for op in ops], float
         )
         return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
 
@@ -48,10 +55,11 @@ _DTYPE_FACTORS = {"bf16": 1.0, "fp16": 1.02, "fp32": 1.9, "fp8": 0.6}
 _EXCHANGE_FACTORS = {"dispatch": 0.7, "combine": 0.75}
 
 
-def _seconds(op: KernelOp | Collective) -> float:
+def _seconds(op: KernelOp | Collective, slower: float) -> float:
     if isinstance(op, Collective):
         rate = 1.5e11 if op.num_nodes == 1 else 2e10
-        return 1e-5 * op.num_ranks**0.5 + _moved_bytes(op) * (1 + 0.3 * op.level) / rate
+        seconds = 1e-5 * op.num_ranks**0.5 + _moved_bytes(op) * (1 + 0.3 * op.level) / rate
+        return slower * seconds
     return 4e-6 + _DTYPE_FACTORS.get(op.dtype, 1.2) * op.flops / 3e14 + op.bytes / 2e12
 
 

@@ -149,6 +149,10 @@ def cases() -> Iterator[StoredCase]:
         yield StoredCase(name, name, figures(problem, grid, whole))
         (narrow,) = price_grids(problem, [grid], float(np.quantile(whole.peak_bytes, 0.2)))
         yield StoredCase(name, "a fifth fits", figures(problem, grid, narrow))
+        # Exchanges then bound a step, and not passes.
+        slow = problem.repriced(Rates(), Rates(slower=100.0))
+        (costs,) = price_grids(slow, [grid])
+        yield StoredCase(name, "slow links", figures(slow, grid, costs))
         if step.layout.pp == 1:
             hosted = replace(grid, recomputes=RECOMPUTES[:1], states=HOST_STATES)
             (costs,) = price_grids(problem, [hosted])

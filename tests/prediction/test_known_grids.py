@@ -26,6 +26,34 @@ def test_grids_are_those_of_the_table() -> None:
     assert not moved, f"{len(moved)} figures moved; {MEANT}; the first: {moved[:5]}"
 
 
+OTHER_DEGREES: dict[str, dict[str, Any]] = {
+    "dense": {"tp": 2, "pp": 4, "cp": 1, "dp": 4, "micro_batch": 2, "cp_balanced": False},
+    "experts": {"ep_overlap": True, "ep": 8, "etp": 2, "pp": 2, "dp": 32, "micro_batch": 2},
+    "sharded": {"tp": 2, "dp": 8, "replicate": 2, "micro_batch": 1, "tp_overlap": True},
+}
+"""Grids beside the one of a base: each has one of these degrees."""
+
+
+@pytest.mark.parametrize("name", OTHER_DEGREES)
+def test_grids_that_are_priced_together_cost_what_they_cost_alone(name: str) -> None:
+    """What grids share is computed once."""
+    step = BASES[name]
+    problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
+    problem = problem.repriced(Rates(), Rates(slower=100.0))
+    first = grid_of(step)
+    grids = [first]
+    for degree, value in OTHER_DEGREES[name].items():
+        grids.append(replace(first, degrees=first.degrees.replace(**{degree: value})))
+    if name == "experts":
+        # Without expert parallelism nothing is exchanged that could overlap.
+        grids.append(replace(first, degrees=first.degrees.replace(ep=1, ep_overlap=True)))
+    together = list(price_grids(problem, grids))
+    for grid, costs in zip(grids, together, strict=True):
+        (alone,) = price_grids(problem, [grid])
+        assert np.array_equal(alone.peak_bytes, costs.peak_bytes)
+        np.testing.assert_allclose(alone.bound_s, costs.bound_s, rtol=1e-12)
+
+
 @pytest.mark.parametrize("usable_bytes", [1.0, 1e15])
 def test_a_limit_that_all_or_none_of_a_grid_keeps_drops_nothing(usable_bytes: float) -> None:
     """Where none fits, all are still there to say why."""
@@ -62,6 +90,7 @@ class LoggedRates(Rates):
     """Constant rates that log what they are asked for."""
 
     def __init__(self, asked: list[str]) -> None:
+        super().__init__()
         self.asked = asked
 
     def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
