@@ -73,6 +73,13 @@ OTHERS = {
         layout=Layout(pp=2, dp=8),
         job=Job(global_batch=32, seq_len=1024, reduce_every_micro_batch=True),
     ),
+    "secondary shards of partly frozen weights": replace(
+        BASES["sharded"],
+        job=BASES["sharded"].job.replace(secondary_shards=4, frozen_embedding=True),
+    ),
+    "whole gradients in pipelines, of which there is none": replace(
+        BASES["sharded"], job=BASES["sharded"].job.replace(whole_gradients_in_pipelines=True)
+    ),
     "slow transfers": Step(
         replace(catalog.model("gpt2-345m"), layers=4),  # pyright: ignore[reportCallIssue]
         Layout(tp=8, pp=4, micro_batch=4, order="pp-tp-cp-ep-dp"),
