@@ -77,6 +77,9 @@ OTHERS = {
         BASES["sharded"],
         job=BASES["sharded"].job.replace(secondary_shards=4, frozen_embedding=True),
     ),
+    "states on the host": replace(
+        BASES["sharded"], layout=Layout(dp=16, zero=3, offload_states="optimizer")
+    ),
     "whole gradients in pipelines, of which there is none": replace(
         BASES["sharded"], job=BASES["sharded"].job.replace(whole_gradients_in_pipelines=True)
     ),
@@ -100,12 +103,18 @@ def grid_of(step: Step) -> LayoutGrid:
     # Shards of experts need sequence parallelism here, and so do the layouts that leave it out
     # without tensor ranks.
     shards = [shard for shard in SHARDS if shard.sequence_parallel or step.layout.ep == 1]
+    degrees = Layout(**{key: getattr(step.layout, key) for key in DEGREES})
+    states = STATES
+    if step.layout.offload_states != "none":
+        # Only states that are sharded can be on the host.
+        states = tuple(state for state in STATES if state.zero)
+        degrees = degrees.replace(zero=1, offload_states=step.layout.offload_states)
     return LayoutGrid(
-        degrees=Layout(**{key: getattr(step.layout, key) for key in DEGREES}),
+        degrees=degrees,
         pipelines=tuple(pipelines),
         shards=tuple(shards),
         recomputes=RECOMPUTES,
-        states=STATES,
+        states=states,
         valid=np.ones((1, 1, 1, 1), bool),
     )
 
