@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from constant_rates import SITE, Rates
-from known_steps import BASES, FRAMEWORK, Step
+from known_steps import BASES, FRAMEWORK, Step, changed
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
@@ -77,6 +77,7 @@ OTHERS = {
         BASES["sharded"],
         job=BASES["sharded"].job.replace(secondary_shards=4, frozen_embedding=True),
     ),
+    "more layers than segments": changed(BASES["sharded"], "model", "layers", 18),
     "states on the host": replace(
         BASES["sharded"], layout=Layout(dp=16, zero=3, offload_states="optimizer")
     ),

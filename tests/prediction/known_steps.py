@@ -134,6 +134,8 @@ TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
     # A secondary copy of one rank is none: as many ranks as there are shards gather it.
     "sharded": (
         *((("job", name, value),) for name, value in other_values(BASES["sharded"].job.gradients)),
+        # More layers than there are segments of a stage: some are exchanged in one.
+        (("model", "layers", 18),),
         (("job", "secondary_shards", 1),),
         (("job", "secondary_shards", 4), ("layout", "recompute", "none")),
         # The host copies vectors of layers one by one too: biases, scales and shifts.
