@@ -392,6 +392,14 @@ def on_ndr(kind: str, size: float, nodes: list[int], algorithm: str = "auto") ->
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "dies"), [("MI250X", 2), ("MI250X-GCD", 2), ("MI250", 1), ("A100-SXM4-40GB", 1)]
+)
+def test_a_node_of_slingshot_has_four_modules_of_all_their_dies(device: str, dies: int) -> None:
+    """A device of a table is a die where the catalog has it as one."""
+    assert Fabric.of_row(device, "scale-up link + Slingshot", 2.0).node_size == 4 * dies
+
+
 def on_slingshot(kind: str, size: float, nodes: list[int]) -> np.ndarray:
     links = "NVLink3-intra+Slingshot11-inter"
     return measured_like(

@@ -30,6 +30,9 @@ from perfmodel.errors import UnknownNameError
 from perfmodel.spec import Cluster
 
 _NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
+"""Nodes of four modules: those of Slingshot (Perlmutter, Polaris, Frontier, LUMI) and of GH200."""
+_DIES_OF_MODULE: Final = {"MI250X-GCD": 2}
+"""Devices, by their names in the catalog, of which a module holds several."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,8 @@ def _usual_node(name: str, device: str) -> int:
     if is_rack(name, device):
         return NVL72_DEVICES
     if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()):
-        return 4
+        known, _ = _known_device(device)
+        return 4 * _DIES_OF_MODULE.get(known, 1)
     return DEVICES_PER_NODE
 
 
