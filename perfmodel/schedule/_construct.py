@@ -232,10 +232,13 @@ def forward_part(schedule: Schedule) -> Schedule:
     return replace(schedule, **work, offsets=offsets, slot=schedule.slot[is_forward], length=None)
 
 
-def repeated(schedule: Schedule, steps: int) -> Schedule:
+def repeated(schedule: Schedule, steps: int, *, updates: bool = True) -> Schedule:
     """Repeat a step several times without a flush; each device updates its weights and continues.
 
     A device's next step follows its own last instruction, so that steps overlap over the devices.
+
+    Args:
+        updates: False where all repetitions are of one step, whose gradients are added up.
     """
     # The stretches of the new order: all steps of the first device, then all of the second, and so
     # on.
@@ -252,9 +255,10 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
     work = schedule.picked(index)
     work["micro_batch"] = work["micro_batch"] + np.repeat(step, count) * schedule.micro_batches
 
-    # Each ends with an update of the device's weights.
-    last_of_step = offsets[1:][count > 0] - 1
-    work["updates"][last_of_step] = True
+    # Each step ends with an update of the device's weights.
+    if updates:
+        last_of_step = offsets[1:][count > 0] - 1
+        work["updates"][last_of_step] = True
     many = _schedule(
         schedule.name,
         schedule.stage,

@@ -13,7 +13,7 @@ from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameErr
 from perfmodel.schedule._construct import repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
-from perfmodel.spec.notation import schedule_name
+from perfmodel.spec.notation import schedule_and_drains, schedule_name
 
 MOST_PASSES: Final = 2**23
 """Largest product of micro-batches and chunks of all devices; beyond it a schedule's order would
@@ -109,6 +109,9 @@ class Scheduler:
     Empty if the schedule takes none."""
     arguments: tuple[int, ...] = ()
     """The number after the name; empty without one."""
+    drains: int = 1
+    """How often a step runs through the schedule, each time with its part of the micro-batches and
+    a pipeline that fills and drains (`name*drains`)."""
     plain: bool = True
     """Whether every pass computes one whole micro-batch alone, without slices or pairs."""
     weights: WeightPolicy = "flush"
@@ -160,10 +163,17 @@ class Scheduler:
 
     def require(self, devices: int, micro_batches: int, chunks: int) -> None:
         """Raise `LayoutError` if the schedule does not support these numbers."""
+        if micro_batches % self.drains:
+            raise LayoutError(
+                f"schedule {self.label} runs {self.drains} times in a step, which does not divide its "
+                f"{micro_batches} micro-batches; use another number after the *",
+                Reason.SCHEDULE,
+                self.label,
+            )
         if self.demands is None:
             return
         try:
-            self.demands(devices, micro_batches, chunks)
+            self.demands(devices, micro_batches // self.drains, chunks)
         except LayoutError as error:
             raise LayoutError(str(error), Reason.SCHEDULE, self.label) from None
 
@@ -193,7 +203,8 @@ class Scheduler:
     @property
     def label(self) -> str:
         """The name with its number, as `get_schedule` takes it."""
-        return ":".join([self.name, *map(str, self.arguments)])
+        name = ":".join([self.name, *map(str, self.arguments)])
+        return name if self.drains == 1 else f"{name}*{self.drains}"
 
     def __call__(
         self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1
@@ -229,7 +240,9 @@ class Scheduler:
             return self.build(
                 devices, micro_batches * steps, chunks, micro_batches, *self.arguments
             )
-        schedule = self.build(devices, micro_batches, chunks, *self.arguments)
+        schedule = self.build(devices, micro_batches // self.drains, chunks, *self.arguments)
+        if self.drains > 1:
+            schedule = repeated(schedule, self.drains, updates=False)
         return schedule if steps == 1 else repeated(schedule, steps)
 
 
@@ -256,15 +269,25 @@ def get_schedule(name: str) -> Scheduler:
     """The scheduler registered as `name`: call it with (devices, micro_batches, chunks).
 
     Some schedules take a number after a colon (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a
-    schedule from a text file. Names are not case-sensitive, and the papers' names are known too
-    (`DAPPLE`, `TiMePReSt`).
+    schedule from a text file. `1f1b*4` runs through 1F1B four times in a step, as torchtitan does
+    where it accumulates gradients over pipelines. Names are not case-sensitive, and the papers'
+    names are known too (`DAPPLE`, `TiMePReSt`).
 
     Raises:
         UnknownNameError: no schedule has this name.
         LayoutError: a number where none is taken, or an invalid one.
     """
+    one_run, drains = schedule_and_drains(schedule_name(name))
+    if drains > 1:
+        scheduler = get_schedule(one_run)
+        if scheduler.asynchronous:
+            raise LayoutError(
+                f"schedule {name!r}: {one_run} never drains its pipeline; use schedule={one_run}"
+            )
+        return replace(scheduler, drains=drains)
+
     # A path may hold colons itself, so what follows the first one is all of it.
-    head, colon, tail = schedule_name(name).partition(":")
+    head, colon, tail = one_run.partition(":")
     if head == "file" and colon:
         return _from_file(f"file:{tail}", tail)
     try:

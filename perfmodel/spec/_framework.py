@@ -25,7 +25,7 @@ from perfmodel.spec.framework_facts import (
     ReportedRanks,
     partition_by_cost,
 )
-from perfmodel.spec.notation import written, written_values
+from perfmodel.spec.notation import schedule_and_drains, written, written_values
 from perfmodel.units import dtype_bytes, require_whole, untraced
 
 _OF_EVERY_LAYOUT: Final = ("zero", "recompute")
@@ -360,10 +360,11 @@ class Framework(Stated, Sectioned):
         can = self.capabilities
         zero_stages = can.zero_stages_in_pipelines if layout.pp > 1 else can.zero_stages
         schedule = layout.effective_schedule
+        one_run, _ = schedule_and_drains(schedule)
         # A degree of one asks for nothing, whatever the framework can.
         runs = {
             "zero": layout.zero in zero_stages,
-            "schedule": layout.pp == 1 or not can.schedules or schedule in can.schedules,
+            "schedule": layout.pp == 1 or not can.schedules or one_run in can.schedules,
             "recompute": layout.recompute in can.recomputes,
             "sequence_parallel": layout.tp == 1
             or layout.sequence_parallel in can.sequence_parallel_choices,

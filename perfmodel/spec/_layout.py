@@ -14,6 +14,7 @@ from perfmodel.spec.notation import (
     PerRank,
     PerStage,
     read_values,
+    schedule_and_drains,
     schedule_name,
     written,
     written_values,
@@ -78,7 +79,7 @@ class Layout:
     """Sequences per micro-batch and data-parallel replica."""
     schedule: str = "1f1b"
     """Pipeline schedule by name (`perfmodel schedules` lists them), with a number if it takes one
-    (`chimera:4`), or `file:PATH`."""
+    (`chimera:4`), or `file:PATH`; `1f1b*4` runs through the pipeline four times in a step."""
     zero: int = 0
     """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights, over dp *
     cp ranks (experts: `edp` ranks)."""
@@ -258,7 +259,11 @@ class Layout:
         if self.pp == 1:
             return _PLAIN.schedule
         name = schedule_name(self.schedule)
-        return "interleaved" if name == "1f1b" and self.vpp > 1 else name
+        if self.vpp == 1:
+            return name
+        schedule, drains = schedule_and_drains(name)
+        looped = "interleaved" if schedule == "1f1b" else schedule
+        return looped if drains == 1 else f"{looped}*{drains}"
 
     @property
     def effective_sequence_parallel(self) -> bool:

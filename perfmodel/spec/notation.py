@@ -117,11 +117,27 @@ def _names_without_joints() -> dict[str, str]:
 _REGISTERED_NAMES: Final = _names_without_joints()
 
 
+_DRAINED: Final = re.compile(r"(?P<schedule>.*?)\s*\*\s*(?P<drains>[1-9]\d*)")
+
+
+def schedule_and_drains(name: str) -> tuple[str, int]:
+    """The schedule that a name runs through, and how often in a step: `1f1b*4` is 1F1B four times,
+    with a pipeline that fills and drains each time."""
+    drained = _DRAINED.fullmatch(name.strip())
+    # A path may hold any sign.
+    if drained is None or name.lower().startswith("file:"):
+        return name, 1
+    return drained["schedule"], int(drained["drains"])
+
+
 @lru_cache(1024)
 def schedule_name(name: str) -> str:
     """The registered name of a schedule, from any case or a paper's name; unknown names are
     returned unchanged."""
-    head, colon, number = name.strip().partition(":")
+    schedule, drains = schedule_and_drains(name)
+    if drains > 1:
+        return f"{schedule_name(schedule)}*{drains}"
+    head, colon, number = schedule.strip().partition(":")
     # The name of a file keeps its case.
     if head.lower() == "file":
         return f"file{colon}{number}"

@@ -12,6 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import comparable, export_launch, parse_launch, read_launch
+from perfmodel.spec import Job
 
 FILES = Path(__file__).parent / "launch_files"
 _MEGATRON = "pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1"
@@ -676,3 +677,52 @@ def test_plain_megatron_keeps_the_stage_that_it_does_not_name(tmp_path: Path) ->
     launch = read_launch(path, devices=8)
     assert launch.layout is not None
     assert launch.layout.zero == 0
+
+
+@pytest.mark.parametrize(
+    ("total", "schedule"), [(8, "1f1b"), (16, "1f1b*2"), (64, "1f1b*8"), (None, "1f1b")]
+)
+def test_torchtitan_runs_through_its_pipeline_for_every_local_batch(
+    total: int | None, schedule: str
+) -> None:
+    """torchtitan's train.py calls the schedule's step once for each accumulation."""
+    stated = f"global_batch_size = {total}\n" if total else ""
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n'
+        f"[training]\nlocal_batch_size = 4\n{stated}seq_len = 4096\n"
+        "[parallelism]\npipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2\n"
+        'pipeline_parallel_schedule = "1F1B"\npipeline_parallel_microbatch_size = 1\n'
+    )
+    launch = parse_launch(text, "run.toml", devices=8)
+    assert launch.layout is not None
+    assert launch.layout.schedule == schedule
+    assert launch.global_batch == (total or 8)
+    written = export_launch(
+        launch.layout,
+        "torchtitan",
+        model="llama3-8b",
+        job=Job(global_batch=total or 8, seq_len=4096),
+    )
+    assert "local_batch_size = 4" in written
+    if total:
+        with pytest.raises(LaunchFileError, match="not a whole number"):
+            parse_launch(
+                text.replace("local_batch_size = 4", "local_batch_size = 3"), "run.toml", devices=8
+            )
+
+
+def test_maxtext_runs_through_its_pipeline_for_every_accumulation() -> None:
+    text = (
+        "model_name: llama3-8b\nper_device_batch_size: 1\ngradient_accumulation_steps: 4\n"
+        "ici_pipeline_parallelism: 4\nici_fsdp_parallelism: 2\nnum_pipeline_microbatches: 4\n"
+        "max_target_length: 4096\n"
+    )
+    launch = parse_launch(text, "run.yml", devices=8)
+    assert launch.layout is not None
+    assert launch.layout.schedule == "gpipe*4"
+    assert (launch.layout.micro_batch, launch.global_batch) == (1, 32)
+    written = export_launch(
+        launch.layout, "maxtext", model="llama3-8b", job=Job(global_batch=32, seq_len=4096)
+    )
+    assert "gradient_accumulation_steps: 4" in written
+    assert "num_pipeline_microbatches: 4" in written

@@ -55,6 +55,7 @@ JOB_FIELDS: Final = (
 )
 """Fields of `Job` other than batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
+_CUT_BY_PIPELINES: Final = frozenset({"pipeline_micro_batch", "pipeline_micro_batches"})
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
 _SAID: Final = (
     *_LAYOUT,
@@ -185,6 +186,8 @@ class _Degrees:
     devices: int | None
     micro_batch: int | None
     global_batch: int | None
+    drains: int = 1
+    """How often a step runs through the pipeline (`1f1b*4`)."""
 
 
 def settle(
@@ -459,7 +462,14 @@ def _degrees(
         micro = _whole_quotient(
             total / (dp * accum), place, "global batch / (replicas * accumulation)"
         )
-    return _Degrees(dp, dp * group, micro, total)
+
+    # A pipeline that cuts the batch of a replica is run through once for each accumulation.
+    drains = 1
+    if pp > 1 and local is not None and total and not _CUT_BY_PIPELINES.isdisjoint(known):
+        drains = _whole_quotient(
+            total / (dp * local), place, "global batch / (replicas * batch of a replica)"
+        )
+    return _Degrees(dp, dp * group, micro, total, drains)
 
 
 def _whole_quotient(number: float, place: str, description: str) -> int:
@@ -484,6 +494,8 @@ def _layout(
     values["dp"] = degrees.dp
     if degrees.micro_batch:
         values["micro_batch"] = degrees.micro_batch
+    if degrees.drains > 1:
+        values["schedule"] = f"{values.get('schedule', Layout.schedule)}*{degrees.drains}"
     # Megatron states the interleaving by layers per virtual stage, which is a number of chunks only
     # for a known model.
     per_chunk = known.get("layers_per_chunk")

@@ -20,6 +20,7 @@ from perfmodel.ingest.launch._table import (
     read_only,
     words,
 )
+from perfmodel.spec.notation import schedule_and_drains
 
 _POLICIES: Final = {
     "full": "full",
@@ -109,9 +110,12 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     passes = accumulated(fields, "MaxText states the batch per device")
     devices = fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
     # A batch passes the pipeline at once and is cut there: accumulation becomes micro-batches of
-    # the pipeline.
+    # the pipeline, unless the schedule itself runs several times.
     if fields["pp"] > 1:
-        return {_BATCH[0]: fields["global_batch"] / devices, _BATCH[2]: passes}
+        _, drains = schedule_and_drains(fields["schedule"])
+        several_runs = {_BATCH[1]: drains} if drains > 1 else {}
+        per_device = fields["global_batch"] / (devices * drains)
+        return {_BATCH[0]: per_device, _BATCH[2]: passes // drains, **several_runs}
     return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
 
 

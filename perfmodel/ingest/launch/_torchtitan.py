@@ -33,6 +33,7 @@ from perfmodel.ingest.launch._torchtitan_precision import (
     write_dtype,
     write_recompute,
 )
+from perfmodel.spec.notation import schedule_and_drains
 
 SCHEDULES: Final = {
     "1F1B": ("1f1b", 1),
@@ -182,7 +183,8 @@ def _schedule(settings: Mapping[str, Any]) -> Fields:
 def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {}
-    names = [name for name, (schedule, _) in SCHEDULES.items() if schedule == fields["schedule"]]
+    one_run, _ = schedule_and_drains(fields["schedule"])
+    names = [name for name, (schedule, _) in SCHEDULES.items() if schedule == one_run]
     name = names[0] if names else None
     if name is None:
         raise LaunchFileError(
@@ -259,7 +261,13 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError(
             "pp > 1: torchtitan states the batch per replica, so the global batch must be given too"
         )
-    return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
+    # Gradients are accumulated over several runs through the pipeline, each of a local batch.
+    _, drains = schedule_and_drains(fields["schedule"])
+    return {
+        _BATCH[0]: total // (fields["dp"] * drains),
+        _BATCH[1]: total,
+        _BATCH[2]: fields["micro_batch"],
+    }
 
 
 _ROTATE: Final = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from perfmodel.spec import Model, RecomputeModule, Transformer
-from perfmodel.spec.notation import SCHEDULES
+from perfmodel.spec.notation import SCHEDULES, schedule_and_drains
 from perfmodel.validation.rows._cells import Row, count, number, text
 from perfmodel.validation.rows.phrases import Reading, read_phrases
 from perfmodel.validation.rows.vocabulary import RECOMPUTE, SCHEDULE, SHARDING
@@ -31,13 +31,14 @@ _HAS_CHUNKS: Final = frozenset({"", "1f1b", "interleaved"})
 """Schedules that a number of model chunks per stage makes, or belongs to."""
 
 
-def _words_and_number(row: Row) -> tuple[str, str]:
-    """The words of the column `schedule`, and the number that some schedules take behind a colon
-    (`chimera:4`)."""
-    words, _, figure = text(row, "schedule").rpartition(":")
+def _words_and_numbers(row: Row) -> tuple[str, str, int]:
+    """The words of the column `schedule`, the number that some schedules take behind a colon
+    (`chimera:4`), and how often a step runs through the pipeline (`1f1b*4`)."""
+    one_run, drains = schedule_and_drains(text(row, "schedule"))
+    words, _, figure = one_run.rpartition(":")
     if words and figure.strip().isdecimal():
-        return (words, figure.strip())
-    return (text(row, "schedule"), "")
+        return words, figure.strip(), drains
+    return one_run, "", drains
 
 
 def _is_file(row: Row) -> bool:
@@ -49,7 +50,7 @@ def schedule_of(row: Row) -> StatedSchedule:
     """The schedule in a row's column `schedule`. Words that are not understood leave it open."""
     if _is_file(row):
         return StatedSchedule(text(row, "schedule"))
-    words, parameter = _words_and_number(row)
+    words, parameter, drains = _words_and_numbers(row)
     reading = read_phrases(words, SCHEDULE)
     # Of several names the more special one counts, in any order (`1F1B, interleaved`).
     name = reading.first(*(set(SCHEDULES) - {"1f1b"})) or reading.first("1f1b")
@@ -66,6 +67,8 @@ def schedule_of(row: Row) -> StatedSchedule:
         chunks = None
     if name and parameter:
         name = f"{name}:{parameter}"
+    if name and drains > 1:
+        name = f"{name}*{drains}"
     return StatedSchedule(name, chunks, micro_batches, is_one_of_several)
 
 
@@ -73,7 +76,7 @@ def unread_schedule_words(row: Row) -> tuple[str, ...]:
     """Words of the column `schedule` that are not understood."""
     if _is_file(row):
         return ()
-    words, _ = _words_and_number(row)
+    words, _, _ = _words_and_numbers(row)
     reading, schedule = read_phrases(words, SCHEDULE), schedule_of(row)
     # Model chunks have no effect under a schedule that sets their number itself.
     has_no_chunks = (
