@@ -704,11 +704,6 @@ def test_torchtitan_runs_through_its_pipeline_for_every_local_batch(
         job=Job(global_batch=total or 8, seq_len=4096),
     )
     assert "local_batch_size = 4" in written
-    if total:
-        with pytest.raises(LaunchFileError, match="not a whole number"):
-            parse_launch(
-                text.replace("local_batch_size = 4", "local_batch_size = 3"), "run.toml", devices=8
-            )
 
 
 def test_maxtext_runs_through_its_pipeline_for_every_accumulation() -> None:

@@ -463,12 +463,12 @@ def _degrees(
             total / (dp * accum), place, "global batch / (replicas * accumulation)"
         )
 
-    # A pipeline that cuts the batch of a replica is run through once for each accumulation.
+    # A pipeline that cuts the batch of a replica is run through once for each accumulation. On
+    # other numbers of devices than the file is for, batches may not divide one another.
     drains = 1
     if pp > 1 and local is not None and total and not _CUT_BY_PIPELINES.isdisjoint(known):
-        drains = _whole_quotient(
-            total / (dp * local), place, "global batch / (replicas * batch of a replica)"
-        )
+        runs, remainder = divmod(total, dp * local)
+        drains = max(1, runs) if not remainder else 1
     return _Degrees(dp, dp * group, micro, total, drains)
 
 
