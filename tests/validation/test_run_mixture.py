@@ -416,7 +416,7 @@ def test_a_run_that_ran_but_cannot_have_fitted_says_so():
     (said,) = [text for text in run.assumed if text.startswith("memory: predicted to need")]
     # What takes most is what a reader would check first.
     assert said.endswith("GiB")
-    assert "; activations take" in said
+    assert "; the largest part, activations, takes" in said
     assert 0 < run.contradicts <= 1
     # One that is said to have run out of memory contradicts nothing.
     usual = predict_run(ROW)
