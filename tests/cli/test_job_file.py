@@ -325,4 +325,4 @@ def test_commented_keys_of_a_new_job_file_show_their_defaults() -> None:
                 list(default) if isinstance(default, tuple) else default
             )
     assert "# tokens = <number>" in text
-    assert not re.search(r"^# (etp|partition|price_per_device_hour) = [\d\[]", text, re.MULTILINE)
+    assert not re.search(r"^# (etp|partition|price_per_device_hour) = \[?\d", text, re.MULTILINE)
