@@ -339,12 +339,45 @@ def test_settings_that_all_layouts_share_are_stated_once(made, open_page):
         values = {row["settings"][setting["at"]] for row in made.data["rows"]}
         assert (name in heads) == (len(values) > 1), (i, name)
         assert (name.replace("_", " ") in page.inner_text("#shared")) == (len(values) == 1)
-    # What has no column stands in the last one.
+    # What has no column stands in the last one, unless all layouts have it.
+    parts = [set(row["layout"].split(",")) for row in made.data["rows"]]
+    common = set.intersection(*parts)
+    assert all(part in page.inner_text("#shared") for part in common if part.count("_"))
     for text, row in zip(
         page.eval_on_selector_all("#table td.layout", "cells => cells.map((c) => c.textContent)"),
         made.data["rows"],
         strict=True,
     ):
         stated = {setting["key"] for setting in made.data["settings"]}
-        rest = [part for part in row["layout"].split(",") if part.split("=")[0] not in stated]
+        rest = [
+            part
+            for part in row["layout"].split(",")
+            if part.split("=")[0] not in stated and part not in common
+        ]
         assert text == ",".join(rest)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_figure_and_degree_of_a_wide_search_is_in_sight(made, open_page, dark):
+    data = copy.deepcopy(made.data)
+    wide = {"tp": (4, 8), "pp": (4, 16), "dp": (16, 32), "vpp": (6, 12), "micro_batch": (2, 4)}
+    wide |= {"schedule": ("1f1b", "interleaved"), "zero": (1, 2)}
+    data["settings"] = [{"key": key, "at": i} for i, key in enumerate(wide)]
+    for i, row in enumerate(data["rows"]):
+        row["settings"] = [values[i % 2] for values in wide.values()]
+        row["step_s"], row["lo_s"], row["hi_s"] = 18.95, 15.41, 23.31
+        row["memory_bytes"] = 65.2 * 2**30
+        row["mfu"], row["bubble"], row["fits"] = 0.559, 0.024, 1.0
+    page = open_page(DecisionReport(data).to_html())
+    page.set_viewport_size({"width": 1280, "height": 900})
+    if dark:
+        page.click("#theme")
+    right = (
+        "([table, head]) => head.getBoundingClientRect().right - table.getBoundingClientRect().left"
+    )
+    for key in ("mfu", "fits", *wide):
+        last = page.evaluate(
+            f"({right})([document.querySelector('#table'), document.querySelector('#table th.{key}')])"
+        )
+        assert last <= page.evaluate("document.querySelector('#table').clientWidth"), key
+    assert page.evaluate(OVERFLOWING) == []

@@ -3,6 +3,8 @@ const HIDDEN = new Set(["lo_s", "hi_s", "tokens_per_s", "tokens_per_s_per_device
 // Settings that all layouts share need no column: a line below the filter states them once.
 const isShared = (one) => (one.key === "devices" || one.unit === null) && rows.length > 1 && same(one);
 const shared = columns.filter((one) => one.unit === null && isShared(one));
+const statedKeys = new Set(settings.map((one) => one.key));
+const sharedParts = rows.length > 1 ? otherParts(0).filter((part) => rows.every((row) => row.layout.split(",").includes(part))) : [];
 const heads = [
   { key: "rank", label: "#", text: (i) => String(i + 1), value: (i) => i },
   ...columns.filter((one) => !HIDDEN.has(one.key) && !isShared(one) && one.key !== "now_s").map(
@@ -16,16 +18,15 @@ const sorting = { key: "rank", down: false };
 const body = document.querySelector("#table tbody"), box = $("table");
 const ROW_PX = 22, AROUND = 12; // height of a row, as the style has it; rows kept above and below those in sight
 /** The part of a layout's notation that no other column states; the whole notation of the chosen one is at the top. */
-function otherSettings(i) {
-  const stated = new Set(settings.map((one) => one.key));
-  return rows[i].layout.split(",").filter((part) => !stated.has(part.split("=")[0])).join(",");
-}
+function otherSettings(i) { return otherParts(i).filter((part) => !sharedParts.includes(part)).join(","); }
+function otherParts(i) { return rows[i].layout.split(",").filter((part) => !statedKeys.has(part.split("=")[0])); }
 function same(one) { return rows.every((_, i) => one.of(i) === one.of(0)); }
 
 function buildTable() {
   document.querySelector("#table thead tr").innerHTML = heads.map((head) =>
     `<th class="${head.key}" data-key="${head.key}" tabindex="0" scope="col">${escaped(head.label.replaceAll("_", " "))}</th>`).join("");
-  $("shared").textContent = shared.length ? `all layouts: ${shared.map((one) => `${one.key.replaceAll("_", " ")} ${cellText(one, 0)}`).join(", ")}` : "";
+  const common = [...shared.map((one) => `${one.key.replaceAll("_", " ")} ${cellText(one, 0)}`), ...sharedParts];
+  $("shared").textContent = common.length ? `all layouts: ${common.join(", ")}` : "";
   setWidths();
   box.addEventListener("scroll", () => requestAnimationFrame(() => { paintRows(); markHidden(); }));
   addEventListener("beforeprint", () => { box.scrollTop = 0; paintRows(); });

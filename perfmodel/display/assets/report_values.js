@@ -68,5 +68,9 @@ const columns = [
   ...settings.map((one) => ({ key: one.key, label: one.key, unit: null, better: "", of: (i) => rows[i].settings[one.at] })),
 ];
 const column = (key) => columns.find((one) => one.key === key);
-const cellText = (one, i) => (one.unit === null ? String(one.of(i)) : WRITTEN[one.unit](one.of(i)));
+/** A figure of a row as the table writes it: probabilities need no decimals there. */
+function cellText(one, i) {
+  if (one.unit === null) return String(one.of(i));
+  return one.key === "fits" ? percent(one.of(i), 0) : WRITTEN[one.unit](one.of(i));
+}
 const plain = (one, i) => (PLAIN[one.unit] ?? ((v) => v))(one.of(i));
