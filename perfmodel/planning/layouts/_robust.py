@@ -18,7 +18,7 @@ DRAWS: Final = 2**13
 SOBOL_FILE: Final = "sobol.npy"
 """Direction numbers of Sobol sequences, written by `training/sobol_directions.py`; importing
 `scipy.stats` for them would take half a second of every search."""
-MOST_STORED: Final = 40
+MOST_STORED: Final = 104
 """Dimensions of the longest sequence in the file."""
 RESOLUTION: Final = 2.0**-30
 """Distance between neighbouring values of SciPy's Sobol points."""
