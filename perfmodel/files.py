@@ -162,6 +162,11 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
     return content.decode("utf-8")
 
 
+def why_no_file(path: Path) -> str:
+    """Why a path is not a file that can be read: it is a folder, or there is nothing."""
+    return "is a folder; give a file in it" if path.is_dir() else "no such file"
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON text.
 
@@ -169,6 +174,8 @@ def parse_json(text: str | bytes) -> Any:
         json.JSONDecodeError: not JSON.
         ValueError: nested too deeply, or a number of thousands of digits.
     """
+    if not text.strip():
+        raise json.JSONDecodeError("it is empty", "", 0)
     return _parsed(json.loads, text)
 
 

@@ -64,6 +64,10 @@ def model(name_or_path: str | Path | Model) -> Model:
         # An id of Hugging Face, such as meta-llama/Llama-3.1-70B-Instruct.
         known = [candidate for candidate in hub_names(name) if key(candidate) in names]
         name = known[0] if known else name
+    if key(name) not in names and path.is_dir():
+        raise PerfModelError(
+            f"{path}: is a folder without config.json; give a config.json or a .toml file"
+        )
     if key(name) not in names and path.is_file():
         raise PerfModelError(
             f"{path}: not a model; give a config.json or a .toml file, or a launch script with --from"

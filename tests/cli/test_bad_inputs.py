@@ -447,3 +447,35 @@ def test_the_program_itself_says_it_too(here: Path, argv: list[str], said: str) 
     assert (done.returncode, done.stdout) == (2, "")
     assert judged(done.returncode, done.stdout, done.stderr) == ""
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fit", "--runs", "FOLDER", "--out", "x"),
+        ("validate", "cases", "FOLDER"),
+        ("validate", "kernels", "FOLDER"),
+        ("predict", "--model", "FOLDER", "--cluster", "dgx-h100", "--layout", "tp=8"),
+        ("fit", "FOLDER", "--out", "x"),
+    ],
+)
+def test_a_folder_is_not_called_missing(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    arguments = [str(folder) if word == "FOLDER" else word for word in words]
+    if "--model" in words:
+        arguments += ["--global-batch", "8"]
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert f"{folder}: is a folder" in err
+    assert "no such" not in err
+
+
+def test_an_empty_json_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("\n")
+    words = ("--model", tmp_path / "config.json", "--cluster", "dgx-h100", "--global-batch", "8")
+    status, _, err = run(capsys, "predict", *words, "--layout", "tp=8")
+    assert status == 2
+    assert "config.json: not valid JSON: it is empty" in err

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import TableError
+from perfmodel.files import why_no_file
 from perfmodel.ingest._files import integer
 from perfmodel.ingest._rows import ReadOptions, Row
 from perfmodel.ingest.profiles._measured_trace import (
@@ -82,7 +83,7 @@ def read_nsys(path: Path) -> NsysFile:
             unknown schema.
     """
     if not path.is_file():
-        raise TableError(f"{path}: no such file")
+        raise TableError(f"{path}: {why_no_file(path)}")
     with path.open("rb") as file:
         if not is_sqlite(file.read(16)):
             raise TableError(

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfmodel import files
 from perfmodel.errors import TableError, first_line
+from perfmodel.files import why_no_file
 from perfmodel.ingest.tables._atomic import write_atomic
 from perfmodel.ops import FAMILIES
 
@@ -300,7 +301,7 @@ def _load(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     if not path.is_file():
-        raise TableError(f"{path}: no such file")
+        raise TableError(f"{path}: {why_no_file(path)}")
     try:
         # Sizes are checked before anything is read: compressed tables expand to many times their
         # size.

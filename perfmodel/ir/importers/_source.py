@@ -12,7 +12,13 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.files import data_limit_bytes, parse_json, read_text, require_archive_within
+from perfmodel.files import (
+    data_limit_bytes,
+    parse_json,
+    read_text,
+    require_archive_within,
+    why_no_file,
+)
 from perfmodel.ir import Program, parse_program
 from perfmodel.ir.distribute import megatron_axes, pad_vocabulary
 from perfmodel.ir.importers._onnx_program import onnx_program
@@ -213,7 +219,7 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     # This runs the user's own file; an exception is reported with its line, not with ours.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.exists() or spec is None or spec.loader is None:
-        raise PerfModelError(f"{path}: no such file")
+        raise PerfModelError(f"{path}: {why_no_file(path)}")
     loader = spec.loader
     module = importlib.util.module_from_spec(spec)
     of_the_file(path, lambda: loader.exec_module(module))

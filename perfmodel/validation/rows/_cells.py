@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.files import DAMAGED, TooLargeError
+from perfmodel.files import DAMAGED, TooLargeError, why_no_file
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, read_csv
 from perfmodel.spec import Framework
 from perfmodel.validation.rows._user_columns import STEP_COLUMNS, with_columns_of_runs
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     if not path.is_file():
-        raise TableError(f"{path}: no such file")
+        raise TableError(f"{path}: {why_no_file(path)}")
     try:
         return with_step_times(with_heads(read_csv(path)))
     except TableError:
