@@ -549,7 +549,7 @@ def test_all_columns_that_are_missing_are_named(column: str) -> None:
     with pytest.raises(PerfModelError, match=f"columns? {', '.join(missing)} missing;"):
         pm.read_runs(table)
     with pytest.raises(
-        PerfModelError, match="no columns case_id, source, device, pp, dp, micro_batch, measured"
+        PerfModelError, match="no columns cluster or device, step_time_s or measured_iter_time_s"
     ):
         pm.read_runs(pd.DataFrame([{"model": "x", "tp": 1}]))
 
