@@ -17,7 +17,7 @@ ASKED = (
     "paddlepaddle", "pax", "pax-te", "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "deepspeed-gaudi",
     "torchtitan", "generic", "accelerate", "trl", "axolotl", "llama-factory", "ms-swift", "torchtune", "litgpt",
     "lightning-thunder", "olmo-core", "open_lm", "levanter", "axlearn", "t5x", "gpt-neox", "fast-llm", "nemo-automodel",
-    "xtuner", "llm.c", "hf-trainer", "primus", "mindspeed", "verl", "paddlenlp",
+    "xtuner", "llm.c", "maxdiffusion", "hf-trainer", "primus", "mindspeed", "verl", "paddlenlp",
     "pytorch-compile", "nanogpt", "pytorch-te", "transformer-engine",
 )  # fmt: skip
 EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
