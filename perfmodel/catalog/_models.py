@@ -268,7 +268,15 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
             left_out="; ".join(
-                filter(None, (*left_out, relative.left_out, getattr(read, "left_out", "")))
+                filter(
+                    None,
+                    (
+                        *left_out,
+                        relative.left_out,
+                        getattr(read, "left_out", ""),
+                        huggingface.further_modules(config, fields),
+                    ),
+                )
             ),
             **_with_assumed_length(fields),
         )

@@ -1060,3 +1060,23 @@ def test_what_a_search_changed_and_cannot_be_described_is_named(
 ) -> None:
     with pytest.raises(PerfModelError, match=f"cannot be described exactly: .*{named}"):
         model_from_config(NAS | {"block_configs": changed})
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"use_mtp": True, "num_mtp_modules": 3}, "3 modules that predict further tokens are"),
+        ({"num_mtp_modules": 1}, "the module that predicts a further token is"),
+        ({"use_mtp": False, "num_mtp_modules": 3}, ""),
+        ({}, ""),
+    ],
+)
+def test_modules_for_further_tokens_are_counted_or_named(
+    stated: dict[str, Any], words: str
+) -> None:
+    config = {"model_type": "minimax_m2", "hidden_size": 256, "num_hidden_layers": 2}
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
+    model = model_from_config({**config, **sizes, **experts, **stated})
+    assert bool(words) == bool(model.left_out)
+    assert words in model.left_out

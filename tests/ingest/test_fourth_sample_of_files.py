@@ -366,3 +366,98 @@ def test_batches_of_a_device_in_llm_foundry(gpus: str, given: dict[str, int]) ->
     assert (launch.global_batch, launch.layout.micro_batch) == (128, 4)
     assert not launch.may_be_wrong
     assert parameters(transformer(launch)).total > 0
+
+
+@pytest.mark.parametrize("kind", ["native_sparse_attention", "linear"])
+def test_kinds_of_attention_of_llm_foundry_that_are_not_known_are_doubts(kind: str) -> None:
+    text = """
+    max_seq_len: 1024
+    model: {{name: mpt_causal_lm, d_model: 1024, n_heads: 16, n_layers: 4, vocab_size: 50368,
+      attn_config: {{attn_type: {}, kv_n_heads: 4}}}}
+    global_train_batch_size: 8
+    """
+    assert kind in doubts(read("mpt.yaml", text.format(kind), devices=8))
+    assert not doubts(read("mpt.yaml", text.format("grouped_query_attention"), devices=8))
+
+
+def test_bert_and_positions_of_llm_foundry() -> None:
+    bert = """
+    max_seq_len: 128
+    tokenizer_name: bert-base-uncased
+    model: {name: hf_bert, pretrained_model_name: bert-base-uncased}
+    global_train_batch_size: 64
+    """
+    assert transformer(read("bert.yaml", bert, devices=8)).name == "bert-base"
+    mpt = """
+    max_seq_len: 128
+    model: {name: mpt_causal_lm, d_model: 1024, n_heads: 16, n_layers: 4, vocab_size: 50368,
+      learned_pos_emb: false, fc_type: torch}
+    global_train_batch_size: 64
+    """
+    launch = read("mpt.yaml", mpt, devices=8)
+    assert transformer(launch).inputs.positions == "none"
+    assert not launch.may_be_wrong
+
+
+# --- MindSpeed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "modules", "is_doubt"),
+    [
+        ("--recompute-activation-function", ("mlp_act", "moe_act"), False),
+        ("--recompute-norm", ("layernorm",), False),
+        (
+            "--recompute-activation-function --recompute-norm",
+            ("mlp_act", "moe_act", "layernorm"),
+            False,
+        ),
+        (
+            "--recompute-activation-function --recompute-activation-function-num-layers 2",
+            ("mlp_act", "moe_act"),
+            True,
+        ),
+    ],
+)
+def test_mindspeed_recomputes_activations_and_norms(
+    flags: str, modules: tuple[str, ...], is_doubt: bool
+) -> None:
+    launch = read("run.sh", f"{MEGATRON} --use-mcore-models {flags}")
+    assert launch.layout is not None
+    assert launch.layout.recompute == "selective"
+    assert launch.job_fields["recompute_modules"] == modules
+    assert bool(launch.may_be_wrong) is is_doubt
+
+
+def test_further_recomputation_beside_layers_in_full_is_a_doubt() -> None:
+    full = "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    launch = read("run.sh", f"{MEGATRON} {full} --recompute-norm")
+    assert launch.layout is not None
+    assert launch.layout.recompute_full_layers == (2,)
+    assert "--recompute-norm" in doubts(launch)
+
+
+# --- Files beside a script -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"pretrain_gpt.py {MEGATRON.partition('.py ')[2]} --deepspeed",
+        "sft.py --model_name_or_path gpt2 --per_device_train_batch_size 2 --max_length 512 --bf16",
+    ],
+)
+def test_hosts_of_deepspeed_beside_the_script(program: str, is_there: bool, tmp_path: Path) -> None:
+    if is_there:
+        (tmp_path / "hosts").write_text("# two nodes\nnode1 slots=8\nnode2 slots=8\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"deepspeed --hostfile hosts {program}\n")
+    launch = parse_launch(script.read_text(), str(script))
+    assert launch.devices == (16 if is_there else None)
+
+
+def test_an_undefined_value_names_the_file_that_may_define_it() -> None:
+    script = f"source ./sizes_of_mine.sh\n{MEGATRON.replace('24', '$LAYERS')}\n"
+    with pytest.raises(LaunchFileError, match=r"LAYERS.*sizes_of_mine\.sh .*was not found"):
+        read("run.sh", script)

@@ -11,7 +11,11 @@ from perfmodel._lazy import lazy_names
 if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._families import FAMILIES
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
-    from perfmodel.catalog.huggingface._parts import known_family, language_model
+    from perfmodel.catalog.huggingface._parts import (
+        further_modules,
+        known_family,
+        language_model,
+    )
     from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
     from perfmodel.catalog.huggingface._unet import UNetConfig
     from perfmodel.catalog.huggingface._unknown import (

@@ -123,7 +123,16 @@ def _is_tower(key: str, part: Any) -> bool:
         return False
     return any(
         word in key
-        for word in ("vision", "audio", "speech", "image", "video", "talker", "token2wav")
+        for word in (
+            "vision",
+            "audio",
+            "speech",
+            "image",
+            "video",
+            "talker",
+            "token2wav",
+            "code2wav",
+        )
     )
 
 
@@ -135,6 +144,18 @@ def _tower(key: str, part: Mapping[str, Any]) -> str:
     parameters = encoder_parameters(part)
     size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""
     return f"the {tower} tower {size}is left out; only the language model is counted"
+
+
+def further_modules(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """A sentence on modules that predict further tokens, where a configuration has more than its
+    family's class counts; empty without any."""
+    modules = _number(config, "num_mtp_modules", "num_mtp_layers", "num_nextn_predict_layers")
+    missing = modules - int(fields.get("mtp_layers", 0))
+    if missing <= 0 or config.get("use_mtp") is False:
+        return ""
+    if missing == 1:
+        return "the module that predicts a further token is left out"
+    return f"{missing} modules that predict further tokens are left out"
 
 
 def encoder_parameters(part: Mapping[str, Any]) -> int:

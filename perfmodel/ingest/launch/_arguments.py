@@ -146,6 +146,32 @@ def processes_in_variables(command: Command) -> dict[str, str]:
     return numbers
 
 
+_HOST: Final = re.compile(r"^[ \t]*[^#\s]\S*[ \t]+slots=(\d+)", re.MULTILINE)
+"""A line of DeepSpeed's hostfile, with the number of devices of a node."""
+
+
+def listed_hosts(entries: Mapping[str, Entry], neighbours: Neighbours) -> dict[str, Entry]:
+    """Nodes and devices per node that DeepSpeed's hostfile lists, under its launcher's arguments
+    for them; empty if it is not beside the script or its nodes differ.
+
+    Args:
+        entries: arguments of the command, by names with hyphens.
+        neighbours: files that it may name.
+    """
+    named = entries.get("hostfile")
+    if named is None or not isinstance(named.value, str):
+        return {}
+    file = neighbours.find(named.value)
+    slots = [int(number) for number in _HOST.findall(file.text)] if file is not None else []
+    # Options that choose among the hosts leave open how many are used.
+    if len(set(slots)) != 1 or {"include", "exclude", "i", "e"} & set(entries):
+        return {}
+    return {
+        "num-nodes": Entry(len(slots), named.line),
+        "num-gpus": Entry(slots[0], named.line),
+    }
+
+
 def read_arguments(
     text: str,
     place: str,
@@ -213,10 +239,10 @@ def read_arguments(
         for name, number in processes_in_variables(best).items():
             entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
+    neighbours = Neighbours(Path(place).parent, script.files)
     if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _of_configuration(
-            entries["deepspeed-config"], Neighbours(Path(place).parent, script.files)
-        )
+        entries |= _of_configuration(entries["deepspeed-config"], neighbours)
+    entries = listed_hosts(entries, neighbours) | entries
     return Source(place=place, entries=entries, notes=tuple(notes))
 
 

@@ -14,6 +14,7 @@ from perfmodel.ingest.launch._arguments import (
     LAUNCHING,
     command_entries,
     followed_script,
+    listed_hosts,
     processes_in_variables,
 )
 from perfmodel.ingest.launch._axolotl import AXOLOTL
@@ -163,7 +164,7 @@ def finetuning_command(
     if absent:
         # The absent file may also say that the run trains.
         entries = {name: entry for name, entry in entries.items() if name not in EVALUATIONS}
-    world, remarks = _world(best, job)
+    world, remarks = _world(best, job, neighbours)
     unread = len(trainings) - 1
     if unread:
         line = best.command.argv[0].line
@@ -438,16 +439,18 @@ def _name_of_file(training: _Training) -> str | None:
     return None
 
 
-def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
+def _world(
+    training: _Training, job: Mapping[str, int], neighbours: Neighbours
+) -> tuple[dict[str, Entry], list[str]]:
     """Number of processes from the launcher, from variables of front ends, or from the scheduler,
     with remarks."""
     command = training.command
     line = command.argv[0].line
     # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with
     # hyphens.
-    settings: dict[str, Any] = {
-        name.replace("_", "-"): entry.value for name, entry in training.entries.items()
-    }
+    entries = {name.replace("_", "-"): entry for name, entry in training.entries.items()}
+    entries = listed_hosts(entries, neighbours) | entries
+    settings: dict[str, Any] = {name: entry.value for name, entry in entries.items()}
     settings |= scheduled_settings(job)
     for name, number in processes_in_variables(command).items():
         settings.setdefault(name, number)

@@ -1,7 +1,7 @@
 """One format of launch files: how it is recognised, and what its keys mean."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final, Literal
 from perfmodel.ingest.launch._entries import Entries, broken_at
 from perfmodel.ingest.launch._harm import Harm, Unread, harm_of, is_harmless
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
+from perfmodel.ingest.launch.shell import ABSENT
 
 _OFF: Final = (None, [], {}, "", False, "none")
 """Values that switch a key off."""
@@ -65,7 +66,11 @@ class LaunchFormat:
         return "flag" if self.syntax == "arguments" else "key"
 
     def read(
-        self, entries: Entries, place: str, settled: Callable[[str], bool] = lambda field: False
+        self,
+        entries: Entries,
+        place: str,
+        settled: Callable[[str], bool] = lambda field: False,
+        notes: Sequence[str] = (),
     ) -> tuple[Stated, tuple[Unread, ...]]:
         """Fields of a file, and the unread settings that could matter, worst first.
 
@@ -74,6 +79,7 @@ class LaunchFormat:
             place: path of the file, for messages.
             settled: whether the caller states a field. A value that only the shell knows is then
                 not needed.
+            notes: remarks on parts of the file that were not read.
 
         Raises:
             LaunchFileError: a value that its key cannot have, or that the file does not define and
@@ -83,7 +89,7 @@ class LaunchFormat:
         # tables list the general key first and the particular one after it.
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
-        undefined_keys = self._undefined(entries, place, settled)
+        undefined_keys = self._undefined(entries, place, settled, notes)
         for rule in self.table:
             stated = {name: entries[name] for name in rule.keys if name in entries}
             understood |= set(stated)
@@ -106,7 +112,13 @@ class LaunchFormat:
         unread.sort(key=lambda setting: setting.harm)
         return Stated(fields=fields, defaults=defaults), tuple(unread)
 
-    def _undefined(self, entries: Entries, place: str, settled: Callable[[str], bool]) -> set[str]:
+    def _undefined(
+        self,
+        entries: Entries,
+        place: str,
+        settled: Callable[[str], bool],
+        notes: Sequence[str],
+    ) -> set[str]:
         """Keys whose value the file does not define and whose fields the caller states instead.
 
         Raises:
@@ -132,7 +144,9 @@ class LaunchFormat:
                 if re.search(r"\$\{[1-9]\}", value):
                     remedy = f"write the script's own arguments after its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"
-                raise broken_at(place, entries[name], message)
+                # What is not defined may stand in a file that the script sources.
+                absent = [note for note in notes if note.endswith(ABSENT)]
+                raise broken_at(place, entries[name], "; ".join([message, *absent]))
         return set(keys)
 
     def _is_optional(self, name: str) -> bool:

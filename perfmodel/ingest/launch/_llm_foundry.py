@@ -30,19 +30,22 @@ STRATEGIES: Final = {
     "_HYBRID_SHARD_ZERO2": 2,
 }
 """ZeRO stages by torch's names of sharding strategies."""
+_NAMED: Final = ("model.pretrained_model_name_or_path", "model.pretrained_model_name")
+"""Keys that name a model of Hugging Face, the second for BERT."""
 _ATTENTION: Final = {"flash": True, "triton": True, "flex": True, "torch": False}
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
     """MPT's own sizes, or a model of Hugging Face by name."""
     kind = settings.get("model.name", "mpt_causal_lm")
-    if kind != "mpt_causal_lm" and "model.pretrained_model_name_or_path" in settings:
-        return {"model": TEXT.read(settings["model.pretrained_model_name_or_path"])}
+    names = [name for name in _NAMED if name in settings]
+    if kind != "mpt_causal_lm" and names:
+        return {"model": TEXT.read(settings[names[0]])}
     # Without its three sizes a model of MPT has none of the others either.
-    names = ("model.n_layers", "model.d_model", "model.n_heads")
-    if not all(name in settings for name in names):
+    sizes = ("model.n_layers", "model.d_model", "model.n_heads")
+    if not all(name in settings for name in sizes):
         return {}
-    layers, hidden, heads = (WHOLE.read(settings[name]) for name in names)
+    layers, hidden, heads = (WHOLE.read(settings[name]) for name in sizes)
     fields: Fields = {
         "model.layers": layers,
         "model.hidden": hidden,
@@ -58,6 +61,8 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         fields["model.positions"] = "alibi"
     elif settings.get("model.attn_config.rope"):
         fields["model.positions"] = "rope"
+    elif settings.get("model.learned_pos_emb") is False:
+        fields["model.positions"] = "none"
     kv_heads = settings.get("model.attn_config.kv_n_heads")
     if (
         kv_heads is not None
@@ -68,6 +73,11 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     fields["model.tied_embeddings"] = FLAG.read(settings.get("model.tie_word_embeddings", True))
     if "rms" in str(settings.get("model.norm_type", "")):
         fields["model.norm"] = "rms_norm"
+    attention = settings.get("model.attn_config.attn_type", _KINDS_OF_ATTENTION[0])
+    if attention not in _KINDS_OF_ATTENTION:
+        fields["doubt.attention"] = (
+            f"the model may be wrong: attn_type {attention} is predicted as plain attention"
+        )
     window = settings.get("model.attn_config.sliding_window_size", -1)
     if window != -1:
         fields["model.window"] = WHOLE.read(window)
@@ -89,6 +99,11 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 
 
 _ACTIVATIONS: Final = {"gelu": "gelu", "silu": "silu", "relu": "relu"}
+_KINDS_OF_ATTENTION: Final = (
+    "multihead_attention",
+    "grouped_query_attention",
+    "multiquery_attention",
+)
 _MIXTURES: Final = ("mb_moe", "mb_dmoe", "torch_dmoe")
 _GATED: Final = ("mptglu", "te_ln_glu")
 """Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a
@@ -291,7 +306,8 @@ LLM_FOUNDRY: Final = LaunchFormat(
         Rule(
             keys=(
                 "model.name",
-                "model.pretrained_model_name_or_path",
+                *_NAMED,
+                "model.learned_pos_emb",
                 "model.d_model",
                 "model.n_heads",
                 "model.n_layers",
@@ -359,6 +375,12 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "autoresume",
         "dist_timeout",
         "python_log_level",
+        # Only referred to, and names of modules and losses.
+        "model_name",
+        "model.fc_type",
+        "model.loss_fn",
+        "model.fuse_norm_attn_norm",
+        "accumulate_train_batch_on_tokens",
         # Settings of FSDP that every run has alike.
         "fsdp_config.limit_all_gathers",
         "fsdp_config.backward_prefetch",

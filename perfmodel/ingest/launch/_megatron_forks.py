@@ -22,6 +22,7 @@ from perfmodel.ingest.launch._table import (
     read_only,
     words,
 )
+from perfmodel.spec import RecomputeModule
 
 _RENAMED: Final = {
     # megablocks' Megatron-LM (`third_party/Megatron-LM`, shimmed in `exp/` of megablocks).
@@ -359,7 +360,45 @@ def _absent_file(arguments: Mapping[str, Any]) -> Fields:
     }
 
 
+_REPEATED: Final[Mapping[str, tuple[RecomputeModule, ...]]] = {
+    "recompute-activation-function": ("mlp_act", "moe_act"),
+    "recompute-norm": ("layernorm",),
+}
+"""Switches of MindSpeed for recomputation (`mindspeed/features_manager/recompute`), with the
+modules that each repeats."""
+_REPEATED_LAYERS: Final = tuple(f"{name}-num-layers" for name in _REPEATED)
+
+
+def _repeated_modules(arguments: Mapping[str, Any]) -> Fields:
+    """Recomputation of activation functions and norms, which MindSpeed switches on one by one."""
+    switches = [name for name in _REPEATED if stated(arguments, name)]
+    if not switches:
+        return {}
+    named = " and ".join(f"--{name}" for name in switches)
+    if "recompute-granularity" in arguments:
+        return {
+            "doubt.recompute": (
+                f"memory may be wrong: {named} may repeat more than the other recomputation does, and "
+                "nothing more is predicted"
+            )
+        }
+    modules: list[RecomputeModule] = []
+    for name in switches:
+        modules += _REPEATED[name]
+    fields: Fields = {"recompute": "selective", "recompute_modules": tuple(modules)}
+    if any(name in arguments for name in _REPEATED_LAYERS):
+        fields["doubt.recompute"] = (
+            f"memory may be wrong: {named} is for some layers, but the prediction recomputes those modules in all"
+        )
+    return fields
+
+
 FORKS: Final = (
+    Rule(
+        keys=(*_REPEATED, *_REPEATED_LAYERS, "recompute-granularity"),
+        read=_repeated_modules,
+        fields=("recompute",),
+    ),
     Rule(keys=(ABSENT_FILE,), read=_absent_file),
     Rule(keys=_SLIME, read=_slime, fields=("devices",)),
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),

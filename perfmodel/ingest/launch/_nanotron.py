@@ -204,7 +204,15 @@ NANOTRON: Final = LaunchFormat(
         key(
             "model.dtype",
             "dtype",
-            words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
+            words(
+                {
+                    "bfloat16": "bf16",
+                    "float16": "fp16",
+                    "float32": "fp32",
+                    "fp8": "fp8",
+                    "float8": "fp8",
+                }
+            ),
             default="bf16",
         ),
         # LLaMA's sizes under Hugging Face's names (src/nanotron/config/models_config.py).

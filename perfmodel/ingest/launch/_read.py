@@ -210,7 +210,7 @@ def parse_launch(
     )
     # Values that the caller states are not read from the file, where they may depend on unset
     # variables.
-    stated, unread = form.read(source.entries, place, overrides.states)
+    stated, unread = form.read(source.entries, place, overrides.states, source.notes)
     if overrides.model is None and source.recipe_model is not None:
         overrides = replace(
             overrides,

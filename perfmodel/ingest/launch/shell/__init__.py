@@ -5,7 +5,7 @@ Variables, loops, functions and what schedulers set are followed. Nothing is exe
 """
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ingest.launch.shell._commands import SHELLS
+from perfmodel.ingest.launch.shell._commands import ABSENT, SHELLS
 from perfmodel.ingest.launch.shell._expansion import SETTING_PREFIX, Command, Word
 from perfmodel.ingest.launch.shell._scheduler import (
     NUMBERED,

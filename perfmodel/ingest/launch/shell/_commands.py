@@ -27,6 +27,8 @@ from perfmodel.ingest.launch.shell._expansion import (
 from perfmodel.ingest.launch.shell._output import command_output, formatted
 from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
 
+ABSENT: Final = "its settings are missing here"
+"""End of the note on a sourced file that does not exist."""
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
 PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "say", "tee")
 """Commands whose arguments are texts to show."""
@@ -320,7 +322,7 @@ class Commands(Builtins):
             if not name.startswith(_SYSTEM_FILES) and not name.endswith("activate"):
                 message = (
                     f"{Path(name).name or 'a file'} (line {node.line}) was not found in the "
-                    "script's folder; its settings are missing here"
+                    f"script's folder; {ABSENT}"
                 )
                 self.state.notes.append(message)
                 self.state.absent.append(f"{Path(name).name or 'a file'} (line {node.line})")
