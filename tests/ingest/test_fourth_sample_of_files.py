@@ -221,6 +221,31 @@ def test_tiktoken_has_a_vocabulary_by_default() -> None:
     assert transformer(read("run.sh", command)).vocab == 131_072
 
 
+@pytest.mark.parametrize(
+    "frequency",
+    [
+        "[0]*2+[1]*(24-2)",
+        "([0]*(1+1) + [1]*(2*11))",
+        "[0]*2+[1 for _ in range(22)]",
+        "[0 for layer in range(4-2)] + [1]*22",
+        "[0,0]+[1]*22",
+    ],
+)
+def test_expressions_of_layers_with_experts(frequency: str) -> None:
+    command = f"{MEGATRON} --num-experts 8 --moe-layer-freq '{frequency}'"
+    experts = transformer(read("run.sh", command)).experts
+    assert experts is not None
+    assert (experts.first_dense_layers, experts.every) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "frequency", ["[1]*10**9", "[1 for i in open('x')]", "[1]*24+[0]*(0*9999999)"]
+)
+def test_other_expressions_of_layers_are_refused(frequency: str) -> None:
+    with pytest.raises(LaunchFileError, match="moe-layer-freq"):
+        read("run.sh", f'{MEGATRON} --num-experts 8 --moe-layer-freq "{frequency}"')
+
+
 @pytest.mark.parametrize("option", ["--ntasks-per-node=4", "--tasks-per-node=4"])
 def test_tasks_of_a_node_have_two_names(option: str) -> None:
     command = MEGATRON.replace("--nproc_per_node 8", "--nproc_per_node $SLURM_NTASKS_PER_NODE")

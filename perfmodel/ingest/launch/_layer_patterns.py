@@ -1,8 +1,9 @@
 """Patterns of layers: lists as in Megatron-Core's arguments, and its Mamba hybrids."""
 
 import ast
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from perfmodel.ingest.launch._table import BadValue, Fields
@@ -26,6 +27,30 @@ def layer_list(text: Any) -> list[int]:
     return value
 
 
+_OPERATIONS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+def _repeated(node: ast.ListComp) -> list[int]:
+    """The list of a comprehension that repeats one number (`[1 for _ in range(6)]`)."""
+    match node:
+        case ast.ListComp(
+            elt=ast.Constant(value=int() as number),
+            generators=[
+                ast.comprehension(
+                    iter=ast.Call(func=ast.Name(id="range"), args=[length], keywords=[]), ifs=[]
+                )
+            ],
+        ):
+            count = _evaluated_list(length)
+            if isinstance(count, int) and 0 <= count <= MOST_LAYERS:
+                return [int(number)] * count
+    raise ValueError("not a repetition")
+
+
 def _evaluated_list(node: ast.AST) -> list[int] | int:
     """The value of an expression of numbers and lists."""
     # Only the syntax of patterns: numbers, lists, sums and repetitions of lists. Anything else is
@@ -35,8 +60,15 @@ def _evaluated_list(node: ast.AST) -> list[int] | int:
     if isinstance(node, ast.List):
         numbers = [_evaluated_list(element) for element in node.elts]
         return [number for number in numbers if isinstance(number, int)]
+    if isinstance(node, ast.ListComp):
+        return _repeated(node)
     if isinstance(node, ast.BinOp):
         lhs, rhs = _evaluated_list(node.left), _evaluated_list(node.right)
+        operation = _OPERATIONS.get(type(node.op))
+        if operation is not None and isinstance(lhs, int) and isinstance(rhs, int):
+            if max(abs(lhs), abs(rhs)) > MOST_LAYERS:
+                raise ValueError("more layers than any model has")
+            return operation(lhs, rhs)
         if isinstance(node.op, ast.Add) and isinstance(lhs, list) and isinstance(rhs, list):
             return lhs + rhs
         if isinstance(node.op, ast.Mult):
