@@ -1076,7 +1076,8 @@ def test_names_of_models_say_the_vocabulary_that_they_have() -> None:
     read = 0
     for name in catalog.models():
         net = catalog.model(name)
-        if not isinstance(net, Transformer) or name.startswith(ROUNDED_UP):
+        # Transformers of images have no vocabulary, though their names may be those of a family.
+        if not isinstance(net, Transformer) or not net.vocab or name.startswith(ROUNDED_UP):
             continue
         tokenizer = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model hub/{name}"
         launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
