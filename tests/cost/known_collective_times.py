@@ -23,27 +23,33 @@ from perfmodel.cost.learn.collectives import (
     expected,
     least_volume,
 )
-from perfmodel.cost.learn.collectives.links import LINK_CLASSES
+from perfmodel.cost.learn.collectives.links import LINK_CLASSES, TierConstants
 from perfmodel.ops import CollectiveKind
 
 TABLE = Path(__file__).with_suffix(".csv")
+INSIDE = TierConstants(
+    hop_s=1.1e-6,
+    hop_full_s=3.7e-6,
+    hop_line_s=1.7e-6,
+    latency_shift_s=0.0,
+    usual_latency_s=0.9e-6,
+    bytes_per_s=2.1e11,
+)
+BETWEEN = TierConstants(
+    hop_s=5.3e-6,
+    hop_full_s=14e-6,
+    hop_line_s=8.3e-6,
+    latency_shift_s=0.0,
+    usual_latency_s=4e-6,
+    bytes_per_s=2.3e10,
+)
 LINKS = LinkConstants(
+    inside=INSIDE,
+    between=BETWEEN,
     launch_s=5e-6,
-    hop_inside_s=1.1e-6,
-    hop_inside_full_s=3.7e-6,
-    hop_inside_line_s=1.7e-6,
     hop_switch_s=9.5e-6,
-    hop_between_s=5.3e-6,
-    hop_between_full_s=14e-6,
-    hop_between_line_s=8.3e-6,
-    shift_inside_s=0.0,
-    shift_between_s=0.0,
-    usual_inside_s=0.9e-6,
-    usual_between_s=4e-6,
     post_s=1.3e-6,
     peer_s=0.7e-6,
-    bandwidth_inside=2.1e11,
-    bandwidth_between=2.3e10,
     low_latency_share=0.45,
     line_share=0.9,
     peer_exponent=0.1,
@@ -59,14 +65,22 @@ LINKS = LinkConstants(
 MACHINES = {
     "switches": LINKS,
     "no switches": replace(LINKS, switch_share=0.0, network_share=0.0, line_share=0.0),
-    "slow inside": replace(LINKS, bandwidth_inside=4e9, peer_exponent=0.9),
+    "slow inside": replace(LINKS, inside=replace(INSIDE, bytes_per_s=4e9), peer_exponent=0.9),
     "a shared bridge": replace(
-        LINKS, bandwidth_inside=1.1e10, peer_exponent=-0.7, network_share=0.0
+        LINKS, inside=replace(INSIDE, bytes_per_s=1.1e10), peer_exponent=-0.7, network_share=0.0
     ),
-    "long latencies": replace(LINKS, shift_inside_s=0.6e-6, shift_between_s=2.1e-6),
+    "long latencies": replace(
+        LINKS,
+        inside=replace(INSIDE, latency_shift_s=0.6e-6),
+        between=replace(BETWEEN, latency_shift_s=2.1e-6),
+    ),
     "calls from the host": replace(LINKS, host_s=25e-6),
     "a mesh of four": replace(LINKS, mesh_peers=3.0, peer_exponent=0.8),
-    "short latencies": replace(LINKS, shift_inside_s=-0.8e-6, shift_between_s=-3.9e-6),
+    "short latencies": replace(
+        LINKS,
+        inside=replace(INSIDE, latency_shift_s=-0.8e-6),
+        between=replace(BETWEEN, latency_shift_s=-3.9e-6),
+    ),
 }
 GROUPS = ((2, 2), (8, 8), (5, 5), (2, 1), (16, 8), (24, 4), (64, 1), (256, 8), (1, 1), (3, 2))
 """Ranks, and those of a node."""

@@ -19,18 +19,43 @@ from perfmodel.cost.learn.collectives import (
     fit_physics,
     physical_time,
 )
+from perfmodel.cost.learn.collectives.links import TierConstants
 from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.files import UNSEALED, sealed
 from perfmodel.ops import Collective
 
 TRUE = LinkConstants(
-    launch_s=8e-6, hop_inside_s=0.9e-6, hop_inside_full_s=4e-6, hop_inside_line_s=2e-6,
-    hop_switch_s=5e-6, hop_between_s=7e-6, hop_between_full_s=15e-6, hop_between_line_s=9e-6, line_share=0.92,
-    peer_s=3e-6, bandwidth_inside=180e9, bandwidth_between=21e9, low_latency_share=0.4, peer_exponent=0.0,
-    node_exponent=0.03, switch_share=0.0, network_share=0.0, tree_share=0.8, neighbour_share=0.4, post_s=1.4e-6,
-    shift_inside_s=0.0, shift_between_s=0.0, usual_inside_s=2e-6, usual_between_s=5e-6, eager_bytes=1e30,
-)  # fmt: skip
+    inside=TierConstants(
+        hop_s=0.9e-6,
+        hop_full_s=4e-6,
+        hop_line_s=2e-6,
+        latency_shift_s=0.0,
+        usual_latency_s=2e-6,
+        bytes_per_s=180e9,
+    ),
+    between=TierConstants(
+        hop_s=7e-6,
+        hop_full_s=15e-6,
+        hop_line_s=9e-6,
+        latency_shift_s=0.0,
+        usual_latency_s=5e-6,
+        bytes_per_s=21e9,
+    ),
+    launch_s=8e-6,
+    hop_switch_s=5e-6,
+    line_share=0.92,
+    peer_s=3e-6,
+    low_latency_share=0.4,
+    peer_exponent=0.0,
+    node_exponent=0.03,
+    switch_share=0.0,
+    network_share=0.0,
+    tree_share=0.8,
+    neighbour_share=0.4,
+    post_s=1.4e-6,
+    eager_bytes=1e30,
+)
 
 
 def _table(

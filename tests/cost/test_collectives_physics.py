@@ -1,5 +1,8 @@
 """The physical curve: known limits, monotone in everything, the same and differentiable in JAX."""
 
+from dataclasses import replace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,23 +12,64 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from perfmodel.cost.learn.collectives import ALGORITHMS, LinkConstants, collective_time
+from perfmodel.cost.learn.collectives.links import TierConstants
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
-SWITCHED = {
-    "launch_s": 5e-6, "hop_inside_s": 1e-6, "hop_inside_full_s": 4e-6, "hop_inside_line_s": 2e-6,
-    "hop_switch_s": 5e-6, "hop_between_s": 6e-6, "hop_between_full_s": 14e-6, "hop_between_line_s": 8e-6,
-    "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9, "low_latency_share": 0.4, "line_share": 0.0,
-    "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0, "shift_inside_s": 0.0,
-    "usual_inside_s": 2e-6,
-    "usual_between_s": 5e-6,
-    "shift_between_s": 0.0, "neighbour_share": 0.4, "post_s": 1.4e-6, "eager_bytes": 1e30, "tree_share": 1.0,
-}  # fmt: skip
+INSIDE = TierConstants(
+    hop_s=1e-6,
+    hop_full_s=4e-6,
+    hop_line_s=2e-6,
+    latency_shift_s=0.0,
+    usual_latency_s=2e-6,
+    bytes_per_s=240e9,
+)
+BETWEEN = TierConstants(
+    hop_s=6e-6,
+    hop_full_s=14e-6,
+    hop_line_s=8e-6,
+    latency_shift_s=0.0,
+    usual_latency_s=5e-6,
+    bytes_per_s=20e9,
+)
+SWITCHED = LinkConstants(
+    inside=INSIDE,
+    between=BETWEEN,
+    launch_s=5e-6,
+    hop_switch_s=5e-6,
+    peer_s=3e-6,
+    low_latency_share=0.4,
+    line_share=0.0,
+    peer_exponent=0.0,
+    node_exponent=0.03,
+    switch_share=0.0,
+    network_share=0.0,
+    neighbour_share=0.4,
+    post_s=1.4e-6,
+    eager_bytes=1e30,
+    tree_share=1.0,
+)
 
 
-def seconds(kind: str, size: float, ranks: float, per_node: float, **changed: float) -> float:
-    return float(
-        collective_time(kind, size, ranks, per_node, LinkConstants(**{**SWITCHED, **changed}))
-    )
+def changed_links(links: LinkConstants, **changes: Any) -> LinkConstants:
+    """Links with some constants changed; `inside` and `between` change those of their tier."""
+    for name, change in changes.items():
+        value = replace(getattr(links, name), **change) if isinstance(change, dict) else change
+        links = replace(links, **{name: value})
+    return links
+
+
+def scaled_links(links: LinkConstants, constant: str, factor: Any) -> LinkConstants:
+    """Links with one constant multiplied, such as `launch_s` or `inside.hop_s`."""
+    tier, _, name = constant.rpartition(".")
+    if tier:
+        value = getattr(getattr(links, tier), name)
+        return changed_links(links, **{tier: {name: value * factor}})
+    return changed_links(links, **{name: getattr(links, name) * factor})
+
+
+def seconds(kind: str, size: float, ranks: float, per_node: float, **changed: Any) -> float:
+    links = changed_links(SWITCHED, **changed)
+    return float(collective_time(kind, size, ranks, per_node, links))
 
 
 def test_large_messages_run_at_the_bandwidth_of_their_algorithm() -> None:
@@ -68,12 +112,12 @@ def test_without_switches_that_add_no_message_takes_their_way() -> None:
 
 
 DIRECT = "direct"
-SERVER = SWITCHED | {"direct_s": 3e-6, "direct_peers": 7.0}
+SERVER = replace(SWITCHED, direct_s=3e-6, direct_peers=7.0)
 """A switched node on which inference servers read the memory of seven peers."""
 
 
 def all_reduce_s(size: float, ranks: float, per_node: float, algorithm: str, **changed) -> float:
-    links = LinkConstants(**{**SERVER, **changed})
+    links = changed_links(SERVER, **changed)
     return float(collective_time("all_reduce", size, ranks, per_node, links, algorithm))
 
 
@@ -124,14 +168,14 @@ def test_a_mesh_reaches_its_rate_with_all_of_its_devices(peers: int) -> None:
 def test_held_to_one_algorithm_is_never_faster_than_free() -> None:
     for size in (8.0, 1e6, 1e10):
         for nodes in (1, 2, 4, 64):
-            c = LinkConstants(**{**SWITCHED, "switch_share": 0.7, "network_share": 0.7})
+            c = replace(SWITCHED, switch_share=0.7, network_share=0.7)
             free, *held = (
                 float(collective_time("all_reduce", size, 8.0 * nodes, 8.0, c, name))
                 for name in ("", *ALGORITHMS)
             )
             assert min(held) * 1.0001 >= free
     # kinds without that choice are not held
-    c = LinkConstants(**SWITCHED)
+    c = SWITCHED
     assert collective_time("all_gather", 1e9, 64.0, 8.0, c, "nvls") == collective_time(
         "all_gather", 1e9, 64.0, 8.0, c
     )
@@ -140,9 +184,7 @@ def test_held_to_one_algorithm_is_never_faster_than_free() -> None:
 def test_a_tree_of_two_nodes_sends_half_of_a_larger_one() -> None:
     """NVLink SHARP and a tree between nodes: bus bandwidth of two nodes beyond that of their
     adapters."""
-    c = LinkConstants(
-        **{**SWITCHED, "switch_share": 1.0, "bandwidth_inside": 1e15, "node_exponent": 0.0}
-    )
+    c = changed_links(SWITCHED, switch_share=1.0, node_exponent=0.0, inside={"bytes_per_s": 1e15})
     two, four = (
         float(collective_time("all_reduce", 1e12, 8.0 * n, 8.0, c, "nvls_tree")) for n in (2, 4)
     )
@@ -163,7 +205,13 @@ def test_latency_acts_as_latency() -> None:
     ring take 3 us)."""
     for size in (8.0, 50e6, 1e10):
         before, after = (
-            seconds("all_gather", size, 64, 8, shift_between_s=shift, usual_between_s=3e-6)
+            seconds(
+                "all_gather",
+                size,
+                64,
+                8,
+                between={"latency_shift_s": shift, "usual_latency_s": 3e-6},
+            )
             for shift in (0.0, 2e-6)
         )
         assert after - before == pytest.approx(8 * 2e-6, rel=0.01)
@@ -172,7 +220,7 @@ def test_latency_acts_as_latency() -> None:
 def test_lines_serve_where_latency_and_bandwidth_count_alike() -> None:
     """LL128: nearly the full rate at a fraction of the latency; nothing for the smallest and the
     largest messages."""
-    lines = {"line_share": 0.92, "hop_inside_line_s": 2e-6, "hop_between_line_s": 8e-6}
+    lines = {"line_share": 0.92}
     for size, least, most in ((8.0, 0.98, 1.0), (1e9, 0.0, 0.85), (1e14, 0.98, 1.0)):
         without = seconds("all_gather", size, 1024, 8)
         ratio = seconds("all_gather", size, 1024, 8, **lines) / without
@@ -187,8 +235,12 @@ def test_lines_serve_where_latency_and_bandwidth_count_alike() -> None:
 def test_a_message_that_asks_first_takes_twice_its_latency() -> None:
     """Beyond what is sent at once (4 KiB on the wire, 2 KiB of data): 1 step of a tree over two
     nodes."""
-    eager = {"eager_bytes": 4096.0, "launch_s": 0.0, "hop_inside_s": 0.0, "bandwidth_between": 1e15,
-             "hop_between_full_s": 1e-3, "hop_between_line_s": 1e-3}  # fmt: skip
+    eager = {
+        "eager_bytes": 4096.0,
+        "launch_s": 0.0,
+        "inside": {"hop_s": 0.0},
+        "between": {"bytes_per_s": 1e15, "hop_full_s": 1e-3, "hop_line_s": 1e-3},
+    }
     small, large = (seconds("all_reduce", size, 2, 1, **eager) for size in (64.0, 1e5))
     assert small == pytest.approx(2 * 6e-6, rel=0.05)
     assert large == pytest.approx(2 * 2 * 6e-6, rel=0.05)
@@ -196,7 +248,7 @@ def test_a_message_that_asks_first_takes_twice_its_latency() -> None:
 
 def test_rings_of_nodes_with_several_ranks_cross_the_network_at_half_the_latency() -> None:
     """NCCL's ring pays the whole latency only with one rank per node (`src/graph/tuning.cc`)."""
-    nothing = {"launch_s": 0.0, "hop_inside_s": 0.0, "post_s": 0.0}
+    nothing = {"launch_s": 0.0, "inside": {"hop_s": 0.0}, "post_s": 0.0}
     alone, several = (seconds("all_gather", 8.0, 64 * r, r, **nothing) for r in (1, 8))
     assert several / alone == pytest.approx(0.5, rel=0.01)
 
@@ -211,6 +263,17 @@ def test_every_step_of_a_ring_over_nodes_posts_to_the_network() -> None:
     )
 
 
+HOPS = ("hop_s", "hop_full_s", "hop_line_s", "bytes_per_s")
+SCALED = (
+    "launch_s",
+    "hop_switch_s",
+    "peer_s",
+    "post_s",
+    *(f"{tier}.{name}" for tier in ("inside", "between") for name in HOPS),
+)
+"""Constants of which every time is a monotone function."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -221,26 +284,40 @@ def test_every_step_of_a_ring_over_nodes_posts_to_the_network() -> None:
     switch=st.sampled_from([0.0, 0.7]),
     lines=st.sampled_from([0.0, 0.92]),
     eager=st.sampled_from([4096.0, 1e30]),
-    what=st.sampled_from(["bytes", "nodes", "launch_s", "hop_inside_s", "hop_inside_full_s", "hop_inside_line_s",
-                          "hop_switch_s", "hop_between_s", "hop_between_full_s", "hop_between_line_s", "peer_s",
-                          "post_s", "bandwidth_inside", "bandwidth_between"]),
-)  # fmt: skip
+    what=st.sampled_from(["bytes", "nodes", *SCALED]),
+)
 def test_monotone(
-    kind: str, size: float, per_node: int, nodes: int, factor: float, switch: float, lines: float, eager: float,
+    kind: str,
+    size: float,
+    per_node: int,
+    nodes: int,
+    factor: float,
+    switch: float,
+    lines: float,
+    eager: float,
     what: str,
-) -> None:  # fmt: skip
+) -> None:
     ranks = max(per_node * nodes, 2)
-    links = {"switch_share": switch, "line_share": lines, "eager_bytes": eager}
-    before = seconds(kind, size, ranks, per_node, **links)
+    links = replace(SWITCHED, switch_share=switch, line_share=lines, eager_bytes=eager)
+    before = collective_time(kind, size, ranks, per_node, links)
     if what == "bytes":
-        after = seconds(kind, size * factor, ranks, per_node, **links)
+        after = collective_time(kind, size * factor, ranks, per_node, links)
     elif what == "nodes":
-        after = seconds(kind, size, per_node * (int(nodes * factor) + 1), per_node, **links)
+        more_ranks = per_node * (int(nodes * factor) + 1)
+        after = collective_time(kind, size, more_ranks, per_node, links)
     else:
-        after = seconds(kind, size, ranks, per_node, **links, **{what: SWITCHED[what] * factor})
-    if what.startswith("bandwidth"):
+        scaled = scaled_links(links, what, factor)
+        after = collective_time(kind, size, ranks, per_node, scaled)
+    if what.endswith("bytes_per_s"):
         before, after = after, before
     assert after >= before * (1 - 1e-9)
+
+
+def in_jax(constants: Any) -> Any:
+    """A record of constants, or one of them, as JAX arrays of three."""
+    if not isinstance(constants, LinkConstants | TierConstants):
+        return jnp.full(3, constants)
+    return replace(constants, **{name: in_jax(value) for name, value in vars(constants).items()})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,23 +327,19 @@ def test_jax_gives_the_same_with_gradients(kind: str) -> None:
         np.array([16.0, 64.0, 512.0]),
         np.array([8.0, 8.0, 4.0]),
     )
-    plain = collective_time(kind, size, ranks, per_node, LinkConstants(**SWITCHED))
+    plain = collective_time(kind, size, ranks, per_node, SWITCHED)
     with jax.enable_x64(True):
-        arrays = LinkConstants(**{name: jnp.full(3, value) for name, value in SWITCHED.items()})
+        arrays = in_jax(SWITCHED)
         traced = collective_time(
             kind, jnp.asarray(size), jnp.asarray(ranks), jnp.asarray(per_node), arrays
         )
         np.testing.assert_allclose(np.asarray(traced), plain, rtol=1e-12)
 
         def log_time(logs: jax.Array) -> jax.Array:
-            scale = dict(
-                zip(
-                    ("hop_between_s", "bandwidth_between", "bandwidth_inside"),
-                    jnp.exp(logs[1:]),
-                    strict=True,
-                )
-            )
-            c = LinkConstants(**{**SWITCHED, **{n: SWITCHED[n] * f for n, f in scale.items()}})
+            c = SWITCHED
+            constants = ("between.hop_s", "between.bytes_per_s", "inside.bytes_per_s")
+            for constant, factor in zip(constants, jnp.exp(logs[1:]), strict=True):
+                c = scaled_links(c, constant, factor)
             return jnp.log(collective_time(kind, 1e6 * jnp.exp(logs[0]), 64.0, 8.0, c))
 
         check_grads(log_time, (jnp.zeros(4),), order=1, modes=("fwd", "rev"), rtol=1e-4)

@@ -31,7 +31,29 @@ class PerLayerSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma4(LlamaWithExperts):
+class SmallGemmaKeys:
+    """Keys of Gemma's small models: an embedding of the token in every layer, and last layers that
+    use the keys and values of earlier ones."""
+
+    hidden_size_per_layer_input: CountOrNone = 256
+    vocab_size_per_layer_input: Count = 262_144
+    num_kv_shared_layers: CountOrNone = 0
+
+    def layer_embedding(self) -> LayerEmbedding | None:
+        """The embedding in every layer; None for a model without."""
+        if not self.hidden_size_per_layer_input:
+            return None
+        return LayerEmbedding(
+            width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input
+        )
+
+    def first_layer_with_shared_keys(self, layers: int) -> int:
+        """Number of the first of the last layers that have no keys and values of their own."""
+        return layers - min(self.num_kv_shared_layers, layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4(LlamaWithExperts, SmallGemmaKeys):
     """Gemma 4: full attention has wider heads and, if configured, values from the projection of
     keys; routed experts beside the dense feed-forward have norms of their own (26B-A4B). In the
     small models every layer has an embedding of the token of its own, and the last ones use the
@@ -57,9 +79,6 @@ class Gemma4(LlamaWithExperts):
     global_head_dim: Count = 512
     num_global_key_value_heads: Count | None = None
     attention_k_eq_v: bool = False
-    hidden_size_per_layer_input: CountOrNone = 256
-    vocab_size_per_layer_input: Count = 262_144
-    num_kv_shared_layers: CountOrNone = 0
     use_double_wide_mlp: bool = False
     enable_moe_block: bool = False
     num_experts: CountOrNone = 0
@@ -112,8 +131,7 @@ class Gemma4(LlamaWithExperts):
     def small_model_fields(self, letters: Sequence[str]) -> Fields:
         """Fields of what small models have besides: embeddings in every layer, and layers that use
         the keys and values of earlier ones, whose feed-forwards may be twice as wide."""
-        n_layers = len(letters)
-        first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
+        first_shared = self.first_layer_with_shared_keys(len(letters))
         words = []
         sizes = []
         for layer, letter in enumerate(letters):
@@ -127,15 +145,10 @@ class Gemma4(LlamaWithExperts):
             sizes.append(
                 self.intermediate_size * (2 if self.use_double_wide_mlp and is_shared else 1)
             )
-        embedding = None
-        if self.hidden_size_per_layer_input:
-            embedding = LayerEmbedding(
-                width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input
-            )
         return {
             "mixers": mixer_words(words),
             "ffn_sizes": tuple(sizes) if len(set(sizes)) > 1 else (),
-            "layer_embedding": embedding,
+            "layer_embedding": self.layer_embedding(),
         }
 
     def fields(self) -> Fields:
@@ -161,7 +174,7 @@ class Gemma4(LlamaWithExperts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3n(Gemma):
+class Gemma3n(Gemma, SmallGemmaKeys):
     """Gemma 3n: four residual streams, embeddings of its own in every layer, and last layers that
     use the keys and values of earlier ones (transformers models/gemma3n/modeling_gemma3n.py).
     Configurations omit what equals the defaults of the Hugging Face class."""
@@ -179,7 +192,6 @@ class Gemma3n(Gemma):
     sliding_window: CountOrNone = 512
     final_logit_softcapping: Annotated[float, Ge(0)] = 30.0
     layer_types: tuple[str, ...] | None = None
-    vocab_size_per_layer_input: Count = 262_144
     hidden_size_per_layer_input: Count = 256
     num_kv_shared_layers: CountOrNone = 15
     altup_num_inputs: Count = 4
@@ -191,7 +203,7 @@ class Gemma3n(Gemma):
             letters = ["*" if (layer + 1) % 5 == 0 else "W" for layer in range(n_layers)]
         else:
             letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
-        first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
+        first_shared = self.first_layer_with_shared_keys(n_layers)
         letters = [
             *letters[:first_shared],
             *(SHARED_KEYS[letter] for letter in letters[first_shared:]),
@@ -209,9 +221,7 @@ class Gemma3n(Gemma):
             "logit_softcap": self.final_logit_softcapping > 0,
             "mixers": mixer_words([f"U{letter}-P" for letter in letters]),
             "ffn_sizes": sizes,
-            "layer_embedding": LayerEmbedding(
-                width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input
-            ),
+            "layer_embedding": self.layer_embedding(),
             "streams": Streams(count=self.altup_num_inputs, low_rank=self.laurel_rank),
         }
 

@@ -19,6 +19,7 @@ from perfmodel.cost.learn.collectives.links import (
     UNNAMED,
     LinkClass,
     LinkConstants,
+    TierConstants,
     in_node_of,
     is_flat,
     is_network,
@@ -432,28 +433,34 @@ def constants(
 
     at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
-    return LinkConstants(
-        # latencies of the three protocols, inside a node and between nodes
-        launch_s=exp(value("launch", "", kind)),
-        hop_inside_s=near_s,
-        hop_inside_full_s=near_ratio * near_s,
-        hop_inside_line_s=near_line * near_s,
-        hop_switch_s=exp(value("hop_switch")),
-        hop_between_s=far_s,
-        hop_between_full_s=far_ratio * far_s * (exp(value("hop_pair")) if kind in PAIRS else 1.0),
-        hop_between_line_s=far_line * far_s,
+    pair_ratio = exp(value("hop_pair")) if kind in PAIRS else 1.0
+    inside_tier = TierConstants(
+        hop_s=near_s,
+        hop_full_s=near_ratio * near_s,
+        hop_line_s=near_line * near_s,
         # Latency that the cluster states beyond the usual one of such links.
-        shift_inside_s=fabric.latency_shift_s(level, False),
-        shift_between_s=fabric.latency_shift_s(level, True),
-        usual_inside_s=near.latency_s,
-        usual_between_s=far.latency_s,
+        latency_shift_s=fabric.latency_shift_s(level, False),
+        usual_latency_s=near.latency_s,
+        bytes_per_s=fabric.inside.bandwidth
+        * (1.0 if spans_nodes else efficiency("inside", inside)),
+    )
+    between_tier = TierConstants(
+        hop_s=far_s,
+        hop_full_s=far_ratio * far_s * pair_ratio,
+        hop_line_s=far_line * far_s,
+        latency_shift_s=fabric.latency_shift_s(level, True),
+        usual_latency_s=far.latency_s,
+        bytes_per_s=fabric.share_between(level, ranks_per_node, concurrent)
+        * efficiency("between", between),
+    )
+    return LinkConstants(
+        inside=inside_tier,
+        between=between_tier,
+        launch_s=exp(value("launch", "", kind)),
+        hop_switch_s=exp(value("hop_switch")),
         post_s=exp(value("post", between)),
         peer_s=exp(value("peer_s", between)),
-        # effective rates, and the share of them that each protocol reaches
-        bandwidth_inside=fabric.inside.bandwidth
-        * (1.0 if spans_nodes else efficiency("inside", inside)),
-        bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent)
-        * efficiency("between", between),
+        # the share of the rates that each other protocol reaches
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
         # how the rates change with ranks and nodes

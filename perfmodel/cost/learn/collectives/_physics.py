@@ -20,7 +20,12 @@ from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives.links import REFERENCE_PEERS, Array, LinkConstants
+from perfmodel.cost.learn.collectives.links import (
+    REFERENCE_PEERS,
+    Array,
+    LinkConstants,
+    TierConstants,
+)
 from perfmodel.ops import CollectiveKind
 
 KINDS: Final = get_args(CollectiveKind)
@@ -144,8 +149,8 @@ def collective_time(
     one of `ALGORITHMS` that the run is held to; by default, and where the kind has no such choice,
     the fastest.
     """
-    rates = link.bandwidth_inside, link.bandwidth_between
-    xp = namespace(buffer_bytes, ranks, ranks_per_node, *rates, link.hop_inside_s)
+    rates = link.inside.bytes_per_s, link.between.bytes_per_s
+    xp = namespace(buffer_bytes, ranks, ranks_per_node, *rates, link.inside.hop_s)
     ranks, per_node = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
     nodes = xp.maximum(ranks / per_node, 1.0)
 
@@ -183,10 +188,8 @@ def collective_time(
             # term of its own.
             near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
-            shift_s = hops_near * _shift(xp, near_s, link.shift_inside_s, link.usual_inside_s)
-            shift_s = shift_s + hops_far * _shift(
-                xp, far_s, link.shift_between_s, link.usual_between_s
-            )
+            shift_s = hops_near * _shift(xp, near_s, link.inside)
+            shift_s = shift_s + hops_far * _shift(xp, far_s, link.between)
 
             # Transfer: both tiers carry the same data at the same time, so that the slower one sets
             # the pace.
@@ -224,8 +227,8 @@ def _direct_time(
     sends a flag to all peers at once, so its time does not depend on their number (vLLM
     `csrc/custom_all_reduce.cuh`, `cross_device_reduce_1stage` and `cross_device_reduce_2stage`).
     """
-    stated_s = _shift(xp, link.hop_inside_s, link.shift_inside_s, link.usual_inside_s)
-    flag_s = link.hop_inside_s + stated_s
+    stated_s = _shift(xp, link.inside.hop_s, link.inside)
+    flag_s = link.inside.hop_s + stated_s
     one_shot_s = 2 * flag_s + (ranks - 1) * buffer_bytes / bandwidth
     two_shots_s = 3 * flag_s + 2 * (ranks - 1) / ranks * buffer_bytes / bandwidth
     # Peers on other nodes, or beyond the only one that a host bridge joins, cannot be read.
@@ -247,8 +250,8 @@ def _bandwidths(
     # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with
     # one.
     stated_peers = xp.where(link.peer_exponent < 0, 1, link.mesh_peers)
-    inside = link.bandwidth_inside * (peers_of(per_node) / stated_peers) ** link.peer_exponent
-    between = link.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -link.node_exponent
+    inside = link.inside.bytes_per_s * (peers_of(per_node) / stated_peers) ** link.peer_exponent
+    between = link.between.bytes_per_s * xp.maximum(nodes / 2, 1.0) ** -link.node_exponent
     if kind == "send_recv":
         channels_left = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
         between = between * (link.neighbour_share + (1 - link.neighbour_share) * channels_left)
@@ -261,7 +264,7 @@ def _protocols(
     """Protocols that an algorithm may use: full bandwidth, then low latency and lines."""
     # switches that reduce have the bandwidth protocol alone
     if name in SIMPLE_ONLY:
-        return (_Protocol(link.hop_switch_s, link.hop_between_full_s, 1.0, FULL_START_S),)
+        return (_Protocol(link.hop_switch_s, link.between.hop_full_s, 1.0, FULL_START_S),)
 
     # A ring over nodes of several ranks crosses the network at a different rank for each of its
     # channels, which divides the latency. Every step waits for a message to be handed to the
@@ -271,16 +274,16 @@ def _protocols(
     post_s = link.post_s * several if ring and kind != "broadcast" else 0.0
 
     # messages of pairs have one protocol between nodes
-    quick_s = link.hop_between_full_s if kind in PAIRS else link.hop_between_s
+    quick_s = link.between.hop_full_s if kind in PAIRS else link.between.hop_s
     both_protocols = (
         _Protocol(
-            xp.maximum(link.hop_inside_full_s, FULL_POSTS * post_s),
-            link.hop_between_full_s,
+            xp.maximum(link.inside.hop_full_s, FULL_POSTS * post_s),
+            link.between.hop_full_s,
             1.0,
             FULL_START_S,
         ),
         _Protocol(
-            xp.maximum(link.hop_inside_s, post_s), quick_s * spread, link.low_latency_share, 0.0
+            xp.maximum(link.inside.hop_s, post_s), quick_s * spread, link.low_latency_share, 0.0
         ),
     )
     if kind in PAIRS:
@@ -290,10 +293,10 @@ def _protocols(
     # stay those of arrays.
     share = xp.where(link.line_share > 0, link.line_share, 1.0)
     no_lines_s = xp.where(link.line_share > 0, 0.0, IMPOSSIBLE_S)
-    line_s = xp.maximum(link.hop_inside_line_s, post_s)
+    line_s = xp.maximum(link.inside.hop_line_s, post_s)
     return (
         *both_protocols,
-        _Protocol(line_s, link.hop_between_line_s * spread, share, LINE_START_S + no_lines_s),
+        _Protocol(line_s, link.between.hop_line_s * spread, share, LINE_START_S + no_lines_s),
     )
 
 
@@ -389,11 +392,12 @@ def _reductions(
     }
 
 
-def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Array:
+def _shift(xp: ModuleType, hop_s: Array, tier: TierConstants) -> Array:
     """Time that a stated latency adds to a hop: its excess over the usual one, in proportion for
     shorter hops, so that twice the latency never gives more than twice the time. However low the
     stated latency is, a hop keeps the share `LEAST_HOP` of the fitted one, which is software."""
-    return xp.maximum(stated_s * xp.minimum(hop_s / usual_s, 1.0), (LEAST_HOP - 1) * hop_s)
+    stated_s = tier.latency_shift_s * xp.minimum(hop_s / tier.usual_latency_s, 1.0)
+    return xp.maximum(stated_s, (LEAST_HOP - 1) * hop_s)
 
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from perfmodel.cost.learn.collectives._fabrics import (
 )
 from perfmodel.cost.learn.collectives._physics import collective_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows
-from perfmodel.cost.learn.collectives.links import LinkConstants
+from perfmodel.cost.learn.collectives.links import LinkConstants, TierConstants
 from perfmodel.ingest.tables import groups_of
 
 NOISE: Final = 0.25
@@ -33,7 +33,9 @@ POINTS: Final = 10
 STEP: Final = 1e-6
 """Step of forward differences."""
 _LOG: Final = logging.getLogger(__name__)
-_FIELDS: Final = tuple(f.name for f in fields(LinkConstants))
+_OF_TIER: Final = len(fields(TierConstants))
+_CONSTANTS: Final = len(fields(LinkConstants)) - 2 + 2 * _OF_TIER
+"""Numbers that the constants of a link consist of: those of both tiers, then the others."""
 
 
 def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.ndarray:
@@ -61,7 +63,7 @@ class _Link(NamedTuple):
         return effects(self.kind, self.fabric.inside.link, self.fabric.levels[self.level].link)
 
     def constants(self, values: Mapping[Effect, float]) -> list[float]:
-        """The constants in the order of their fields."""
+        """The constants as numbers: those of both tiers, then the others."""
         by_network = self.algorithm == "collnet"
         link = constants(
             values,
@@ -74,7 +76,15 @@ class _Link(NamedTuple):
             spans_nodes=self.between,
             host_launches=self.host_launches,
         )
-        return [getattr(link, name) for name in _FIELDS]
+        inside, between, *others = vars(link).values()
+        return [*vars(inside).values(), *vars(between).values(), *others]
+
+
+def _link_constants(numbers: np.ndarray) -> LinkConstants:
+    """Constants of links from their numbers, float64[constants, n], as `_Link.constants` lists
+    them."""
+    inside, between, others = np.split(numbers, [_OF_TIER, 2 * _OF_TIER])
+    return LinkConstants(TierConstants(*inside), TierConstants(*between), *others)
 
 
 class _Placements:
@@ -101,7 +111,7 @@ class _Placements:
 
     def table(self, values: Mapping[Effect, float]) -> np.ndarray:
         """Constants of every set, float64[k, fields]."""
-        return np.array([link.constants(values) for link in self.links]).reshape(-1, len(_FIELDS))
+        return np.array([link.constants(values) for link in self.links]).reshape(-1, _CONSTANTS)
 
     def time(self, values: Mapping[Effect, float]) -> np.ndarray:
         """Seconds of every row."""
@@ -117,7 +127,7 @@ class _Placements:
                 rows.buffer_bytes[index],
                 rows.ranks[index],
                 rows.ranks_per_node[index],
-                LinkConstants(*table[self.link_of_row[index]].T),
+                _link_constants(table[self.link_of_row[index]].T),
                 algorithm,
             )
         return time_s
@@ -130,9 +140,9 @@ class _Placements:
         time_s = self.of_table(table)
 
         # By the constants: all sets move at once, as no row depends on two of them.
-        by_field = np.zeros((len(_FIELDS), len(self.rows)))
+        by_field = np.zeros((_CONSTANTS, len(self.rows)))
         steps = np.maximum(np.abs(table), 1e-12) * STEP
-        for field in range(len(_FIELDS)):
+        for field in range(_CONSTANTS):
             shifted = table.copy()
             shifted[:, field] += steps[:, field]
             by_field[field] = (self.of_table(shifted) - time_s) / steps[self.link_of_row, field]

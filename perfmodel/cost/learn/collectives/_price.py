@@ -348,7 +348,8 @@ class CollectivePrices:
             slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
             more_peers = peers_of(ranks * sharing) / peers_of(ranks)
             loss = more_peers ** min(0.0, float(link.peer_exponent))
-            link = replace(link, bandwidth_inside=link.bandwidth_inside * loss * np.exp(-slower))
+            slowed_bytes_per_s = link.inside.bytes_per_s * loss * np.exp(-slower)
+            link = replace(link, inside=replace(link.inside, bytes_per_s=slowed_bytes_per_s))
 
         # Physics, times what measurements add to it, made monotone in bytes and then in ranks.
         time_s = collective_time(request.kind, size_bytes, ranks, ranks, link, request.algorithm)

@@ -335,45 +335,44 @@ def _class_named(name: str) -> LinkClass:
 
 
 @dataclass(frozen=True)
-class LinkConstants:
-    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one
-    common shape."""
+class TierConstants:
+    """Constants of the links of one tier, inside a node or between nodes: how long a message takes
+    in each protocol, and at which rate."""
 
+    hop_s: Array
+    """Latency of one message in the low-latency protocol."""
+    hop_full_s: Array
+    """Latency of one message in the bandwidth protocol."""
+    hop_line_s: Array
+    """Latency of one message in the protocol of lines (LL128)."""
+    latency_shift_s: Array
+    """Stated latency of a hop beyond the usual one: it is added to the time of every size."""
+    usual_latency_s: Array
+    """Latency that descriptions of clusters usually give for such links."""
+    bytes_per_s: Array
+    """Effective rate of one rank in the bandwidth protocol. Inside a node: with `REFERENCE_PEERS`
+    peers (with one peer on a shared bridge). Between nodes: its share of the node's links, on two
+    nodes."""
+
+
+@dataclass(frozen=True)
+class LinkConstants:
+    """Constants of a fabric that the curve of one kind needs; every field, of tiers too, a number
+    or arrays of one common shape."""
+
+    inside: TierConstants
+    """Links inside a node."""
+    between: TierConstants
+    """Links between nodes."""
     launch_s: Array
     """Time that no message size and rank count changes: kernel launch, dispatch."""
-    hop_inside_s: Array
-    """Latency of one message inside a node in the low-latency protocol."""
-    hop_inside_full_s: Array
-    """Latency of one message inside a node in the bandwidth protocol."""
-    hop_inside_line_s: Array
-    """Latency of one message inside a node in the protocol of lines (LL128)."""
     hop_switch_s: Array
     """Latency of a reduction in the node's switch, one way between a rank and the switch."""
-    hop_between_s: Array
-    """Latency of one message between nodes in the low-latency protocol."""
-    hop_between_full_s: Array
-    """Latency of one message between nodes in the bandwidth protocol."""
-    hop_between_line_s: Array
-    """Latency of one message between nodes in the protocol of lines (LL128)."""
-    shift_inside_s: Array
-    """Stated latency of a hop inside a node beyond the usual one: it is added to the time of every
-    size."""
-    shift_between_s: Array
-    """Stated latency of a hop between nodes beyond the usual one."""
-    usual_inside_s: Array
-    """Latency that descriptions of clusters usually give for such links inside a node."""
-    usual_between_s: Array
-    """Latency that descriptions of clusters usually give for such links between nodes."""
     post_s: Array
     """Least time of each step of a ring over several nodes, also of steps inside a node, because
     every step posts a message to the network."""
     peer_s: Array
     """Time that each peer on another node adds to one rank of an all-to-all."""
-    bandwidth_inside: Array
-    """Effective bytes/s of one rank inside its node in the bandwidth protocol, with
-    `REFERENCE_PEERS` peers (with one peer on a shared bridge)."""
-    bandwidth_between: Array
-    """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
     low_latency_share: Array
     """Bandwidth of the low-latency protocol as a share of the full one."""
     line_share: Array
