@@ -122,15 +122,7 @@ def search_programs(
     Raises:
         PerfModelError: a program that is distributed already or has no batch.
     """
-    if program.n_devices > 1:
-        raise PerfModelError(
-            f"@{program.function.name} is already distributed; give a program on one device"
-        )
-    batch = next((w.shape[w.batch_axis] for w in program.inputs if w.batch_axis is not None), None)
-    if batch is None:
-        raise PerfModelError(
-            f"@{program.function.name}: no input has a batch axis to divide among devices; mark one as data"
-        )
+    batch = _batch_of(program)
     cluster.require(devices, f"@{program.function.name}")
     memory_bytes = cluster.device.memory_bytes
     # Weights alone rule many layouts out; writing a program of a million instructions to find that
@@ -158,28 +150,16 @@ def search_programs(
             rejected["memory"] += 1
             continue
         try:
-            # DistIR's devices run one instruction at a time (section 2.1), hence one stream. One
-            # data and tensor rank of each stage is written: the others do the same at the same
-            # time.
             with _no_collection():
                 stages = staged(program, degrees) if stages is None else stages
-                made = on_one_stream(spread_stages(stages, degrees, representative=True))
-                peak = float(live_memory(made.function).peak_bytes.max())
-                if peak > memory_bytes:
-                    rejected["memory"] += 1
-                    continue
-                step_s = simulate(program_structure(made.function, cluster), price).makespan_s
+                candidate = _simulated(stages, degrees, batch, cluster, price)
         except LayoutError as reason:
             rejected[_reason(str(reason))] += 1
             continue
-        candidates.append(
-            Candidate(
-                degrees=degrees,
-                step_time_s=step_s,
-                samples_per_s=batch / step_s,
-                peak_memory_bytes=peak,
-            )
-        )
+        if candidate is None:
+            rejected["memory"] += 1
+        else:
+            candidates.append(candidate)
 
     # The sort is stable, so ties stay in the order of the grid and answers repeat.
     candidates.sort(key=lambda c: c.step_time_s)
@@ -189,6 +169,44 @@ def search_programs(
         batch=batch,
         candidates=tuple(candidates),
         rejected=dict(rejected),
+    )
+
+
+def _batch_of(program: Program) -> int:
+    """Samples that a program of one device takes at once.
+
+    Raises:
+        PerfModelError: a program that is distributed already or has no batch.
+    """
+    if program.n_devices > 1:
+        raise PerfModelError(
+            f"@{program.function.name} is already distributed; give a program on one device"
+        )
+    for data in program.inputs:
+        if data.batch_axis is not None:
+            return data.shape[data.batch_axis]
+    raise PerfModelError(
+        f"@{program.function.name}: no input has a batch axis to divide among devices; mark one as data"
+    )
+
+
+def _simulated(
+    stages: Program, degrees: Degrees, batch: int, cluster: Cluster, price: Timer
+) -> Candidate | None:
+    """Simulate one distribution of a program's stages; None if it does not fit into memory."""
+    # DistIR's devices run one instruction at a time (section 2.1), hence one stream. One data and
+    # tensor rank of each stage is written: the others do the same at the same time.
+    distributed = on_one_stream(spread_stages(stages, degrees, representative=True))
+    peak_bytes = float(live_memory(distributed.function).peak_bytes.max())
+    if peak_bytes > cluster.device.memory_bytes:
+        return None
+    structure = program_structure(distributed.function, cluster)
+    step_s = simulate(structure, price).makespan_s
+    return Candidate(
+        degrees=degrees,
+        step_time_s=step_s,
+        samples_per_s=batch / step_s,
+        peak_memory_bytes=peak_bytes,
     )
 
 

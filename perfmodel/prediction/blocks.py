@@ -5,7 +5,7 @@ A block (embedding, layer, head) of one shard is a handful of deduplicated event
 dot products of event counts and event times. Everything above works on these few numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -160,35 +160,9 @@ def count_events(
     # each event once.
     events: dict[_Event, int] = {}
     entries: list[tuple[int, int, int, float]] = []
-
-    def add(block: int, phase: Phase, event: _Event, count: float) -> None:
-        number = events.setdefault(event, len(events))
-        entries.append((block, phase, number, count))
-
     for number, (block, _) in enumerate(blocks):
-        phases = (
-            (Phase.FORWARD, block.forward, block.forward_comm),
-            (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
-            (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
-            (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
-            (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
-        )
-        for phase, kernels_of_phase, comms in phases:
-            # Frozen weights have no gradients.
-            if job.fine_tuning.frozen and phase == Phase.BACKWARD_WEIGHT:
-                continue
-            for op, count in kernels_of_phase:
-                add(number, phase, _Event(op), count)
-            for comm in comms:
-                network = networks[comm.group]
-                if network.ranks > 1:
-                    op = network.collective(
-                        comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange
-                    )
-                    event = _Event(
-                        op, comm.group, comm.overlappable, comm.beside_attention, comm.follows
-                    )
-                    add(number, phase, event, comm.count)
+        for phase, event, count in _events_of_block(block, networks, job):
+            entries.append((number, phase, events.setdefault(event, len(events)), count))
 
     counts = np.zeros((len(blocks), N_PHASES, len(events)))
     rows = np.array(entries).reshape(-1, 4)
@@ -231,6 +205,34 @@ class _Event(NamedTuple):
     overlappable: bool = False
     beside_attention: bool = False
     follows: bool = False
+
+
+def _events_of_block(
+    block: BlockOps, networks: Mapping[str, Network], job: Job
+) -> Iterator[tuple[Phase, _Event, float]]:
+    """Kernels and collectives of a block, phase by phase, with how often they occur."""
+    phases = (
+        (Phase.FORWARD, block.forward, block.forward_comm),
+        (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
+        (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
+        (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
+        (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
+    )
+    for phase, kernels_of_phase, comms in phases:
+        # Frozen weights have no gradients.
+        if job.fine_tuning.frozen and phase == Phase.BACKWARD_WEIGHT:
+            continue
+        for op, count in kernels_of_phase:
+            yield phase, _Event(op), count
+        for comm in comms:
+            network = networks[comm.group]
+            if network.ranks <= 1:
+                continue
+            op = network.collective(
+                comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange
+            )
+            event = _Event(op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
+            yield phase, event, comm.count
 
 
 def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:

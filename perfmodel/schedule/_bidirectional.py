@@ -205,6 +205,40 @@ def _struck_out(order: list[Work], micro_batches: int) -> list[Work]:
     return possible
 
 
+class _Passes:
+    """The passes of one device of DualPipe, in the order in which it runs them."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.order: list[Work] = []
+        # Micro-batches still to come, by chunk.
+        self._forwards = iter(range(micro_batches)), iter(range(micro_batches))
+        self._backwards = iter(range(micro_batches)), iter(range(micro_batches))
+        self.put_off: list[Work] = []
+        """Weight gradients that were split off and not yet run."""
+
+    def forward(self, chunk: int, paired: bool = False) -> None:
+        """Run the next forward of a chunk."""
+        micro_batch = next(self._forwards[chunk])
+        self.order.append(Work(Phase.FORWARD, chunk, micro_batch, paired=paired))
+
+    def backward(self, chunk: int, split: bool = False) -> None:
+        """Run the next backward of a chunk; if it is split, its weight gradients are put off."""
+        micro_batch = next(self._backwards[chunk])
+        phase = Phase.BACKWARD_INPUT if split else Phase.BACKWARD
+        self.order.append(Work(phase, chunk, micro_batch))
+        if split:
+            self.put_off.append(Work(Phase.BACKWARD_WEIGHT, chunk, micro_batch))
+
+    def pair(self, forward_chunk: int) -> None:
+        """Run a forward of one chunk beside a backward of the other."""
+        self.forward(forward_chunk, paired=True)
+        self.backward(1 - forward_chunk)
+
+    def weight(self) -> None:
+        """Run the first weight gradients that were put off."""
+        self.order.append(self.put_off.pop(0))
+
+
 def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
     """A device's passes in the eight phases of DualPipe, for at least 2 p micro-batches.
 
@@ -212,69 +246,47 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
     gradients are split from weight gradients only where these fill a bubble.
     """
     later = devices - 1 - device
-    order: list[Work] = []
-
-    # Micro-batches still to come, by chunk, and weight gradients that were split off and not yet
-    # run.
-    forwards = iter(range(micro_batches)), iter(range(micro_batches))
-    backwards = iter(range(micro_batches)), iter(range(micro_batches))
-    waiting: list[Work] = []
-
-    def run_forward(chunk: int, paired: bool = False) -> None:
-        order.append(Work(Phase.FORWARD, chunk, next(forwards[chunk]), paired=paired))
-
-    def run_backward(chunk: int, split: bool = False) -> None:
-        micro_batch = next(backwards[chunk])
-        order.append(Work(Phase.BACKWARD_INPUT if split else Phase.BACKWARD, chunk, micro_batch))
-        if split:
-            waiting.append(Work(Phase.BACKWARD_WEIGHT, chunk, micro_batch))
-
-    def run_pair(forward_chunk: int) -> None:
-        run_forward(forward_chunk, paired=True)
-        run_backward(1 - forward_chunk)
-
-    def run_weight() -> None:
-        order.append(waiting.pop(0))
+    run = _Passes(micro_batches)
 
     # 1. Warm-up: forwards of the first chunk, while the first micro-batch is on its way down the V
     # and back.
     for _ in range(2 * later):
-        run_forward(0)
+        run.forward(0)
 
     # 2. Forwards of both chunks in turn, until the first backward arrives.
     for _ in range(device + 1):
-        run_forward(0)
-        run_forward(1)
+        run.forward(0)
+        run.forward(1)
 
     # 3. The first backwards, of the second chunk, each with its weight gradient at once.
     for _ in range(later):
-        run_backward(1, split=True)
-        run_weight()
-        run_forward(1)
+        run.backward(1, split=True)
+        run.weight()
+        run.forward(1)
 
     # 4. Steady phase: a forward of either chunk beside a backward of the other.
     for _ in range(micro_batches - 2 * devices + device + 1):
-        run_pair(0)
-        run_pair(1)
+        run.pair(0)
+        run.pair(1)
 
     # 5. No micro-batch is left to enter: pairs of a forward of the second chunk alone.
     for _ in range(later):
-        run_backward(1)
-        run_pair(1)
+        run.backward(1)
+        run.pair(1)
 
     # 6. Backwards of both chunks in turn. Weight gradients of the later half are put off.
     for chunk, split in _last_backwards(device + 1):
-        run_backward(chunk, split)
+        run.backward(chunk, split)
 
     # 7. These fill the gaps between the last backwards of the first chunk.
     for _ in range(later):
-        run_weight()
-        run_backward(0, split=True)
+        run.weight()
+        run.backward(0, split=True)
 
     # 8. Weight gradients that are left.
-    while waiting:
-        run_weight()
-    return order
+    while run.put_off:
+        run.weight()
+    return run.order
 
 
 def _last_backwards(pairs: int) -> Iterator[tuple[int, bool]]:

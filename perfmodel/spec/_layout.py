@@ -140,7 +140,20 @@ class Layout:
                     f"layout: {name} must be a whole number of at least 1, got {value!r}"
                 )
 
-        # Fields of a few values have one of them.
+        self._check_choices()
+        if (
+            self.partition is not None
+            or self.recompute_full_layers is not None
+            or self.kinds is not None
+        ):
+            self._check_lists()
+        self._check_ranks()
+        self._check_combinations()
+        if self.offload_layers != 0:
+            self._check_offload_layers()
+
+    def _check_choices(self) -> None:
+        """Raise `LayoutError` unless fields of a few values have one of them."""
         require_switches("layout", self)
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
@@ -162,14 +175,9 @@ class Layout:
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
             )
 
-        if (
-            self.partition is not None
-            or self.recompute_full_layers is not None
-            or self.kinds is not None
-        ):
-            self._check_lists()
-
-        # The ranks of a stage divide over experts, and replicas over their groups.
+    def _check_ranks(self) -> None:
+        """Raise `LayoutError` unless the ranks of a stage divide over experts, and replicas over
+        their groups."""
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
             if self.expert_tp == self.tp:
                 raise LayoutError(
@@ -188,7 +196,8 @@ class Layout:
                 f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}"
             )
 
-        # Some fields exclude another, or need one that is not set.
+    def _check_combinations(self) -> None:
+        """Raise `LayoutError` for a field that excludes another, or needs one that is not set."""
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError(
                 "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
@@ -203,8 +212,6 @@ class Layout:
             )
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
-        if self.offload_layers != 0:
-            self._check_offload_layers()
 
     def _check_lists(self) -> None:
         """Raise `LayoutError` unless the lists with a value per stage or pipeline rank are well

@@ -239,6 +239,24 @@ class Transformer(Stated, Sectioned):
 
     def _check_combinations(self, owner: str) -> None:
         """Raise `PerfModelError` for parts that do not go together."""
+        self._check_inputs(owner)
+        self._check_heads_and_norms(owner)
+        self._check_parallel_blocks(owner)
+        if self.layer_groups > self.layers or (
+            self.layer_groups and (self.hybrid.mixers or self.experts)
+        ):
+            raise PerfModelError(
+                f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, and all layers "
+                "must be of one kind; leave out mixers and experts"
+            )
+        if self.experts is not None and self.experts.first_dense_layers > self.layers:
+            raise PerfModelError(
+                f"model {self.name}: first_dense_layers={self.experts.first_dense_layers} of {self.layers} layers; "
+                "give at most as many as there are"
+            )
+
+    def _check_inputs(self, owner: str) -> None:
+        """Raise `PerfModelError` for parts that the input of the model excludes."""
         inputs = self.inputs
         mixers = self.hybrid.mixers
         mtp_layers = self.mtp.mtp_layers
@@ -258,6 +276,8 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: spectrogram needs decoder_layers, because tokens are the input of the decoder"
             )
 
+    def _check_heads_and_norms(self, owner: str) -> None:
+        """Raise `PerfModelError` for heads or norms that other parts exclude."""
         attention = self.attention
         if attention.window_heads is not None and not attention.window:
             raise PerfModelError(f"{owner}: window_heads needs window, or leave it out")
@@ -278,7 +298,9 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: sub_norms cannot be combined with {' and '.join(others)}"
             )
 
-        # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
+    def _check_parallel_blocks(self, owner: str) -> None:
+        """Raise `PerfModelError` if attention and feed-forward run side by side and cannot."""
+        # They are two sub-layers of one input, and nothing else.
         sequential = ("latent_attention", "decoder_layers", "mtp_layers", "adaln")
         incompatible = [name for name in sequential if self.value(name)]
         if self.norms.norm_at != "input":
@@ -294,18 +316,6 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(
                 f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a feed-forward, "
                 f"with norms at the input; leave out {' and '.join(incompatible)}"
-            )
-        if self.layer_groups > self.layers or (
-            self.layer_groups and (self.hybrid.mixers or self.experts)
-        ):
-            raise PerfModelError(
-                f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, and all layers "
-                "must be of one kind; leave out mixers and experts"
-            )
-        if self.experts is not None and self.experts.first_dense_layers > self.layers:
-            raise PerfModelError(
-                f"model {self.name}: first_dense_layers={self.experts.first_dense_layers} of {self.layers} layers; "
-                "give at most as many as there are"
             )
 
     @cached_property

@@ -74,6 +74,7 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     """
     batch = local.sequences * local.heads
     rows = batch * local.seq_local
+    softmax = _softmax_between(model, local, batch, seq_kv)
 
     # Heads whose rows do not start where tensor cores read are multiplied without them.
     def product(n: int, k: int, head: int) -> Gemm:
@@ -89,10 +90,43 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
 
     scores = product(seq_kv, d_qk, d_qk)
     context = product(d_v, seq_kv, d_v)
+    return Piece(
+        forward=(scores, *softmax.forward, context),
+        backward_input=(
+            replace(context, pass_="bwd"),
+            *softmax.backward_input,
+            replace(scores, pass_="bwd"),
+        ),
+        saved_bytes=float(rows) * seq_kv * _bytes_per_score(model, local),
+    )
 
-    # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
+
+def _has_wide_softmax(local: ShardSizes) -> bool:
+    """Whether the softmax of 16-bit scores runs in fp32, by kernels of its own."""
+    return "wide_softmax" in local.job.kernels.eager_kernels and local.act_bytes == 2
+
+
+def _bytes_per_score(model: Transformer, local: ShardSizes) -> int:
+    """Bytes that attention saves for each score: the softmax's output; with dropout its mask of
+    one byte and its output; the fp32 softmax; the capped score."""
+    bytes_per_score = 2 * local.act_bytes + 1 if model.block.dropout else local.act_bytes
+    if _has_wide_softmax(local):
+        bytes_per_score += 4
+    if model.attention.attention_softcap:
+        bytes_per_score += local.act_bytes
+    return bytes_per_score
+
+
+def _softmax_between(model: Transformer, local: ShardSizes, batch: int, seq_kv: int) -> Piece:
+    """Kernels between the two products of attention: scale, mask and softmax in one kernel or
+    apart, then dropout.
+
+    Args:
+        batch: heads of all sequences.
+    """
+    rows = batch * local.seq_local
     kernels = local.job.kernels
-    wide = "wide_softmax" in kernels.eager_kernels and local.act_bytes == 2
+    wide = _has_wide_softmax(local)
     compiled = kernels.row_kernels != "library" and kernels.fuses("softmax") and not wide
     fused = (
         kernels.fuses("softmax")
@@ -118,23 +152,7 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
         pointwise_piece = joined(
             pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece
         )
-
-    # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32
-    # softmax; the capped score.
-    bytes_per_score = 2 * local.act_bytes + 1 if model.block.dropout else local.act_bytes
-    if wide:
-        bytes_per_score += 4
-    if model.attention.attention_softcap:
-        bytes_per_score += local.act_bytes
-    return Piece(
-        forward=(scores, *pointwise_piece.forward, context),
-        backward_input=(
-            replace(context, pass_="bwd"),
-            *pointwise_piece.backward_input,
-            replace(scores, pass_="bwd"),
-        ),
-        saved_bytes=float(rows) * seq_kv * bytes_per_score,
-    )
+    return pointwise_piece
 
 
 def compiled_softmax(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:

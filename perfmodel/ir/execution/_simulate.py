@@ -93,76 +93,118 @@ def simulate_on_cores(
             kernel.
         cores: core of each rank.
     """
-    # An event queue, because who gets a core first depends on when work arrives; the critical path
-    # cannot say that.
-    followers: dict[int, list[int]] = defaultdict(list)
-    for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
-        followers[int(structure.pred[op, place])].append(int(op))
-    work_s = (core_s / messages).tolist()
-    wait_s = (network_s / messages).tolist()
-    credit_left_s = credit_s.tolist()
-    messages_left = messages.tolist()
-    device = structure.device.tolist()
-    link_free_s = [-np.inf] * structure.devices
-    unmet = (structure.pred >= 0).sum(axis=1).tolist()
-    start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
-    queue: dict[int, deque[int]] = defaultdict(deque)
-    ready = [op for op, n in enumerate(unmet) if n == 0]
-    now_s = 0.0
-    # An event: when, whether the op is on a core until then, and the op.
-    events: list[tuple[float, bool, int]] = []
+    queue = _CoreQueue(structure, core_s, network_s, credit_s, messages, cores)
+    queue.run()
+    spans_s = queue.end_s - queue.start_s
+    return Timeline(queue.start_s, queue.end_s, class_means_s(structure, spans_s), structure)
 
-    def call_core(op: int) -> None:
+
+class _CoreQueue:
+    """An event queue of ops on ranks that share cores.
+
+    The critical path cannot say who gets a core first, because that depends on when work arrives.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        core_s: Float[np.ndarray, " ops"],
+        network_s: Float[np.ndarray, " ops"],
+        credit_s: Float[np.ndarray, " ops"],
+        messages: Int[np.ndarray, " ops"],
+        cores: Sequence[int],
+    ) -> None:
+        # Each message of an op takes an equal part of its work and of its wait.
+        self._work_s = (core_s / messages).tolist()
+        self._wait_s = (network_s / messages).tolist()
+        self._credit_left_s = credit_s.tolist()
+        self._messages = messages.tolist()
+        self._messages_left = messages.tolist()
+        self._device = structure.device.tolist()
+        self._core = [cores[device] for device in self._device]
+        self._link_free_s = [-np.inf] * structure.devices
+
+        # Which ops wait for which.
+        self._unmet = (structure.pred >= 0).sum(axis=1).tolist()
+        self._followers: dict[int, list[int]] = defaultdict(list)
+        for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
+            self._followers[int(structure.pred[op, place])].append(int(op))
+
+        self.start_s, self.end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+        self._now_s = 0.0
+        self._waiting: dict[int, deque[int]] = defaultdict(deque)
+        """Ops that wait for a core, of which the first runs on it."""
+        self._events: list[tuple[float, bool, int]] = []
+        """An event: when, whether the op is on a core until then, and the op."""
+
+    def run(self) -> None:
+        """Run all ops, from those that wait for nothing."""
+        ready = [op for op, count in enumerate(self._unmet) if count == 0]
+        while ready or self._events:
+            for op in ready:
+                self.start_s[op] = self._now_s
+                self._call_core(op)
+            ready = self._next()
+
+    def _next(self) -> list[int]:
+        """Let the next event happen, and return the ops that have nothing left to wait for."""
+        # The op leaves its core, or has its message: it goes on with the next one, or is done.
+        self._now_s, on_core, op = heapq.heappop(self._events)
+        if on_core:
+            self._leave_core(op)
+            if self._wait_s[op] > 0:
+                self._await_message(op)
+                return []
+        self._messages_left[op] -= 1
+        if self._messages_left[op] > 0:
+            self._call_core(op)
+            return []
+
+        self.end_s[op] = self._now_s
+        ready = []
+        for follower in self._followers[op]:
+            self._unmet[follower] -= 1
+            if self._unmet[follower] == 0:
+                ready.append(follower)
+        return ready
+
+    def _call_core(self, op: int) -> None:
         """Put an op into the queue of its rank's core."""
-        # The first of a queue runs. Joins and pure waits need no core.
-        if work_s[op] == 0:
-            await_message(op)
+        # Joins and pure waits need no core.
+        if self._work_s[op] == 0:
+            self._await_message(op)
             return
-        waiting = queue[cores[device[op]]]
+        waiting = self._waiting[self._core[op]]
         waiting.append(op)
         if len(waiting) == 1:
-            heapq.heappush(events, (now_s + work_s[op], True, op))
+            self._begin(op)
 
-    def await_message(op: int) -> None:
+    def _leave_core(self, op: int) -> None:
+        """Give the core of an op to the next in its queue."""
+        waiting = self._waiting[self._core[op]]
+        waiting.popleft()
+        if waiting:
+            self._begin(waiting[0])
+
+    def _begin(self, op: int) -> None:
+        """Run the first op of a queue on its core."""
+        heapq.heappush(self._events, (self._now_s + self._work_s[op], True, op))
+
+    def _await_message(self, op: int) -> None:
         """Schedule the arrival of an op's next message."""
-        arrival_s = now_s
-        if wait_s[op] > 0:
+        arrival_s = self._now_s
+        wait_s, device = self._wait_s[op], self._device[op]
+        if wait_s > 0:
             # A link that was idle before the first message shortens the waits, by as much as it was
             # idle.
-            if messages_left[op] == messages[op]:
-                credit_left_s[op] = min(credit_left_s[op], now_s - link_free_s[device[op]])
-            shorter_s = min(credit_left_s[op], wait_s[op])
-            credit_left_s[op] -= shorter_s
-            arrival_s += wait_s[op] - shorter_s
-            link_free_s[device[op]] = arrival_s
-        heapq.heappush(events, (arrival_s, False, op))
-
-    while ready or events:
-        for op in ready:
-            start_s[op] = now_s
-            call_core(op)
-        ready = []
-
-        # The next op leaves its core, or has its message: it goes on with the next one, or is done.
-        now_s, on_core, op = heapq.heappop(events)
-        if on_core:
-            waiting = queue[cores[device[op]]]
-            waiting.popleft()
-            if waiting:
-                heapq.heappush(events, (now_s + work_s[waiting[0]], True, waiting[0]))
-            if wait_s[op] > 0:
-                await_message(op)
-                continue
-        messages_left[op] -= 1
-        if messages_left[op] > 0:
-            call_core(op)
-            continue
-        end_s[op] = now_s
-        for follower in followers[op]:
-            unmet[follower] -= 1
-            if unmet[follower] == 0:
-                ready.append(follower)
-    return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
+            if self._messages_left[op] == self._messages[op]:
+                idle_s = self._now_s - self._link_free_s[device]
+                self._credit_left_s[op] = min(self._credit_left_s[op], idle_s)
+            shorter_s = min(self._credit_left_s[op], wait_s)
+            self._credit_left_s[op] -= shorter_s
+            arrival_s += wait_s - shorter_s
+            self._link_free_s[device] = arrival_s
+        heapq.heappush(self._events, (arrival_s, False, op))
 
 
 def class_means_s(

@@ -271,11 +271,30 @@ def separate_projections(program: Program) -> Program:
         unchanged = [] if instruction.outputs[0] in gone else [instruction]
         instructions += written.get(instruction.outputs[0], unchanged)
 
-    # A weight that is cut becomes a parameter per part, which remain pieces of one tensor.
+    parameters, pieces = _cut_parameters(program, cuts)
+    inputs = tuple(
+        replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs
+    )
+    return Program(
+        replace(function, parameters=parameters, instructions=tuple(instructions)),
+        inputs,
+        program.outputs,
+    )
+
+
+def _cut_parameters(
+    program: Program, cuts: Mapping[str, tuple[int, tuple[str, ...]]]
+) -> tuple[tuple[Parameter, ...], dict[str, tuple[Piece, ...]]]:
+    """Parameters of the program, where each weight that is cut becomes one per part; and these
+    parts, which remain pieces of one tensor.
+
+    Args:
+        cuts: the axis along which a weight is cut, and the names of its parts.
+    """
     types = program.types
     parameters: list[Parameter] = []
     pieces: dict[str, tuple[Piece, ...]] = {}
-    for parameter in function.parameters:
+    for parameter in program.function.parameters:
         if parameter.name not in cuts:
             parameters.append(parameter)
             continue
@@ -289,14 +308,7 @@ def separate_projections(program: Program) -> Program:
             parameter_parts.append(Piece(name, tuple(start)))
             parameters.append(Parameter(name, tensor.with_size(axis, size)))
         pieces[parameter.name] = tuple(parameter_parts)
-    inputs = tuple(
-        replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs
-    )
-    return Program(
-        replace(function, parameters=tuple(parameters), instructions=tuple(instructions)),
-        inputs,
-        program.outputs,
-    )
+    return tuple(parameters), pieces
 
 
 @dataclass(frozen=True)

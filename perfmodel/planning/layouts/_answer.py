@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -86,8 +86,96 @@ def answer(
     # A robust order may prefer a layout that is far from first by its median.
     at_least = max(options.top, ROBUST_POOL if options.robust else 0)
 
-    # Bounds of all layouts, then exact step times of those that the bounds leave open. Every
-    # combination that is not ranked is counted once, under the first reason that holds.
+    evaluation = _evaluation(question, goal, options, at_least, cutoff, executor, known, report)
+    candidates, evaluated = evaluation.candidates, evaluation.evaluated
+
+    # Only the layouts that are shown get a full prediction with interval and account; ranking
+    # needs step times alone. Then the stages of the most promising ones are cut anew, and both
+    # are ranked together.
+    best_numbers = evaluated.number[evaluated.distinct_satisfying[:at_least]]
+    even = _explained(question, goal, candidates, best_numbers, options.strict, report)
+    improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
+    ranked = even.with_cut(launchable_cuts(question, goal, improved))
+    complete = evaluated.complete and improved.complete
+    certificate = _certificate(question, evaluation.score, evaluated, ranked)
+
+    # Predictions err together, so a robust order may differ from that of the medians. The
+    # recommended layout is chosen in this order, before the list is shortened to `top`.
+    ordered = _robustly_ordered(goal, options, ranked)
+    recommended = recommend(
+        question,
+        goal,
+        options,
+        candidates,
+        ordered.ranked,
+        known,
+        executor,
+        report,
+        complete=complete,
+    )
+
+    # Neither an interrupted search nor one that another batch cut short has seen all layouts, and
+    # so cannot say what keeps them from running.
+    obstacles = _Obstacles()
+    if complete and cutoff == np.inf:
+        obstacles = _obstacles(question, goal, evaluation, ranked, executor, report)
+    report("done", candidates.feasible, candidates.feasible)
+
+    return SearchResult(
+        evaluated=len(evaluated.number),
+        feasible=candidates.feasible,
+        seconds=time.perf_counter() - started,
+        method=improved.method,
+        why=improved.why,
+        improvements=improved.improvements,
+        objective=goal.objective.name,
+        recommendation=_recommendation(goal, recommended, options.min_fit),
+        lower_bound=goal.objective.display_value(certificate.lower_bound),
+        constraints=tuple(map(str, goal.constraints)),
+        framework=question.problem.framework.label,
+        beyond=obstacles.beyond,
+        rejections=dict(evaluation.rejected.most_common()),
+        evaluation=EvaluatedLayouts(
+            candidates=candidates,
+            number=evaluated.number,
+            step_time_s=evaluated.step_s,
+            alike=evaluated.satisfying - len(evaluated.distinct_satisfying),
+        ),
+        lower_bound_s=certificate.lower_bound_s,
+        progress=Progress(complete=complete, unresolved=certificate.unresolved),
+        space=question.space,
+        impossible=obstacles.impossible,
+        robust=options.robust,
+        **_shown(goal, ordered.first(options.top)),
+    )
+
+
+class _Evaluation(NamedTuple):
+    """Every possible layout with its bound, and exact step times of those that could win."""
+
+    candidates: Candidates
+    score: Score
+    """Bounds of the candidates in the goal's objective."""
+    evaluated: Evaluated
+    rejected: Counter[Rejection]
+    """Layouts that are not ranked, each counted once, under the first reason that holds."""
+
+
+def _evaluation(
+    question: Question,
+    goal: Goal,
+    options: SearchOptions,
+    at_least: int,
+    cutoff: float,
+    executor: Executor,
+    known: Evaluations,
+    report: Report,
+) -> _Evaluation:
+    """Bound all layouts, then evaluate those that the bounds leave open.
+
+    Args:
+        at_least: number of the best layouts that are wanted.
+    """
     rejected: Counter[Rejection] = Counter()
     candidates = _candidates(question, goal, options, at_least, rejected, report)
     score = Score(goal, candidates)
@@ -104,78 +192,46 @@ def answer(
         prune=options.distinct and not options.every,
     )
     _count_rejected(rejected, goal, score, evaluated)
+    return _Evaluation(candidates, score, evaluated, rejected)
 
-    # Only the layouts that are shown get a full prediction with interval and account; ranking
-    # needs step times alone. Then the stages of the most promising ones are cut anew, and both
-    # are ranked together.
-    best_numbers = evaluated.number[evaluated.distinct_satisfying[:at_least]]
-    even = _explained(question, goal, candidates, best_numbers, options.strict, report)
-    improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
-    ranked = even.with_cut(launchable_cuts(question, goal, improved))
-    complete = evaluated.complete and improved.complete
-    certificate = _certificate(question, score, evaluated, ranked)
 
-    # Predictions err together, so a robust order may differ from that of the medians. The
-    # recommended layout is chosen in this order, before the list is shortened to `top`.
-    ordered = _robustly_ordered(goal, options, ranked)
-    recommended = recommend(
-        question,
-        goal,
-        options,
-        candidates,
-        ordered.ranked,
-        known,
-        executor,
-        report,
-        complete=complete,
-    )
-    shown = ordered.first(options.top)
+class _Obstacles(NamedTuple):
+    """The reasons why layouts do not run, if a search has seen all of them."""
 
-    # Neither an interrupted search nor one that another batch cut short has seen all layouts, and
-    # so cannot say what keeps them from running.
+    impossible: Impossible | None = None
+    """Why no layout runs at all; None if one does."""
+    beyond: Beyond | None = None
+    """A better layout that the framework cannot run, if there is one."""
+
+
+def _obstacles(
+    question: Question,
+    goal: Goal,
+    evaluation: _Evaluation,
+    ranked: Ranking,
+    executor: Executor,
+    report: Report,
+) -> _Obstacles:
+    """What keeps layouts from running, after a complete search."""
     impossible = beyond = None
-    if complete and cutoff == np.inf:
-        if not ranked.predictions:
-            impossible = _impossible(question, goal, candidates, executor, report)
-        if any(why.reason is Reason.FRAMEWORK for why in rejected):
-            report("beyond the framework", 0, 0)
-            beyond = _beyond(question, goal, float(ranked.value.min(initial=np.inf)), executor)
-    report("done", candidates.feasible, candidates.feasible)
+    if not ranked.predictions:
+        impossible = _impossible(question, goal, evaluation.candidates, executor, report)
+    if any(why.reason is Reason.FRAMEWORK for why in evaluation.rejected):
+        report("beyond the framework", 0, 0)
+        beyond = _beyond(question, goal, float(ranked.value.min(initial=np.inf)), executor)
+    return _Obstacles(impossible, beyond)
 
-    display_value = goal.objective.display_value
-    return SearchResult(
-        evaluated=len(evaluated.number),
-        feasible=candidates.feasible,
-        seconds=time.perf_counter() - started,
-        layouts=shown.ranked.predictions,
-        method=improved.method,
-        why=improved.why,
-        improvements=improved.improvements,
-        objective=goal.objective.name,
-        values=tuple(map(display_value, shown.ranked.value.tolist())),
-        recommendation=_recommendation(goal, recommended, options.min_fit),
-        quantities=tuple(
-            goal.named_quantities(prediction) for prediction in shown.ranked.predictions
-        ),
-        lower_bound=display_value(certificate.lower_bound),
-        constraints=tuple(map(str, goal.constraints)),
-        framework=question.problem.framework.label,
-        beyond=beyond,
-        bounds_s=tuple(shown.ranked.bound_s.tolist()),
-        rejections=dict(rejected.most_common()),
-        evaluation=EvaluatedLayouts(
-            candidates=candidates,
-            number=evaluated.number,
-            step_time_s=evaluated.step_s,
-            alike=evaluated.satisfying - len(evaluated.distinct_satisfying),
-        ),
-        lower_bound_s=certificate.lower_bound_s,
-        progress=Progress(complete=complete, unresolved=certificate.unresolved),
-        space=question.space,
-        impossible=impossible,
-        robust=options.robust,
-        robustness=shown.robustness,
-    )
+
+def _shown(goal: Goal, shown: "_Ordered") -> dict[str, Any]:
+    """The fields of a search's result that have an entry for each layout shown."""
+    ranked = shown.ranked
+    return {
+        "layouts": ranked.predictions,
+        "values": tuple(map(goal.objective.display_value, ranked.value.tolist())),
+        "quantities": tuple(goal.named_quantities(prediction) for prediction in ranked.predictions),
+        "bounds_s": tuple(ranked.bound_s.tolist()),
+        "robustness": shown.robustness,
+    }
 
 
 def _candidates(

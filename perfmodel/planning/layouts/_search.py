@@ -87,7 +87,7 @@ def search(
             is not known; a `resume` file of another search; no Dask, or no scheduler at the
             address.
     """
-    stated: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "global_batch": global_batch,
         "seq_len": seq_len,
         "dtype": dtype,
@@ -95,30 +95,16 @@ def search(
         "job": job,
         "framework": framework,
     }
-    stated = {name: value for name, value in stated.items() if value is not None} | {**fields}
-
-    # A job file's [search] table comes behind what the caller states; a space of the caller
-    # replaces its own.
+    stated = {name: value for name, value in optional.items() if value is not None} | {**fields}
     file = catalog.unfiled(model)
     if file is not None:
-        for name, value in file_words(file).items():
-            if name not in stated and (space is None or SEARCH_WORDS[name] is not SpaceWords):
-                stated[name] = value
-    batches = stated.get("global_batch")
-    if isinstance(batches, Sequence):
-        if not batches:
-            raise PerfModelError("search: no global batch is given; give at least one")
-        stated |= {"batches": batches, "global_batch": batches[0]}
-    options, space, stated = apply_search_keywords(stated, options, space)
-    for name in stated:
-        if name not in job_files.PROBLEM_WORDS:
-            raise UnknownNameError(
-                "argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS}
-            )
+        stated = _completed(stated, file_words(file), space)
+    options, space, of_problem = apply_search_keywords(_by_batches(stated), options, space)
+    _require_known(of_problem)
 
     # Several global batches are as many independent questions.
     model_or_file: Any = file or model
-    problem = catalog.problem(model_or_file, cluster, **stated)
+    problem = catalog.problem(model_or_file, cluster, **of_problem)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = []
     for batch_problem in problems:
@@ -145,6 +131,42 @@ def search(
         return results[0]
     tried = tuple(question.problem.job.global_batch for question in questions)
     return best_of_batches(results, tried, goals[0].objective, options.top)
+
+
+def _completed(
+    stated: dict[str, Any], of_file: Mapping[str, Any], space: Space | None
+) -> dict[str, Any]:
+    """The keywords that the caller states, completed by the [search] table of a job file; a space
+    of the caller replaces the file's."""
+    completed = dict(stated)
+    for name, value in of_file.items():
+        if name not in stated and (space is None or SEARCH_WORDS[name] is not SpaceWords):
+            completed[name] = value
+    return completed
+
+
+def _by_batches(stated: dict[str, Any]) -> dict[str, Any]:
+    """Keywords in which several global batches are those of the options, and the first stands for
+    the problem.
+
+    Raises:
+        PerfModelError: no global batch in the list.
+    """
+    batches = stated.get("global_batch")
+    if not isinstance(batches, Sequence):
+        return stated
+    if not batches:
+        raise PerfModelError("search: no global batch is given; give at least one")
+    return stated | {"batches": batches, "global_batch": batches[0]}
+
+
+def _require_known(of_problem: Mapping[str, Any]) -> None:
+    """Raise `UnknownNameError` for a keyword of neither the search nor the problem."""
+    for name in of_problem:
+        if name not in job_files.PROBLEM_WORDS:
+            raise UnknownNameError(
+                "argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS}
+            )
 
 
 def _search_in_turn(

@@ -130,11 +130,10 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     row = with_plain_columns(row)
     run_name = f"run {text(row, 'case_id')}"
     keys = key_tables(row)
-    run_framework = framework
     assumed_framework = False
-    if run_framework is None:
-        run_framework, assumed_framework = framework_of(framework_name(row))
-    run_framework = with_framework_keys(run_framework, keys.get("framework", {}), run_name)
+    if framework is None:
+        framework, assumed_framework = framework_of(framework_name(row))
+    run_framework = with_framework_keys(framework, keys.get("framework", {}), run_name)
 
     described = model_of(row, run_framework)
     model = described.model
@@ -165,22 +164,17 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     )
     check_machine(cluster, job, layout.devices, "the run")
 
-    possibly_assumed = {
+    left_open = {
         "framework": assumed_framework,
         "seq_len": assumed_length,
         "dtype": stated_dtype.is_assumed,
-        "schedule": schedule_of(row).is_one_of_several and spread.pp > 1,
-        COPIES_TO_HOST: _offloads_at_unknown_cost(row, cluster.device) or leaves_policy_open(row),
-        CONVERSATIONS: may_pack_conversations(row)
-        and job.mode == "train"
-        and not job.varied_lengths,
-        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in job_keys,
+        **_left_open(row, cluster.device, job, spread.pp, job_keys),
     }
     assumed = (
         *described.assumed,
         *text(row, FROM_OTHERS).split(),
         *spread.assumed,
-        *(name for name, is_assumed in possibly_assumed.items() if is_assumed),
+        *(name for name, is_open in left_open.items() if is_open),
         *unread_words(row),
     )
     contradictions = (
@@ -202,6 +196,19 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         stated_layout=layout_text,
         stated_job=_named_fields(row, job_fields, {**preset.job, **job_keys}),
     )
+
+
+def _left_open(
+    row: Row, device: Device, job: Job, pipeline_ranks: int, job_keys: Mapping[str, Any]
+) -> dict[str, bool]:
+    """Settings that a row may leave open, and whether it does."""
+    may_pack = may_pack_conversations(row) and job.mode == "train"
+    return {
+        "schedule": schedule_of(row).is_one_of_several and pipeline_ranks > 1,
+        COPIES_TO_HOST: _offloads_at_unknown_cost(row, device) or leaves_policy_open(row),
+        CONVERSATIONS: may_pack and not job.varied_lengths,
+        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in job_keys,
+    }
 
 
 def _offloads_at_unknown_cost(row: Row, device: Device) -> bool:

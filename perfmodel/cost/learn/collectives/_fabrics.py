@@ -410,62 +410,25 @@ def constants(
     are part of the time of the group inside its node, and the price of a larger group is never
     below that.
     """
+    effects_of_kind = _Values(values, kind)
+    value = effects_of_kind.value
     near, far = fabric.inside.link_class, fabric.levels[level].link_class
-    inside, between = near.name, far.name
-
-    # Effects without measurements keep their expected values.
-    def value(*key: str) -> float:
-        effect = Effect(*key)
-        fitted = values.get(effect)
-        return expected(effect).value if fitted is None else fitted
-
-    def efficiency(tier: str, link: str) -> float:
-        logit = value(tier, "", kind) + value(tier, link) + value(tier, link, kind)
-        return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
-
-    # Latency of a hop in the low-latency protocol, and the ratios of the other two protocols to it.
-    near_s = exp(value("hop_inside", inside))
-    far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
-    near_ratio = 1 + exp(value("hop_ratio"))
-    far_ratio = 1 + exp(value("hop_ratio_between", between))
-    near_line = 1 + exp(value("hop_line"))
-    far_line = 1 + exp(value("hop_line_between"))
-
     at_scale = fabric.levels[level].slows_at_scale
-    low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
-    pair_ratio = exp(value("hop_pair")) if kind in PAIRS else 1.0
-    inside_tier = TierConstants(
-        hop_s=near_s,
-        hop_full_s=near_ratio * near_s,
-        hop_line_s=near_line * near_s,
-        # Latency that the cluster states beyond the usual one of such links.
-        latency_shift_s=fabric.latency_shift_s(level, False),
-        usual_latency_s=near.latency_s,
-        bytes_per_s=fabric.inside.bandwidth
-        * (1.0 if spans_nodes else efficiency("inside", inside)),
-    )
-    between_tier = TierConstants(
-        hop_s=far_s,
-        hop_full_s=far_ratio * far_s * pair_ratio,
-        hop_line_s=far_line * far_s,
-        latency_shift_s=fabric.latency_shift_s(level, True),
-        usual_latency_s=far.latency_s,
-        bytes_per_s=fabric.share_between(level, ranks_per_node, concurrent)
-        * efficiency("between", between),
-    )
+    low_latency = value("low_latency_between") if spans_nodes else value("low_latency", near.name)
+    concurrent_share = fabric.share_between(level, ranks_per_node, concurrent)
     return LinkConstants(
-        inside=inside_tier,
-        between=between_tier,
+        inside=_inside(effects_of_kind, fabric, level, spans_nodes),
+        between=_between(effects_of_kind, fabric, level, concurrent_share),
         launch_s=exp(value("launch", "", kind)),
         hop_switch_s=exp(value("hop_switch")),
-        post_s=exp(value("post", between)),
-        peer_s=exp(value("peer_s", between)),
+        post_s=exp(value("post", far.name)),
+        peer_s=exp(value("peer_s", far.name)),
         # the share of the rates that each other protocol reaches
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
         # how the rates change with ranks and nodes
-        peer_exponent=value("peers", inside) if near.mesh or near.bridged else 0.0,
-        node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
+        peer_exponent=value("peers", near.name) if near.mesh or near.bridged else 0.0,
+        node_exponent=exp(value("nodes", far.name)) if at_scale else 0.0,
         neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
         eager_bytes=far.eager_bytes,
         # trees and reductions in switches, relative to a ring; 0 where the fabric has no such
@@ -479,4 +442,59 @@ def constants(
         direct_s=exp(value("direct")),
         direct_peers=1.0 if near.bridged else fabric.node_size - 1.0,
         host_s=exp(value("host")) if host_launches else 0.0,
+    )
+
+
+class _Values(NamedTuple):
+    """Values of effects on one kind of collective: the fitted ones, else the expected ones."""
+
+    fitted: Mapping[Effect, float]
+    kind: str
+
+    def value(self, part: str, link: str = "", kind: str = "") -> float:
+        """Value of one effect."""
+        effect = Effect(part, link, kind)
+        fitted = self.fitted.get(effect)
+        return expected(effect).value if fitted is None else fitted
+
+    def efficiency(self, tier: str, link: str) -> float:
+        """Share of the rate of a link class that the kind reaches."""
+        of_kind, of_link = self.value(tier, "", self.kind), self.value(tier, link)
+        logit = of_kind + of_link + self.value(tier, link, self.kind)
+        return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
+
+
+def _inside(values: _Values, fabric: Fabric, level: int, spans_nodes: bool) -> TierConstants:
+    """Constants of the links inside a node."""
+    link = fabric.inside.link_class
+    # The latency of a hop in the low-latency protocol, and the ratios of the other two to it.
+    hop_s = exp(values.value("hop_inside", link.name))
+    full_ratio = 1 + exp(values.value("hop_ratio"))
+    line_ratio = 1 + exp(values.value("hop_line"))
+    efficiency = 1.0 if spans_nodes else values.efficiency("inside", link.name)
+    return TierConstants(
+        hop_s=hop_s,
+        hop_full_s=full_ratio * hop_s,
+        hop_line_s=line_ratio * hop_s,
+        latency_shift_s=fabric.latency_shift_s(level, False),
+        usual_latency_s=link.latency_s,
+        bytes_per_s=fabric.inside.bandwidth * efficiency,
+    )
+
+
+def _between(values: _Values, fabric: Fabric, level: int, bytes_per_s: float) -> TierConstants:
+    """Constants of the links between nodes, of whose rate a rank's share is `bytes_per_s`."""
+    link = fabric.levels[level].link_class
+    of_all, of_kind = (values.value("hop_between", link.name, kind) for kind in ("", values.kind))
+    hop_s = exp(of_all + of_kind)
+    full_ratio = 1 + exp(values.value("hop_ratio_between", link.name))
+    line_ratio = 1 + exp(values.value("hop_line_between"))
+    pair_ratio = exp(values.value("hop_pair")) if values.kind in PAIRS else 1.0
+    return TierConstants(
+        hop_s=hop_s,
+        hop_full_s=full_ratio * hop_s * pair_ratio,
+        hop_line_s=line_ratio * hop_s,
+        latency_shift_s=fabric.latency_shift_s(level, True),
+        usual_latency_s=link.latency_s,
+        bytes_per_s=bytes_per_s * values.efficiency("between", link.name),
     )

@@ -204,22 +204,16 @@ def fit_physics(
     def residual(move: np.ndarray) -> np.ndarray:
         values, dispatch_s = at(move)
         error = np.log(places.time(values) + dispatch_s) - observed
-        # soft L1: quadratic up to the knee, linear beyond
-        robust = np.sign(error) * KNEE * np.sqrt(2 * (np.sqrt(1 + (error / KNEE) ** 2) - 1))
-        return np.concatenate([weight * robust / NOISE, move])
+        return np.concatenate([weight * _robust(error) / NOISE, move])
 
     def jacobian(move: np.ndarray) -> np.ndarray:
         values, dispatch_s = at(move)
         total_s = places.time(values) + dispatch_s
         error = np.log(total_s) - observed
-        # d robust / d error, 1 at 0
-        root = np.sqrt(1 + (error / KNEE) ** 2)
-        slope = np.abs(error) / (root * KNEE * np.sqrt(2 * (root - 1)) + 1e-12)
-        slope = np.where(np.abs(error) < 1e-6, 1.0, slope)
         by_effect = places.derivative(values, names)
         by_dispatch = np.eye(len(sources))[source_of_row] * dispatch_s[:, None]
         derivative = np.concatenate([by_effect, by_dispatch], axis=1) * deviation
-        row_derivatives = (weight * slope / total_s / NOISE)[:, None] * derivative
+        row_derivatives = (weight * _robust_slope(error) / total_s / NOISE)[:, None] * derivative
         return np.concatenate([row_derivatives, np.eye(len(middle))])
 
     begin = middle.copy()
@@ -243,6 +237,20 @@ def fit_physics(
         name: round(float(value), 4) for name, value in zip(names, vector[:n_effects], strict=True)
     }
     return {**fixed, **fitted}
+
+
+def _robust(error: np.ndarray) -> np.ndarray:
+    """Residual whose square is the soft L1 of a log error: quadratic up to the knee, linear
+    beyond."""
+    root = np.sqrt(1 + (error / KNEE) ** 2)
+    return np.sign(error) * KNEE * np.sqrt(2 * (root - 1))
+
+
+def _robust_slope(error: np.ndarray) -> np.ndarray:
+    """Derivative of `_robust` by the error, 1 at 0."""
+    root = np.sqrt(1 + (error / KNEE) ** 2)
+    slope = np.abs(error) / (root * KNEE * np.sqrt(2 * (root - 1)) + 1e-12)
+    return np.where(np.abs(error) < 1e-6, 1.0, slope)
 
 
 def _names(rows: CollectiveRows) -> list[Effect]:
