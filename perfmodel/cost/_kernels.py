@@ -38,14 +38,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from perfmodel.cost._bounds import between_half_and_all, bound_by_halves_and_nominal_rate
 from perfmodel.cost._events import MOST_EVENTS, EventTimes
+from perfmodel.cost._regressors import FamilyRegressors, by_roofline
 from perfmodel.cost._roofline import (
     HALF_WIDTH,
     as_measured,
     least_of_rows,
     log_by_share_of_roofline,
     log_computed_share,
-    roofline_time,
     rows_by_family,
     wider,
 )
@@ -54,11 +55,9 @@ from perfmodel.cost.learn import (
     Prediction,
     PriceQuery,
     Query,
-    Regressor,
     WeightFiles,
     added,
     gradient_products,
-    load_family,
     table_rows,
     weight_files,
     with_half_batches,
@@ -87,11 +86,10 @@ _LARGE: Final = (4096, 8192, 16384)
 
 
 class KernelModel:
-    """Predicts all op families from a calibration's weights, loaded on first use."""
+    """Predicts all op families from a calibration's weights."""
 
     def __init__(self, weights: WeightFiles) -> None:
-        self._weights = weights
-        self._families: dict[str, tuple[Regressor, ...]] = {}
+        self._regressors = FamilyRegressors(weights)
         self._known = Cache(_MOST_DEVICES)
         self._reached = Cache(_MOST_DEVICES)
         """Cached log factors for `Device.reached_share`, by query and dtype class."""
@@ -197,7 +195,7 @@ class KernelModel:
         bounded = [i for i in unmeasured.tolist() if wider(device, ops[i]) is not ops[i]]
         if bounded:
             wide = self._predict_new(device, software, [wider(device, ops[i]) for i in bounded])
-            _between_half_and_all(answers, np.array(bounded), wide)
+            between_half_and_all(answers, np.array(bounded), wide)
         return answers
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
@@ -216,7 +214,7 @@ class KernelModel:
         if not op.uses_matrix_units:
             # Kernels that the memory bounds: the regressor has what laws there are
             # (`Regressor._by_plans`).
-            return self._by_regressors(request)
+            return self._regressors.predict(request)
         answers = (
             self._predict_attention(request) if op is Attention else self._predict_products(request)
         )
@@ -234,7 +232,7 @@ class KernelModel:
         a part by its peak alone, and gives it the share of the peak that the die reaches. Where
         tables time the device itself they are right.
         """
-        regressors = self._regressors(request.rows.family)
+        regressors = self._regressors.of(request.rows.family)
 
         def whole(query: Query) -> Query:
             return query._replace(figures=with_whole_units(query.figures))
@@ -246,7 +244,7 @@ class KernelModel:
             return not any(stack.figures.same_kernels(query.figures) for stack in stacks)
 
         slowed = request.of_query(is_slowed).astype(bool)
-        slowed &= self._unnamed(request)
+        slowed &= self._regressors.unnamed(request)
         # Both gradients at once are the sum of two products, each of which is bounded by itself.
         backward = slowed & (request.rows.columns.pass_ == "bwd")
         backward &= FAMILIES[request.rows.family].gradients is not None
@@ -274,10 +272,10 @@ class KernelModel:
         a measured source keep its times.
         """
         answers = Prediction.empty(len(request))
-        rows = _ProductRows.of(request, self._unnamed(request))
+        rows = _ProductRows.of(request, self._regressors.unnamed(request))
         single = np.flatnonzero(~rows.backward)
         if len(single):
-            answers.put(single, self._by_regressors(request.take(single)))
+            answers.put(single, self._regressors.predict(request.take(single)))
 
         # Most corrections are for some types, or for some devices, alone.
         dtypes = {kind.dtype for kind in request.rows.kinds}
@@ -305,7 +303,7 @@ class KernelModel:
         index = np.flatnonzero(rows.narrow & ~rows.backward)
         if len(index):
             in_16 = request.take(index).instead(in_16_bits(request.rows.take(index)))
-            _between_half_and_all(answers, index, self._by_regressors(in_16))
+            between_half_and_all(answers, index, self._regressors.predict(in_16))
 
     def _answer_backward_by_its_products(
         self, answers: Prediction, request: PriceQuery, index: np.ndarray
@@ -339,7 +337,7 @@ class KernelModel:
         sped_up = index[(log_gain != 0) & rows.narrow[index]]
         if len(sped_up):
             in_16 = request.take(sped_up).instead(in_16_bits(request.rows.take(sped_up)))
-            _between_half_and_all(answers, sped_up, self._predict(in_16))
+            between_half_and_all(answers, sped_up, self._predict(in_16))
 
     def _bound_by_nominal_rate(
         self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]
@@ -411,13 +409,13 @@ class KernelModel:
         # A batch may take no longer than its halves one after the other, those no longer than
         # theirs, and so on. All are asked at once, each once; `half[i]` is the row of half of row
         # i, `place` where the caller's rows stand.
-        request, place, half = with_half_batches(request, self._unnamed(request))
-        answers, unnamed = self._by_regressors(request), self._unnamed(request)
+        request, place, half = with_half_batches(request, self._regressors.unnamed(request))
+        answers, unnamed = self._regressors.predict(request), self._regressors.unnamed(request)
         wide = unnamed & np.isin(request.rows.dtypes, _WIDE)
         if wide.any():
             self._answer_wide_attention_by_roofline(answers, request, np.flatnonzero(wide))
         self._order_masks(answers, np.flatnonzero(unnamed & ~wide), request)
-        _bound_by_halves_and_nominal_rate(
+        bound_by_halves_and_nominal_rate(
             answers, request, half, unnamed & (answers.provenance != _MEASURED)
         )
         return answers.take(place)
@@ -427,7 +425,7 @@ class KernelModel:
     ) -> None:
         """Price attention of 32 bits and more, which nobody measured, by its roofline, but no
         shorter than in 16 bits."""
-        answers.put(index, _by_roofline(request.take(index)))
+        answers.put(index, by_roofline(request.take(index)))
         in_16 = self._predict_attention(
             request.take(index).instead(in_16_bits(request.rows.take(index)))
         )
@@ -448,19 +446,12 @@ class KernelModel:
                 continue
             causal = np.full(len(masked), float(other_mask == "causal"))
             under_other = request.rows.take(masked).changed({"causal": causal}, op=other_mask)
-            other_answers = self._by_regressors(request.take(masked).instead(under_other))
+            other_answers = self._regressors.predict(request.take(masked).instead(under_other))
             less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
             # the sign makes one bound of two: the causal mask from above, the full one from below
             log_bound = other_answers.log_time + sign * log_computed_share(request.take(masked))
             beyond = sign * np.minimum(sign * (log_bound - answers.log_time[masked]), 0.0)
             answers.move(masked, np.where(less_known, beyond, 0.0))
-
-    def _unnamed(self, request: PriceQuery) -> Bool[np.ndarray, "n"]:
-        """Whether each row's query names no source that the weights were fitted to."""
-        measured: set[str] = set()
-        for regressor in self._regressors(request.rows.family):
-            measured.update(stack.source for stack in regressor.stacks)
-        return request.of_query(lambda query: query.source not in measured).astype(bool)
 
     def _log_reach_of(self, query: Query, dtype: str) -> float:
         """Log of the best predicted rate over the rate that the device's best product reaches; at
@@ -480,44 +471,6 @@ class KernelModel:
             return min(0.0, float(np.log(best_flops_per_s / known_flops_per_s)))
 
         return self._reached.get_or_compute((query, dtype), log_gain)
-
-    def _by_regressors(self, request: PriceQuery) -> Prediction:
-        """Times of rows, each by the regressor of its dtype that knows the closest device; else by
-        the roofline.
-
-        A user's regressors stand before the shipped ones (`load_family`), so they win where both
-        are as close.
-        """
-        regressors = self._regressors(request.rows.family)
-
-        def closest(query: Query, dtype: str) -> int:
-            """Index of the regressor with the most similar device; -1 if none supports the
-            dtype."""
-            closeness = [regressor.closeness(query.figures, dtype) for regressor in regressors]
-            return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
-
-        # few distinct devices and dtypes stand behind many rows
-        pairs, pair_of = request.combinations()
-        chosen: dict[tuple[Query, str], int] = {}
-        for query, kind in pairs:
-            if (query, kind.dtype) not in chosen:
-                chosen[query, kind.dtype] = closest(query, kind.dtype)
-        regressor_of = np.array([chosen[query, kind.dtype] for query, kind in pairs], int)[pair_of]
-
-        answers = Prediction.empty(len(request))
-        for index in np.unique(regressor_of):
-            rows_of_regressor = np.flatnonzero(regressor_of == index)
-            part = request.take(rows_of_regressor)
-            answers.put(
-                rows_of_regressor,
-                regressors[index].predict(part) if index >= 0 else _by_roofline(part),
-            )
-        return answers
-
-    def _regressors(self, family: str) -> tuple[Regressor, ...]:
-        if family not in self._families:
-            self._families[family] = load_family(self._weights, family)
-        return self._families[family]
 
 
 class _ProductRows(NamedTuple):
@@ -539,37 +492,3 @@ class _ProductRows(NamedTuple):
         corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
         has_two_gradients = family.gradients is not None
         return cls(unnamed, narrow, corrected & (rows.columns.pass_ == "bwd") & has_two_gradients)
-
-
-def _by_roofline(request: PriceQuery) -> Prediction:
-    """Times by the roofline alone, for kernels without a regressor."""
-    return Prediction.around(request.log_of(roofline_time), HALF_WIDTH, "analytical")
-
-
-def _between_half_and_all(answers: Prediction, index: np.ndarray, wide: Prediction) -> None:
-    """Limit times at positions to between half and all of those of elements twice as wide."""
-    log_time = answers.log_time[index]
-    answers.move(index, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
-
-
-def _bound_by_halves_and_nominal_rate(
-    answers: Prediction, request: PriceQuery, half: np.ndarray, unmeasured: Bool[np.ndarray, "n"]
-) -> None:
-    """Let attention take no longer than two halves of its batch, nor less than its FLOPs at the
-    nominal rate.
-
-    Args:
-        request: rows in ascending order of their batches (`with_half_batches`).
-        half: the row of half of each, itself where it has none.
-        unmeasured: rows that the nominal rate bounds.
-    """
-    log_nominal = np.full(len(request), -np.inf)
-    index = np.flatnonzero(unmeasured)
-    log_nominal[index] = request.take(index).log_of(least_of_rows)
-
-    # halves before wholes, so that each is bounded by its bounded half
-    batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1
-    for index in np.split(np.arange(len(request)), batch_ends):
-        log_two_halves = answers.log_time[half[index]] + np.log(2.0)
-        answers.move(index, np.minimum(log_two_halves - answers.log_time[index], 0.0))
-        answers.move(index, np.maximum(log_nominal[index] - answers.log_time[index], 0.0))

@@ -19,8 +19,9 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.catalog.this_machine import usable_cores
+    from perfmodel.measure._checks import check_plan
     from perfmodel.measure._plan import Plan, expand, plan_text, read_plan, write_plan
-    from perfmodel.measure._run import check_folder, check_machine, check_plan, run_plan
+    from perfmodel.measure._run import check_folder, check_machine, run_plan
     from perfmodel.measure.backends._backend import open_backend
     from perfmodel.measure.estimate import RemainingTime, estimate_plan, kept_rows, summary
     from perfmodel.measure.ranks._agents import gathered, serve_agent

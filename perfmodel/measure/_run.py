@@ -9,19 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table, write_table
+from perfmodel.measure._checks import check_plan, nccl_tests_of
 from perfmodel.measure._plan import Plan
 from perfmodel.measure.backends import (
-    INTERCONNECT,
     Backend,
-    NcclTests,
     beside_row,
     call_overhead_s,
     check_device,
-    check_jax_kernel,
-    check_nccl_tests,
-    check_torch_kernel,
     collective_row,
     kernel_row,
     nccl_tests_rows,
@@ -34,8 +30,6 @@ from perfmodel.measure.ranks import (
     EmulatedHosts,
     Host,
     RankGroup,
-    check_collective,
-    check_group,
     members,
     unavailable,
 )
@@ -135,64 +129,6 @@ def run_plan(
         return [_run_table(table, only_missing) for table in table_runs]
 
 
-def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
-    """Refuse a plan that the backend cannot measure on any machine.
-
-    Args:
-        started: whether a launcher started processes, one per rank, which may be on several nodes.
-
-    Raises:
-        PerfModelError: for an op, element type or placement that the backend does not measure.
-    """
-    if not (plan.kernel_points or plan.beside_kernels or plan.collectives):
-        raise PerfModelError(
-            "calibrate: the plan has nothing to measure; add [[kernels]] or [[collectives]]"
-        )
-    if backend == "nccl-tests":
-        _nccl_tests_of(plan)
-        return
-    check_op = check_torch_kernel if backend == "torch" else check_jax_kernel
-    for point in plan.kernel_points:
-        check_op(point.kernel)
-    _check_beside(plan, backend, started=started)
-    if started and plan.emulated_network:
-        raise CalibrationError(
-            "[emulated_network]: this run was started on real nodes; remove the table"
-        )
-
-    # Without a launcher or an emulated network all ranks are processes of this machine.
-    for op in plan.collectives:
-        hosts = op.num_nodes if started or plan.emulated_network else 1
-        check_collective(op, hosts)
-        if not started:
-            check_group(op.num_ranks * op.concurrent)
-        if op.num_nodes > 1 and plan.interconnect == INTERCONNECT:
-            raise CalibrationError(
-                'collectives between nodes: name the network in the plan, as interconnect = "infiniband"'
-            )
-
-
-def _check_beside(plan: Plan, backend: str, *, started: bool) -> None:
-    """Refuse kernels beside collectives that ranks of one machine cannot run."""
-    if not plan.beside_kernels:
-        return
-    if backend != "torch":
-        raise CalibrationError(
-            "[[kernels]] beside: JAX runs one program at a time on a device; measure with --backend torch"
-        )
-    if started:
-        raise CalibrationError(
-            "[[kernels]] beside: kernels beside collectives are measured on one machine only; "
-            "leave it out of a launched run"
-        )
-    for op, collective in plan.beside_kernels:
-        check_torch_kernel(op)
-        check_collective(collective)
-        if collective.concurrent > 1:
-            raise CalibrationError("[[kernels]] beside: one group at a time; leave concurrent out")
-        check_group(collective.num_ranks)
-
-
 def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> None:
     """Refuse a plan that this machine, or the processes started for it, cannot measure.
 
@@ -202,7 +138,7 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
     """
     # The device of nccl-tests is the one that its programs print (`nccl_tests_rows`).
     if backend == "nccl-tests":
-        tests = _nccl_tests_of(plan)
+        tests = nccl_tests_of(plan)
         for op in plan.collectives:
             tests.check_program(op)
         return
@@ -245,23 +181,6 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
     for table in tables(plan, folder, backend, lambda point: None, ()):
         if table.partial.read() is None:
             finished_rows(table.path, table.device, table.packages)
-
-
-def _nccl_tests_of(plan: Plan) -> NcclTests:
-    """The plan's settings for nccl-tests; raises `PerfModelError` unless these can measure
-    everything in the plan."""
-    tests = plan.nccl_tests
-    if plan.kernel_points or plan.beside_kernels or not plan.collectives or tests is None:
-        raise CalibrationError(
-            "backend nccl-tests measures only collectives; give a plan with [[collectives]] and "
-            "[nccl_tests], without [[kernels]]"
-        )
-
-    # Making a command refuses a launcher that cannot be filled in.
-    for op in plan.collectives:
-        check_nccl_tests(op)
-        tests.command(op, 1, 1, 2)
-    return tests
 
 
 def tables(
@@ -417,7 +336,7 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
     """The table of collectives, measured by the programs of nccl-tests."""
-    tests = _nccl_tests_of(plan)
+    tests = nccl_tests_of(plan)
 
     # Measured once, because its programs do not report the interference that would justify
     # measuring a row again.

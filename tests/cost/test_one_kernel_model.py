@@ -93,8 +93,8 @@ def test_rows_of_ones_own_table_get_what_prediction_says(
 
 def fresh(model: KernelModel) -> KernelModel:
     """The same weights without remembered times."""
-    again = KernelModel(model._weights)
-    again._families = model._families
+    again = KernelModel(model._regressors._weights)
+    again._regressors = model._regressors
     return again
 
 

@@ -9,6 +9,14 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe, Lfm3
+from perfmodel.catalog.huggingface._delta_nets import (
+    BailingHybrid,
+    KimiLinear,
+    LaraMini,
+    OlmoHybrid,
+    Qwen3Next,
+    Qwen35,
+)
 from perfmodel.catalog.huggingface._dense import (
     ChatGlm,
     Cohere,
@@ -70,19 +78,13 @@ from perfmodel.catalog.huggingface._experts import (
 )
 from perfmodel.catalog.huggingface._gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
 from perfmodel.catalog.huggingface._hybrids import (
-    BailingHybrid,
     Bamba,
     FalconH1,
     FirstMamba,
     GraniteHybrid,
     Jamba,
-    KimiLinear,
-    LaraMini,
     Mamba2,
     NemotronH,
-    OlmoHybrid,
-    Qwen3Next,
-    Qwen35,
 )
 from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
 from perfmodel.catalog.huggingface._nas import NemotronNas

@@ -6,7 +6,7 @@ from perfmodel.planning.health._causes import REPORTED
 from perfmodel.units import GIB, duration, number_of, plural
 
 if TYPE_CHECKING:
-    from perfmodel.planning.health._health import RunHealth
+    from perfmodel.planning.health._run_health import RunHealth
 
 
 def health_text(health: "RunHealth") -> str:

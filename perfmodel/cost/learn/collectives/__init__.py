@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from perfmodel.cost.learn.collectives._curves import LARGE
     from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, device_name, expected
     from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_rows
     from perfmodel.cost.learn.collectives._physics import (
@@ -19,15 +20,12 @@ if TYPE_CHECKING:
     )
     from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
     from perfmodel.cost.learn.collectives._price import (
-        LARGE,
         NODES,
         RANKS,
         CollectivePrices,
-        CollectiveRequest,
-        Groups,
-        Priced,
         predict_collective_rows,
     )
+    from perfmodel.cost.learn.collectives._requests import CollectiveRequest, Groups, Priced
     from perfmodel.cost.learn.collectives._rows import (
         collective_rows,
         counted,

@@ -12,20 +12,18 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
+from perfmodel.cost.learn.collectives._curves import Curve, fit_curves, mean_curve
 from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric
 from perfmodel.cost.learn.collectives._physics import DIRECT
 from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn.collectives._weights import (
     CollectiveWeights,
-    Curve,
     CurveKey,
     EntryKey,
     FabricKey,
     LinksKey,
     MeasuredPlace,
-    fit_curves,
-    mean_curve,
     usual_kind,
 )
 from perfmodel.ingest.tables import groups_of

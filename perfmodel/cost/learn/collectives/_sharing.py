@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn.collectives._price import CollectivePrices, CollectiveRequest, Groups
+from perfmodel.cost.learn.collectives._price import CollectivePrices
+from perfmodel.cost.learn.collectives._requests import CollectiveRequest, Groups
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, times_over_alone
 from perfmodel.cost.learn.collectives._weights import CollectiveWeights, FabricKey
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn.collectives import expert_exchanges as moe
+from perfmodel.cost.learn.collectives._curves import LARGE, Placements
 from perfmodel.cost.learn.collectives._fit import (
     NO_SOURCES,
     Sources,
@@ -18,20 +19,14 @@ from perfmodel.cost.learn.collectives._fit import (
     guides,
 )
 from perfmodel.cost.learn.collectives._physics_fit import fit_between, physical_time
-from perfmodel.cost.learn.collectives._price import LARGE, CollectivePrices, predict_collective_rows
+from perfmodel.cost.learn.collectives._price import CollectivePrices, predict_collective_rows
 from perfmodel.cost.learn.collectives._rows import (
     CollectiveRows,
     collective_rows,
     counted,
     reasons_to_set_aside,
 )
-from perfmodel.cost.learn.collectives._weights import (
-    CollectiveWeights,
-    CurveKey,
-    LinksKey,
-    Placements,
-    Scope,
-)
+from perfmodel.cost.learn.collectives._weights import CollectiveWeights, CurveKey, LinksKey, Scope
 from perfmodel.cost.learn.intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.catalog.networks import DEVICES_PER_NODE
+from perfmodel.cost.learn.collectives._curves import GRID, PER_OCTAVE, Placements, fit_curves
 from perfmodel.cost.learn.collectives._physics import larger, smaller
-from perfmodel.cost.learn.collectives._price import Priced
-from perfmodel.cost.learn.collectives._weights import (
-    GRID,
-    PER_OCTAVE,
-    ExchangeKey,
-    ExchangePlace,
-    MoeWeights,
-    Placements,
-    Scope,
-    fit_curves,
-)
+from perfmodel.cost.learn.collectives._requests import Priced
+from perfmodel.cost.learn.collectives._weights import ExchangeKey, ExchangePlace, MoeWeights, Scope
 from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.cost.learn.intervals import conformal_quantile
 from perfmodel.display import shorten_reprs
