@@ -45,6 +45,7 @@ class Believed:
         return EventTimes.together(len(ops), parts)
 
     def _believed(self, ops: Sequence[Op]) -> EventTimes:
+        """Times of ops by the beliefs, with their intervals."""
         beliefs = self.beliefs
         log_time = beliefs.log_time(ops)
         half = HALF_WIDTH * np.sqrt(beliefs.variance(beliefs.locate(ops)))

@@ -368,6 +368,7 @@ _Entries = MappingProxyType[str, tuple[str, str, ClusterEntry]]
 
 @cache
 def _catalog() -> tuple[_Entries, MappingProxyType[str, str]]:
+    """All clusters of the catalog, and the name that each alias stands for."""
     entries = {}
     for name, (file, entry) in stated_entries("clusters").items():
         place = f"{file} [{name}]"

@@ -151,6 +151,7 @@ def _part_names() -> Mapping[str, PartNames]:
 
 @cache
 def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str]]:
+    """All devices of the catalog, and the name that each alias stands for."""
     table = {}
     for name, (file, entry) in stated_entries("devices").items():
         table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)

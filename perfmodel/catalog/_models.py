@@ -317,6 +317,7 @@ def _stated_tying(
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a model, with a sequence that is no longer than models are usually trained on."""
     # Positions are the longest sequence that a model can read, not the length that it was trained
     # on: both are kept.
     # That of images or videos is the number of their patches.
@@ -503,6 +504,7 @@ def _bottleneck(
 def _pool(
     name: str, op: str, channels: int, size: int, *, kernel: int, stride: int, pad: int = 0
 ) -> ConvLayer:
+    """A pooling layer, of the largest value or of the mean."""
     return ConvLayer(
         name=name,
         op="max_pool" if op == "max_pool" else "avg_pool",

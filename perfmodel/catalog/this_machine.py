@@ -86,6 +86,7 @@ def _cpu_info(text: str) -> dict[str, str]:
 
 
 def _clock_hz(root: Path, info: Mapping[str, str]) -> float:
+    """Highest clock of the processor."""
     # The highest clock is the one that peaks count; virtual machines hide it and say the current
     # one.
     khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()

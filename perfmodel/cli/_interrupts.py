@@ -113,6 +113,7 @@ def terminable() -> Iterator[None]:
 
 
 def _importing(frame: FrameType | None) -> bool:
+    """Whether an interrupted frame was importing a module."""
     # An interrupt during an import shows as a frame of importlib somewhere up the stack.
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

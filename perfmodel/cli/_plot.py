@@ -302,6 +302,7 @@ def _draw_schedules(arguments: argparse.Namespace, width_keyword: dict[str, Any]
 
 
 def _add_roofline(command: argparse.ArgumentParser) -> None:
+    """Flags of `plot roofline`."""
     _add_tables(command)
     command.add_argument(
         "--device",

@@ -316,6 +316,7 @@ def search_program(arguments: argparse.Namespace) -> int:
 
 
 def _show_search(report: Mapping[str, Any]) -> None:
+    """Print the distributions that a search found."""
     say(
         f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
         f"{report['feasible']} of {report['evaluated']} distributions fit"

@@ -188,6 +188,7 @@ def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
 
 
 def _predicted_s(function: Any, cluster_name: str) -> float:
+    """Predicted seconds of a function on a cluster."""
     from perfmodel import catalog
     from perfmodel.ir import execution
 

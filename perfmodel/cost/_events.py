@@ -85,6 +85,7 @@ class EventTimes:
     def _replaced(
         self, index: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc
     ) -> "EventTimes":
+        """The times, with a bound in place of each that gives way to it."""
         # With the time its interval and its provenance are replaced: an event is as well known as
         # what it takes.
         time_s = self.time_s.copy()

@@ -146,6 +146,7 @@ def _of_ops(
     device: Device,
     ops: Sequence[KernelOp],
 ) -> Float64[np.ndarray, "n"]:
+    """Seconds of ops of any families, by a function of one family's rows."""
     # weights files know no 4-bit rate, so figures have none: only a roofline asks for it
     figures = Figures.of(device)
     figures = replace(figures, peaks=figures.peaks | {"fp4": device.peak.flops_per_s("fp4")})

@@ -225,6 +225,7 @@ def _job(values: Mapping[str, Any]) -> str:
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> str:
+    """A bar of the parts of a step, with a table of them."""
     # Parts come in the order in which all bars stack them; those of no length have no row.
     parts = []
     rows = []

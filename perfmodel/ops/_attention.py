@@ -257,6 +257,7 @@ def _as_measured(
 
 
 def _check(op: Attention) -> None:
+    """Raise `PerfModelError` for an attention that no program measures."""
     if op.window:
         raise PerfModelError(
             f"attention with a sliding window ({op.window}) cannot be measured; use window = 0"

@@ -204,6 +204,7 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
 
 
 def _jax_program(op: Convolution, rng: np.random.Generator) -> Program:
+    """A convolution in JAX, or its gradients."""
     import jax
 
     image = jax_array(rng, op.dtype, op.batch, op.c_in, op.h_in, op.w_in)
@@ -223,6 +224,7 @@ def _jax_program(op: Convolution, rng: np.random.Generator) -> Program:
 
 
 def _torch_program(op: Convolution, make: Tensors) -> Program:
+    """A convolution in torch, or its gradients."""
     convolve = partial(
         torch_module().nn.functional.conv2d,
         stride=(op.stride_h, op.stride_w),

@@ -186,9 +186,15 @@ def _as_measured(
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
-    """Convert to the operand layout of the measured op and pass (if only forward was timed, not as
-    `NN`); forward products do not accumulate."""
-    # rows that are answered by their own kind keep what they state
+    """Shapes with the operand layout in which the measured kind was timed; forward products do not
+    accumulate.
+
+    Args:
+        requested: kinds of the rows.
+        measured: the kinds whose measurements stand for them.
+        work: kinds whose work the rows have.
+    """
+    # Rows that are answered by their own kind keep the layout that they state.
     same = requested.same_op_and_pass(measured)
     layout = _product_layout(measured.op, measured.pass_)
     flags = {name: np.where(same, shape[name], flag) for name, flag in layout.items()}

@@ -171,6 +171,7 @@ _OF_NINE_TENTHS: Final = 1.2816
 
 
 def _check(op: MemoryBound) -> None:
+    """Raise `PerfModelError` for a kernel that no program measures."""
     if op.op not in MEASURED_MEMORY_OPS:
         raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED_MEMORY_OPS)
     n_inputs = MEASURED_MEMORY_OPS[op.op]

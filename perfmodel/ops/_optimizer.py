@@ -78,6 +78,7 @@ MEASURED_ADAM: Final = {
 
 
 def _check(op: OptimizerStep) -> None:
+    """Raise `PerfModelError` for a step that no program measures."""
     if (op.op, op.dtype) != ("adam", "fp32") or op.bytes_per_param not in MEASURED_ADAM:
         raise PerfModelError(
             "only adam with fp32 states can be measured, with bytes_per_param = "

@@ -262,6 +262,7 @@ def _with_crossing(
 
 
 def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
+    """Events of two lists, one list behind the other."""
     return EventTimes(
         time_s=np.concatenate([first.time_s, second.time_s]),
         lo_s=np.concatenate([first.lo_s, second.lo_s]),

@@ -227,6 +227,7 @@ CODE: Final = (
 
 
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
+    """Name of the file with the pipelines of a schedule and a model, made by this code."""
     return (
         hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[
             :32

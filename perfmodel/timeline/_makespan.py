@@ -112,6 +112,7 @@ def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Fl
 
 @_differentiable.defjvp
 def _jvp(primals, tangents):
+    """Makespan, and its derivative in the direction of the tangents."""
     tables, durations = primals
     # The makespan is piecewise linear: its derivative in a direction is the counts on the critical
     # path times that direction. Counts are constants to JAX, as they are almost everywhere.

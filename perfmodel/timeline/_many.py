@@ -217,6 +217,7 @@ def _spans(
 
 @_spans.defjvp
 def _jvp(primals, tangents):
+    """Makespans of many items, and their derivatives in the direction of the tangents."""
     tables, items, rows = primals
     primal = lax.stop_gradient(rows)
     spans, counts = row_of_counts(tables, items, primal)

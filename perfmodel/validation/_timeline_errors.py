@@ -174,6 +174,7 @@ def _on_common_clock(activities: Activities) -> tuple[np.ndarray, np.ndarray]:
 def _device_means(
     device: np.ndarray, value: np.ndarray, devices: int
 ) -> Float[np.ndarray, " devices"]:
+    """Mean of the values on each device."""
     # Devices without computations have no error.
     count = np.bincount(device, minlength=devices)
     total = np.bincount(device, value, minlength=devices)

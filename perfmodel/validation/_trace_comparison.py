@@ -293,6 +293,7 @@ def _computations(trace: MeasuredTrace) -> Int[np.ndarray, " ops"]:
 def _stamps(
     trace: MeasuredTrace, ops: Int[np.ndarray, " ops"], single: bool
 ) -> Float[np.ndarray, "activities 2"]:
+    """Start and end of each op, or of all ops together."""
     start_s, end_s = trace.start_s[ops], trace.end_s[ops]
     return (
         np.stack([start_s, end_s], axis=1) if single else np.array([[start_s.min(), end_s.max()]])
@@ -300,6 +301,7 @@ def _stamps(
 
 
 def _busy_s(trace: MeasuredTrace) -> Float[np.ndarray, " devices"]:
+    """Seconds in which each device computes."""
     ops = _computations(trace)
     return _union_s(
         trace.device[ops],

@@ -150,27 +150,6 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     if word in STREAM_LAYERS:
         return stream_block(model, local, word, f"{_NAMES[word]}_layer")
 
-    # The widest activation inside, of which backward holds the gradients of its input and of its
-    # result at once.
-    widest = local.tokens * local.hidden
-    if set(word) & set("-*WQVKAX"):
-        widest = max(widest, local.tokens * local.ffn)
-
-    # Experts work on the tokens that reach them. Other mixers project to several tensors of their
-    # inner size at once.
-    if "E" in word and model.experts:
-        routing = route(model, local, model.experts)
-        widest = routing.processed * routing.inner
-    elif "M" in word and model.hybrid.mamba:
-        widest = max(widest, local.tokens * 3 * model.hybrid.mamba.inner // local.tp)
-    elif "S" in word and model.hybrid.selective_scan:
-        widest = max(widest, local.tokens * 2 * model.hybrid.selective_scan.inner // local.tp)
-    elif "L" in word and model.hybrid.delta_net:
-        widest = max(widest, local.tokens * 2 * model.hybrid.delta_net.values // local.tp)
-    elif "C" in word:
-        widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
-    elif "R" in word and model.hybrid.time_mix:
-        widest = max(widest, local.tokens * model.hybrid.time_mix.inner // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
     # Later stages need the rows of their layers, which the first one looks up, all residual
     # streams, and the text.
@@ -190,10 +169,42 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
         local,
         pieces,
         passed_on_bytes=passed_on_bytes,
-        widest=widest,
+        widest=_widest_activation(model, local, word),
         gradients=gradients,
         streams=streams,
     )
+
+
+def _widest_activation(model: Transformer, local: ShardSizes, word: str) -> int:
+    """Elements of the widest activation inside a layer, of which backward holds the gradients of
+    its input and of its result at once.
+
+    Args:
+        word: the layer's sub-layers, letters of `MIXERS`.
+    """
+    # Experts work on the tokens that reach them.
+    if "E" in word and model.experts:
+        routing = route(model, local, model.experts)
+        return routing.processed * routing.inner
+
+    widths = [local.hidden]
+    if set(word) & _AS_WIDE_AS_FEED_FORWARD:
+        widths.append(local.ffn)
+
+    # Other mixers project to several tensors of their inner size at once.
+    hybrid = model.hybrid
+    inner = 0
+    if "M" in word and hybrid.mamba:
+        inner = 3 * hybrid.mamba.inner
+    elif "S" in word and hybrid.selective_scan:
+        inner = 2 * hybrid.selective_scan.inner
+    elif "L" in word and hybrid.delta_net:
+        inner = 2 * hybrid.delta_net.values
+    elif "C" in word:
+        inner = 3 * local.hidden
+    elif "R" in word and hybrid.time_mix:
+        inner = hybrid.time_mix.inner
+    return max(local.tokens * max(widths), local.tokens * inner // local.tp)
 
 
 def _activation_gradients(model: Transformer, local: ShardSizes) -> int:
@@ -226,6 +237,8 @@ _NAMES: Final = {
     "X": "cross_attention",
 }
 """Names of layers. A layer is named after the first of these that it has."""
+_AS_WIDE_AS_FEED_FORWARD: Final = frozenset("-*WQVKAX")
+"""Sub-layers that are taken to be as wide inside as a dense feed-forward."""
 
 
 def _sub_layers(

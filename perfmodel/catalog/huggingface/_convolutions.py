@@ -21,6 +21,7 @@ CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {
 
 
 def _convolution_letters(kinds: tuple[str, ...], layers: int) -> list[str]:
+    """A letter of `MIXERS` per layer for the words of `layer_types`."""
     unknown = sorted(set(kinds) - set(CONVOLUTION_LETTERS))
     if unknown or len(kinds) != layers:
         raise PerfModelError(

@@ -88,6 +88,7 @@ class TorchBackend:
 
     @cached_property
     def _flush(self) -> Callable[[], Any]:
+        """Fills the cache with other data, before a cold call."""
         # The buffer must fill the GPU's L2; filling it with zeros writes all of it.
         if not self.accelerator:
             return host_flush()

@@ -110,6 +110,7 @@ def _slow_rank(problem: StepProblem, layout: Layout, value: float) -> Sequence[S
 
 
 def _low_clocks(problem: StepProblem, layout: Layout, value: float) -> Sequence[Setting]:
+    """Settings of a machine whose devices run at a share of their clock."""
     # Where a power limit decides the clock, a lower peak rate alone changes little.
     device = problem.cluster.device
     settings = [Setting("compute_rate", "times", value)]

@@ -252,6 +252,7 @@ def _exchanged(items: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
 
 
 def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> KindCosts:
+    """Costs of stages on each kind of nodes that the layout uses."""
     if base.kinds is None:
         return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
     ends = {
@@ -356,6 +357,7 @@ def _space(
 def _certificate(
     problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]
 ) -> Certificate:
+    """A lower bound of the step under any cut, and how it was proved."""
     # Without stage costs only the total work bounds the step.
     if not costs:
         work_s = min(spread_bound_s(problem, base) for base in bases)

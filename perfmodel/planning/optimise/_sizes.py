@@ -132,6 +132,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     # A micro-batch above the largest size that fits is not allowed, so that its seconds do not
     # matter.
     def step_s(tried: Any) -> Float[np.ndarray, " n"]:
+        """Seconds of a step under each grouping."""
         tried = np.array(tried)
         spans_s = makespan_lanes(program, _of_sizes(constants, tried))
         return np.where(tried.max(axis=1) <= sizes[-1], spans_s, np.inf)

@@ -207,6 +207,7 @@ def _other_micro_batch(layout: Layout, choices: LaunchChoices) -> Iterable[Layou
 
 
 def _other_recompute(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+    """The layout under every other recompute policy that a launch may choose."""
     # Beside layers that recompute in full, frameworks without a number per stage have no other mode
     # for the rest.
     may_differ = choices.by_stage or layout.recompute_full_layers is None

@@ -193,6 +193,7 @@ class Scenario:
         return device.power_w if device.power_w is None else self._of("power_limit", device.power_w)
 
     def _factor(self, name: str) -> float:
+        """The factor that a setting of the scenario has; 1 if it is not set."""
         setting = next((s for s in self.settings if s.name == name), None)
         if setting and setting.how == "to":
             raise PerfModelError(
@@ -294,5 +295,6 @@ def _times(
     factor: Float[np.ndarray, " n"] | float,
     delay_s: Float[np.ndarray, " n"] | float,
 ) -> EventTimes:
+    """Times and their intervals multiplied by a factor, then delayed."""
     scaled = {name: getattr(times, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
     return replace(times, **scaled)

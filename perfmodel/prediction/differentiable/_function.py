@@ -145,6 +145,7 @@ def between_sizes(
 
 
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
+    """Seconds of a step at some values of its parameters."""
     of_programs, nominal, log_sizes = tables
     rates = jnp.log(relative_rates(x, nominal))
     # Collectives have no factor: their family is the one behind all others.

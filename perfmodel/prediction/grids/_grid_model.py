@@ -238,6 +238,7 @@ class GridModel:
         return pipelines
 
     def _pipeline_key(self, grid: LayoutGrid) -> PipelineKey:
+        """The part of a grid's degrees and blocks that its pipelines depend on."""
         layout = grid.degrees
         micro_batches = self.problem.job.num_microbatches(layout)
         return PipelineKey(
@@ -250,6 +251,7 @@ class GridModel:
     def _pipeline_of(
         self, grid: LayoutGrid, choice: PipelineChoice, offload: bool
     ) -> PipelineBlocks:
+        """The pipeline of a grid under one choice of schedule and chunks."""
         blocks = self.blocks(grid)[0]
         layout = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
         spec = program_spec(self.problem.setting, layout, layer_count(blocks.pairs))
@@ -259,6 +261,8 @@ class GridModel:
         return PipelineBlocks(spec, pipeline, by_stage.counts, by_stage.recomputed, slots_per_stage)
 
     def _stage_block_counts(self, blocks: ShardBlocks, n_stages: int) -> StageBlockCounts:
+        """Blocks of every stage, and those that each recompute choice repeats in full (cached)."""
+
         def compute() -> StageBlockCounts:
             counts = stage_blocks(blocks.kinds, n_stages, 1).sum(axis=1)
             recomputed = [

@@ -265,6 +265,8 @@ class DistinctEvents:
         return np.array(numbers, int)[place.reshape(-1)].reshape(amounts.shape)
 
     def _number(self, kind: Hashable, amount: float, make: Callable[[float], Op | None]) -> int:
+        """Number of an event of this kind and amount, which is made if it is new; `NO_EVENT` for
+        none."""
         if amount <= 0:
             return NO_EVENT
         if (kind, amount) not in self._numbers:

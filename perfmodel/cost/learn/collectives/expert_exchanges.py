@@ -195,6 +195,8 @@ def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
 def _moe_fit_curves(
     rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]
 ) -> dict[ExchangePlace, Placements]:
+    """Curves of what the rows take beyond their series' constants, at every place that a price may
+    rest on."""
     # at every depth, as a row whose very routing was not measured falls back to the next
     residual = np.log(rows.time_s / moe_curves(rows, series))
     once = np.ones(len(rows))
@@ -296,6 +298,7 @@ def moe_spread(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[
 
 
 def _by_size(rows: MoeRows, error: np.ndarray, basis: str) -> dict[Scope, float]:
+    """Half-widths that cover the errors of small and of large exchanges."""
     sizes = ((False, rows.tokens < SMALL_TOKENS), (True, rows.tokens >= SMALL_TOKENS))
     known = {Scope(basis, is_large): error[part & np.isfinite(error)] for is_large, part in sizes}
     return {

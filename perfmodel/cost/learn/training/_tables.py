@@ -111,32 +111,37 @@ def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
 
 def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     """Samples of a frame with a row per measurement."""
-    # Repeats of a kernel on a stack count once, by their median.
-    names = [
-        c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")
-    ]
+    # Repeats of a kernel on a stack count once, by their median. What is no column of the stack or
+    # of the kind is one of the shape.
+    other_columns = (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")
+    names = [column for column in frame.columns if column not in other_columns]
     same_kernel = [*_STACK, *KindColumns._fields, *names]
     merged: Any = frame.groupby(same_kernel, sort=True, as_index=False)["time_s"].median()
 
-    # both sorted, as the merged rows are: the code of a row is the place of its stack
+    # Stacks and their numbers in the merged rows are both sorted by the same columns, so that a
+    # row's number is the place of its stack.
     facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
-    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)
-    kinds, kind = kinds_of(KindColumns(*(text(merged, name) for name in KindColumns._fields)))
+    stack_of_row = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)
+    kinds, kind_of_row = kinds_of(
+        KindColumns(*(text(merged, name) for name in KindColumns._fields))
+    )
     stacks = []
     names_and_facts = zip(facts.index, facts.to_numpy(object), strict=True)
-    for index, ((device, source, software), (host_launch, order)) in enumerate(names_and_facts):
-        counts = np.bincount(kind[codes == index], minlength=len(kinds))
+    for number_of_stack, (stack_names, stack_facts) in enumerate(names_and_facts):
+        device, source, software = stack_names
+        host_launch, order = stack_facts
+        counts = np.bincount(kind_of_row[stack_of_row == number_of_stack], minlength=len(kinds))
         rows_by_kind = {
-            known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count
+            kind: int(count) for kind, count in sorted(zip(kinds, counts, strict=True)) if count
         }
         stacks.append(
             Stack(
                 figures_named(device), source, software, rows_by_kind, bool(host_launch), int(order)
             )
         )
-    rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
+    rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind_of_row)
     shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
-    return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
+    return Samples(rows, stack_of_row, number(merged, "time_s"), tuple(stacks), shape_key)
 
 
 def held_out(samples: Samples, share: float) -> np.ndarray:
