@@ -222,9 +222,9 @@ def _fit(
     # Priors from tables and the published record, and a profile's corrections in their place.
     layouts = []
     for group in observed.groups:
-        layouts.append((group.model, [runs[i].layout for i in group.runs]))
+        layouts.append((group.problem, [runs[i].layout for i in group.runs]))
     before_profile = priors(layouts, base, device)
-    site_prior = observed.groups[0].model.site_prior
+    site_prior = observed.groups[0].problem.site_prior
     parameter_priors = corrected(before_profile, profiled)
     names = tuple(prior.name for prior in parameter_priors)
     centre = np.array([prior.centre for prior in parameter_priors])

@@ -21,7 +21,7 @@ from perfmodel.prediction import (
 )
 from perfmodel.prediction.composition import Prepared, layout_coordinates
 from perfmodel.prediction.sites import Adjustment
-from perfmodel.program import Kind
+from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
 from perfmodel.timeline import Timeline
 from perfmodel.workload import step_flops
@@ -112,9 +112,9 @@ class _Traced:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Runs of one step model."""
+    """Runs of one step problem."""
 
-    model: StepProblem
+    problem: StepProblem
     runs: tuple[int, ...]
     """Indices in the list of all runs."""
 
@@ -128,11 +128,11 @@ class Observations:
         # Runs that brought a trace add observations of their events to that of their step time.
         self._traced: dict[int, _Traced] = {}
         for group in self.groups:
+            programs = self._programs(group)
             for i in group.runs:
                 timeline = runs[i].timeline
                 if timeline is not None:
-                    (layout_batch,) = layout_batches(group.model, [runs[i].layout])
-                    self._traced[i] = _traced(runs[i], timeline, prepared(layout_batch.spec))
+                    self._traced[i] = _traced(runs[i], timeline, prepared(programs[i]))
         # Observations: the step times of all runs first, then the sums of traced events by class.
         self.weight = np.concatenate(
             [np.ones(len(runs)), *(t.weight for t in self._traced.values())]
@@ -140,11 +140,20 @@ class Observations:
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
 
+    def _programs(self, group: _Group) -> dict[int, ProgramSpec]:
+        """The pipeline program of each run of a group."""
+        # One call for all layouts of the problem, so that their events are priced together.
+        batches = layout_batches(group.problem, [self.runs[i].layout for i in group.runs])
+        programs: dict[int, ProgramSpec] = {}
+        for batch in batches:
+            programs |= {group.runs[lane]: batch.spec for lane in batch.lanes}
+        return programs
+
     def _coordinates(self) -> Float[np.ndarray, "runs coordinates"]:
         coordinates = {}
         for group in self.groups:
             for i in group.runs:
-                coordinates[i] = layout_coordinates(group.model.setting, self.runs[i].layout)
+                coordinates[i] = layout_coordinates(group.problem.setting, self.runs[i].layout)
         return np.array([coordinates[i] for i in range(len(self.runs))])
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
@@ -165,7 +174,7 @@ class Observations:
             # gradients.
             places = list(group.runs)
             layouts = [self.runs[place].layout for place in places]
-            derivatives = step_derivatives(group.model.adjusted(adjustment), layouts, names)
+            derivatives = step_derivatives(group.problem.adjusted(adjustment), layouts, names)
             step_errors[places] = np.log(derivatives.step_s / self._measured_s[places])
             step_gradients[places] = derivatives.by_parameter / derivatives.step_s[:, None]
 
@@ -197,8 +206,6 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     groups = []
     for (model, cluster, job, framework, site), members in by_model.items():
         problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
-        # Times every event once, for all parameters.
-        layout_batches(problem, [runs[i].layout for i in members])
         groups.append(_Group(problem, tuple(members)))
     return groups
 
