@@ -117,8 +117,13 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._unchanged: dict[tuple[str, ...], Verdict] = {}
-        listed = subprocess.run(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], cwd=ROOT, check=True,
-                                capture_output=True, text=True).stdout  # fmt: skip
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -82,10 +82,15 @@ def test_what_cannot_be_measured_is_left_out_and_named():
     assert found.reason == "all measured"
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"target": 0.0}, "between 0 and 1"), ({"target": 1.5}, "between 0 and 1"),
-    ({"target": 0.1, "budget": 0}, "at least 1"), ({"target": 0.1, "batch": 0}, "at least 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 0.0}, "between 0 and 1"),
+        ({"target": 1.5}, "between 0 and 1"),
+        ({"target": 0.1, "budget": 0}, "at least 1"),
+        ({"target": 0.1, "batch": 0}, "at least 1"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(options: dict, message: str):
     with pytest.raises(PerfModelError, match=message):
         run(**options)

@@ -14,8 +14,11 @@ from perfmodel.calibration.beliefs import (
     unpack,
 )
 
-COMPONENTS = (Component(("machine",), ("size", "ranks")), Component(("machine", "kind"), ("size",), rough=True),
-              Component(("kind",)))  # fmt: skip
+COMPONENTS = (
+    Component(("machine",), ("size", "ranks")),
+    Component(("machine", "kind"), ("size",), rough=True),
+    Component(("kind",)),
+)
 
 
 def _points(n: int, seed: int = 0) -> Points:

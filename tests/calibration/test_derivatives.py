@@ -18,10 +18,13 @@ from perfmodel.spec import Job, Layout
 LAYOUTS = [
     Layout.parse(text)
     for text in (
-        "tp=2,pp=2,dp=16,zero=1", "tp=1,pp=4,dp=16,zero=3", "tp=4,pp=1,dp=8,tp_overlap=true,sequence_parallel=true",
-        "tp=1,pp=4,dp=4,schedule=zb-h1", "tp=1,pp=4,dp=4,schedule=pipedream-2bw",
+        "tp=2,pp=2,dp=16,zero=1",
+        "tp=1,pp=4,dp=16,zero=3",
+        "tp=4,pp=1,dp=8,tp_overlap=true,sequence_parallel=true",
+        "tp=1,pp=4,dp=4,schedule=zb-h1",
+        "tp=1,pp=4,dp=4,schedule=pipedream-2bw",
     )
-]  # fmt: skip
+]
 HERE = Adjustment(
     device="A100-SXM4-80GB",
     values=(
@@ -48,10 +51,13 @@ def test_derivatives_are_those_of_finite_differences(problem) -> None:
     # seconds are those of one operator or collective: a larger step goes beyond what hides them
     steps = {name: 1e-7 if name.endswith("_s") else _STEP for name in PARAMETERS}
     slopes = [
-        (step_times_s(problem.adjusted(HERE.moved(name, step)), LAYOUTS)
-         - step_times_s(problem.adjusted(HERE.moved(name, -step)), LAYOUTS)) / (2 * step)
+        (
+            step_times_s(problem.adjusted(HERE.moved(name, step)), LAYOUTS)
+            - step_times_s(problem.adjusted(HERE.moved(name, -step)), LAYOUTS)
+        )
+        / (2 * step)
         for name, step in steps.items()
-    ]  # fmt: skip
+    ]
     assert np.allclose(found.by_parameter, np.array(slopes).T, rtol=2e-3, atol=1e-5)
     moved = {
         name for i, name in enumerate(PARAMETERS) if np.abs(found.by_parameter[:, i]).max() > 1e-6
@@ -85,9 +91,17 @@ def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     where = tuple(layout_coordinates(problem.setting, layout) for layout in LAYOUTS)
     like = LayoutKernel(amplitude=0.1, length_scale=2.0, nugget=0.0)
     near = FittedRuns(
-        at=where, slopes=((),) * len(where), error=(-0.3,) * len(where), weight=(1.0,) * len(where), covariance=(),
-        layout_kernel=like, noise=1e-3, scatter=(0.0, 0.0), noise_inflation=1.0, coverage_factor=1.0,
-    )  # fmt: skip
+        at=where,
+        slopes=((),) * len(where),
+        error=(-0.3,) * len(where),
+        weight=(1.0,) * len(where),
+        covariance=(),
+        layout_kernel=like,
+        noise=1e-3,
+        scatter=(0.0, 0.0),
+        noise_inflation=1.0,
+        coverage_factor=1.0,
+    )
     model = problem.adjusted(replace(HERE, runs=near))
     assert np.allclose(
         step_times_s(model, LAYOUTS),

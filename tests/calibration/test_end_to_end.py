@@ -67,9 +67,17 @@ def site_of(common: float, own: float) -> Site:
     n = len(CLASSES)
     covariance = np.full((n, n), common**2) + own**2 * np.eye(n)
     numbers = {
-        "degrees": [0.0, 0.0, 0.0], "events": 0.3, "near": 0.03, "length": 2.0, "layout": 0.02, "noise": 0.03,
-        "scatter": [0.0, 0.0], "coverage": {}, "doubt": 1.0, "held_given": 1.0,
-    }  # fmt: skip
+        "degrees": [0.0, 0.0, 0.0],
+        "events": 0.3,
+        "near": 0.03,
+        "length": 2.0,
+        "layout": 0.02,
+        "noise": 0.03,
+        "scatter": [0.0, 0.0],
+        "coverage": {},
+        "doubt": 1.0,
+        "held_given": 1.0,
+    }
     of = {"|": {"mean": [0.0] * n, "covariance": covariance[np.tril_indices(n)].tolist()}}
     return Site(population=SitePopulation(numbers, of))
 
@@ -301,10 +309,16 @@ def test_sites_as_the_record_has_them_are_predicted_no_worse(
         measured_s = step_times_s(there, layouts) * np.exp(0.03 * rng.standard_normal(len(layouts)))
         order = rng.permutation(len(layouts))
         runs = [
-            Run(name=str(at), model=problem.model, cluster=CLUSTER, job=problem.job, layout=layouts[at],
-                measured_s=float(measured_s[at]))
+            Run(
+                name=str(at),
+                model=problem.model,
+                cluster=CLUSTER,
+                job=problem.job,
+                layout=layouts[at],
+                measured_s=float(measured_s[at]),
+            )
             for at in order[:3]
-        ]  # fmt: skip
+        ]
         others = order[3:]
 
         def error(
@@ -376,9 +390,14 @@ def test_a_timeline_tells_kernels_from_communication() -> None:
     (layout_batch,) = layout_batches(slow, [layout])
     measured = times(prepared(layout_batch.spec).compiled, durations(slow, layout_batch)[0])
     run = Run(
-        name="traced", model=problem.model, cluster=CLUSTER, job=problem.job, layout=layout,
-        measured_s=measured.makespan_s, timeline=measured,
-    )  # fmt: skip
+        name="traced",
+        model=problem.model,
+        cluster=CLUSTER,
+        job=problem.job,
+        layout=layout,
+        measured_s=measured.makespan_s,
+        timeline=measured,
+    )
     plain = Run(**{**vars(run), "timeline": None})
     with_trace, without = (
         {p.name: p for p in fitted([r]).parameters}["inter_node.all_reduce.beta"]
@@ -533,8 +552,15 @@ def test_columns_are_taken_as_python_takes_them() -> None:
         2.4,
         CLUSTER,
     )
-    problem = pm.problem("gpt3-1.3b", "dgx-a100", global_batch=256, seq_len=1024, dtype="bf16", optimizer="lion",
-                         framework="megatron-core@2025")  # fmt: skip
+    problem = pm.problem(
+        "gpt3-1.3b",
+        "dgx-a100",
+        global_batch=256,
+        seq_len=1024,
+        dtype="bf16",
+        optimizer="lion",
+        framework="megatron-core@2025",
+    )
     assert (told.job, told.framework) == (problem.job, problem.framework)
     assert told.layout.zero == 1
     assert plain.job == pm.problem("gpt3-1.3b", "dgx-a100", global_batch=256).job
@@ -557,13 +583,16 @@ def test_all_columns_that_are_missing_are_named(column: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layuot": "x"}, "did you mean .*'layout'"), ({"layout": "tp=3,dp=8"}, "not divisible"),
-        ({"cluster": "dgx-a1000"}, "dgx-a100"), ({"global_batch": 7}, "divisible"),
+        ({"layuot": "x"}, "did you mean .*'layout'"),
+        ({"layout": "tp=3,dp=8"}, "not divisible"),
+        ({"cluster": "dgx-a1000"}, "dgx-a100"),
+        ({"global_batch": 7}, "divisible"),
         ({"step_time_s": "fast"}, "seconds"),
-        ({"seq_len": "long"}, "sequence length"), ({"optimizer": "adm"}, "optimizer"),
+        ({"seq_len": "long"}, "sequence length"),
+        ({"optimizer": "adm"}, "optimizer"),
         ({"step_time_s": None}, "no step"),
     ],
-)  # fmt: skip
+)
 def test_rows_that_are_no_runs_say_why(change: dict[str, object], words: str) -> None:
     with pytest.raises(PerfModelError, match=words):
         pm.read_runs(pd.DataFrame([OWN | change]))

@@ -21,9 +21,18 @@ from perfmodel.prediction import event_shares, priced_events, step_problem_of
 from perfmodel.spec import Framework, Layout, Problem, Transformer
 
 MODEL = Transformer(
-    name="small", layers=2, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=4096, vocab=8192, seq_len=512,
-    tied_embeddings=False, dropout=False,
-)  # fmt: skip
+    name="small",
+    layers=2,
+    hidden=1024,
+    heads=8,
+    kv_heads=8,
+    head_dim=128,
+    ffn_hidden=4096,
+    vocab=8192,
+    seq_len=512,
+    tied_embeddings=False,
+    dropout=False,
+)
 SERIAL = Framework(
     name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False
 )
@@ -59,9 +68,16 @@ def profile(
                 for _ in range(round(count / laid_out.devices)):
                     comm = isinstance(op, Collective)
                     kind = ActivityKind.COMMUNICATION if comm else ActivityKind.COMPUTE
-                    name = f"nccl {op.collective}" if comm else {"gemm": "aten::mm", "memory": "aten::add"}.get(
-                        op.family, "aten::_fused_adam_" if op.family == "optimizer" else f"aten::{op.family}"
-                    )  # fmt: skip
+                    name = (
+                        f"nccl {op.collective}"
+                        if comm
+                        else {"gemm": "aten::mm", "memory": "aten::add"}.get(
+                            op.family,
+                            "aten::_fused_adam_"
+                            if op.family == "optimizer"
+                            else f"aten::{op.family}",
+                        )
+                    )
                     activity = Activity(
                         device, 0, at_s, at_s + time_s * factor, name, kind, step=step
                     )
@@ -101,8 +117,10 @@ def test_factors_that_were_put_in_come_out(shapes: bool) -> None:
 def test_what_holds_up_a_few_calls_is_not_the_kernels() -> None:
     """Products of which every twentieth call waits for other work of the machine."""
     quiet = profile("tp=2", FACTORS)
-    calls = [replace(call, time_s=call.time_s + 0.004 * (n % 20 == 0 and call.family == "gemm"))
-             for n, call in enumerate(quiet.calls)]  # fmt: skip
+    calls = [
+        replace(call, time_s=call.time_s + 0.004 * (n % 20 == 0 and call.family == "gemm"))
+        for n, call in enumerate(quiet.calls)
+    ]
     report = explain_profile(problem(), "tp=2", replace(quiet, calls=tuple(calls)))
     found = {c.name: c.value for c in report.corrections}
     assert found["gemm"] == pytest.approx(log(FACTORS["gemm"]), abs=0.02)
@@ -170,9 +188,10 @@ def test_waits_are_not_the_collectives_own_time() -> None:
     late_s = 1e-3
     calls = tuple(
         replace(c, end_s=c.end_s + late_s, time_s=c.time_s + late_s)
-        if c.device == 0 and c.kind == ActivityKind.COMMUNICATION else c
+        if c.device == 0 and c.kind == ActivityKind.COMMUNICATION
+        else c
         for c in made.calls
-    )  # fmt: skip
+    )
     found = {
         c.name: c.value
         for c in explain_profile(problem(), "tp=2", replace(made, calls=calls)).corrections

@@ -121,14 +121,20 @@ def test_a_cluster_may_bring_its_own_device(tmp_path):
     [
         ("device = 'A100'\n", r"levels: missing"),
         (TOML + "nodes = 3\n", r"nodes: unknown key"),
-        (TOML.replace("300", "'300 GB'"), r"levels\.0\.bandwidth_gb_per_s: '300 GB' is not a valid bandwidth"),
+        (
+            TOML.replace("300", "'300 GB'"),
+            r"levels\.0\.bandwidth_gb_per_s: '300 GB' is not a valid bandwidth",
+        ),
         (TOML.replace("300", "-300"), r"bandwidth_bytes_per_s must be a finite number above zero"),
-        (TOML.replace("bandwidth_gb_per_s", "bandwidth"), r"bandwidth_gb_per_s: missing; .*bandwidth: unknown key"),
+        (
+            TOML.replace("bandwidth_gb_per_s", "bandwidth"),
+            r"bandwidth_gb_per_s: missing; .*bandwidth: unknown key",
+        ),
         (TOML.replace('"A100"', '"A1000"'), r"unknown device 'A1000'"),
         (INLINE.replace("memory_gib = 32\n", ""), r"device: memory_gib: missing"),
         ("device = ", r"not valid TOML"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_file_is_refused_with_all_its_faults(tmp_path, text, message):
     path = tmp_path / "bad.toml"
     path.write_text(text)

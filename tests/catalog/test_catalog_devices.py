@@ -44,9 +44,18 @@ def test_every_device_of_the_published_runs_resolves(data_dir):
 
 @pytest.mark.parametrize(
     ("name", "gib"),
-    [("V100-SXM2-16GB", 16), ("V100-SXM2-32GB", 32), ("A100-40GB", 40), ("A100-80GB", 80), ("A100", 80),
-     ("H100-SXM5-80GB", 80), ("H200", 141), ("TPU v5p", 95), ("tpu_v5e", 16)],
-)  # fmt: skip
+    [
+        ("V100-SXM2-16GB", 16),
+        ("V100-SXM2-32GB", 32),
+        ("A100-40GB", 40),
+        ("A100-80GB", 80),
+        ("A100", 80),
+        ("H100-SXM5-80GB", 80),
+        ("H200", 141),
+        ("TPU v5p", 95),
+        ("tpu_v5e", 16),
+    ],
+)
 def test_memory_size_follows_the_variant(name, gib):
     assert device(name).memory_bytes == gib * GIB
 

@@ -159,11 +159,14 @@ def test_names_that_are_none_are_refused(name: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("x = 1", "a table of facts per year"), ("[2024]\nzero = 1", "zero: must be"),
-     ('[2024]\nzerro = { value = 1, source = "x" }', "zerro"),
-     ('[2024]\nbased_on = "x@2020"', "there is no earlier version 'x@2020'"),
-     ('[2024]\nzero = { value = "one", source = "x" }', "zero")],
-)  # fmt: skip
+    [
+        ("x = 1", "a table of facts per year"),
+        ("[2024]\nzero = 1", "zero: must be"),
+        ('[2024]\nzerro = { value = 1, source = "x" }', "zerro"),
+        ('[2024]\nbased_on = "x@2020"', "there is no earlier version 'x@2020'"),
+        ('[2024]\nzero = { value = "one", source = "x" }', "zero"),
+    ],
+)
 def test_files_with_mistakes_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(PerfModelError, match=words):

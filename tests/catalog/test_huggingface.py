@@ -16,24 +16,61 @@ from perfmodel.spec import Job
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, parameters, step_flops
 
 LLAMA2_7B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "hidden_act": "silu",
-    "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 LLAMA32_1B = LLAMA2_7B | {
-    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_key_value_heads": 8,
-    "vocab_size": 128256, "tie_word_embeddings": True, "head_dim": 64,
-}  # fmt: skip
-MISTRAL = LLAMA2_7B | {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8,
-                       "sliding_window": 4096}  # fmt: skip
-MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
-                     "sliding_window": None}  # fmt: skip
-QWEN2_7B = LLAMA2_7B | {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
-                        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-                        "vocab_size": 152064, "use_sliding_window": False, "sliding_window": 131072}  # fmt: skip
-QWEN3_30B = LLAMA2_7B | {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128,
-                         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
-                         "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936}  # fmt: skip
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+    "head_dim": 64,
+}
+MISTRAL = LLAMA2_7B | {
+    "model_type": "mistral",
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+}
+MIXTRAL = MISTRAL | {
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+QWEN2_7B = LLAMA2_7B | {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "use_sliding_window": False,
+    "sliding_window": 131072,
+}
+QWEN3_30B = LLAMA2_7B | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+}
 DEEPSEEK_V2_LITE = {
     "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400, "kv_lora_rank": 512,
@@ -42,11 +79,20 @@ DEEPSEEK_V2_LITE = {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "q_lora_rank": 1536,
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
     "first_k_dense_replace": 3,
-}  # fmt: skip
+}
 GPT2 = {
     "model_type": "gpt2",
     "n_embd": 768,
@@ -55,17 +101,49 @@ GPT2 = {
     "n_positions": 1024,
     "vocab_size": 50257,
 }
-NEOX = {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64, "num_hidden_layers": 44,
-        "intermediate_size": 24576, "vocab_size": 50432, "max_position_embeddings": 2048}  # fmt: skip
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 6144,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "intermediate_size": 24576,
+    "vocab_size": 50432,
+    "max_position_embeddings": 2048,
+}
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "vocab_size": 50400}
-OPT = {"model_type": "opt", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
-       "ffn_dim": 3072, "vocab_size": 50272, "max_position_embeddings": 2048}  # fmt: skip
-OPT_350M = OPT | {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "ffn_dim": 4096,
-                  "word_embed_proj_dim": 512, "do_layer_norm_before": False}  # fmt: skip
-BIOGPT = {"model_type": "biogpt", "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
-          "intermediate_size": 4096, "vocab_size": 42_384}  # fmt: skip
-XGLM = {"model_type": "xglm", "d_model": 1024, "attention_heads": 16, "num_layers": 24, "ffn_dim": 4096,
-        "vocab_size": 256_008}  # fmt: skip
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "ffn_dim": 3072,
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+}
+OPT_350M = OPT | {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "ffn_dim": 4096,
+    "word_embed_proj_dim": 512,
+    "do_layer_norm_before": False,
+}
+BIOGPT = {
+    "model_type": "biogpt",
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "intermediate_size": 4096,
+    "vocab_size": 42_384,
+}
+XGLM = {
+    "model_type": "xglm",
+    "d_model": 1024,
+    "attention_heads": 16,
+    "num_layers": 24,
+    "ffn_dim": 4096,
+    "vocab_size": 256_008,
+}
 BLOOM = {
     "model_type": "bloom",
     "n_embed": 1024,
@@ -73,8 +151,14 @@ BLOOM = {
     "num_attention_heads": 16,
     "vocab_size": 250880,
 }
-BERT = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
-        "intermediate_size": 3072, "vocab_size": 30522}  # fmt: skip
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "intermediate_size": 3072,
+    "vocab_size": 30522,
+}
 T5 = {
     "model_type": "t5",
     "d_model": 512,
@@ -84,47 +168,157 @@ T5 = {
     "num_heads": 8,
     "vocab_size": 32128,
 }
-MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "expansion_ratio": 4,
-       "vocab_size": 50432, "no_bias": True, "attn_config": {"alibi": True}}  # fmt: skip
-FALCON = {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32,
-          "vocab_size": 65024, "multi_query": True, "bias": False}  # fmt: skip
-FALCON_180B = {"model_type": "falcon", "hidden_size": 14848, "num_attention_heads": 232, "num_hidden_layers": 80,
-               "num_kv_heads": 8, "vocab_size": 65024, "new_decoder_architecture": True}  # fmt: skip
-PYTHIA = NEOX | {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 16384,
-                 "use_parallel_residual": True}  # fmt: skip
-PHI_2 = {"model_type": "phi", "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32,
-         "intermediate_size": 10240, "vocab_size": 51200, "hidden_act": "gelu_new"}  # fmt: skip
-STABLELM = {"model_type": "stablelm", "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32,
-            "intermediate_size": 6912, "vocab_size": 50304, "num_key_value_heads": 32}  # fmt: skip
-COMMAND_R = {"model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
-             "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 256_000,
-             "max_position_embeddings": 131_072}  # fmt: skip
-AYA_8B = {"model_type": "cohere", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256_000}  # fmt: skip
+MPT = {
+    "model_type": "mpt",
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "expansion_ratio": 4,
+    "vocab_size": 50432,
+    "no_bias": True,
+    "attn_config": {"alibi": True},
+}
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 4544,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "vocab_size": 65024,
+    "multi_query": True,
+    "bias": False,
+}
+FALCON_180B = {
+    "model_type": "falcon",
+    "hidden_size": 14848,
+    "num_attention_heads": 232,
+    "num_hidden_layers": 80,
+    "num_kv_heads": 8,
+    "vocab_size": 65024,
+    "new_decoder_architecture": True,
+}
+PYTHIA = NEOX | {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 16384,
+    "use_parallel_residual": True,
+}
+PHI_2 = {
+    "model_type": "phi",
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 10240,
+    "vocab_size": 51200,
+    "hidden_act": "gelu_new",
+}
+STABLELM = {
+    "model_type": "stablelm",
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 6912,
+    "vocab_size": 50304,
+    "num_key_value_heads": 32,
+}
+COMMAND_R = {
+    "model_type": "cohere",
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "vocab_size": 256_000,
+    "max_position_embeddings": 131_072,
+}
+AYA_8B = {
+    "model_type": "cohere",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 256_000,
+}
 
-CHATGLM = {"model_type": "chatglm", "hidden_size": 4096, "ffn_hidden_size": 13_696, "num_layers": 28,
-           "num_attention_heads": 32, "padded_vocab_size": 65_024, "multi_query_attention": True,
-           "multi_query_group_num": 2, "kv_channels": 128, "add_qkv_bias": True}  # fmt: skip
+CHATGLM = {
+    "model_type": "chatglm",
+    "hidden_size": 4096,
+    "ffn_hidden_size": 13_696,
+    "num_layers": 28,
+    "num_attention_heads": 32,
+    "padded_vocab_size": 65_024,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "kv_channels": 128,
+    "add_qkv_bias": True,
+}
 QWEN_7B = LLAMA2_7B | {"model_type": "qwen", "intermediate_size": 22_016, "vocab_size": 151_936}
-REFINED_WEB = {"model_type": "RefinedWebModel", "hidden_size": 4544, "n_head": 71, "n_layer": 32,
-               "vocab_size": 65_024, "multi_query": True, "parallel_attn": True, "bias": False}  # fmt: skip
-DBRX = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100_352,
-        "max_seq_len": 32_768, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
-        "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}}  # fmt: skip
+REFINED_WEB = {
+    "model_type": "RefinedWebModel",
+    "hidden_size": 4544,
+    "n_head": 71,
+    "n_layer": 32,
+    "vocab_size": 65_024,
+    "multi_query": True,
+    "parallel_attn": True,
+    "bias": False,
+}
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "vocab_size": 100_352,
+    "max_seq_len": 32_768,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+    "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4},
+}
 ARCTIC = {"model_type": "arctic", "hidden_size": 7168, "intermediate_size": 4864, "num_hidden_layers": 35,
           "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32_000, "num_local_experts": 128,
           "num_experts_per_tok": 2, "moe_layer_frequency": 1, "max_position_embeddings": 4096}  # fmt: skip
-BART_BASE = {"model_type": "bart", "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "vocab_size": 50_265,
-             "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}  # fmt: skip
-BART_LARGE = BART_BASE | {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
-                          "encoder_ffn_dim": 4096}  # fmt: skip
-WHISPER_TINY = {"model_type": "whisper", "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "num_mel_bins": 80,
-                "encoder_attention_heads": 6, "encoder_ffn_dim": 1536, "vocab_size": 51_865}  # fmt: skip
-WHISPER_LARGE_V3 = WHISPER_TINY | {"d_model": 1280, "encoder_layers": 32, "decoder_layers": 32, "num_mel_bins": 128,
-                                   "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
-                                   "vocab_size": 51_866}  # fmt: skip
-GPT_NEO_1B = {"model_type": "gpt_neo", "hidden_size": 2048, "num_layers": 24, "num_heads": 16,
-              "vocab_size": 50_257}  # fmt: skip
+BART_BASE = {
+    "model_type": "bart",
+    "d_model": 768,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "vocab_size": 50_265,
+    "encoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+}
+BART_LARGE = BART_BASE | {
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+}
+WHISPER_TINY = {
+    "model_type": "whisper",
+    "d_model": 384,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "num_mel_bins": 80,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "vocab_size": 51_865,
+}
+WHISPER_LARGE_V3 = WHISPER_TINY | {
+    "d_model": 1280,
+    "encoder_layers": 32,
+    "decoder_layers": 32,
+    "num_mel_bins": 128,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "vocab_size": 51_866,
+}
+GPT_NEO_1B = {
+    "model_type": "gpt_neo",
+    "hidden_size": 2048,
+    "num_layers": 24,
+    "num_heads": 16,
+    "vocab_size": 50_257,
+}
 
 PUBLISHED = {
     "llama-2-7b": (LLAMA2_7B, 6_738_415_616, 0),
@@ -831,8 +1025,13 @@ def test_language_models_of_files_that_see(family: str) -> None:
 def test_layers_that_attend_to_images_are_named() -> None:
     """Llama 3.2 Vision: 8 of 40 layers attend to the image; their sizes are those of the others but
     for a few norms."""
-    text = LLAMA2_7B | {"model_type": "mllama_text_model", "num_hidden_layers": 40, "intermediate_size": 14336,
-                        "num_key_value_heads": 8, "vocab_size": 128_256}  # fmt: skip
+    text = LLAMA2_7B | {
+        "model_type": "mllama_text_model",
+        "num_hidden_layers": 40,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    }
     read = model_from_config({"model_type": "mllama", "text_config": text})
     assert "attending to the text" in read.left_out
     assert read.layers == 40

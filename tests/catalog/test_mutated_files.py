@@ -87,10 +87,13 @@ def _sizes(found: Any) -> list[int]:
         size
         for part in parts
         for size in (
-            _sizes(part) if is_dataclass(part) or isinstance(part, tuple)
-            else [part] if isinstance(part, int | float) and not isinstance(part, bool) else []
+            _sizes(part)
+            if is_dataclass(part) or isinstance(part, tuple)
+            else [part]
+            if isinstance(part, int | float) and not isinstance(part, bool)
+            else []
         )
-    ]  # fmt: skip
+    ]
 
 
 def _read_soundly(content: Any, what: str, read: Any, whole: bool) -> Any:

@@ -14,15 +14,25 @@ from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, par
 
 def _config(family, hidden, inner, layers, heads, kv_heads, vocab, **others):
     return {
-        "model_type": family, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
-    } | others  # fmt: skip
+        "model_type": family,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+    } | others
 
 
 def _gemma3(hidden, inner, layers, **others):
     """As Google publishes them: what is as in the class of Hugging Face is left out."""
-    text = {"model_type": "gemma3_text", "hidden_size": hidden, "intermediate_size": inner,
-            "num_hidden_layers": layers, "sliding_window": 1024} | others  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "sliding_window": 1024,
+    } | others
     return {
         "model_type": "gemma3",
         "text_config": text,
@@ -104,8 +114,15 @@ RECENT = {
     "dit-xl-2": (DIT, 675_129_632 - 256 * 1152),  # positions are fixed
 }  # fmt: skip
 """Configuration, and parameters of the checkpoint."""
-SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-          "num_attention_heads": 16, "image_size": 896, "patch_size": 14}  # fmt: skip
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 896,
+    "patch_size": 14,
+}
 NEMOTRON = _config("nemotron", 256, 1024, 2, 4, 2, 512, hidden_act="relu2")
 NEMOTRON_H = {
     "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-", "hidden_size": 256, "num_hidden_layers": 5,
@@ -204,8 +221,10 @@ def test_chunks_are_sequences_of_their_own():
         chunked.attention_causal_forward
         == step_flops(whole, Job(global_batch=4, seq_len=1024)).attention_causal_forward
     )
-    layer, short = (blocks(net, Job(global_batch=1, seq_len=s), Shard(micro_batch=m))[1][0]
-                    for net, s, m in ((scout, 4096, 1), (whole, 1024, 4)))  # fmt: skip
+    layer, short = (
+        blocks(net, Job(global_batch=1, seq_len=s), Shard(micro_batch=m))[1][0]
+        for net, s, m in ((scout, 4096, 1), (whole, 1024, 4))
+    )
     assert layer.forward == short.forward
 
 
@@ -250,10 +269,14 @@ def test_tensor_parallel_ranks_share_out_the_work(name):
         seq_len=net.seq_len if net.inputs.patches is None else net.inputs.patches.tokens,
     )
     whole, part = (
-        sum(n * matmul_flops(b.forward) for b, n in blocks(net, job, Shard(tp=tp, sequence_parallel=tp > 1
-                                                                           and net.seq_len % 2 == 0)))
+        sum(
+            n * matmul_flops(b.forward)
+            for b, n in blocks(
+                net, job, Shard(tp=tp, sequence_parallel=tp > 1 and net.seq_len % 2 == 0)
+            )
+        )
         for tp in (1, 2)
-    )  # fmt: skip
+    )
     assert whole / 2 <= part * 1.001 <= whole / 2 * 1.1
 
 
@@ -268,11 +291,16 @@ def test_an_unknown_family_is_told_how_to_be_described():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"mixers": "L"}, "give delta_net if mixers has a L"), ({"mixers": "W- *-"}, "needs window"),
-        ({"patches": Patches(image_size=32, patch_size=2)}, "causal=false"), ({"vocab": 0}, "vocab=0"),
-        ({"delta_net": DeltaNet(heads=2, key_heads=2, head_dim=8, key_dim=8)}, "give delta_net if mixers has a L"),
+        ({"mixers": "L"}, "give delta_net if mixers has a L"),
+        ({"mixers": "W- *-"}, "needs window"),
+        ({"patches": Patches(image_size=32, patch_size=2)}, "causal=false"),
+        ({"vocab": 0}, "vocab=0"),
+        (
+            {"delta_net": DeltaNet(heads=2, key_heads=2, head_dim=8, key_dim=8)},
+            "give delta_net if mixers has a L",
+        ),
     ],
-)  # fmt: skip
+)
 def test_models_that_do_not_exist(changes, says):
     with pytest.raises(PerfModelError, match=says):
         replace(model("llama2-7b"), layers=1, **changes)

@@ -362,9 +362,18 @@ def with_other_separators(text: bytes, at: float, cell: str) -> bytes:
 
 
 MUTATIONS = (
-    cut, without_a_line, twice_a_line, with_garbage, another_word, another_word, another_word, swapped_columns,
-    another_unit, in_another_coding, with_other_separators,
-)  # fmt: skip
+    cut,
+    without_a_line,
+    twice_a_line,
+    with_garbage,
+    another_word,
+    another_word,
+    another_word,
+    swapped_columns,
+    another_unit,
+    in_another_coding,
+    with_other_separators,
+)
 PRICES = (
     "collective,ranks,bytes,time_s,core_s\nall_reduce,2,4,1e-5,1e-6\nall_reduce,2,4096,2e-5,1e-6\n"
 )
@@ -394,9 +403,11 @@ SOUND = {name: text.encode() for name, text in samples().items()} | {
 
 @settings(max_examples=1500 if EXPLORE else 90, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(sorted(READ_BY)), st.sampled_from(MUTATIONS), st.floats(0, 1, exclude_max=True),
+    st.sampled_from(sorted(READ_BY)),
+    st.sampled_from(MUTATIONS),
+    st.floats(0, 1, exclude_max=True),
     st.sampled_from(CELLS),
-)  # fmt: skip
+)
 def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None:
     Path("job.toml").write_text(QUICK_JOB)
     Path(name).write_bytes(mutation(SOUND[name], at, cell))

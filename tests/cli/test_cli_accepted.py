@@ -21,9 +21,14 @@ levels = [
 ]
 """
 LLAMA = {
-    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "vocab_size": 32000,
-    "num_attention_heads": 8, "max_position_embeddings": 131072,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "vocab_size": 32000,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131072,
+}
 OF_EIGHT = ("--layout", "tp=2,dp=4")
 COMMANDS = {
     "predict": OF_EIGHT,
@@ -61,17 +66,33 @@ def test_no_command_uses_more_devices_than_the_outermost_level_joins(command, ca
 
 def test_emulation_and_programs_stay_inside_the_cluster(capsys, tmp_path):
     status, _, err = run(
-        capsys, "emulate", "--world-size", "8", "--cluster", _four(tmp_path), "--", "python", "train.py"
-    )  # fmt: skip
+        capsys,
+        "emulate",
+        "--world-size",
+        "8",
+        "--cluster",
+        _four(tmp_path),
+        "--",
+        "python",
+        "train.py",
+    )
     assert status == 2
     assert "the emulated world needs 8 devices; cluster four has 4" in err
 
 
 def test_a_search_beyond_the_cluster_names_what_would_do(capsys, tmp_path):
     _, _, err = run(
-        capsys, "search", "--model", "gpt3-1.3b", "--cluster", _four(tmp_path), "--devices", "512",
-        "--global-batch", "32",
-    )  # fmt: skip
+        capsys,
+        "search",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        _four(tmp_path),
+        "--devices",
+        "512",
+        "--global-batch",
+        "32",
+    )
     assert "possible with 4 devices" in err
 
 
@@ -143,8 +164,11 @@ TOO_LARGE = [
     "tp=8,pp=2",
 ]
 DRAWN = {
-    "timeline": "OUT.json", "plot gantt": "OUT.png", "plot memory": "OUT.png", "plot links": "OUT.png",
-}  # fmt: skip
+    "timeline": "OUT.json",
+    "plot gantt": "OUT.png",
+    "plot memory": "OUT.png",
+    "plot links": "OUT.png",
+}
 
 
 @pytest.mark.parametrize("command", DRAWN)
@@ -153,7 +177,7 @@ def test_pictures_of_what_does_not_fit_say_so(command, as_json, capsys, tmp_path
     out_file = DRAWN[command].replace("OUT", str(tmp_path / "out"))
     status, out, err = run(
         capsys, *command.split(), *TOO_LARGE, "--out", out_file, *(["--json"] if as_json else [])
-    )  # fmt: skip
+    )
     assert status == 0
     assert "layout tp=8,pp=2,dp=1: out of memory" in err
     if as_json:

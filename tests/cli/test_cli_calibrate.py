@@ -296,9 +296,18 @@ def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.
 
 
 DECISION = [
-    "--for-decision", "--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", 8, "--devices", 8,
-    "--fix", "recompute=none,micro_batch=1",
-]  # fmt: skip
+    "--for-decision",
+    "--model",
+    "gpt3-125m",
+    "--cluster",
+    "dgx-a100",
+    "--global-batch",
+    8,
+    "--devices",
+    8,
+    "--fix",
+    "recompute=none,micro_batch=1",
+]
 
 
 def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.MonkeyPatch):

@@ -29,8 +29,13 @@ def test_makespan_and_steady_interval_of_all_in_json_and_table(capsys) -> None:
     assert len(found) == len(report["rows"]) >= 20
     assert all({"makespan", "steady_interval", "bubble"} <= set(one) for one in found.values())
     assert {name for name, one in found.items() if one["makespan"] != one["steady_interval"]} == {
-        "nf1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h2", "zb-v",
-    }  # fmt: skip
+        "nf1b",
+        "pipedream",
+        "pipedream-2bw",
+        "pipedream-vertical-sync",
+        "zb-h2",
+        "zb-v",
+    }
     assert (
         found["zb-h2"]["makespan"],
         found["zb-h2"]["steady_interval"],
@@ -84,9 +89,18 @@ def test_odd_depths_skip_what_needs_even_ones(capsys) -> None:
 
 def test_own_model(capsys) -> None:
     report = run_json(
-        capsys, "1f1b", "zb-h1", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--layout", "pp=4,dp=2",
-        "--global-batch", "32",
-    )  # fmt: skip
+        capsys,
+        "1f1b",
+        "zb-h1",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--layout",
+        "pp=4,dp=2",
+        "--global-batch",
+        "32",
+    )
     assert [row["schedule"] for row in report["rows"]] == ["zb-h1", "1f1b"]
 
 

@@ -61,9 +61,13 @@ def few_of(fractions: list[float], every: int = 3) -> list:
 
 def start(arguments: list[str], cache) -> subprocess.Popen:
     process = subprocess.Popen(
-        [sys.executable, "-c", UP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+        [sys.executable, "-c", UP, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"},
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     return process
@@ -135,8 +139,13 @@ def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     code = UP.replace("import signal", "import os, signal").replace(
         "        if name ==", f"        {interrupt}\n        if name =="
     )
-    process = subprocess.run([sys.executable, "-c", code, *SEARCH], capture_output=True, text=True, timeout=120,
-                             env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"})  # fmt: skip
+    process = subprocess.run(
+        [sys.executable, "-c", code, *SEARCH],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PERFMODEL_CACHE": str(cache), "JAX_PLATFORMS": "cpu"},
+    )
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
 
 
@@ -164,8 +173,17 @@ def test_impatience_ends_a_process_at_once(cache, takes_s):
 
 
 def test_other_commands_end_in_one_line_too(cache):
-    predict = ["predict", "--model", "llama3-70b", "--cluster", "dgx-h100", "--layout", "tp=8,pp=4,dp=8",
-               "--global-batch", "512"]  # fmt: skip
+    predict = [
+        "predict",
+        "--model",
+        "llama3-70b",
+        "--cluster",
+        "dgx-h100",
+        "--layout",
+        "tp=8,pp=4,dp=8",
+        "--global-batch",
+        "512",
+    ]
     for seconds in (0.05, 0.8):
         status, _, err = interrupted_after(seconds, predict, cache)
         assert status in (0, 130)

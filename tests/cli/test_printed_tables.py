@@ -341,13 +341,24 @@ def test_a_profile_beside_its_prediction_shows_all_its_columns(
     monkeypatch.setenv("COLUMNS", "80")
     event = "all_gather 134217728 bytes, 8 ranks on 1 node of dgx-h100 beside backward of the layers' weights"
     difference = {
-        "event": event, "effect_s": 0.0123, "predicted_s": 0.0456, "measured_s": 0.0579, "predicted_calls": 1234,
-        "measured_calls": 1235, "remedy": "measure this collective on your cluster, or give --calibration a fit of it",
-    }  # fmt: skip
+        "event": event,
+        "effect_s": 0.0123,
+        "predicted_s": 0.0456,
+        "measured_s": 0.0579,
+        "predicted_calls": 1234,
+        "measured_calls": 1235,
+        "remedy": "measure this collective on your cluster, or give --calibration a fit of it",
+    }
     report = {
-        "layout": "tp=2", "predicted_step_s": 1.0, "measured_step_s": 1.1, "steps": 3, "devices": 8,
-        "matched_share": 0.9, "differences": [difference], "unread": {},
-    }  # fmt: skip
+        "layout": "tp=2",
+        "predicted_step_s": 1.0,
+        "measured_step_s": 1.1,
+        "steps": 3,
+        "devices": 8,
+        "matched_share": 0.9,
+        "differences": [difference],
+        "unread": {},
+    }
     _show_explained(report)
     shown = capsys.readouterr().out
     for cell in (

@@ -23,11 +23,14 @@ LAID_OUT = (*STEP, "--layout", "dp=8")
 @pytest.mark.parametrize(
     ("text", "how", "value"),
     [
-        ("inter_node_bandwidth=200Gbit/s", "to", 25e9), ("inter_node_latency=5us", "to", 5e-6),
-        ("all_reduce_delay_s=2ms", "to", 2e-3), ("memory_bytes=80GiB", "to", 80 * 2**30),
-        ("inter_node_bandwidth=2x", "times", 2.0), ("host_bandwidth=64GB/s", "to", 64e9),
+        ("inter_node_bandwidth=200Gbit/s", "to", 25e9),
+        ("inter_node_latency=5us", "to", 5e-6),
+        ("all_reduce_delay_s=2ms", "to", 2e-3),
+        ("memory_bytes=80GiB", "to", 80 * 2**30),
+        ("inter_node_bandwidth=2x", "times", 2.0),
+        ("host_bandwidth=64GB/s", "to", 64e9),
     ],
-)  # fmt: skip
+)
 def test_settings_of_what_if_carry_units(text: str, how: str, value: float) -> None:
     setting = parse_setting(text)
     assert (setting.how, setting.value) == (how, pytest.approx(value))

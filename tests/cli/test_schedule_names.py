@@ -55,9 +55,17 @@ def test_programs_frameworks_and_published_runs_take_them(said: str, meant: str)
     }
     assert len(texts) == 1
     row = {
-        "model": "gpt2-345m", "device": "A100", "num_devices": 8, "tp": 1, "pp": 4, "dp": 2, "global_batch": 16,
-        "micro_batch": 1, "seq_len": 1024, "dtype": "bf16",
-    }  # fmt: skip
+        "model": "gpt2-345m",
+        "device": "A100",
+        "num_devices": 8,
+        "tp": 1,
+        "pp": 4,
+        "dp": 2,
+        "global_batch": 16,
+        "micro_batch": 1,
+        "seq_len": 1024,
+        "dtype": "bf16",
+    }
     assert read_case(row | {"schedule": said}) == read_case(row | {"schedule": meant})
 
 

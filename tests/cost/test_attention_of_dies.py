@@ -59,11 +59,19 @@ def test_longer_queries_cost_their_flops() -> None:
     assert longer_s == pytest.approx(1.25 * equal_s)
 
 
-@pytest.mark.parametrize(("head", "dtype", "pass_", "measured"), [
-    ((128, 128), "bf16", "fwd", 0.78), ((128, 128), "bf16", "bwd", 0.90), ((128, 128), "fp8", "fwd", 0.70),
-    ((128, 128), "fp8", "bwd", 0.83), ((192, 128), "bf16", "fwd", 0.83), ((192, 128), "bf16", "bwd", 0.90),
-    ((192, 128), "fp8", "fwd", 0.74), ((192, 128), "fp8", "bwd", 0.80),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("head", "dtype", "pass_", "measured"),
+    [
+        ((128, 128), "bf16", "fwd", 0.78),
+        ((128, 128), "bf16", "bwd", 0.90),
+        ((128, 128), "fp8", "fwd", 0.70),
+        ((128, 128), "fp8", "bwd", 0.83),
+        ((192, 128), "bf16", "fwd", 0.83),
+        ((192, 128), "bf16", "bwd", 0.90),
+        ((192, 128), "fp8", "fwd", 0.74),
+        ((192, 128), "fp8", "bwd", 0.80),
+    ],
+)
 def test_twice_the_exponentials(
     head: tuple[int, int], dtype: str, pass_: str, measured: float
 ) -> None:

@@ -118,9 +118,14 @@ def test_gradients_of_a_product_add_up_and_cost_a_product_each(
 
 
 @given(
-    name=st.sampled_from(EVERY_DEVICE), dtype=st.sampled_from(DTYPES), op=st.sampled_from(["linear", "bmm"]),
-    m=st.sampled_from(SIDES), n=st.sampled_from(SIDES), k=st.sampled_from(SIDES), batch=st.sampled_from([1, 4]),
-)  # fmt: skip
+    name=st.sampled_from(EVERY_DEVICE),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(["linear", "bmm"]),
+    m=st.sampled_from(SIDES),
+    n=st.sampled_from(SIDES),
+    k=st.sampled_from(SIDES),
+    batch=st.sampled_from([1, 4]),
+)
 @settings(max_examples=50, deadline=None)
 def test_gradients_of_any_large_product(
     model: KernelModel, name: str, dtype: str, op: str, m: int, n: int, k: int, batch: int
@@ -131,9 +136,14 @@ def test_gradients_of_any_large_product(
 
 
 @given(
-    name=st.sampled_from(EVERY_DEVICE), dtype=st.sampled_from(DTYPES), m=st.integers(1, 4096), n=st.integers(1, 4096),
-    k=st.integers(1, 4096), groups=st.integers(1, 16), op=st.sampled_from(["linear", "bmm", "grouped_linear"]),
-)  # fmt: skip
+    name=st.sampled_from(EVERY_DEVICE),
+    dtype=st.sampled_from(DTYPES),
+    m=st.integers(1, 4096),
+    n=st.integers(1, 4096),
+    k=st.integers(1, 4096),
+    groups=st.integers(1, 16),
+    op=st.sampled_from(["linear", "bmm", "grouped_linear"]),
+)
 @settings(max_examples=50, deadline=None)
 def test_gradients_of_small_products_add_up_too(
     model: KernelModel, name: str, dtype: str, m: int, n: int, k: int, groups: int, op: str

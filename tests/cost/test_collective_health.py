@@ -29,8 +29,13 @@ from perfmodel.ops import Collective, CollectiveKind
 
 SIZE = 2.0 ** np.arange(10, 31)
 CLUSTER = catalog.cluster("dgx-a100")
-HEALTHY = {"V100-SXM2-32GB": ("NVLink2", 130e9), "A100-SXM4-80GB": ("NVLink3 NVSwitch", 230e9), "L40S": ("PCIe4", 20e9),
-           "H100-SXM5-80GB": ("NVLink4 NVSwitch", 360e9), "MI300X": ("Infinity Fabric", 310e9)}  # fmt: skip
+HEALTHY = {
+    "V100-SXM2-32GB": ("NVLink2", 130e9),
+    "A100-SXM4-80GB": ("NVLink3 NVSwitch", 230e9),
+    "L40S": ("PCIe4", 20e9),
+    "H100-SXM5-80GB": ("NVLink4 NVSwitch", 360e9),
+    "MI300X": ("Infinity Fabric", 310e9),
+}
 
 
 def log(

@@ -33,8 +33,10 @@ def ops(kind: str, devices: int) -> list[Collective]:
     )
     return [
         Collective(collective=kind, bytes=size, num_ranks=n, ranks_per_node=r, level=int(n > r))
-        for n, r in counts if n <= devices for size in (1e4, 1e7, 1e9)
-    ]  # fmt: skip
+        for n, r in counts
+        if n <= devices
+        for size in (1e4, 1e7, 1e9)
+    ]
 
 
 LOGS = {
@@ -120,9 +122,17 @@ def test_every_shipped_series_is_kept_and_the_report_says_which_are_replaced(tmp
     assert fabric == "all_reduce on A100-SXM4-80GB, NVLink3 inside a node"
     assert "aiconfigurator|A100-SXM4-80GB|NVSwitch-NVLink3|all_reduce|auto|nccl-tests" in names
     rows = pd.DataFrame(
-        {"source": "vtrain", "device": "V100-SXM", "interconnect": "NVLink2", "collective": "all_reduce",
-         "algorithm": "auto", "num_ranks": 4, "ranks_per_node": 4, "bytes": SIZE}
-    )  # fmt: skip
+        {
+            "source": "vtrain",
+            "device": "V100-SXM",
+            "interconnect": "NVLink2",
+            "collective": "all_reduce",
+            "algorithm": "auto",
+            "num_ranks": 4,
+            "ranks_per_node": 4,
+            "bytes": SIZE,
+        }
+    )
     before, after = (CollectiveModel(weights).table_times(rows) for weights in (shipped, merged))
     np.testing.assert_array_equal(before.time_s, after.time_s)
 

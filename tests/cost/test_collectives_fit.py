@@ -69,14 +69,22 @@ def _table(
         frames.append(
             pd.DataFrame(
                 {
-                    "source": "lab", "device": device, "interconnect": "NVLink3 + InfiniBand HDR",
-                    "collective": kind, "algorithm": "auto", "num_ranks": ranks,
-                    "num_nodes": -(-ranks // per_node), "ranks_per_node": per_node, "bytes": size,
-                    "dtype": "fp32", "software": "nccl", "variant": "",
+                    "source": "lab",
+                    "device": device,
+                    "interconnect": "NVLink3 + InfiniBand HDR",
+                    "collective": kind,
+                    "algorithm": "auto",
+                    "num_ranks": ranks,
+                    "num_nodes": -(-ranks // per_node),
+                    "ranks_per_node": per_node,
+                    "bytes": size,
+                    "dtype": "fp32",
+                    "software": "nccl",
+                    "variant": "",
                     "time_us": time_s * 1e6 * np.exp(generator.normal(0, noise, len(size))),
                 }
             )
-        )  # fmt: skip
+        )
     return pd.concat(frames, ignore_index=True)
 
 

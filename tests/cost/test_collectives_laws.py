@@ -32,9 +32,13 @@ def op(
     kind: str, size: float, ranks: int, per_node: int, level: int | None = None, concurrent: int = 1
 ) -> Collective:
     return Collective(
-        collective=kind, bytes=size, num_ranks=ranks, ranks_per_node=min(ranks, per_node),
-        level=int(ranks > per_node) if level is None else level, concurrent=concurrent,
-    )  # fmt: skip
+        collective=kind,
+        bytes=size,
+        num_ranks=ranks,
+        ranks_per_node=min(ranks, per_node),
+        level=int(ranks > per_node) if level is None else level,
+        concurrent=concurrent,
+    )
 
 
 def is_mesh(cluster: Cluster) -> bool:
@@ -277,16 +281,22 @@ def as_row(cluster: Cluster, asked: Collective) -> dict[str, object]:
     """The same question as a row of a table."""
     _, *outside = cluster.levels
     row: dict[str, object] = {
-        "device": cluster.device.name, "collective": asked.collective, "bytes": asked.bytes,
-        "num_ranks": asked.num_ranks, "ranks_per_node": asked.ranks_per_node,
-        "devices_per_node": cluster.devices_per_node, "interconnect": " + ".join(x.name for x in cluster.levels),
+        "device": cluster.device.name,
+        "collective": asked.collective,
+        "bytes": asked.bytes,
+        "num_ranks": asked.num_ranks,
+        "ranks_per_node": asked.ranks_per_node,
+        "devices_per_node": cluster.devices_per_node,
+        "interconnect": " + ".join(x.name for x in cluster.levels),
         "time_us": 1.0,
-    }  # fmt: skip
+    }
     if outside:
         # adapters as wide as the class's, as many as carry the stated bandwidth
         adapter = link_class(outside[0].name, cluster.device.name, True).bandwidth_bytes_per_s
-        row |= {"nics_per_node": outside[0].bandwidth_bytes_per_s * cluster.devices_per_node / adapter,
-                "nic_gbit_per_s": adapter * 8e-9}  # fmt: skip
+        row |= {
+            "nics_per_node": outside[0].bandwidth_bytes_per_s * cluster.devices_per_node / adapter,
+            "nic_gbit_per_s": adapter * 8e-9,
+        }
     return row
 
 
@@ -300,22 +310,28 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
         pytest.skip("a row of a table tells of one node level and one network")
     asked = [
         op(kind, size, ranks, per_node)
-        for kind in KINDS for size in (1e3, 3e5, 1e6, 7e7, 1e9)
+        for kind in KINDS
+        for size in (1e3, 3e5, 1e6, 7e7, 1e9)
         for ranks, per_node in ((2, 2), (2, 1), (4, 4), (8, 4), (64, 4), (64, 1))
         if kind != "send_recv" or ranks == 2
-    ]  # fmt: skip
+    ]
     rows = pd.DataFrame([as_row(cluster, one) for one in asked])
     told = Fabric.of_row(
-        cluster.device.name, str(rows["interconnect"][0]), 4.0, float(rows["nics_per_node"][0]),
-        float(rows["nic_gbit_per_s"][0]), float(cluster.devices_per_node),
-    )  # fmt: skip
+        cluster.device.name,
+        str(rows["interconnect"][0]),
+        4.0,
+        float(rows["nics_per_node"][0]),
+        float(rows["nic_gbit_per_s"][0]),
+        float(cluster.devices_per_node),
+    )
     usual = Cluster(
-        name="usual", device=cluster.device,
+        name="usual",
+        device=cluster.device,
         levels=tuple(
             replace(level, bandwidth_bytes_per_s=x.bandwidth, latency_s=x.link_class.latency_s)
             for level, x in zip(cluster.levels, told.levels, strict=True)
         ),
-    )  # fmt: skip
+    )
     by_op, by_row = model().times(usual, asked), model().table_times(rows)
     np.testing.assert_array_equal(by_op.time_s, by_row.time_s)
     np.testing.assert_array_equal(by_op.lo_s, by_row.lo_s)
@@ -330,8 +346,16 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
 
 
 def test_an_unnamed_network_is_known_by_its_adapters() -> None:
-    row = {"device": "H100-SXM5-80GB", "collective": "all_gather", "bytes": 4e10, "num_ranks": 64, "ranks_per_node": 8,
-           "interconnect": "NVLink4 + some fabric", "time_us": 1.0, "nics_per_node": 8}  # fmt: skip
+    row = {
+        "device": "H100-SXM5-80GB",
+        "collective": "all_gather",
+        "bytes": 4e10,
+        "num_ranks": 64,
+        "ranks_per_node": 8,
+        "interconnect": "NVLink4 + some fabric",
+        "time_us": 1.0,
+        "nics_per_node": 8,
+    }
     slow, fast = (
         model().table_times(pd.DataFrame([row | {"nic_gbit_per_s": g}])).time_s[0]
         for g in (100, 400)

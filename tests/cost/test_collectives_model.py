@@ -19,15 +19,27 @@ PROVENANCE = {"measured", "learned", "analytical", "extrapolated"}
 
 
 def cluster(
-    device: str = "A100-SXM4-80GB", link: str = "NVLink3", link_gb: float = 300, node: int = 8,
-    network: str = "InfiniBand HDR", network_gb: float = 25, latency_us: float = 5,
-) -> Cluster:  # fmt: skip
+    device: str = "A100-SXM4-80GB",
+    link: str = "NVLink3",
+    link_gb: float = 300,
+    node: int = 8,
+    network: str = "InfiniBand HDR",
+    network_gb: float = 25,
+    latency_us: float = 5,
+) -> Cluster:
     """A two-level cluster; bandwidths in GB/s per device."""
     gpu = Device(
-        name=device, vendor="v", architecture="a", memory_bytes=8e10, memory_bandwidth_bytes_per_s=2e12,
-        peak=PeakRates(bf16=3e14), compute_units=108, clock_hz=1.4e9, l2_bytes=4e7,
+        name=device,
+        vendor="v",
+        architecture="a",
+        memory_bytes=8e10,
+        memory_bandwidth_bytes_per_s=2e12,
+        peak=PeakRates(bf16=3e14),
+        compute_units=108,
+        clock_hz=1.4e9,
+        l2_bytes=4e7,
         link_bandwidth_bytes_per_s=link_gb * 1e9,
-    )  # fmt: skip
+    )
     levels = (
         NetworkLevel(name=link, size=node, bandwidth_bytes_per_s=link_gb * 1e9, latency_s=2e-6),
         NetworkLevel(
@@ -42,9 +54,13 @@ def cluster(
 
 def op(kind: str, size: float, ranks: int, per_node: int, concurrent: int = 1) -> Collective:
     return Collective(
-        collective=kind, bytes=size, num_ranks=ranks, ranks_per_node=per_node,
-        level=int(ranks > per_node), concurrent=concurrent,
-    )  # fmt: skip
+        collective=kind,
+        bytes=size,
+        num_ranks=ranks,
+        ranks_per_node=per_node,
+        level=int(ranks > per_node),
+        concurrent=concurrent,
+    )
 
 
 @pytest.fixture(scope="module", name="model")
@@ -189,10 +205,11 @@ def test_more_bytes_or_sharing_never_help_much(kind, size, log_ranks, concurrent
     once, twice, crowded = model.times(
         cluster(),
         [
-            op(kind, size, ranks, per_node), op(kind, 2 * size, ranks, per_node),
+            op(kind, size, ranks, per_node),
+            op(kind, 2 * size, ranks, per_node),
             op(kind, size, ranks, per_node, concurrent),
         ],
-    ).time_s  # fmt: skip
+    ).time_s
     assert twice > 0.85 * once
     assert crowded > 0.9 * once
 
@@ -275,9 +292,17 @@ def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: Collecti
     )
     node = cluster.devices_per_node
     ops = [
-        Collective(collective=kind, bytes=2.0**size, num_ranks=n, ranks_per_node=min(n, node), level=int(n > node))
-        for n in (2, node, 4 * node) if n <= cluster.capacity for size in range(8, 31)
-    ]  # fmt: skip
+        Collective(
+            collective=kind,
+            bytes=2.0**size,
+            num_ranks=n,
+            ranks_per_node=min(n, node),
+            level=int(n > node),
+        )
+        for n in (2, node, 4 * node)
+        if n <= cluster.capacity
+        for size in range(8, 31)
+    ]
     before, after = (CollectiveModel.load().times(one, ops).time_s for one in (cluster, slower))
     assert (after >= before * (1 - 1e-9)).all()
     assert (after <= 2 * before * (1 + 1e-9)).all()

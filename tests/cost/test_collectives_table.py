@@ -122,12 +122,19 @@ def test_a_network_without_a_name_is_told_by_its_adapters():
 
 def test_published_bus_bandwidths_as_a_table():
     table = published_collectives(
-        pd.DataFrame({
-            "id": ["a-centre", "a-95th", "a-5th", "b"], "device": "V100-SXM2-32GB", "n_devices": 16, "n_nodes": 4,
-            "link": "Omni-Path 4 links per node", "collective": ["all_reduce"] * 3 + ["all_gather"],
-            "size_bytes": 1.6e9, "busbw_GBps": 10.0,
-        })
-    )  # fmt: skip
+        pd.DataFrame(
+            {
+                "id": ["a-centre", "a-95th", "a-5th", "b"],
+                "device": "V100-SXM2-32GB",
+                "n_devices": 16,
+                "n_nodes": 4,
+                "link": "Omni-Path 4 links per node",
+                "collective": ["all_reduce"] * 3 + ["all_gather"],
+                "size_bytes": 1.6e9,
+                "busbw_GBps": 10.0,
+            }
+        )
+    )
     assert table["variant"].tolist() == ["a-centre", "b"]
     np.testing.assert_allclose(table["time_us"], [2 * 15e8 / 10e3, 15e8 / 10e3])
     assert set(table["nics_per_node"]) == {4}
@@ -164,10 +171,19 @@ def test_rank_counts_between_others_are_the_ones_left_out():
 
 def _exchange(tokens: np.ndarray, device: str = "H100-SXM-80GB", **more) -> pd.DataFrame:
     base = {
-        "software": "deepep", "device": device, "interconnect": "NVSwitch-NVLink4",
-        "collective": "moe_dispatch", "mode": "normal", "num_nodes": 1, "tokens": tokens, "hidden": 7168,
-        "topk": 8, "experts": 256, "sms": 24, "time_us": 1.0,
-    }  # fmt: skip
+        "software": "deepep",
+        "device": device,
+        "interconnect": "NVSwitch-NVLink4",
+        "collective": "moe_dispatch",
+        "mode": "normal",
+        "num_nodes": 1,
+        "tokens": tokens,
+        "hidden": 7168,
+        "topk": 8,
+        "experts": 256,
+        "sms": 24,
+        "time_us": 1.0,
+    }
     return pd.DataFrame(base | more)
 
 

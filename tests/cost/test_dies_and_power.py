@@ -23,13 +23,22 @@ products = st.builds(
     dtype=st.just("bf16"),
 )
 attentions = st.builds(
-    Attention, batch=st.just(1), heads=st.sampled_from([8, 32]), kv_heads=st.just(8), seq_q=st.just(4096),
-    seq_kv=st.just(4096), head_dim=st.sampled_from([64, 128, 192]), pass_=st.sampled_from(["fwd", "bwd"]),
-)  # fmt: skip
+    Attention,
+    batch=st.just(1),
+    heads=st.sampled_from([8, 32]),
+    kv_heads=st.just(8),
+    seq_q=st.just(4096),
+    seq_kv=st.just(4096),
+    head_dim=st.sampled_from([64, 128, 192]),
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)
 rowwise = st.builds(
-    MemoryBound, op=st.sampled_from(["layer_norm", "gelu", "rope", "add", "quantize_fp8_static"]),
-    rows=sizes, hidden=sizes, pass_=st.sampled_from(["fwd", "bwd"]),
-)  # fmt: skip
+    MemoryBound,
+    op=st.sampled_from(["layer_norm", "gelu", "rope", "add", "quantize_fp8_static"]),
+    rows=sizes,
+    hidden=sizes,
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)
 kernels = st.lists(st.one_of(products, attentions, rowwise), min_size=1, max_size=8)
 
 
@@ -113,14 +122,21 @@ def test_what_is_not_known_to_be_limited_is_not() -> None:
     assert sustained_seconds(a100, others).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("name", "power_w", "dtype", "size", "measured"), [
-    ("A100-SXM4-80GB", None, "bf16", 8192, 257e12),
-    ("H200", None, "fp8", 8192, 1269e12), ("H200", None, "fp8", 16384, 1305e12),
-    ("GB200", None, "fp8", 8192, 2782e12), ("GB200", None, "fp8", 16384, 2820e12),
-    ("GB300", None, "fp8", 8192, 3286e12), ("GB300", None, "fp8", 16384, 3309e12),
-    ("GB300", 500.0, "bf16", 8192, 617e12),
-    ("MI300X", None, "bf16", 8192, 668e12), ("MI325X", None, "bf16", 8192, 785e12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "power_w", "dtype", "size", "measured"),
+    [
+        ("A100-SXM4-80GB", None, "bf16", 8192, 257e12),
+        ("H200", None, "fp8", 8192, 1269e12),
+        ("H200", None, "fp8", 16384, 1305e12),
+        ("GB200", None, "fp8", 8192, 2782e12),
+        ("GB200", None, "fp8", 16384, 2820e12),
+        ("GB300", None, "fp8", 8192, 3286e12),
+        ("GB300", None, "fp8", 16384, 3309e12),
+        ("GB300", 500.0, "bf16", 8192, 617e12),
+        ("MI300X", None, "bf16", 8192, 668e12),
+        ("MI325X", None, "bf16", 8192, 785e12),
+    ],
+)
 def test_published_rates_under_load(
     name: str, power_w: float | None, dtype: str, size: int, measured: float
 ) -> None:

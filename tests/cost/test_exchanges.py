@@ -30,8 +30,15 @@ def model() -> CollectiveModel:
 def exchanged_s(
     machine: Cluster, n_bytes: float, ranks: int, per_node: int, exchange: Exchange | None, **more
 ) -> float:
-    op = Collective(collective="all_to_all", bytes=n_bytes, num_ranks=ranks, ranks_per_node=min(ranks, per_node),
-                    level=int(ranks > per_node), exchange=exchange, **more)  # fmt: skip
+    op = Collective(
+        collective="all_to_all",
+        bytes=n_bytes,
+        num_ranks=ranks,
+        ranks_per_node=min(ranks, per_node),
+        level=int(ranks > per_node),
+        exchange=exchange,
+        **more,
+    )
     return model().times(machine, [op]).time_s.item()
 
 
@@ -127,8 +134,13 @@ def test_rates_lie_within_what_was_published(parties, way):
 def test_rates_that_rise_with_the_parties_are_refused():
     for parties, rates in (((8, 16), (1.0, 2.0)), ((16, 8), (2.0, 1.0)), ((8, 16), (1.0,))):
         with pytest.raises(PerfModelError, match="NVLink9"):
-            ExchangeRates(link="NVLink9", link_gb_per_s=900.0, parties=parties, dispatch_gb_per_s=rates,
-                          combine_gb_per_s=rates)  # fmt: skip
+            ExchangeRates(
+                link="NVLink9",
+                link_gb_per_s=900.0,
+                parties=parties,
+                dispatch_gb_per_s=rates,
+                combine_gb_per_s=rates,
+            )
 
 
 def test_the_model_of_tables_of_exchanges_prices_no_exchange_of_a_step() -> None:

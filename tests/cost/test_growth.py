@@ -119,11 +119,13 @@ def unit(every: MonotoneGrid) -> EventTimes:
 
 
 OPS = (
-    Gemm(m=384, n=4096, k=1024), Gemm(m=4096, n=1024, k=512, pass_="wgrad", accumulate=True),
-    Gemm(op="bmm", m=512, n=512, k=64, batch=16), Gemm(op="grouped_linear", m=256, n=2048, k=1024, groups=4),
+    Gemm(m=384, n=4096, k=1024),
+    Gemm(m=4096, n=1024, k=512, pass_="wgrad", accumulate=True),
+    Gemm(op="bmm", m=512, n=512, k=64, batch=16),
+    Gemm(op="grouped_linear", m=256, n=2048, k=1024, groups=4),
     Gemm(op="grouped_linear", m=2, n=1408, k=704, groups=64),
     Attention(batch=2, heads=16, kv_heads=16, seq_q=1024, seq_kv=1024, head_dim=64),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100-SXM4-80GB", "TPU-v4"])
@@ -175,9 +177,17 @@ def test_attention_of_any_sizes_is_among_those_it_is_compared_with(
 
 @pytest.mark.parametrize("side", ["n", "k"])
 @pytest.mark.parametrize(
-    ("device", "dtype"), [("P100-SXM2-16GB", "fp64"), ("A100-SXM4-80GB", "fp64"), ("A100-SXM4-80GB", "tf32"),
-                          ("P4", "fp32"), ("T4", "fp32"), ("P100-SXM2-16GB", "fp32"), ("P4", "int8")],
-)  # fmt: skip
+    ("device", "dtype"),
+    [
+        ("P100-SXM2-16GB", "fp64"),
+        ("A100-SXM4-80GB", "fp64"),
+        ("A100-SXM4-80GB", "tf32"),
+        ("P4", "fp32"),
+        ("T4", "fp32"),
+        ("P100-SXM2-16GB", "fp32"),
+        ("P4", "int8"),
+    ],
+)
 def test_a_product_of_half_the_columns_takes_half_as_long_at_least(
     side: str, device: str, dtype: str
 ) -> None:

@@ -18,8 +18,16 @@ def times(*ops: Op, stored_bytes: float = 2.0) -> EventTimes:
 
 
 def latent(batch: int, tokens: int, heads: int = 128) -> Attention:
-    return Attention(batch=batch, heads=heads, kv_heads=1, seq_q=1, seq_kv=tokens, head_dim=576, head_dim_v=512,
-                     phase=LATENT_DECODE)  # fmt: skip
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=1,
+        seq_q=1,
+        seq_kv=tokens,
+        head_dim=576,
+        head_dim_v=512,
+        phase=LATENT_DECODE,
+    )
 
 
 def test_compressed_cache_is_read_once_for_all_heads():

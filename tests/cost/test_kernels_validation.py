@@ -12,9 +12,17 @@ from perfmodel.validation import validate_kernels
 
 def table(**columns: object) -> pd.DataFrame:
     base = {
-        "source": "lab", "device": "H100", "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": [512, 1024],
-        "n": 4096, "k": 4096, "pass": "fwd", "time_us": [30.0, 55.0],
-    }  # fmt: skip
+        "source": "lab",
+        "device": "H100",
+        "op_family": "gemm",
+        "op": "linear",
+        "dtype": "bf16",
+        "m": [512, 1024],
+        "n": 4096,
+        "k": 4096,
+        "pass": "fwd",
+        "time_us": [30.0, 55.0],
+    }
     return pd.DataFrame({**base, **columns})
 
 
@@ -35,8 +43,12 @@ def test_report_and_predictions(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_priced_are_counted(tmp_path: Path) -> None:
     parts = [
-        table(), table(device="Abacus"), table(dtype="fp13"), table(op_family="rnn"), table(m=[np.nan, np.nan]),
-    ]  # fmt: skip
+        table(),
+        table(device="Abacus"),
+        table(dtype="fp13"),
+        table(op_family="rnn"),
+        table(m=[np.nan, np.nan]),
+    ]
     path, out = tmp_path / "gemm.csv.gz", tmp_path / "predictions.csv"
     pd.concat(parts).to_csv(path, index=False)
     report = validate_kernels([path], None, out)
@@ -48,11 +60,20 @@ def test_rows_that_cannot_be_priced_are_counted(tmp_path: Path) -> None:
 
 
 def test_collectives_that_their_table_marks_count_or_not(tmp_path: Path) -> None:
-    rows = pd.DataFrame({
-        "source": "lab", "device": "H100", "collective": "all_reduce", "num_ranks": 8, "num_nodes": 1,
-        "interconnect": "NVLink4", "bytes": 1 << 26, "time_us": 400.0, "check": ["", "degraded_fabric", ""],
-        "in_place": [0, 0, 1],
-    })  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "source": "lab",
+            "device": "H100",
+            "collective": "all_reduce",
+            "num_ranks": 8,
+            "num_nodes": 1,
+            "interconnect": "NVLink4",
+            "bytes": 1 << 26,
+            "time_us": 400.0,
+            "check": ["", "degraded_fabric", ""],
+            "in_place": [0, 0, 1],
+        }
+    )
     rows.to_csv(tmp_path / "nccl.csv", index=False)
     n = [
         validate_kernels([tmp_path / "nccl.csv"], marked=marked)["all"]["n"]

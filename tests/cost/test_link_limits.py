@@ -156,13 +156,22 @@ def logs(draw: st.DrawFn) -> pd.DataFrame:
     noise = np.random.default_rng(draw(st.integers(0, 99))).normal(0, 0.05, len(size))
     return pd.DataFrame(
         {
-            "source": "log", "device": draw(st.sampled_from(["A100-SXM4-80GB", "H100-SXM5-80GB", "L40S", "toaster"])),
-            "interconnect": draw(st.sampled_from(LINKS)), "collective": draw(st.sampled_from(KINDS)),
-            "algorithm": draw(st.sampled_from(["auto", "ring"])), "num_ranks": ranks, "ranks_per_node": per_node,
-            "bytes": size, "dtype": "fp32", "software": "nccl", "variant": "",
+            "source": "log",
+            "device": draw(
+                st.sampled_from(["A100-SXM4-80GB", "H100-SXM5-80GB", "L40S", "toaster"])
+            ),
+            "interconnect": draw(st.sampled_from(LINKS)),
+            "collective": draw(st.sampled_from(KINDS)),
+            "algorithm": draw(st.sampled_from(["auto", "ring"])),
+            "num_ranks": ranks,
+            "ranks_per_node": per_node,
+            "bytes": size,
+            "dtype": "fp32",
+            "software": "nccl",
+            "variant": "",
             "time_us": 1e6 * (launch_s + size / rate) * np.exp(noise),
         }
-    )  # fmt: skip
+    )
 
 
 @settings(
@@ -184,9 +193,15 @@ def test_the_log_that_gave_nine_times_the_link(tmp_path) -> None:
     TB/s."""
     size = 2.0 ** np.arange(10, 31)
     log = pd.DataFrame(
-        {"device": "A100-SXM4-80GB", "collective": "all_reduce", "num_ranks": 8, "ranks_per_node": 8, "bytes": size,
-         "time_us": 20 + 1.75e6 * size / 230e9}
-    )  # fmt: skip
+        {
+            "device": "A100-SXM4-80GB",
+            "collective": "all_reduce",
+            "num_ranks": 8,
+            "ranks_per_node": 8,
+            "bytes": size,
+            "time_us": 20 + 1.75e6 * size / 230e9,
+        }
+    )
     with pytest.raises(TableError, match="does not name a known link"):
         fit_collectives([log], tmp_path)
     fit_calibration(log.assign(interconnect="NVLink3 NVSwitch"), tmp_path)

@@ -20,10 +20,16 @@ ELEMENT_WISE = (
 )
 
 
-@pytest.mark.parametrize(("name", "pass_", "rows", "hidden", "measured_us"), [
-    ("H200-SXM-141GB", "fwd", 16_384, 4096, 72.0), ("H200-SXM-141GB", "bwd", 8192, 8192, 114.0),
-    ("GB200", "fwd", 8192, 8192, 45.0), ("GB200", "bwd", 8192, 8192, 77.0), ("GB200", "fwd", 2048, 4096, 9.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "pass_", "rows", "hidden", "measured_us"),
+    [
+        ("H200-SXM-141GB", "fwd", 16_384, 4096, 72.0),
+        ("H200-SXM-141GB", "bwd", 8192, 8192, 114.0),
+        ("GB200", "fwd", 8192, 8192, 45.0),
+        ("GB200", "bwd", 8192, 8192, 77.0),
+        ("GB200", "fwd", 2048, 4096, 9.0),
+    ],
+)
 def test_fused_norms(name: str, pass_: Pass, rows: int, hidden: int, measured_us: float) -> None:
     """cuDNN's RMS norms (NVIDIA/cudnn-frontend 1.19.0, benchmark/norms); a layer norm moves as
     much."""
@@ -45,9 +51,12 @@ def test_backward_of_norms_depends_on_whose_it_is() -> None:
         "n_inputs": 1,
     }
     softwares = ("cudnn;cudnn-1.19.0", "torch_compile;cudnn-1.19.0", "pytorch;cudnn-1.19.0")
-    table = pd.DataFrame([
-        row | {"source": "lab", "software": s, "device": "GB200", "pass": "bwd", "time_us": 1.0} for s in softwares
-    ])  # fmt: skip
+    table = pd.DataFrame(
+        [
+            row | {"source": "lab", "software": s, "device": "GB200", "pass": "bwd", "time_us": 1.0}
+            for s in softwares
+        ]
+    )
     times_s = KernelModel.load().table_times(table).time_s
     assert times_s == pytest.approx([77e-6, 163e-6, 177e-6], rel=0.2)
 

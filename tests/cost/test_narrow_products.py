@@ -28,10 +28,16 @@ def alone_s(at: Device, ops: list[Gemm]) -> np.ndarray:
     return KernelModel.load().times(at, ops).time_s
 
 
-@pytest.mark.parametrize(("name", "dtype", "measured_ms"), [
-    ("B300", "bf16", 13.102), ("B300", "fp8", 6.812), ("B300", "fp4", 3.764),
-    ("H200-NVL-141GB", "bf16", 31.968), ("H200-NVL-141GB", "fp8", 16.785),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype", "measured_ms"),
+    [
+        ("B300", "bf16", 13.102),
+        ("B300", "fp8", 6.812),
+        ("B300", "fp4", 3.764),
+        ("H200-NVL-141GB", "bf16", 31.968),
+        ("H200-NVL-141GB", "fp8", 16.785),
+    ],
+)
 def test_products_of_a_layer_slow_down_to_the_limit(
     name: str, dtype: str, measured_ms: float
 ) -> None:
@@ -58,10 +64,18 @@ def test_rows_of_a_source_hold_what_it_timed() -> None:
         "k": 8192,
         "pass": "fwd",
     }
-    table = pd.DataFrame([
-        row | {"source": "aiconfigurator", "software": "trtllm-1.3.0rc20", "device": name, "time_us": 1.0}
-        for name in ("H100", "B300", "GB300")
-    ])  # fmt: skip
+    table = pd.DataFrame(
+        [
+            row
+            | {
+                "source": "aiconfigurator",
+                "software": "trtllm-1.3.0rc20",
+                "device": name,
+                "time_us": 1.0,
+            }
+            for name in ("H100", "B300", "GB300")
+        ]
+    )
     timed_s = KernelModel.load().table_times(table).time_s
     product_s = np.concatenate([alone_s(device(name), [op]) for name in table["device"]])
     assert (product_s < timed_s).all()

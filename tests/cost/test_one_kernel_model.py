@@ -114,9 +114,10 @@ def test_rows_of_a_measured_source_are_that_software(
         validated, _ = both(model, name, [op], source=source, software=software)
         predicted = fresh(model).times(device(name), [op], software=f"{source}/{software}")
         for of_row, of_prediction in zip(
-            (validated.time_s, validated.lo_s, validated.hi_s), (predicted.time_s, predicted.lo_s, predicted.hi_s),
+            (validated.time_s, validated.lo_s, validated.hi_s),
+            (predicted.time_s, predicted.lo_s, predicted.hi_s),
             strict=True,
-        ):  # fmt: skip
+        ):
             # processors add in orders of their own
             np.testing.assert_allclose(of_row[0], of_prediction[0], rtol=1e-12)
 

@@ -41,9 +41,13 @@ def emulation(
         *arguments,
     )
     return Emulation(
-        command=command, world_size=world_size, real_ranks=real, prices=PRICES, ranks_per_node=8,
+        command=command,
+        world_size=world_size,
+        real_ranks=real,
+        prices=PRICES,
+        ranks_per_node=8,
         **{"timeout_s": 300.0, **more},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("real", [pytest.param((3,), marks=pytest.mark.slow), (0, 2)])
@@ -82,10 +86,12 @@ def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:
     offered = {name for name in vars(dist.ProcessGroup) if not name.startswith("_")} - {*harmless}
     assert offered <= {*vars(EmulatedGroup)}
     for before, now in (
-        ("_allgather_base", "all_gather_single"), ("_reduce_scatter_base", "reduce_scatter_single"),
-        ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), ("alltoall_base", "all_to_all_single"),
+        ("_allgather_base", "all_gather_single"),
+        ("_reduce_scatter_base", "reduce_scatter_single"),
+        ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+        ("alltoall_base", "all_to_all_single"),
         ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
-    ):  # fmt: skip
+    ):
         assert getattr(EmulatedGroup, before) is getattr(EmulatedGroup, now)
 
 

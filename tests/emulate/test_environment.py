@@ -160,13 +160,21 @@ def test_every_kind_takes_longer_by_its_own_delay(
 
 @pytest.mark.parametrize(
     "asked",
-    [*({"delays_s": {"all_reduce": bad}} for bad in (-1e-3, float("nan"), float("inf"))), {"delays_s": {"send": 1.0}},
-     {"delays_s": {"all_reduced": 1.0}}, {"swept": "all_gather", "sweep_s": (0.0, float("nan"))},
-     {"swept": "all_gather", "sweep_s": ()}, {"swept": "all_gather", "sweep_s": (0.0,), "sweep_every": 0},
-     {"straggler": 0.0}, {"straggler": float("nan")}, {"straggler": float("inf")}, {"jitter": -0.1},
-     {"jitter": float("nan")}],
+    [
+        *({"delays_s": {"all_reduce": bad}} for bad in (-1e-3, float("nan"), float("inf"))),
+        {"delays_s": {"send": 1.0}},
+        {"delays_s": {"all_reduced": 1.0}},
+        {"swept": "all_gather", "sweep_s": (0.0, float("nan"))},
+        {"swept": "all_gather", "sweep_s": ()},
+        {"swept": "all_gather", "sweep_s": (0.0,), "sweep_every": 0},
+        {"straggler": 0.0},
+        {"straggler": float("nan")},
+        {"straggler": float("inf")},
+        {"jitter": -0.1},
+        {"jitter": float("nan")},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_impossible_what_ifs_are_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(PerfModelError):
         orders(**asked)

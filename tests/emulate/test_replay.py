@@ -48,17 +48,22 @@ def overlapped(
             calls.append([values[name] for name in COLLECTIVE_COLUMNS])
         done_s = max(FORWARD_S + BACKWARD_S, free_s)
         for name, moment_s, work_s in (
-            ("backward", FORWARD_S, FORWARD_S), ("backward_end", done_s, FORWARD_S + BACKWARD_S),
+            ("backward", FORWARD_S, FORWARD_S),
+            ("backward_end", done_s, FORWARD_S + BACKWARD_S),
             ("optimizer", done_s, FORWARD_S + BACKWARD_S),
             ("iteration_end", done_s + OPTIMIZER_S, FORWARD_S + BACKWARD_S + OPTIMIZER_S),
-        ):  # fmt: skip
+        ):
             marks.append((name, now_s + moment_s, thread_s + work_s, thread_s + work_s))
         now_s += done_s + OPTIMIZER_S
         thread_s += FORWARD_S + BACKWARD_S + OPTIMIZER_S
     return RankRun(
-        0, 2, pd.DataFrame(calls, columns=list(COLLECTIVE_COLUMNS)),
-        pd.DataFrame(marks, columns=["name", "wall_s", "thread_s", "process_s"]), 200, 100,
-    )  # fmt: skip
+        0,
+        2,
+        pd.DataFrame(calls, columns=list(COLLECTIVE_COLUMNS)),
+        pd.DataFrame(marks, columns=["name", "wall_s", "thread_s", "process_s"]),
+        200,
+        100,
+    )
 
 
 def closed_form_s(delay_s: float) -> float:

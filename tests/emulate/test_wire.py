@@ -25,9 +25,11 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "elsewhere", "python3", "-m", "perfmodel.e
 
 def emulation(script: str, *arguments: str, **more) -> Emulation:
     return Emulation(
-        command=(sys.executable, str(SCRIPTS / script), *arguments), timeout_s=300.0, quiet=True,
+        command=(sys.executable, str(SCRIPTS / script), *arguments),
+        timeout_s=300.0,
+        quiet=True,
         **{"world_size": 6, "wire": Network(LATENCY_S), **more},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,17 @@ def run():
 
 def test_every_collective_is_answered_on_the_wire(run) -> None:
     calls = run.collectives()
-    assert {*calls.kind} == {"all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-                             "send_recv", "barrier"}  # fmt: skip
+    assert {*calls.kind} == {
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send_recv",
+        "barrier",
+    }
     assert run.peer is not None
     # a ring of six passes five sixths of 4 MiB twice in each direction
     assert calls.bytes.max() == pytest.approx(2 * 5 / 6 * (1 << 22), rel=0.01)

@@ -19,10 +19,18 @@ def bus_factor(test: str, ranks: int) -> float:
 
 
 def nccl_text(
-    rows: dict[int, Timing], test: str = "all_reduce", ranks: int = 8, nodes: int = 1, *, layout: str = "new",
-    dtype: str = "float", units: str = "(us)", wrong: int = 0, footer: bool = True,
+    rows: dict[int, Timing],
+    test: str = "all_reduce",
+    ranks: int = 8,
+    nodes: int = 1,
+    *,
+    layout: str = "new",
+    dtype: str = "float",
+    units: str = "(us)",
+    wrong: int = 0,
+    footer: bool = True,
     named: bool = True,
-) -> str:  # fmt: skip
+) -> str:
     """The printed table (util.cu and common.cu of nccl-tests); `layout` new, per-iteration or old
     (2019)."""
     per_node = ranks // nodes
@@ -35,13 +43,17 @@ def nccl_text(
     lines += [
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
         "validation: 1 graph: 0",
-        "#", "# Using devices",
-        *(f"#  Rank {r:2d}{group} Pid {100 + r:6d} on {SECRETS[0]}-{r // per_node} device {r % per_node:2d} "
-          "[0000:07:00] NVIDIA A100-SXM4-80GB" for r in range(ranks)),
+        "#",
+        "# Using devices",
+        *(
+            f"#  Rank {r:2d}{group} Pid {100 + r:6d} on {SECRETS[0]}-{r // per_node} device {r % per_node:2d} "
+            "[0000:07:00] NVIDIA A100-SXM4-80GB"
+            for r in range(ranks)
+        ),
         f"{SECRETS[0]}:100:100 [0] NCCL INFO NCCL_ALGO set by environment to Ring.",
         f"{SECRETS[0]}:100:100 [0] NCCL INFO NCCL_TOPO_FILE set by environment to {SECRETS[1]}/topo.xml",
         "#",
-    ]  # fmt: skip
+    ]
     block = {
         "new": (["time", "algbw", "busbw", "#wrong"], [units, "(GB/s)", "(GB/s)", ""]),
         "old": (["time", "algbw", "busbw", "error"], [units, "(GB/s)", "(GB/s)", ""]),
@@ -211,8 +223,14 @@ def kineto_json(
             **{"External id": 900},
         )
         strides = {"Input Strides": [[1, 32], [16, 1]]}
-        launch("aten::mm", [("sm90_gemm", 150.0)], at + 80, at + 300,
-               **{"Input Dims": [[32, 64], [64, 16]], "Input type": ["c10::BFloat16"] * 2}, **strides)  # fmt: skip
+        launch(
+            "aten::mm",
+            [("sm90_gemm", 150.0)],
+            at + 80,
+            at + 300,
+            **{"Input Dims": [[32, 64], [64, 16]], "Input type": ["c10::BFloat16"] * 2},
+            **strides,
+        )
         event(
             "kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", at + 500 - late_us, 100.0 + 50 * rank, 20,
             correlation=99, device=rank, stream=20,
@@ -332,12 +350,23 @@ def gpu_xspace(start_ps: int = 5_000_000, duration_ps: int = 7_000_000) -> bytes
         return message((1, name), (2, "parameter"), (3, shape(16, *dims)), (35, number))
 
     dot = message(
-        (1, "dot.3"), (2, "dot"), (3, shape(16, 4, 64, 32)), (35, 3), (36, 1), (36, 2),
+        (1, "dot.3"),
+        (2, "dot"),
+        (3, shape(16, 4, 64, 32)),
+        (35, 3),
+        (36, 1),
+        (36, 2),
         (30, message((1, 2), (2, 1), (3, 0), (4, 0))),
-    )  # fmt: skip
+    )
     groups = message((1, b"\0\1\2\3")), message((1, b"\4\5\6\7"))
-    reduce = message((1, "all-reduce.4"), (2, "all-reduce"), (3, shape(16, 4, 64, 32)), (35, 4), (36, 3),
-                     *((49, group) for group in groups))  # fmt: skip
+    reduce = message(
+        (1, "all-reduce.4"),
+        (2, "all-reduce"),
+        (3, shape(16, 4, 64, 32)),
+        (35, 4),
+        (36, 3),
+        *((49, group) for group in groups),
+    )
     computation = message(
         (1, "main"),
         (2, operand(1, "a", 4, 64, 16)),

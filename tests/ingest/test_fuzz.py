@@ -181,9 +181,17 @@ def test_garbage(format: str, tmp_path: Path, content: bytes) -> None:
 
 
 ODD_VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=5),
-    st.builds(list), st.builds(dict), st.builds(lambda: [[1, [2]]]), st.just("1e400"), st.just("us"),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(),
+    st.text(max_size=5),
+    st.builds(list),
+    st.builds(dict),
+    st.builds(lambda: [[1, [2]]]),
+    st.just("1e400"),
+    st.just("us"),
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

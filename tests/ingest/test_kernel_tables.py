@@ -26,16 +26,29 @@ def clean(**columns: object) -> pd.DataFrame:
 
 
 def test_what_is_clean_stays_as_it_is():
-    once = clean(source="llmservingsim", software="vllm", op_family="attention", phase="decode", batch=4, seq_q=1,
-                 seq_kv=64)  # fmt: skip
+    once = clean(
+        source="llmservingsim",
+        software="vllm",
+        op_family="attention",
+        phase="decode",
+        batch=4,
+        seq_q=1,
+        seq_kv=64,
+    )
     assert once["seq_kv"].tolist() == [17]
     assert clean_kernels(once) is once
 
 
-@pytest.mark.parametrize(("source", "device", "dtype"), [
-    ("sailor_aceso", "A100-SXM4-80GB", "tf32"), ("sailor_aceso", "V100-SXM2-16GB", "fp32"), ("lab", "L4", "fp32"),
-    ("sailor_aceso", "MI250", "fp32"), ("sailor_aceso", "Abacus", "fp32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "device", "dtype"),
+    [
+        ("sailor_aceso", "A100-SXM4-80GB", "tf32"),
+        ("sailor_aceso", "V100-SXM2-16GB", "fp32"),
+        ("lab", "L4", "fp32"),
+        ("sailor_aceso", "MI250", "fp32"),
+        ("sailor_aceso", "Abacus", "fp32"),
+    ],
+)
 def test_products_in_tf32_are_called_so(source: str, device: str, dtype: str):
     assert clean(source=source, device=device)["dtype"].tolist() == [dtype]
 

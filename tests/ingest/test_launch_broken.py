@@ -52,11 +52,15 @@ BROKEN = {
 @pytest.mark.parametrize(
     ("name", "was", "becomes", "key"),
     [
-        ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 1, "train_batch_size": 256,',
-         "train_batch_size"),
+        (
+            "deepspeed_zero3.json",
+            '"train_batch_size": 256,',
+            '"train_batch_size": 1, "train_batch_size": 256,',
+            "train_batch_size",
+        ),
         ("nanotron_3d.yaml", "  dp: 4\n", "  dp: 2\n  dp: 4\n", "parallelism.dp"),
     ],
-)  # fmt: skip
+)
 def test_of_a_key_that_is_given_twice_the_last_counts(
     name: str, was: str, becomes: str, key: str, tmp_path: Path
 ) -> None:

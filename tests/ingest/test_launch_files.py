@@ -177,11 +177,20 @@ def test_what_is_unsaid_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "was", "becomes", "said"),
     [
-        ("maxtext_tpu.yml", "remat_policy: full", "remat_policy: save_qkv_proj",
-         "remat_policy save_qkv_proj is predicted as recompute=full"),
-        ("deepspeed_offload.json", '"cpu"', '"nvme"', "states on NVMe are predicted as if they were in host memory"),
+        (
+            "maxtext_tpu.yml",
+            "remat_policy: full",
+            "remat_policy: save_qkv_proj",
+            "remat_policy save_qkv_proj is predicted as recompute=full",
+        ),
+        (
+            "deepspeed_offload.json",
+            '"cpu"',
+            '"nvme"',
+            "states on NVMe are predicted as if they were in host memory",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_read_only_nearly_is_said(name: str, was: str, becomes: str, said: str) -> None:
     text = (FILES / name).read_text()
     assert was in text
@@ -498,11 +507,14 @@ def test_dispatch_of_tokens_is_read(
 @pytest.mark.parametrize(
     ("arguments", "graphs"),
     [
-        ("", None), ("--enable-cuda-graph", "layers"), ("--external-cuda-graph", "layers"),
-        ("--cuda-graph-impl none", "none"), ("--cuda-graph-impl transformer_engine", "layers"),
+        ("", None),
+        ("--enable-cuda-graph", "layers"),
+        ("--external-cuda-graph", "layers"),
+        ("--cuda-graph-impl none", "none"),
+        ("--cuda-graph-impl transformer_engine", "layers"),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "step"),
     ],
-)  # fmt: skip
+)
 def test_cuda_graphs_are_read(arguments: str, graphs: str | None) -> None:
     text = f"pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 {arguments}\n"
     assert parse_launch(text, "run.sh", devices=8).job_fields.get("cuda_graphs") == graphs
@@ -555,9 +567,13 @@ def test_a_module_that_megatron_does_not_have_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "grad_dtype"),
-    [("--fp16", "fp16"), ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp32"), ("--bf16", "fp32"),
-     ("--bf16 --grad-reduce-in-bf16", "bf16")],
-)  # fmt: skip
+    [
+        ("--fp16", "fp16"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp32"),
+        ("--bf16", "fp32"),
+        ("--bf16 --grad-reduce-in-bf16", "bf16"),
+    ],
+)
 def test_element_types_of_megatron_s_gradients_are_read(arguments: str, grad_dtype: str) -> None:
     said = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --micro-batch-size 1"
     text = f"{said} --max-position-embeddings 512 --global-batch-size 8 {arguments}"
@@ -569,8 +585,15 @@ def test_element_types_of_megatron_s_gradients_are_read(arguments: str, grad_dty
 
 
 def test_further_tokens_and_modules_come_back_as_they_were_written() -> None:
-    model, job = pm.model("deepseek-v3-mtp"), pm.problem("deepseek-v3-mtp", "dgx-h100", global_batch=64, job={
-        "recompute_modules": ("core_attn", "mla_up_proj"), "optimizer": "muon"}).job  # fmt: skip
+    model, job = (
+        pm.model("deepseek-v3-mtp"),
+        pm.problem(
+            "deepseek-v3-mtp",
+            "dgx-h100",
+            global_batch=64,
+            job={"recompute_modules": ("core_attn", "mla_up_proj"), "optimizer": "muon"},
+        ).job,
+    )
     layout = pm.Layout.parse("pp=8,dp=8,ep=8,zero=1,recompute=selective,sequence_parallel=true")
     text = export_launch(layout, "megatron-core", model=model, job=job)
     assert "--mtp-num-layers 1" in text

@@ -154,16 +154,23 @@ def any_layout(draw: st.DrawFn) -> Layout:
     pp = draw(st.sampled_from((1, 2, 4)))
     try:
         return Layout(
-            tp=draw(st.sampled_from((1, 2, 3, 8))), pp=pp, dp=draw(st.integers(1, 6)), cp=draw(st.integers(1, 2)),
-            ep=draw(st.sampled_from((1, 2))), vpp=draw(st.sampled_from((1, 2))) if pp > 1 else 1,
-            micro_batch=draw(st.integers(1, 4)), zero=draw(st.integers(0, 3)),
+            tp=draw(st.sampled_from((1, 2, 3, 8))),
+            pp=pp,
+            dp=draw(st.integers(1, 6)),
+            cp=draw(st.integers(1, 2)),
+            ep=draw(st.sampled_from((1, 2))),
+            vpp=draw(st.sampled_from((1, 2))) if pp > 1 else 1,
+            micro_batch=draw(st.integers(1, 4)),
+            zero=draw(st.integers(0, 3)),
             schedule=draw(st.sampled_from(("1f1b", "gpipe", "zb-h1", "chimera", "interleaved"))),
-            recompute=draw(st.sampled_from(("none", "selective", "full"))), offload=draw(st.booleans()),
-            offload_layers=draw(st.sampled_from((0, 0, 2))), order=draw(st.sampled_from(ORDERS)),
+            recompute=draw(st.sampled_from(("none", "selective", "full"))),
+            offload=draw(st.booleans()),
+            offload_layers=draw(st.sampled_from((0, 0, 2))),
+            order=draw(st.sampled_from(ORDERS)),
             partition=draw(st.sampled_from((None, (8,) * pp, tuple(range(4, 4 + pp))))),
             recompute_full_layers=draw(st.sampled_from((None, (1,), (2,) * pp, tuple(range(pp))))),
             **{name: draw(st.booleans()) for name in FLAGS},
-        )  # fmt: skip
+        )
     except LayoutError:
         assume(False)
         raise
@@ -189,11 +196,16 @@ def test_any_layout_comes_back_or_is_refused_with_a_reason(
 
 
 SMALL = st.builds(
-    Layout, tp=st.sampled_from((1, 2)), pp=st.sampled_from((1, 2)), dp=st.sampled_from((1, 2)),
-    zero=st.integers(0, 3), order=st.sampled_from(ORDERS), schedule=st.sampled_from(("1f1b", "gpipe")),
+    Layout,
+    tp=st.sampled_from((1, 2)),
+    pp=st.sampled_from((1, 2)),
+    dp=st.sampled_from((1, 2)),
+    zero=st.integers(0, 3),
+    order=st.sampled_from(ORDERS),
+    schedule=st.sampled_from(("1f1b", "gpipe")),
     recompute_full_layers=st.sampled_from((None, (0,), (2,), (2, 2))),
     **dict.fromkeys(FLAGS, st.booleans()),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=15)
@@ -372,10 +384,11 @@ LIKE = {
     "maxtext_tpu.yml": ("llama2-7b", "tp=2,dp=64,zero=3,recompute=none"),
     "nemo_llama.yaml": ("llama3-8b", "tp=2,dp=16,zero=1"),
     "nanotron_3d.yaml": (
-        "llama-like-1b", "tp=2,dp=16,zero=1,overlap_grad_reduce=false,overlap_param_gather=false,recompute=full"
+        "llama-like-1b",
+        "tp=2,dp=16,zero=1,overlap_grad_reduce=false,overlap_param_gather=false,recompute=full",
     ),
     "accelerate_fsdp.yaml": (None, "dp=16,zero=2,micro_batch=2"),
-}  # fmt: skip
+}
 STAYS = {
     "torchtitan_8b.toml": ('description = "Llama 3 8B"', 'flavor = "8B"', "log_freq = 10", "seq_len = 8192"),
     "bridge_70b.yaml": ("ConfigContainer:", "    cross_entropy_fusion_impl: te", "    seq_length: 8192"),
@@ -398,9 +411,11 @@ def test_a_file_with_another_layout_in_it_keeps_its_other_settings(
     before = read_launch(FILES / name, devices=64)
     layout = Layout.parse(text)
     job = pm.Job(
-        global_batch=256, seq_len=before.seq_len or 2048, dtype=before.job_fields["dtype"],
+        global_batch=256,
+        seq_len=before.seq_len or 2048,
+        dtype=before.job_fields["dtype"],
         grad_dtype=before.job_fields.get("grad_dtype", "fp32"),
-    )  # fmt: skip
+    )
     exported = pm.export_launch(layout, before.format, model=model, job=job, like=FILES / name)
     for line in STAYS[name]:
         assert line in exported

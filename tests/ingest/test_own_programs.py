@@ -34,9 +34,9 @@ WAYS_TO_WRITE = {
     "a condition": f'if [ "$MODE" = offload ]; then\ncat > $FILE <<EOF\n{JSON}\nEOF\nelse\necho "{{}}" > $FILE\nfi\n',
     "in two parts": (
         "head=$(cat <<EOF\n" + "\n".join(JSON.splitlines()[:2]) + "\nEOF\n)\n"
-        "echo \"$head\" > $FILE\ncat >> $FILE <<EOF\n" + "\n".join(JSON.splitlines()[2:]) + "\nEOF\n"
+        'echo "$head" > $FILE\ncat >> $FILE <<EOF\n' + "\n".join(JSON.splitlines()[2:]) + "\nEOF\n"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("way", WAYS_TO_WRITE)

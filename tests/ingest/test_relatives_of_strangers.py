@@ -136,8 +136,13 @@ def test_a_file_of_deepspeed_that_is_not_there_does_not_mean_fp32(
 
 
 def test_deepspeed_shares_sequences_by_heads() -> None:
-    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 4,
-              "train_batch_size": 16, "train_micro_batch_size_per_gpu": 1}  # fmt: skip
+    config = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "sequence_parallel_size": 4,
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 1,
+    }
     launch = parse_launch(
         json.dumps(config), "ds.json", devices=16, model="llama3-8b", seq_len=32768
     )

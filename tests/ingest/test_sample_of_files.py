@@ -265,9 +265,15 @@ def test_a_file_named_after_layers_that_it_does_not_state(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "is_named"),
-    [("expert_glu: false", True), ("attention_norm: false", True), ("use_flash_kernel: false", False),
-     ("expert_bias_enabled: off", True), ("hidden_cache: false", False), ("my_logging: false", False)],
-)  # fmt: skip
+    [
+        ("expert_glu: false", True),
+        ("attention_norm: false", True),
+        ("use_flash_kernel: false", False),
+        ("expert_bias_enabled: off", True),
+        ("hidden_cache: false", False),
+        ("my_logging: false", False),
+    ],
+)
 def test_a_false_that_takes_a_part_of_the_model_away_is_named(key: str, is_named: bool) -> None:
     text = dedent(NEMO.format("megatron_gpt")).replace(
         "vocab_size: 1000", f"vocab_size: 1000, {key}"
@@ -459,9 +465,16 @@ def test_an_undefined_model_asks_for_the_flag_of_models() -> None:
 
 @pytest.mark.parametrize(
     ("change", "value"),
-    [("//[^,]/", ",,"), ("//[!,]/", ",,"), ("//[0-9]/x", "x,x,xx"), ("/[,]/;", "1;2,31"), ("//?/.", "......"),
-     ("//[12]*/", ""), ("//,/ ", "1 2 31")],
-)  # fmt: skip
+    [
+        ("//[^,]/", ",,"),
+        ("//[!,]/", ",,"),
+        ("//[0-9]/x", "x,x,xx"),
+        ("/[,]/;", "1;2,31"),
+        ("//?/.", "......"),
+        ("//[12]*/", ""),
+        ("//,/ ", "1 2 31"),
+    ],
+)
 def test_patterns_of_replaced_parts(change: str, value: str) -> None:
     counted = f'CARDS=1,2,31\nX="${{CARDS{change}}}"\ntorchrun --nproc_per_node=$((${{#X}} + 1)) {TRAINER}\n'
     assert read("run.sh", counted).devices == len(value) + 1

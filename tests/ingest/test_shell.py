@@ -41,7 +41,7 @@ SAME_AS_BASH = {
     "comments": "# run no\nrun a#b # c\n#run d",
     "redirections": "run a > out.txt 2>&1; run b &> log; run c 2>/dev/null >>x; run d <<< text",
     "output of functions and blocks": 'f() { echo "$1-$2"; }; run "$(f a b)" $(for i in 1 2; do echo -n "$i,"; done) '
-                                      '$(if true; then echo 5; else echo 6; fi)',
+    "$(if true; then echo 5; else echo 6; fi)",
     "output of here-documents": "A=$(cat <<EOF\n--a 1\n--b 2\nEOF\n)\nrun $A; run $(printf '%s-%02d' x 7)",
     "parts of lists": "A=(1 2 3); unset 'A[0]'; run ${A[@]} ${A[@]: -1}; B=(${A[@]/#/--}); run ${B[@]}",
     "loops that end inside": "A=1; while :; do A=$((A+1)); [ $A -gt 3 ] && break; done; run $A",
@@ -53,71 +53,71 @@ SAME_AS_BASH = {
     "arithmetic on conditions": "A=4; if (( A > 3 && A < 5 )); then run yes; else run no; fi",
     "if": "A=1\nif [ $A -gt 2 ]; then B=3; elif [[ $A == 1 ]]; then B=4; else B=5; fi\nrun $B",
     "here-documents inside of output": "A=$(cat <<'EOF'\n--x don't ) 1\nEOF\n)\nrun \"$A\"; "
-                                       "B=$(tr b c <<-E | head -n 1\n\ta (b\n\tE\n); run $B $((1 << 2))",
+    "B=$(tr b c <<-E | head -n 1\n\ta (b\n\tE\n); run $B $((1 << 2))",
     "files that are written and run": "cat > in_1.sh <<'EOF'\nrun $1 a\nEOF\nbash in_1.sh 2; echo 'run b' > in_2.sh; "
-                                      "echo 'run c' >> in_2.sh; bash in_2.sh; printf 'A=%s\\n' 7 > in_3.sh; "
-                                      ". ./in_3.sh; run $A; echo 'A=8' | tee in_4.sh >/dev/null; . ./in_4.sh; run $A; "
-                                      "tee in_5.sh <<EOF >/dev/null\nA=9\nEOF\nsource ./in_5.sh; run $A",
-    "branches that end the script": 'if [ -e /proc/self ]; then B=1; else exit 1; fi; run $B; '
-                                    'if [ ! -e /proc/self ]; then echo no; exit 1; else C=2; fi; run $C; '
-                                    'if [ ! -e /proc/self ]; then exit 1; fi; run on',
+    "echo 'run c' >> in_2.sh; bash in_2.sh; printf 'A=%s\\n' 7 > in_3.sh; "
+    ". ./in_3.sh; run $A; echo 'A=8' | tee in_4.sh >/dev/null; . ./in_4.sh; run $A; "
+    "tee in_5.sh <<EOF >/dev/null\nA=9\nEOF\nsource ./in_5.sh; run $A",
+    "branches that end the script": "if [ -e /proc/self ]; then B=1; else exit 1; fi; run $B; "
+    "if [ ! -e /proc/self ]; then echo no; exit 1; else C=2; fi; run $C; "
+    "if [ ! -e /proc/self ]; then exit 1; fi; run on",
     "other names of variables": 'A=(1 2); f() { local -n given=$1; given+=(3); run "${given[@]}" ${#given[@]}; }; f A; '
-                                'run ${A[@]}; B=x; declare -n C=B; C=y; run $B $C; given=5; run $given ${A[0]}',
+    "run ${A[@]}; B=x; declare -n C=B; C=y; run $B $C; given=5; run $given ${A[0]}",
     "environment of one command": 'A=1; env A=2 B=3 run a; run $A; env -u HOME PATH="$PATH" run b',
     "nested if": "A=1; B=2; if [ $A = 1 ]; then if [ $B = 3 ]; then C=1; else C=2; fi; else C=3; fi; run $C",
     "and, or": '[ -z "$A" ] && B=1 || B=2; [ -n "$A" ] || C=3; run $B $C',
-    "tests": '[[ abc == a* && ! b == c ]] && run 1; [[ a1 =~ ^a[0-9]$ ]] && run 2; [ 1 -lt 2 -a 2 -lt 3 ] && run 3',
+    "tests": "[[ abc == a* && ! b == c ]] && run 1; [[ a1 =~ ^a[0-9]$ ]] && run 2; [ 1 -lt 2 -a 2 -lt 3 ] && run 3",
     "unset is empty": 'if [ "$NOBODY" = "" ]; then run empty; fi; if [ -z ${NOBODY+x} ]; then run unset; fi',
     "case": "M=large\ncase $M in\n  small) L=12 ;;\n  large|huge) L=24; H=1 ;;\n  *) L=0 ;;\nesac\nrun $L $H",
     "case with patterns": 'case "llama-7b" in (gpt*) A=1;; *-7b) A=2;; *) A=3;; esac; run $A',
     "case with quoted pattern": 'P="a*"; case "a*" in "$P") run 1;; esac; case abc in "a*") run 2;; a*) run 3;; esac',
-    "for": "for i in 1 2 3; do A+=\"$i-\"; done; run $A; for f in a{1..3}; do B+=$f; done; run $B",
+    "for": 'for i in 1 2 3; do A+="$i-"; done; run $A; for f in a{1..3}; do B+=$f; done; run $B',
     "for over arguments": "set -- a b; for x; do A+=$x; done; run $A $#",
     "counting loops": "for ((i=0; i<4; i++)); do A+=$i; done; run $A $i; for (( i = 9, j = 0; i > 5; i -= 2 )); do "
-                      "((++j)); B+=(n$i); done; run $j ${#B[@]} ${B[@]} $i; for ((;;)); do break; done; run on",
+    "((++j)); B+=(n$i); done; run $j ${#B[@]} ${B[@]} $i; for ((;;)); do break; done; run on",
     "counting loops that end inside": "for ((i = 1; ; i *= 2)); do [ $i -gt 20 ] && break; [ $i = 4 ] && continue; "
-                                      "A+=$i,; done; run $A $i",
+    "A+=$i,; done; run $A $i",
     "long loops": "N=0; for ((i = 0; i < 1500; i++)); do N=$((N + 2)); done; run $N $i",
     "counted first": "A=3; B=$((++A)); C=$((--A)); run $A $B $C",
     "break and continue": "for i in 1 2 3 4; do [ $i = 2 ] && continue; [ $i = 4 ] && break; A+=$i; done; run $A",
-    "lines that a loop reads": "while read -r a b; do run $a \"x$b\"; done <<EOF\n1 2 3\n\n4\nEOF\nrun $a on",
+    "lines that a loop reads": 'while read -r a b; do run $a "x$b"; done <<EOF\n1 2 3\n\n4\nEOF\nrun $a on',
     "lines of a string": 'while IFS=, read -r a b; do [ -z "$a" ] && continue; run $b $a; done '
-                         "<<< $'1,2\\n3,4'; run on",
+    "<<< $'1,2\\n3,4'; run on",
     "lines of a file": "printf 'a 1\\nb 2' > in_6.txt; while read -r k v; do A+=\"--$k $v \"; done < in_6.txt; run $A; "
-                       "while read -r k v || [ -n \"$k\" ]; do B+=\"--$k $v \"; done < in_6.txt; run $B",
+    'while read -r k v || [ -n "$k" ]; do B+="--$k $v "; done < in_6.txt; run $B',
     "lines of a pipeline": "N=0; printf '%s\\n' 1 2 | while read x; do N=$x; run $N; done; run $N; "
-                           "echo 3 4 | { read x y; run $y; }; while read x; do N=$x; done < <(seq 3); run $N",
+    "echo 3 4 | { read x y; run $y; }; while read x; do N=$x; done < <(seq 3); run $N",
     "loops that read inside each other": "while read a; do while read b; do run $a$b; done <<E\nx\ny\nE\n"
-                                         "done <<F\n1\n2\nF\n",
+    "done <<F\n1\n2\nF\n",
     "breaks in a loop that reads": "while read a; do case $a in '#'*) continue;; end) break;; esac; run $a; done <<E\n"
-                                   "# no\n1\nend\n2\nE\nrun on",
+    "# no\n1\nend\n2\nE\nrun on",
     "quotes with signs": "A=$'a b\\tc\\nd\\'e'; run \"$A\" x$'\\\\y'; IFS=$'\\n'; "
-                         "for i in $(printf '1 2\\n3'); do run $i; done",
+    "for i in $(printf '1 2\\n3'); do run $i; done",
     "lines that are counted": "printf 'a\\nb\\nb\\n' > in_7.txt; run $(wc -l < in_7.txt) "
-                              "$(sort -u in_7.txt | wc -l) $(cat in_7.txt) on",
-    "matches": 'A=(--num-layers 61 --x 2); run $(echo "${A[@]}" | grep -oP \'(?<=--num-layers )\\d+\') '
-               '$(echo llama-13b | grep -oE "[0-9]+") $(echo tp4 | grep -oP "tp\\K[0-9]+") $(echo a1 | grep -oP "\\w")',
+    "$(sort -u in_7.txt | wc -l) $(cat in_7.txt) on",
+    "matches": "A=(--num-layers 61 --x 2); run $(echo \"${A[@]}\" | grep -oP '(?<=--num-layers )\\d+') "
+    '$(echo llama-13b | grep -oE "[0-9]+") $(echo tp4 | grep -oP "tp\\K[0-9]+") $(echo a1 | grep -oP "\\w")',
     "while": "i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; run $i; until (( i == 5 )); do ((i++)); done; run $i",
     "functions": "f() { local A=7; run $1 $A; }; A=1; f x; run $A; function g { run $#; }; g a b c",
     "return": "f() { A=1; return; A=2; }; f; run $A",
     "positional parameters": 'set -- 8 24 "a b"; run $1 ${2} "$3" $# "$@"; shift; run $1 "${@:2}"',
     "options of the script": 'set -- --tp 4 --pp=2\nwhile [[ $# -gt 0 ]]; do case "$1" in --tp) T=$2; shift 2;; '
-                             '--pp=*) P="${1#*=}"; shift;; *) shift;; esac; done\nrun $T $P',
+    '--pp=*) P="${1#*=}"; shift;; *) shift;; esac; done\nrun $T $P',
     "getopts": 'set -- -n 4 -v; while getopts "n:v" o; do case $o in n) N=$OPTARG;; v) V=1;; esac; done; run $N $V',
     "statuses of builtins": "set -- a b && run 1 || run no; shift && run 2 || run no; shift 5 && run no || run 3; "
-                            "unset X && run 4 || run no; export Y=1 && run 5 || run no; "
-                            "read -r A <<< x && run 6 || run no; "
-                            "let Z=0 && run no || run 7; let Z=2 && run 8 || run no; "
-                            "printf -v P x && run 9 || run no; "
-                            ": && run 10 || run no; false && run no || run 11; eval false && run no || run 12; "
-                            "[ -z '' ] && run 13 || run no; mapfile -t M <<< x && run 14 || run no",
+    "unset X && run 4 || run no; export Y=1 && run 5 || run no; "
+    "read -r A <<< x && run 6 || run no; "
+    "let Z=0 && run no || run 7; let Z=2 && run 8 || run no; "
+    "printf -v P x && run 9 || run no; "
+    ": && run 10 || run no; false && run no || run 11; eval false && run no || run 12; "
+    "[ -z '' ] && run 13 || run no; mapfile -t M <<< x && run 14 || run no",
     "cut and replaced": "A=llama-7b.sh; run ${A%.sh} ${A%%-*} ${A#*-} ${A/7b/13b} ${A:0:5} ${#A} ${A^^} ${A//l/L}",
     "indirect": "A=B; B=3; run ${!A}",
     "inner shell": "A=1; export A; bash -c 'run $A'; sh -c \"run $A\"",
     "inner shell with arguments": "bash -c 'run $0 $1 $2' zero one two",
     "eval": 'C="run --x 1"; eval "$C"; eval $C; $C',
     "command substitution": 'run $(echo 3) `echo 4` "$(expr 2 + 3)" $(basename /a/b.sh .sh) $(dirname /a/b.sh) '
-                            '$(seq 3 | wc -l) $(echo "a b" | tr " " ",")',
+    '$(seq 3 | wc -l) $(echo "a b" | tr " " ",")',
     "read": "read -r A B <<EOF\n1 2\nEOF\nrun $A $B; IFS=, read -ra C <<< '4,5,6'; run ${C[1]}",
     "subshell": "A=1; (A=2; run $A); run $A; { A=3; }; run $A",
     "pipes": "run a | cat > /dev/null; run b && run c || run d; ! false && run e",
@@ -126,7 +126,7 @@ SAME_AS_BASH = {
     "semicolons and ends of lines": "if true\nthen\n  run a;\nfi;\nfor i in 1; do\nrun b; done\n{ run c; }",
     "exit": "run --x a; exit 0; run b",
     "windows": "A=1\r\nrun $A\r\n",
-}  # fmt: skip
+}
 """Scripts that need no file, no program and no cluster."""
 
 

@@ -325,9 +325,14 @@ def test_models_of_gpt_neox(old: str, new: str, field: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("new", "dtype"),
-    [('"precision": "bfloat16"', "bf16"), ('"bf16": {"enabled": true}', "bf16"), ('"precision": "fp16"', "fp16"),
-     ('"fp16": {"enabled": true, "type": "bfloat16"}', "bf16"), ('"precision": "fp32"', "fp32")],
-)  # fmt: skip
+    [
+        ('"precision": "bfloat16"', "bf16"),
+        ('"bf16": {"enabled": true}', "bf16"),
+        ('"precision": "fp16"', "fp16"),
+        ('"fp16": {"enabled": true, "type": "bfloat16"}', "bf16"),
+        ('"precision": "fp32"', "fp32"),
+    ],
+)
 def test_precision_of_gpt_neox(new: str, dtype: str) -> None:
     text = NEOX.replace('"fp16": {"enabled": true}', new)
     for name in ("run.yml", "run.json"):
@@ -399,9 +404,15 @@ def test_copies_of_shards_in_maxtext(
 
 @pytest.mark.parametrize(
     ("policy", "recompute"),
-    [("custom\nmlpwi: remat\ndecoder_layer_input: device", "full"), ("custom\nmlpwi_0: device", "selective"),
-     ("NONE", "none"), ("minimal_offloaded", "selective"), ("qkv_proj_offloaded", "full"), ("full", "full")],
-)  # fmt: skip
+    [
+        ("custom\nmlpwi: remat\ndecoder_layer_input: device", "full"),
+        ("custom\nmlpwi_0: device", "selective"),
+        ("NONE", "none"),
+        ("minimal_offloaded", "selective"),
+        ("qkv_proj_offloaded", "full"),
+        ("full", "full"),
+    ],
+)
 def test_recompute_of_maxtext(policy: str, recompute: str) -> None:
     launch = parse_launch(
         MAXTEXT.replace("remat_policy: full", f"remat_policy: {policy}"), "run.yml"
@@ -464,9 +475,15 @@ def test_maxtext_states_sizes_and_places_of_experts() -> None:
 
 @pytest.mark.parametrize(
     ("name", "known"),
-    [("deepseek2-16b", "deepseek-v2-lite"), ("llama4-17b-16e", "llama-4-scout"), ("gemma2-9b", "gemma-2-9b"),
-     ("deepseek3-671b", "deepseek-v3"), ("llama3.1-70b", "llama3-70b"), ("phi4", "phi-4")],
-)  # fmt: skip
+    [
+        ("deepseek2-16b", "deepseek-v2-lite"),
+        ("llama4-17b-16e", "llama-4-scout"),
+        ("gemma2-9b", "gemma-2-9b"),
+        ("deepseek3-671b", "deepseek-v3"),
+        ("llama3.1-70b", "llama3-70b"),
+        ("phi4", "phi-4"),
+    ],
+)
 def test_names_of_maxtext(name: str, known: str) -> None:
     assert model(parse_launch(MAXTEXT.replace("llama2-7b", name), "run.yml")).name == known
 
@@ -548,8 +565,13 @@ def test_a_file_of_deepspeed_beside_accelerates_is_followed() -> None:
 def test_precision_that_a_file_of_deepspeed_leaves_open_is_accelerates(
     dtype: str, tmp_path: Path
 ) -> None:
-    both = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2}}  # fmt: skip
+    both = {
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 2},
+    }
     (tmp_path / "ds.json").write_text(json.dumps(both))
     text = (
         (STRANGERS / "k23a_accelerate_ds_file/run.yaml")
@@ -577,8 +599,12 @@ def test_precision_that_a_file_of_deepspeed_leaves_open_is_accelerates(
     ],
 )
 def test_words_of_fsdp2(value: str, zero: int) -> None:
-    launch = accelerated("k23b_accelerate_hsdp.yaml", ("after_forward: true", f"after_forward: {value}"),
-                         ("replicate_size: 2", "replicate_size: 1"), ("shard_size: 8", "shard_size: 16"))  # fmt: skip
+    launch = accelerated(
+        "k23b_accelerate_hsdp.yaml",
+        ("after_forward: true", f"after_forward: {value}"),
+        ("replicate_size: 2", "replicate_size: 1"),
+        ("shard_size: 8", "shard_size: 16"),
+    )
     assert launch.layout is not None
     assert (launch.layout.zero, launch.layout.replicate) == (zero, 1)
 
@@ -590,8 +616,11 @@ def test_words_of_fsdp2(value: str, zero: int) -> None:
 def test_copies_of_shards_in_accelerate(
     copies: int, shards: int, zero: int, replicate: int
 ) -> None:
-    launch = accelerated("k23b_accelerate_hsdp.yaml", ("replicate_size: 2", f"replicate_size: {copies}"),
-                         ("shard_size: 8", f"shard_size: {shards}"))  # fmt: skip
+    launch = accelerated(
+        "k23b_accelerate_hsdp.yaml",
+        ("replicate_size: 2", f"replicate_size: {copies}"),
+        ("shard_size: 8", f"shard_size: {shards}"),
+    )
     assert launch.layout is not None
     assert (launch.layout.dp, launch.layout.zero, launch.layout.replicate) == (16, zero, replicate)
     assert launch.may_be_wrong == ()
@@ -676,8 +705,13 @@ def test_optimizer_states_in_16_bits() -> None:
         "bf16",
     )
     assert narrow.may_be_wrong == ()
-    plain = parse_launch('{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}',
-                         "ds.json", model="llama3-8b", devices=8, seq_len=2048)  # fmt: skip
+    plain = parse_launch(
+        '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}',
+        "ds.json",
+        model="llama3-8b",
+        devices=8,
+        seq_len=2048,
+    )
     assert narrow.layout is not None
     assert plain.layout is not None
     saved = predict_memory(plain) - predict_memory(narrow)
@@ -693,10 +727,14 @@ def predict_memory(launch: Launch) -> float:
 
 @pytest.mark.parametrize(
     ("changed", "offloaded"),
-    [({"cpu_offload": True}, "optimizer"), ({"cpu_offload": False}, "none"), ({"cpu_offload_params": True}, "weights"),
-     ({"offload_optimizer": {"device": "cpu"}}, "optimizer"),
-     ({"cpu_offload": True, "offload_param": {"device": "cpu"}}, "weights")],
-)  # fmt: skip
+    [
+        ({"cpu_offload": True}, "optimizer"),
+        ({"cpu_offload": False}, "none"),
+        ({"cpu_offload_params": True}, "weights"),
+        ({"offload_optimizer": {"device": "cpu"}}, "optimizer"),
+        ({"cpu_offload": True, "offload_param": {"device": "cpu"}}, "weights"),
+    ],
+)
 def test_states_of_deepspeed_on_the_host(changed: dict[str, Any], offloaded: str) -> None:
     launch = deepspeed("k17a_ds_precision_auto.json", **changed)
     assert launch.layout is not None
@@ -1036,14 +1074,20 @@ def test_the_configuration_of_deepspeed_says_the_stage(tmp_path: Path) -> None:
         ("--tokenizer-type Llama3Tokenizer", 128256),
         ("--tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json", 50257),
         ("--tokenizer-type PretrainedFromHF --tokenizer-name-or-path ./ckpt/Qwen2-1.5B/", 151936),
-        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model mistralai/Mixtral-8x7B-v0.1", 32000),
+        (
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model mistralai/Mixtral-8x7B-v0.1",
+            32000,
+        ),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-2-7b-hf", 32000),
         ("--tokenizer-model nvidia/Nemotron-4-340B", 256000),
-        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Llama-3.2-1B/original/tokenizer.model", 128256),
+        (
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Llama-3.2-1B/original/tokenizer.model",
+            128256,
+        ),
         ("--tokenizer-type Llama2Tokenizer --padded-vocab-size 32256", 32256),
         ("--vocab-size 99 --padded-vocab-size 128", 128),
     ],
-)  # fmt: skip
+)
 def test_tokenizers_say_the_vocabulary(tokenizer: str, words: int) -> None:
     launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
     assert model(launch).vocab == words
@@ -1098,9 +1142,16 @@ def test_a_vocabulary_that_nobody_says_is_named(tokenizer: str) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "positions"),
-    [("rotary", "rope"), ("mrope", "rope"), ("yarn", "rope"), ("alibi", "alibi"), ("none", "none"),
-     ("learned_absolute", "learned"), ("relative", "relative")],
-)  # fmt: skip
+    [
+        ("rotary", "rope"),
+        ("mrope", "rope"),
+        ("yarn", "rope"),
+        ("alibi", "alibi"),
+        ("none", "none"),
+        ("learned_absolute", "learned"),
+        ("relative", "relative"),
+    ],
+)
 def test_position_embeddings(argument: str, positions: str) -> None:
     assert model(launched(f"--position-embedding-type {argument}")).inputs.positions == positions
 
@@ -1186,9 +1237,16 @@ def test_megatron_deepspeed() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "activation"),
-    [("--swiglu", "silu"), ("--geglu", "gelu"), ("--quick-geglu", "silu"), ("--glu-activation geglu", "gelu"),
-     ("--glu-activation reglu", "relu"), ("--glu-activation liglu", "relu"), ("--use-fused-swiglu", "silu")],
-)  # fmt: skip
+    [
+        ("--swiglu", "silu"),
+        ("--geglu", "gelu"),
+        ("--quick-geglu", "silu"),
+        ("--glu-activation geglu", "gelu"),
+        ("--glu-activation reglu", "relu"),
+        ("--glu-activation liglu", "relu"),
+        ("--use-fused-swiglu", "silu"),
+    ],
+)
 def test_gated_feed_forwards(argument: str, activation: str) -> None:
     found = model(launched(f"{argument} --ffn-hidden-size 2048"))
     assert (found.block.gated_ffn, found.block.activation, found.ffn_hidden) == (
@@ -1300,8 +1358,12 @@ def test_models_that_are_no_causal_decoder() -> None:
         2,
         True,
     )
-    t5 = model(launched("--encoder-num-layers 6 --decoder-num-layers 3 --decoder-seq-length 128",
-                        program=TRAIN.replace("_gpt", "_t5")))  # fmt: skip
+    t5 = model(
+        launched(
+            "--encoder-num-layers 6 --decoder-num-layers 3 --decoder-seq-length 128",
+            program=TRAIN.replace("_gpt", "_t5"),
+        )
+    )
     assert (t5.layers, t5.decoder_layers, t5.decoder_seq_len) == (6, 3, 128)
     own = TRAIN.replace("_gpt", "_t5").replace("--num-layers 4", "--encoder-num-layers 4")
     t5 = model(launched("--encoder-seq-length 512", program=own.replace("--seq-length 512", "")))

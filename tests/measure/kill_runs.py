@@ -27,9 +27,13 @@ from perfmodel.measure import read_plan
 from perfmodel.measure.tables import PartialFile, Record, card_path, point_key, read_card, row_key
 
 AIMS = (
-    "before .kernels.csv.partial", "after .kernels.csv.partial", "in row 1", "before kernels.csv", "after kernels.csv",
+    "before .kernels.csv.partial",
+    "after .kernels.csv.partial",
+    "in row 1",
+    "before kernels.csv",
+    "after kernels.csv",
     "after kernels.card.json",
-)  # fmt: skip
+)
 """Before or after a file is put in place, and in the midst of a row."""
 LONGEST_S = 0.25
 """A run from start to end, forked with everything imported, takes about half of this."""

@@ -199,10 +199,12 @@ def test_two_hosts_that_reach_each_other_by_network_only(out: Path):
             for host in cluster.hosts
         ]
         running = [
-            started([*on[i], cluster.hosts[i].address, *COMMAND, *arguments(out), "--launched"],
-                    {"OMPI_COMM_WORLD_RANK": str(i), "OMPI_COMM_WORLD_SIZE": "2"})
+            started(
+                [*on[i], cluster.hosts[i].address, *COMMAND, *arguments(out), "--launched"],
+                {"OMPI_COMM_WORLD_RANK": str(i), "OMPI_COMM_WORLD_SIZE": "2"},
+            )
             for i in (0, 1)
-        ]  # fmt: skip
+        ]
         errors = [process.communicate(timeout=PATIENCE_S)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], errors
     check_table(out, 2, 1)
@@ -501,9 +503,14 @@ def test_ranks_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_the_command_says_whether_it_measures_together(
-    out: Path, environ: dict[str, str], more: list[str], status: int, message: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+    out: Path,
+    environ: dict[str, str],
+    more: list[str],
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     from perfmodel.cli import main
 
     for name, value in environ.items():

@@ -13,9 +13,16 @@ def row(
     m: int, time_us: float, half: float | None = 0.01, variant: str = "", family: str = "gemm"
 ) -> dict:
     return {
-        "device": "box", "op_family": family, "dtype": "fp32", "m": m, "time_us": time_us, "ci95_half_width": half,
-        "interference": 0.0, "variant": variant, "software": "x",
-    }  # fmt: skip
+        "device": "box",
+        "op_family": family,
+        "dtype": "fp32",
+        "m": m,
+        "time_us": time_us,
+        "ci95_half_width": half,
+        "interference": 0.0,
+        "variant": variant,
+        "software": "x",
+    }
 
 
 A = [
@@ -57,9 +64,13 @@ def test_rows_are_matched_by_op_shape_and_cache(tmp_path: Path):
     assert (gemm["with_intervals"], gemm["beyond_intervals"]) == (3, pytest.approx(2 / 3))
     assert (gemm["only_in_first"], gemm["only_in_second"]) == (2, 2)
     assert memory == {
-        "rows": 0, "median_ratio": None, "with_intervals": 0, "beyond_intervals": None, "only_in_first": 1,
+        "rows": 0,
+        "median_ratio": None,
+        "with_intervals": 0,
+        "beyond_intervals": None,
+        "only_in_first": 1,
         "only_in_second": 0,
-    }  # fmt: skip
+    }
     assert report["suspect_rows"] == [0, 1]
     assert set(report["cards"]) == {"software.numpy", "method.threads"}
     assert report["cards"]["software.numpy"][0] is None

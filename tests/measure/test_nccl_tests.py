@@ -123,8 +123,11 @@ def test_runs_cover_all_sizes_in_order():
     runs = geometric_runs(points)
     assert [p for run, _ in runs for p in run] == points
     assert [([int(p.op.bytes) for p in run], factor) for run, factor in runs] == [
-        ([8, 16, 32], 2), ([96, 288], 3), ([300], 2), ([200], 2),
-    ]  # fmt: skip
+        ([8, 16, 32], 2),
+        ([96, 288], 3),
+        ([300], 2),
+        ([200], 2),
+    ]
 
 
 def test_the_gpus_that_nccl_tests_lists_must_be_the_plans(tmp_path: Path):

@@ -18,10 +18,27 @@ from perfmodel.ops import (
 )
 
 size = st.integers(1, 1 << 20)
-gemm = st.builds(Gemm, m=size, n=size, k=size, batch=st.integers(1, 3), pass_=st.sampled_from(["fwd", "wgrad"]),
-                 accumulate=st.booleans(), dtype=st.sampled_from(["fp32", "bf16"]))  # fmt: skip
-attention = st.builds(Attention, batch=size, heads=size, kv_heads=size, seq_q=size, seq_kv=size, head_dim=size,
-                      causal=st.booleans(), pass_=st.sampled_from(["fwd", "bwd"]))  # fmt: skip
+gemm = st.builds(
+    Gemm,
+    m=size,
+    n=size,
+    k=size,
+    batch=st.integers(1, 3),
+    pass_=st.sampled_from(["fwd", "wgrad"]),
+    accumulate=st.booleans(),
+    dtype=st.sampled_from(["fp32", "bf16"]),
+)
+attention = st.builds(
+    Attention,
+    batch=size,
+    heads=size,
+    kv_heads=size,
+    seq_q=size,
+    seq_kv=size,
+    head_dim=size,
+    causal=st.booleans(),
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)
 memory = st.builds(
     MemoryBound,
     op=st.sampled_from(["relu", "add"]),
@@ -35,10 +52,18 @@ conv = st.builds(
     Convolution, batch=size, c_in=size, h_in=size, w_in=size, c_out=size, k_h=size, k_w=size
 )
 collective = st.builds(
-    lambda kind, ranks, units, dtype: Collective(collective=kind, bytes=float(units * ranks * 4), num_ranks=ranks,
-                                                 ranks_per_node=ranks, dtype=dtype),
-    st.sampled_from(["all_reduce", "send_recv"]), st.integers(2, 9), size, st.sampled_from(["fp32", "fp16"]),
-)  # fmt: skip
+    lambda kind, ranks, units, dtype: Collective(
+        collective=kind,
+        bytes=float(units * ranks * 4),
+        num_ranks=ranks,
+        ranks_per_node=ranks,
+        dtype=dtype,
+    ),
+    st.sampled_from(["all_reduce", "send_recv"]),
+    st.integers(2, 9),
+    size,
+    st.sampled_from(["fp32", "fp16"]),
+)
 plans = st.builds(
     Plan,
     device=st.text(max_size=8),

@@ -26,8 +26,11 @@ def compared():
 
 def test_every_kind_of_accelerator_has_its_best_layout(compared):
     assert {plan.prediction.cluster for plan in compared.plans} == {
-        "dgx-h100", "hgx-b200", "mi300x-platform", "tpu-v5p-pod",
-    }  # fmt: skip
+        "dgx-h100",
+        "hgx-b200",
+        "mi300x-platform",
+        "tpu-v5p-pod",
+    }
     assert not compared.impossible
     for plan in compared.plans:
         best = pm.search(
@@ -97,8 +100,11 @@ def test_every_list_price_has_its_source():
 def test_clusters_have_numbers_of_devices():
     found = clusters_named(["h100:16", "aws-p5", "H100-SXM5-80GB:16"], [8, 32])
     assert [(cluster.name, n) for cluster, n in found] == [
-        ("dgx-h100", 16), ("aws-p5", 8), ("aws-p5", 32), ("H100-SXM5-80GB", 16),
-    ]  # fmt: skip
+        ("dgx-h100", 16),
+        ("aws-p5", 8),
+        ("aws-p5", 32),
+        ("H100-SXM5-80GB", 16),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,17 @@ def test_nothing_changed_changes_nothing(problem) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["compute_rate=2x", "memory_bandwidth=2x", "intra_node_bandwidth=2x", "inter_node_bandwidth=4x",
-                "intra_node_latency=0.5x", "host_op_s=0", "kernel_gap_s=0"],
-)  # fmt: skip
+    "setting",
+    [
+        "compute_rate=2x",
+        "memory_bandwidth=2x",
+        "intra_node_bandwidth=2x",
+        "inter_node_bandwidth=4x",
+        "intra_node_latency=0.5x",
+        "host_op_s=0",
+        "kernel_gap_s=0",
+    ],
+)
 def test_better_is_never_slower(problem, setting: str) -> None:
     assert -0.6 < change(problem, setting) <= 0
 

@@ -45,9 +45,13 @@ NAMES = [
     "nf1b:8",
 ]
 MODELS = (
-    ("gpt3-6.7b", "dgx-a100", 2048), ("mixtral-8x7b", "dgx-h100", 2048), ("deepseek-v2-lite", "dgx-h100", 2048),
-    ("bert-large", "dgx-a100", 512), ("resnet-50", "dgx-a100", 1), ("mlp-1b", "dgx-a100", 1),
-)  # fmt: skip
+    ("gpt3-6.7b", "dgx-a100", 2048),
+    ("mixtral-8x7b", "dgx-h100", 2048),
+    ("deepseek-v2-lite", "dgx-h100", 2048),
+    ("bert-large", "dgx-a100", 512),
+    ("resnet-50", "dgx-a100", 1),
+    ("mlp-1b", "dgx-a100", 1),
+)
 FRAMEWORKS = (
     EAGER,
     EAGER.replace(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.01, tp_overlap_loss=0.2),
@@ -100,9 +104,12 @@ layouts = st.builds(
 
 @settings(max_examples=30, deadline=None)
 @given(
-    of=st.integers(0, len(MODELS) - 1), framework=st.integers(0, 2), rounds=st.sampled_from([1, 2, 8, 16]),
-    inference=st.sampled_from([False, False, False, True]), data=st.data(),
-)  # fmt: skip
+    of=st.integers(0, len(MODELS) - 1),
+    framework=st.integers(0, 2),
+    rounds=st.sampled_from([1, 2, 8, 16]),
+    inference=st.sampled_from([False, False, False, True]),
+    data=st.data(),
+)
 def test_parts_of_any_layout_add_up(
     of: int, framework: int, rounds: int, inference: bool, data
 ) -> None:

@@ -79,10 +79,15 @@ def test_schedules_that_pair_passes_combine_no_others():
     assert set(build(spec).variants[:, 2].tolist()) == {0, PAIRED}
 
 
-@pytest.mark.parametrize("more", [
-    {"pp": 2, "dp": 8, "ep": 8}, {"pp": 2, "dp": 8, "ep": 8, "vpp": 2},
-    {"pp": 2, "dp": 8, "ep": 8, "schedule": "gpipe"}, {"dp": 8, "ep": 8, "zero": 3},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pp": 2, "dp": 8, "ep": 8},
+        {"pp": 2, "dp": 8, "ep": 8, "vpp": 2},
+        {"pp": 2, "dp": 8, "ep": 8, "schedule": "gpipe"},
+        {"dp": 8, "ep": 8, "zero": 3},
+    ],
+)
 def test_bounds_accounts_and_the_differentiable_step_agree(more):
     own = pm.problem("mixtral-8x7b", "dgx-h100", global_batch=64, seq_len=4096)
     step = step_problem_of(own)

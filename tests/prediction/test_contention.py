@@ -127,8 +127,10 @@ def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run()
     np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.2, 0.1], [0.2, 0.025]])
 
 
-@pytest.mark.parametrize(("when", "pp", "checked"), [("never", 2, False), ("pipelines", 1, False),
-                                                     ("pipelines", 2, True), ("always", 1, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("when", "pp", "checked"),
+    [("never", 2, False), ("pipelines", 1, False), ("pipelines", 2, True), ("always", 1, True)],
+)
 def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(
     when: str, pp: int, checked: bool
 ) -> None:

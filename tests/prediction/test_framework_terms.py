@@ -231,21 +231,35 @@ def test_layers_of_transformer_engine_fuse_what_plain_ones_do_not(name: str, dty
     assert took_s[0] < took_s[1]
 
 
-@pytest.mark.parametrize(("pass_", "head", "causal", "tflops"), [
-    ("fwd", 128, True, (298, 319, 333, 335)), ("fwd", 128, False, (362, 368, 370, 370)),
-    ("fwd", 64, True, (262, 284, 295, 299)), ("bwd", 128, False, (291, 310, 318, 322)),
-    ("bwd", 64, False, (264, 279, 287, 291)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pass_", "head", "causal", "tflops"),
+    [
+        ("fwd", 128, True, (298, 319, 333, 335)),
+        ("fwd", 128, False, (362, 368, 370, 370)),
+        ("fwd", 64, True, (262, 284, 295, 299)),
+        ("bwd", 128, False, (291, 310, 318, 322)),
+        ("bwd", 64, False, (264, 279, 287, 291)),
+    ],
+)
 def test_flash_attention_2_on_h100(
     pass_: Pass, head: int, causal: bool, tflops: tuple[int, ...]
 ) -> None:
     """FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: 16k tokens of 2,048 elements in
     sequences of 2k to 16k."""
     ops = [
-        replace(HEADS, batch=16_384 // seq, heads=2048 // head, kv_heads=2048 // head, seq_q=seq, seq_kv=seq,
-                head_dim=head, causal=causal, pass_=pass_)
+        replace(
+            HEADS,
+            batch=16_384 // seq,
+            heads=2048 // head,
+            kv_heads=2048 // head,
+            seq_q=seq,
+            seq_kv=seq,
+            head_dim=head,
+            causal=causal,
+            pass_=pass_,
+        )
         for seq in (2048, 4096, 8192, 16_384)
-    ]  # fmt: skip
+    ]
     alone_s = KernelModel.load().times(H100, ops).time_s
     for op, time_s, published in zip(ops, alone_s, tflops, strict=True):
         flops = (
@@ -731,8 +745,9 @@ def test_experts_in_one_kernel_take_no_longer_than_their_products_one_by_one(
 def test_omni_path_delivers_a_share_and_contends() -> None:
     cluster = catalog.cluster_for("V100-SXM2-32GB", 4, "NVLink2", "Omni-Path, 4 links per node")
     ops = [
-        Collective(collective="all_reduce", bytes=4e9, num_ranks=n, ranks_per_node=4, level=1) for n in (16, 64)
-    ]  # fmt: skip
+        Collective(collective="all_reduce", bytes=4e9, num_ranks=n, ranks_per_node=4, level=1)
+        for n in (16, 64)
+    ]
     times = event_times(ops, cluster, KernelModel.load(), CollectiveModel.load()).time_s
     bus = [2 * (n - 1) / n * 4 / t for n, t in zip((16, 64), times, strict=True)]
     assert bus[0] == pytest.approx(10.6, rel=0.1)

@@ -448,8 +448,10 @@ def test_parts_of_a_covariance_are_taken_together() -> None:
     values = np.arange(9.0).reshape(3, 3)
     parts = CovarianceTerms(values, 2 * values, 3 * values).take(np.array([0, 2]), np.array([1]))
     assert [part.tolist() for part in (parts.fixed, parts.within, parts.repeats)] == [
-        [[1.0], [7.0]], [[2.0], [14.0]], [[3.0], [21.0]]
-    ]  # fmt: skip
+        [[1.0], [7.0]],
+        [[2.0], [14.0]],
+        [[3.0], [21.0]],
+    ]
     alike = parts.under(scales((0.0, 0.0)))
     assert alike[0].tolist() == [[6.0], [42.0]]
 
@@ -536,9 +538,11 @@ def test_a_source_that_measured_none_of_the_record_leaves_nothing_out() -> None:
 
 
 SEEN = Seen(
-    frameworks=frozenset({"a"}), architectures=frozenset({"Hopper"}), years=frozenset({2024}),
+    frameworks=frozenset({"a"}),
+    architectures=frozenset({"Hopper"}),
+    years=frozenset({2024}),
     model_kinds=frozenset({"decoder"}),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

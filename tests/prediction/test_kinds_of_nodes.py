@@ -283,10 +283,13 @@ A8, B8, BAD, NESTED = (
         (f"kinds = [{BAD}, {B8}]", "lower-case"),
         (f"device = 'A40'\nkinds = [{A8}, {B8}]", "state this in each kind"),
         ("device = 'A40'\nlevels = []", "levels: missing"),
-        ("between = { name = 'Ethernet', bandwidth_gb_per_s = 1, latency_us = 1 }", "between is for clusters"),
+        (
+            "between = { name = 'Ethernet', bandwidth_gb_per_s = 1, latency_us = 1 }",
+            "between is for clusters",
+        ),
         (f"kinds = [{NESTED}, {B8}]", "has several kinds itself"),
     ],
-)  # fmt: skip
+)
 def test_broken_clusters_of_kinds_are_refused(tmp_path, text: str, words: str) -> None:
     file = tmp_path / "broken.toml"
     file.write_text(text)

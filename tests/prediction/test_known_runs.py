@@ -41,9 +41,17 @@ def fitted(errors: list[float], at: list[float], scatter: tuple[float, float]) -
     """Runs of layouts on a line, moved by one parameter that half of each step depends on."""
     n = len(errors)
     return FittedRuns(
-        at=tuple((x,) for x in at), slopes=((0.5,),) * n, error=tuple(errors), weight=(1.0,) * n, covariance=((0.04,),),
-        layout_kernel=LAYOUT_KERNEL, noise=NOISE, scatter=scatter, noise_inflation=1.0, coverage_factor=1.0,
-    )  # fmt: skip
+        at=tuple((x,) for x in at),
+        slopes=((0.5,),) * n,
+        error=tuple(errors),
+        weight=(1.0,) * n,
+        covariance=((0.04,),),
+        layout_kernel=LAYOUT_KERNEL,
+        noise=NOISE,
+        scatter=scatter,
+        noise_inflation=1.0,
+        coverage_factor=1.0,
+    )
 
 
 def test_with_one_scale_and_no_outlier_it_is_a_gaussian_process():

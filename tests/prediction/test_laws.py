@@ -69,11 +69,19 @@ def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
 
 
 SAME_DIE = [
-    ("H100-SXM5-80GB", "H200-SXM-141GB"), ("H100-SXM5-80GB", "GH200-96GB"), ("H200-SXM-141GB", "GH200-144GB"),
-    ("A100-SXM4-40GB", "A100-SXM4-80GB"), ("B200-SXM-180GB", "GB200-NVL72"), ("B200-SXM-180GB", "B300-SXM"),
-    ("GB200-NVL72", "GB300-NVL72"), ("H800-SXM5-80GB", "H100-SXM5-80GB"), ("H100-PCIE-80GB", "H100-SXM5-80GB"),
-    ("MI300X", "MI325X"), ("MI350X", "MI355X"), ("V100-SXM2-16GB", "V100-SXM2-32GB"),
-]  # fmt: skip
+    ("H100-SXM5-80GB", "H200-SXM-141GB"),
+    ("H100-SXM5-80GB", "GH200-96GB"),
+    ("H200-SXM-141GB", "GH200-144GB"),
+    ("A100-SXM4-40GB", "A100-SXM4-80GB"),
+    ("B200-SXM-180GB", "GB200-NVL72"),
+    ("B200-SXM-180GB", "B300-SXM"),
+    ("GB200-NVL72", "GB300-NVL72"),
+    ("H800-SXM5-80GB", "H100-SXM5-80GB"),
+    ("H100-PCIE-80GB", "H100-SXM5-80GB"),
+    ("MI300X", "MI325X"),
+    ("MI350X", "MI355X"),
+    ("V100-SXM2-16GB", "V100-SXM2-32GB"),
+]
 
 
 @pytest.mark.parametrize(("slower", "faster"), SAME_DIE)
@@ -141,9 +149,14 @@ def test_casts_that_no_recipe_names_pay_beside_ring_steps_too(tokens: int) -> No
     """Shorter products hide less of the collectives that they are cut into, which casts do not."""
     layout = Layout(tp=4, dp=2, micro_batch=8, sequence_parallel=True, tp_overlap=True)
     case = Case(
-        model=catalog.model("gpt3-125m"), cluster=catalog.cluster("dgx-h100"), layout=layout, rounds=1,
-        framework=catalog.framework("megatron-deepspeed@2023"), seq_len=tokens, dtype="fp8",
-    )  # fmt: skip
+        model=catalog.model("gpt3-125m"),
+        cluster=catalog.cluster("dgx-h100"),
+        layout=layout,
+        rounds=1,
+        framework=catalog.framework("megatron-deepspeed@2023"),
+        seq_len=tokens,
+        dtype="fp8",
+    )
     assert not case.job.narrow.fp8_recipe
     assert_between(case, replace(case, dtype="bf16"), most=2.0)
 

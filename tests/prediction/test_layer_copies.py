@@ -162,14 +162,17 @@ def test_the_differentiable_step_is_that_of_the_prediction(micro_batch):
     assert (function.bounds.low.layers == function.nominal.layers).all()
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("pp=2,dp=4,offload_layers=4", "pp=1"),
-    ("dp=8,offload_layers=4,recompute=full", "recompute=none"),
-    ("dp=8,offload_layers=4,recompute_full_layers=2", "recompute=none"),
-    ("dp=8,offload_layers=4,offload=true", "offload=true"),
-    ("dp=8,offload_layers=-1", "at least 0"),
-    ("dp=8,offload_layers=24", "below the 24 layers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pp=2,dp=4,offload_layers=4", "pp=1"),
+        ("dp=8,offload_layers=4,recompute=full", "recompute=none"),
+        ("dp=8,offload_layers=4,recompute_full_layers=2", "recompute=none"),
+        ("dp=8,offload_layers=4,offload=true", "offload=true"),
+        ("dp=8,offload_layers=-1", "at least 0"),
+        ("dp=8,offload_layers=24", "below the 24 layers"),
+    ],
+)
 def test_what_cannot_run_is_refused(text, words):
     with pytest.raises(LayoutError, match=words):
         pm.predict("gpt2-345m", "dgx-a100", text, global_batch=64)

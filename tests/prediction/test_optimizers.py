@@ -18,13 +18,18 @@ JOB = Job(global_batch=8, seq_len=2048)
 # gradients: gradient, master and moments both ways, the 16-bit weight, norm and clipping; without a
 # master copy gradients have the weights' 16 bits
 BY_HAND = {
-    "adam": (12, 4 + 24 + 2 + 12), "adamw": (12, 4 + 24 + 2 + 12),
-    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adam16bit": (4, 2 + 2 * (2 + 4) + 6),
+    "adam": (12, 4 + 24 + 2 + 12),
+    "adamw": (12, 4 + 24 + 2 + 12),
+    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12),
+    "adam16bit": (4, 2 + 2 * (2 + 4) + 6),
     "adafactor": (4, 3 * 4 + 8 + 2),
     # LAMB writes Adam's update, reads it twice, and reads the weights for it and for their norm
     "lamb": (12, 4 + 24 + 2 + 12 + 5 * 4),
-    "lion": (8, 4 + 16 + 2 + 12), "muon": (8, 4 + 16 + 2 + 12), "sgd": (8, 4 + 16 + 2), "plain-sgd": (0, 2 + 4),
-}  # fmt: skip
+    "lion": (8, 4 + 16 + 2 + 12),
+    "muon": (8, 4 + 16 + 2 + 12),
+    "sgd": (8, 4 + 16 + 2),
+    "plain-sgd": (0, 2 + 4),
+}
 
 
 def _predict(layout="dp=8", model=LLAMA, **job):
@@ -129,12 +134,24 @@ def test_names_that_nobody_knows():
 def test_flags_of_the_command_line(capsys):
     words = ["predict", "--model", "llama3.2-1b", "--cluster", "dgx-h100", "--global-batch", "8", "--seq-len", "2048",
              "--layout", "dp=8,recompute=selective", "--json"]  # fmt: skip
-    flags = ["--optimizer", "lion", "--grad-dtype", "bf16", "--recompute-modules", "core_attn,mlp", "--freeze",
-             "embedding"]  # fmt: skip
+    flags = [
+        "--optimizer",
+        "lion",
+        "--grad-dtype",
+        "bf16",
+        "--recompute-modules",
+        "core_attn,mlp",
+        "--freeze",
+        "embedding",
+    ]
     assert main([*words, *flags]) == 0
     printed = capsys.readouterr().out
-    said = {"optimizer": "lion", "grad_dtype": "bf16", "recompute_modules": ("core_attn", "mlp"),
-            "frozen_embedding": True}  # fmt: skip
+    said = {
+        "optimizer": "lion",
+        "grad_dtype": "bf16",
+        "recompute_modules": ("core_attn", "mlp"),
+        "frozen_embedding": True,
+    }
     assert f"{_predict('dp=8,recompute=selective', **said).step_time_s:.6g}"[:5] in printed
     assert main([*words, "--optimizer", "adma"]) == 2
     assert "did you mean 'adam'" in capsys.readouterr().err

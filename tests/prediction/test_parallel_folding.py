@@ -131,8 +131,9 @@ def test_a_node_holds_eight_whole_experts():
         ] * 2
         assert not [c for c in comms if c.group == "etp"]
     assert [(c.collective, c.bytes) for c in sharded.forward_comm if c.group == "etp"] == [
-        ("all_gather", copies), ("reduce_scatter", copies),
-    ]  # fmt: skip
+        ("all_gather", copies),
+        ("reduce_scatter", copies),
+    ]
     assert not [c for c in sharded.forward_comm if c.group == "ep"]
     assert folded.expert_params == sharded.expert_params == 8 * 3 * 1024 * 2048 // 8
     one_node = Placement.of("ep", FOLDED)
@@ -220,6 +221,11 @@ def test_the_table_says_which_degrees_make_up_the_devices():
     layout = Layout(tp=2, cp=2, dp=8, pp=2, ep=4, etp=1)
     assert layout.devices == prod(getattr(layout, key) for key in DEVICE_KEYS) == 64
     assert dict(zip((d.key for d in DIMENSIONS), layout.degrees, strict=True)) == {
-        "tp": 2, "cp": 2, "ep": 4, "etp": 1, "dp": 8, "pp": 2,
-    }  # fmt: skip
+        "tp": 2,
+        "cp": 2,
+        "ep": 4,
+        "etp": 1,
+        "dp": 8,
+        "pp": 2,
+    }
     assert {f for f in BLOCK_KEYS if not hasattr(Shard(), f)} == set()

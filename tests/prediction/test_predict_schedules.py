@@ -154,9 +154,13 @@ def test_a_schedule_file_is_read_anew_when_it_changes(tmp_path) -> None:
 
 def test_search_may_be_held_to_a_schedule() -> None:
     result = pm.search(
-        "gpt3-1.3b", "dgx-a100", devices=12, global_batch=24, top=3,
+        "gpt3-1.3b",
+        "dgx-a100",
+        devices=12,
+        global_batch=24,
+        top=3,
         space=restrict(default_space(_problem()), "schedule=chimera"),
-    )  # fmt: skip
+    )
     assert {p.layout.schedule for p in result.layouts} <= {"chimera", "1f1b"}
     assert any("chimera" in reason for reason in result.rejected)
 

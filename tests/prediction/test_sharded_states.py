@@ -33,14 +33,19 @@ def steps(draw):
         draw(st.integers(1, 2)),
     )
     layout = Layout(
-        tp=draw(st.sampled_from([1, 2])), pp=pp, dp=dp, micro_batch=micro_batch,
-        replicate=draw(st.sampled_from([1, 2])), recompute=draw(st.sampled_from(["none", "full"])),
-    )  # fmt: skip
+        tp=draw(st.sampled_from([1, 2])),
+        pp=pp,
+        dp=dp,
+        micro_batch=micro_batch,
+        replicate=draw(st.sampled_from([1, 2])),
+        recompute=draw(st.sampled_from(["none", "full"])),
+    )
     whole = draw(st.booleans())
     job = Job(
-        global_batch=dp * micro_batch * pp * draw(st.sampled_from([1, 2])), seq_len=2048,
+        global_batch=dp * micro_batch * pp * draw(st.sampled_from([1, 2])),
+        seq_len=2048,
         whole_gradients_in_pipelines=whole,
-    )  # fmt: skip
+    )
     return step_problem(catalog.model(model), catalog.cluster(cluster), job), layout
 
 
@@ -228,9 +233,12 @@ def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
 def _update_s(cluster: str, ranks: int, framework: Framework | None = None, **job) -> float:
     """Seconds in which every of so many ranks of a node has one parameter updated on the host."""
     problem = step_problem(
-        catalog.model("llama3-8b"), catalog.cluster(cluster), Job(global_batch=64, seq_len=2048, **job), None,
+        catalog.model("llama3-8b"),
+        catalog.cluster(cluster),
+        Job(global_batch=64, seq_len=2048, **job),
+        None,
         framework or Framework(),
-    )  # fmt: skip
+    )
     return host_update_s(problem.setting, ranks)
 
 
@@ -463,11 +471,12 @@ def test_backward_passes_gather_from_secondary_shards(overlaps, recompute):
     )
     plain, copied = (
         step_problem(
-            catalog.model("llama3-8b"), catalog.cluster("dgx-h100"),
+            catalog.model("llama3-8b"),
+            catalog.cluster("dgx-h100"),
             Job(global_batch=64, seq_len=2048, secondary_shards=shards),
         )
         for shards in (0, 8)
-    )  # fmt: skip
+    )
     gathered_over = {}
     for problem in (plain, copied):
         step = explain(problem, layout)

@@ -135,10 +135,13 @@ def test_gradient_is_that_of_the_prediction_everywhere(model, schedule):
     compare(model, f"pp=4,dp=2,tp=2,sequence_parallel=true,schedule={schedule}", global_batch=24)
 
 
-@pytest.mark.parametrize(("model", "more_layers", "dtypes"), [
-    ("gpt2-345m", ",partition=9-15", ("bf16",)),
-    pytest.param("llama3-8b", ",partition=14-18", ("bf16", "fp8"), marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "more_layers", "dtypes"),
+    [
+        ("gpt2-345m", ",partition=9-15", ("bf16",)),
+        pytest.param("llama3-8b", ",partition=14-18", ("bf16", "fp8"), marks=pytest.mark.slow),
+    ],
+)
 def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
     cluster, _ = MODELS[model]
     job = {"global_batch": 16, "seq_len": 1024}
@@ -169,8 +172,14 @@ def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
     inside = function.bounds
     assert (inside.low.micro_batch, inside.high.micro_batch) == (1, 2)
     assert inside.high.offload == 0
-    assert jax.tree.all(jax.tree.map(lambda a, x, b: (a <= x).all() and (x <= b).all(), inside.low, function.nominal,
-                                     inside.high))  # fmt: skip
+    assert jax.tree.all(
+        jax.tree.map(
+            lambda a, x, b: (a <= x).all() and (x <= b).all(),
+            inside.low,
+            function.nominal,
+            inside.high,
+        )
+    )
 
 
 @pytest.mark.slow
@@ -283,8 +292,16 @@ def test_optax_deals_layers_to_a_stage_with_a_head():
     state = optimizer.init(shift)
     for _ in range(60):
         shift, state, value = step(shift, state)
-    whole = {n: pm.predict("gpt2-345m", "dgx-a100", f"pp=2,dp=2,partition={n}-{24 - n}", global_batch=22, seq_len=512)
-             .step_time_s for n in range(11, 16)}  # fmt: skip
+    whole = {
+        n: pm.predict(
+            "gpt2-345m",
+            "dgx-a100",
+            f"pp=2,dp=2,partition={n}-{24 - n}",
+            global_batch=22,
+            seq_len=512,
+        ).step_time_s
+        for n in range(11, 16)
+    }
     assert float(value) < min(whole.values())
     assert abs(12 + float(shift) - min(whole, key=whole.__getitem__)) < 1
 
@@ -311,12 +328,15 @@ def test_recompute_frees_what_the_memory_model_says():
     assert five < four < function.usable_bytes
 
 
-@pytest.mark.parametrize("make", [
-    lambda x: pm.predict("gpt2-345m", "dgx-a100", "dp=8", global_batch=8 * x),
-    lambda x: pm.predict("gpt2-345m", "dgx-a100", pm.Layout(micro_batch=x), global_batch=8),
-    lambda x: replace(pm.device("A100-SXM4-80GB"), memory_bandwidth_bytes_per_s=x),
-    lambda x: replace(pm.cluster("dgx-a100").levels[0], latency_s=x),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: pm.predict("gpt2-345m", "dgx-a100", "dp=8", global_batch=8 * x),
+        lambda x: pm.predict("gpt2-345m", "dgx-a100", pm.Layout(micro_batch=x), global_batch=8),
+        lambda x: replace(pm.device("A100-SXM4-80GB"), memory_bandwidth_bytes_per_s=x),
+        lambda x: replace(pm.cluster("dgx-a100").levels[0], latency_s=x),
+    ],
+)
 def test_what_is_traced_is_told_where_to_go(make):
     with pytest.raises(PerfModelError, match=r"traced by JAX.*step_time_function") as error:
         jax.jit(make)(1.0)

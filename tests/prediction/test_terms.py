@@ -32,9 +32,17 @@ LAYOUT = Layout(tp=4, pp=2, dp=8, ep=4, zero=1, tp_overlap=True, sequence_parall
 def loaded(cluster: str = "aws-p5", micro_batches: int = 8) -> StepProblem:
     device_and_network = catalog.cluster(cluster)
     levels = tuple(replace(level, contention=0.2) for level in device_and_network.levels)
-    job = Job(global_batch=8 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"),
-              expert_imbalance=1.5, dtype="fp8", fp8_recipe="current", all_reduce_gradients=True,
-              blocking_launches=True, row_kernels="by_reduction")  # fmt: skip
+    job = Job(
+        global_batch=8 * micro_batches,
+        seq_len=2048,
+        eager_kernels=("norm", "activation", "residual"),
+        expert_imbalance=1.5,
+        dtype="fp8",
+        fp8_recipe="current",
+        all_reduce_gradients=True,
+        blocking_launches=True,
+        row_kernels="by_reduction",
+    )
     site = Site(sustained=(("Ampere", 0.15), ("Hopper", 0.15)))
     machine = replace(device_and_network, levels=levels)
     model = replace(catalog.model("gpt3-6.7b"), experts=Experts(count=8, topk=2, ffn_hidden=4096))
@@ -47,9 +55,12 @@ def step_s(problem: StepProblem, layout: Layout = LAYOUT) -> float:
 
 HOST = "waiting for the host"
 OF_HOSTS = (
-    HOST, "hosts that check collectives", "bookkeeping of the host", "expert products launched one by one",
+    HOST,
+    "hosts that check collectives",
+    "bookkeeping of the host",
+    "expert products launched one by one",
     "hosts that wait for every kernel",
-)  # fmt: skip
+)
 SHOWN: dict[str, dict[str, Any]] = {
     "modules recomputed": {"recompute": "selective"},
     "gradients reduced on all ranks": {"overlap_grad_reduce": False},

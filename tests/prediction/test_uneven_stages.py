@@ -91,8 +91,11 @@ def test_a_short_last_stage_pays_for_a_large_head(problem) -> None:
 
 
 def test_batches_of_divisions_equal_single_ones(problem) -> None:
-    layouts = [EVEN.replace(partition=p, recompute_full_layers=r)
-               for p in (None, (9, 8, 8, 7)) for r in (None, (1, 2, 3, 4))]  # fmt: skip
+    layouts = [
+        EVEN.replace(partition=p, recompute_full_layers=r)
+        for p in (None, (9, 8, 8, 7))
+        for r in (None, (1, 2, 3, 4))
+    ]
     together = evaluate(problem, layouts).step_time_s
     assert together == pytest.approx(
         [evaluate(problem, [layout]).step_time_s[0] for layout in layouts], rel=1e-6

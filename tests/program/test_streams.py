@@ -82,17 +82,26 @@ def test_gathers_beside_the_passes_never_take_longer_than_before_them(name: str,
     """In a flush and in a stream of steps, whatever passes, reductions and transfers last; every
     device gathers as much in both."""
     random = np.random.default_rng(seed)
-    whole_s = {(kind, stage): random.exponential(random.choice([0.1, 1.0, 5.0]))
-               for kind in Kind for stage in range(8)}  # fmt: skip
+    whole_s = {
+        (kind, stage): random.exponential(random.choice([0.1, 1.0, 5.0]))
+        for kind in Kind
+        for stage in range(8)
+    }
     whole_s |= {
         (kind, stage): 2.0 for kind in (Kind.OPTIMIZER, Kind.PARAM_GATHER) for stage in range(8)
     }
     spans, gathered = [], []
     for how in ("step", "step_overlap"):
         spec = ProgramSpec(
-            schedule=name, stages=4, micro_batches=8, steps=3 if name in STREAMS else 1,
-            chunks=chunks_of(name), grad_reduce="overlap", segments=2, param_gather=how,
-        )  # fmt: skip
+            schedule=name,
+            stages=4,
+            micro_batches=8,
+            steps=3 if name in STREAMS else 1,
+            chunks=chunks_of(name),
+            grad_reduce="overlap",
+            segments=2,
+            param_gather=how,
+        )
         structure = build(spec)
         parts = np.where(structure.class_segment == WHOLE, 1, spec.segments)
         classes = zip(structure.class_kind.tolist(), structure.class_stage.tolist(), strict=True)

@@ -64,8 +64,11 @@ def shortest_makespan(times: PassTimes, micro_batches: int, limit: int) -> float
     cost = np.zeros(n)
     cost[span] = 1
     result = milp(
-        cost, constraints=LinearConstraint(np.array(rows), lower), integrality=integer, bounds=Bounds(0, upper),
+        cost,
+        constraints=LinearConstraint(np.array(rows), lower),
+        integrality=integer,
+        bounds=Bounds(0, upper),
         options={"time_limit": 60},
-    )  # fmt: skip
+    )
     assert result.status == 0, result.message
     return float(result.fun)

@@ -197,9 +197,12 @@ def test_the_papers_performance_model_beside_the_evaluator(p: int, m: int) -> No
         ProgramSpec(schedule="chimera", stages=p, micro_batches=m, grad_reduce="eager_opt")
     )
     seconds = {
-        Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.GRAD_REDUCE: reduce_s, Kind.SEND_FORWARD: 0.02,
+        Kind.FORWARD: 1.0,
+        Kind.BACKWARD: 2.0,
+        Kind.GRAD_REDUCE: reduce_s,
+        Kind.SEND_FORWARD: 0.02,
         Kind.SEND_BACKWARD: 0.02,
-    }  # fmt: skip
+    }
     durations = np.array([seconds.get(Kind(kind), 0.0) for kind in structure.class_kind])
     assert times(structure, durations).makespan_s == pytest.approx(model.step_s, rel=0.05)
 

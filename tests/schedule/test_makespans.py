@@ -111,9 +111,11 @@ def test_no_pass_starts_later_than_its_order_allows(name: str, p: int, m: int) -
 
 
 @given(
-    name=st.sampled_from([*schedule_names(), "chimera:4", "seq1f1b:3"]), p=st.integers(1, 9), m=st.integers(1, 20),
+    name=st.sampled_from([*schedule_names(), "chimera:4", "seq1f1b:3"]),
+    p=st.integers(1, 9),
+    m=st.integers(1, 20),
     times=st.tuples(*[st.integers(0, 5)] * 3),
-)  # fmt: skip
+)
 def test_facts_are_those_of_an_event_loop(
     name: str, p: int, m: int, times: tuple[int, int, int]
 ) -> None:
@@ -141,9 +143,16 @@ def test_facts_are_those_of_an_event_loop(
 
 @pytest.mark.parametrize(
     ("name", "p", "m", "makespan_s"),
-    [("v-half", 8, 24, 161), ("v-half", 8, 64, 401), ("v-half", 16, 192, 1193), ("v-half", 4, 8, 53),
-     ("v-min", 8, 24, 171), ("v-min", 6, 12, 89), ("v-min", 4, 8, 59)],
-)  # fmt: skip
+    [
+        ("v-half", 8, 24, 161),
+        ("v-half", 8, 64, 401),
+        ("v-half", 16, 192, 1193),
+        ("v-half", 4, 8, 53),
+        ("v-min", 8, 24, 171),
+        ("v-min", 6, 12, 89),
+        ("v-min", 4, 8, 59),
+    ],
+)
 def test_v_shapes_take_as_long_as_their_authors_order(
     name: str, p: int, m: int, makespan_s: int
 ) -> None:

@@ -43,9 +43,15 @@ def read_bytes(serving: Serving) -> float:
 
 @pytest.mark.parametrize(
     ("model", "cluster", "layout"),
-    [("llama3-8b", "dgx-h100", "tp=1"), ("llama3-70b", "dgx-h100", "tp=8"), ("llama2-7b", "dgx-a100", "tp=1"),
-     ("llama3-8b", "l40s-x8", "tp=1"), ("llama3-8b", "hgx-b200", "tp=1"), ("llama3-8b", "mi300x-platform", "tp=1")],
-)  # fmt: skip
+    [
+        ("llama3-8b", "dgx-h100", "tp=1"),
+        ("llama3-70b", "dgx-h100", "tp=8"),
+        ("llama2-7b", "dgx-a100", "tp=1"),
+        ("llama3-8b", "l40s-x8", "tp=1"),
+        ("llama3-8b", "hgx-b200", "tp=1"),
+        ("llama3-8b", "mi300x-platform", "tp=1"),
+    ],
+)
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_token_takes_no_less_than_reading_weights_and_cache(
     model: str, cluster: str, layout: str, batch: int
@@ -94,9 +100,14 @@ def test_more_requests_give_more_tokens_and_wait_longer(model: str, batch: int, 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "layout"),
-    [("mpt-1b", "gcp-a2", "tp=2"), ("llama-4-scout", "alps", "tp=4"), ("pythia-6.9b", "jean-zay-a100", "tp=4"),
-     ("olmo-2-32b", "tpu-v6e-pod", "tp=4"), ("gemma-2b", "mi300x-platform", "tp=2")],
-)  # fmt: skip
+    [
+        ("mpt-1b", "gcp-a2", "tp=2"),
+        ("llama-4-scout", "alps", "tp=4"),
+        ("pythia-6.9b", "jean-zay-a100", "tp=4"),
+        ("olmo-2-32b", "tpu-v6e-pod", "tp=4"),
+        ("gemma-2b", "mi300x-platform", "tp=2"),
+    ],
+)
 def test_twice_the_requests_never_take_less_time_a_token(model: str, cluster: str, layout: str):
     """Nor more than twice as much, where no prompts are read between tokens."""
     steps_s = [serve(model, cluster, layout, batch=1 << n).decode_step_s for n in range(8)]

@@ -37,11 +37,24 @@ SPACE = SearchSpace(
     recompute=("none",),
 )
 LAYOUTS = (
-    "tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=3", "tp=1,pp=4,dp=2,schedule=zb-h1",
-    "tp=1,pp=4,dp=4,vpp=2", "tp=8,pp=2,dp=2", "tp=2,pp=2,dp=2,tp_overlap=true", "tp=2,pp=2,dp=2,recompute=full",
-)  # fmt: skip
-SETTINGS = ("compute_rate=2x", "memory_bandwidth=2x", "inter_node_bandwidth=0.5x", "inter_node_latency=3x",
-            "all_reduce_delay_s=0.001", "host_op_s=0", "memory_bytes=2e10")  # fmt: skip
+    "tp=2,pp=2,dp=2",
+    "tp=2,pp=2,dp=2,micro_batch=2",
+    "tp=4,pp=1,dp=2,zero=3",
+    "tp=1,pp=4,dp=2,schedule=zb-h1",
+    "tp=1,pp=4,dp=4,vpp=2",
+    "tp=8,pp=2,dp=2",
+    "tp=2,pp=2,dp=2,tp_overlap=true",
+    "tp=2,pp=2,dp=2,recompute=full",
+)
+SETTINGS = (
+    "compute_rate=2x",
+    "memory_bandwidth=2x",
+    "inter_node_bandwidth=0.5x",
+    "inter_node_latency=3x",
+    "all_reduce_delay_s=0.001",
+    "host_op_s=0",
+    "memory_bytes=2e10",
+)
 SCHEDULES = (
     "stages 0 | 1\nF0 F1 F2 F3 B0 B1 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n",
     "stages 0 | 1\nF0 F1 F2 F3 B0 B1 B2 B3\nF0 F1 F2 F3 B0 B1 B2 B3\n",

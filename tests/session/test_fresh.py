@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from perfmodel.session import Session
 
 FACTORS = st.sampled_from([0.5, 1.0, 2.0])
-DEVICE = ("peak", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz", "l2_bytes", "memory_bytes",
-          "link_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s")  # fmt: skip
+DEVICE = (
+    "peak",
+    "memory_bandwidth_bytes_per_s",
+    "compute_units",
+    "clock_hz",
+    "l2_bytes",
+    "memory_bytes",
+    "link_bandwidth_bytes_per_s",
+    "host_bandwidth_bytes_per_s",
+)
 LEVEL = ("bandwidth_bytes_per_s", "latency_s")
 
 

@@ -100,15 +100,20 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 def test_only_pure_functions_are_cached(modules: list[tuple[str, ast.Module]]) -> None:
     found = set()
     for module, tree in modules:
-        names = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-                 and node.module == "functools" for a in node.names if a.name in ("cache", "lru_cache")}  # fmt: skip
+        names = {
+            a.asname or a.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "functools"
+            for a in node.names
+            if a.name in ("cache", "lru_cache")
+        }
         assert not any(
             isinstance(n, ast.Attribute) and n.attr in ("cache", "lru_cache")
             for n in ast.walk(tree)
         ), module
         of_functions = {
             id(n): function.name for function in functions(tree) for n in ast.walk(function)
-        }  # fmt: skip
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in names:
                 found.add(f"{module}.{of_functions.get(id(node), node.lineno)}")

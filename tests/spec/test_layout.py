@@ -36,11 +36,19 @@ def test_distsim_notation():
 
 @given(
     st.builds(
-        Layout, tp=degrees, pp=st.integers(2, 64), dp=degrees, vpp=st.integers(1, 4), sequence_parallel=st.booleans(),
-        schedule=st.sampled_from(["1f1b", "gpipe", "interleaved", "breadth-first", "zb-h1"]), zero=st.integers(0, 3),
-        recompute=st.sampled_from(["none", "selective", "full"]), offload=st.booleans(), tp_overlap=st.booleans(),
+        Layout,
+        tp=degrees,
+        pp=st.integers(2, 64),
+        dp=degrees,
+        vpp=st.integers(1, 4),
+        sequence_parallel=st.booleans(),
+        schedule=st.sampled_from(["1f1b", "gpipe", "interleaved", "breadth-first", "zb-h1"]),
+        zero=st.integers(0, 3),
+        recompute=st.sampled_from(["none", "selective", "full"]),
+        offload=st.booleans(),
+        tp_overlap=st.booleans(),
     )
-)  # fmt: skip
+)
 def test_a_layout_keeps_what_it_is_given_and_says_what_runs_otherwise(layout):
     given = {f.name: getattr(layout, f.name) for f in fields(layout)}
     assert Layout(**given) == layout == Layout.parse(str(layout))
@@ -157,11 +165,17 @@ def test_settings_without_effect_are_told(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "dp=8", "tp=2,dp=4,sequence_parallel=true,tp_overlap=true", "pp=4,schedule=zb-v", "pp=4,partition=3-3-3-3",
-        "dp=8,zero=1,replicate=2", "dp=8,zero=3,prefetch=2", "cp=2,dp=4,cp_kind=ulysses", "cp=2,dp=4,cp_balanced=false",
+        "dp=8",
+        "tp=2,dp=4,sequence_parallel=true,tp_overlap=true",
+        "pp=4,schedule=zb-v",
+        "pp=4,partition=3-3-3-3",
+        "dp=8,zero=1,replicate=2",
+        "dp=8,zero=3,prefetch=2",
+        "cp=2,dp=4,cp_kind=ulysses",
+        "cp=2,dp=4,cp_balanced=false",
         "dp=8,ep=2,ep_overlap=true",
     ],
-)  # fmt: skip
+)
 def test_settings_with_effect_are_not(text: str) -> None:
     assert Layout.parse(text).remarks == ()
 

@@ -94,9 +94,17 @@ def test_quantities_are_read_with_their_units(text: str, kind: str, value: float
 
 @pytest.mark.parametrize(
     ("kind", "unit", "value"),
-    [("bandwidth", "B/s", 1.0), ("bandwidth", "Bps", 1.0), ("bandwidth", "bit/s", 1 / 8), ("bandwidth", "b/s", 1 / 8),
-     ("bandwidth", "bps", 1 / 8), ("memory", "B", 1.0), ("memory", "bit", 1 / 8), ("memory", "b", 1 / 8)],
-)  # fmt: skip
+    [
+        ("bandwidth", "B/s", 1.0),
+        ("bandwidth", "Bps", 1.0),
+        ("bandwidth", "bit/s", 1 / 8),
+        ("bandwidth", "b/s", 1 / 8),
+        ("bandwidth", "bps", 1 / 8),
+        ("memory", "B", 1.0),
+        ("memory", "bit", 1 / 8),
+        ("memory", "b", 1 / 8),
+    ],
+)
 def test_prefixes_of_bytes_and_bits_are_a_thousand_or_1024_apart(
     kind: str, unit: str, value: float
 ) -> None:
@@ -142,9 +150,17 @@ def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> N
 
 @pytest.mark.parametrize(
     ("text", "length"),
-    [("4096", 4096), ("128k", 131072), ("8K", 8192), ("1M", 2**20), ("0.5k", 512), ("1", 1), ("95M", 95 * 2**20),
-     ("100000000", 100_000_000)],
-)  # fmt: skip
+    [
+        ("4096", 4096),
+        ("128k", 131072),
+        ("8K", 8192),
+        ("1M", 2**20),
+        ("0.5k", 512),
+        ("1", 1),
+        ("95M", 95 * 2**20),
+        ("100000000", 100_000_000),
+    ],
+)
 def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
     assert parse_length(text) == length
 
@@ -235,17 +251,30 @@ def test_tokens_and_money_are_counted_in_thousands(value: float, text: str) -> N
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3e18, "3 EFLOP/s"), (2e15, "2 PFLOP/s"), (312e12, "312 TFLOP/s"), (1e9, "1 GFLOP/s"), (25e6, "25 MFLOP/s"),
-     (1e3, "1 kFLOP/s"), (999.0, "999 FLOP/s"), (-2e15, "-2 PFLOP/s")],
-)  # fmt: skip
+    [
+        (3e18, "3 EFLOP/s"),
+        (2e15, "2 PFLOP/s"),
+        (312e12, "312 TFLOP/s"),
+        (1e9, "1 GFLOP/s"),
+        (25e6, "25 MFLOP/s"),
+        (1e3, "1 kFLOP/s"),
+        (999.0, "999 FLOP/s"),
+        (-2e15, "-2 PFLOP/s"),
+    ],
+)
 def test_figures_with_units_take_a_prefix_per_thousand(value: float, text: str) -> None:
     assert scaled(value, "FLOP/s") == text
 
 
 def test_figures_have_so_many_significant_digits_and_no_exponent() -> None:
     assert [figure(v) for v in (0.12345, 1.23456, 123.456, 999.96, 1000.4, 1234567.0)] == [
-        "0.1235", "1.235", "123.5", "1000", "1,000", "1,234,567"
-    ]  # fmt: skip
+        "0.1235",
+        "1.235",
+        "123.5",
+        "1000",
+        "1,000",
+        "1,234,567",
+    ]
     assert figure(12.34, 2) == "12"
     assert figure(float("nan")) == figure(float("inf")) == figure(-float("inf")) == "-"
 

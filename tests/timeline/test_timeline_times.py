@@ -76,9 +76,15 @@ def test_devices():
     assert timeline.critical_path().tolist() == [0, 2, 3]
     frame = timeline.to_frame()
     assert frame.loc[2].to_dict() == {
-        "device": 1, "stream": "compute", "kind": "forward", "stage": 0, "segment": 0, "micro_batch": -1,
-        "start_s": 1.0, "end_s": 5.0,
-    }  # fmt: skip
+        "device": 1,
+        "stream": "compute",
+        "kind": "forward",
+        "stage": 0,
+        "segment": 0,
+        "micro_batch": -1,
+        "start_s": 1.0,
+        "end_s": 5.0,
+    }
     assert frame.loc[3, "stream"] == ""
 
 

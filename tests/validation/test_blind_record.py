@@ -114,9 +114,13 @@ def test_sources_seen_before_their_first_look_count_for_no_blind_figure() -> Non
     (line,) = [line for line in page.splitlines() if line.startswith("| a |")]
     assert "| c0ffee |" in line
     assert line.endswith("| after its first look | networks are read |")
-    assert [looked_at(*of, KNOWN) for of in (("b1", "later"), ("c", "later"), ("c", "published"))] == [
-        "before its first look", "never", "from the beginning",
-    ]  # fmt: skip
+    assert [
+        looked_at(*of, KNOWN) for of in (("b1", "later"), ("c", "later"), ("c", "published"))
+    ] == [
+        "before its first look",
+        "never",
+        "from the beginning",
+    ]
 
 
 def test_the_first_collection_has_no_look(tmp_path: Path) -> None:

@@ -70,14 +70,22 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said["offload_layers"] = case.layout.offload_layers
     stated = {name: case.job.value(name) for name in case.stated_job | {"cuda_graphs"}}
     job = case.framework.job(
-        case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, **stated,
-    )  # fmt: skip
+        case.model,
+        case.cluster.device,
+        global_batch=case.job.global_batch,
+        seq_len=case.job.seq_len,
+        dtype=case.job.dtype,
+        **stated,
+    )
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
     return {
-        "model": case.model, "cluster": case.cluster, "layout": text, "global_batch": job.global_batch, "job": job,
+        "model": case.model,
+        "cluster": case.cluster,
+        "layout": text,
+        "global_batch": job.global_batch,
+        "job": job,
         "framework": case.framework.label,
-    }  # fmt: skip
+    }
 
 
 def given(row: dict[str, Any], column: str) -> bool:
@@ -89,8 +97,11 @@ def assert_equal(row: dict[str, Any], told: Any) -> None:
     found = pm.predict(**words(row), site=Site(unstated=unstated_share(row)))
     counter = counter_of(str(row.get("memory_kind") or ""), catalog.framework(found.framework))
     assert (found.step_time_s, found.step_time_lo_s, found.step_time_hi_s, found.fits) == (
-        told.predicted_iter_time_s, told.lo_s, told.hi_s, told.fits,
-    )  # fmt: skip
+        told.predicted_iter_time_s,
+        told.lo_s,
+        told.hi_s,
+        told.fits,
+    )
     assert found.memory_counted_bytes[counter] == told.predicted_peak_memory_bytes
 
 

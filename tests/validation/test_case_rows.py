@@ -61,9 +61,15 @@ def test_recipes_per_row_say_what_weight_gradients_are_of(words, recipe):
 
 @pytest.mark.parametrize(
     ("words", "dtype"),
-    [("bf16 (pure bf16 assumed)", "bf16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16"),
-     ("fp32", "fp32"), ("tf32", "tf32")],
-)  # fmt: skip
+    [
+        ("bf16 (pure bf16 assumed)", "bf16"),
+        ("bfloat16", "bf16"),
+        ("float16", "fp16"),
+        ("half", "fp16"),
+        ("fp32", "fp32"),
+        ("tf32", "tf32"),
+    ],
+)
 def test_other_words_for_element_types(words, dtype):
     assert read_case(ROW | {"dtype": words}).job.dtype == dtype
 
@@ -199,12 +205,19 @@ def test_adapters_exchange_where_the_launch_says_so():
 @pytest.mark.parametrize(
     ("sharding", "zero", "replicate"),
     [
-        ("none", 0, 1), ("DeepSpeed ZeRO-1", 1, 1), ("ZeRO-1 over 4 ranks", 1, 4), ("ZeRO-1 over all ranks", 1, 1),
-        ("FSDP SHARD_GRAD_OP", 2, 1), ("FSDP over 8 data ranks, replicated over the other 2", 3, 2),
-        ("FSDP inside the slice (size 4), data parallel over 4 slice(s)", 3, 4), ("Megatron FSDP group 8", 3, 2),
-        ("HSDP", 3, 2), ("FSDP 16", 3, 1), ("distributed optimizer (distributed fused Adam)", 1, 1),
+        ("none", 0, 1),
+        ("DeepSpeed ZeRO-1", 1, 1),
+        ("ZeRO-1 over 4 ranks", 1, 4),
+        ("ZeRO-1 over all ranks", 1, 1),
+        ("FSDP SHARD_GRAD_OP", 2, 1),
+        ("FSDP over 8 data ranks, replicated over the other 2", 3, 2),
+        ("FSDP inside the slice (size 4), data parallel over 4 slice(s)", 3, 4),
+        ("Megatron FSDP group 8", 3, 2),
+        ("HSDP", 3, 2),
+        ("FSDP 16", 3, 1),
+        ("distributed optimizer (distributed fused Adam)", 1, 1),
     ],
-)  # fmt: skip
+)
 def test_what_replicas_shard_and_over_how_many_of_them(sharding, zero, replicate):
     row = ROW | {
         "zero_stage": None,
@@ -306,9 +319,15 @@ def test_a_name_may_end_with_the_size_of_its_model():
 
 @pytest.mark.parametrize(
     "size",
-    [{"hidden": 4096, "heads": 32}, {"n_experts": 64}, {"top_k": 4}, {"vocab": 32000}, {"layers": 12},
-     {"ffn_hidden": 1024}],
-)  # fmt: skip
+    [
+        {"hidden": 4096, "heads": 32},
+        {"n_experts": 64},
+        {"top_k": 4},
+        {"vocab": 32000},
+        {"layers": 12},
+        {"ffn_hidden": 1024},
+    ],
+)
 @pytest.mark.parametrize(
     "name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseekv2", "grok1-314B", "gpt oss 120b"]
 )
@@ -325,9 +344,18 @@ def test_a_stated_size_wins_over_the_name(name, size):
 
 
 def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_lengths():
-    row = ROW | {"model.decoder_seq_len": 128, "model": "t5-3b", "family": "t5", "layers": 24,
-                 "hidden": 2048,
-                 "heads": 32, "kv_heads": 32, "ffn_hidden": 5120, "seq_len": 512, "vocab": None}  # fmt: skip
+    row = ROW | {
+        "model.decoder_seq_len": 128,
+        "model": "t5-3b",
+        "family": "t5",
+        "layers": 24,
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 32,
+        "ffn_hidden": 5120,
+        "seq_len": 512,
+        "vocab": None,
+    }
     model = read_case(row).model
     assert (model.hidden, model.ffn_hidden, model.head_dim, model.block.gated_ffn) == (
         2048,

@@ -22,8 +22,11 @@ KORTHIKANTI_22B = {
     "recompute": "full", "sequence_parallel": 0, "flash_attention": 0, "measured_iter_time_s": 1.42, "status": "ok",
 }  # fmt: skip
 SELECTIVE = KORTHIKANTI_22B | {
-    "case_id": "k22s", "recompute": "selective", "sequence_parallel": 1, "measured_iter_time_s": 1.10,
-}  # fmt: skip
+    "case_id": "k22s",
+    "recompute": "selective",
+    "sequence_parallel": 1,
+    "measured_iter_time_s": 1.10,
+}
 KORTHIKANTI_175B = KORTHIKANTI_22B | {
     "case_id": "k175", "model": "gpt-175B", "params_b": 174.6, "layers": 96, "hidden": 12288, "heads": 96,
     "ffn_hidden": 49152, "n_devices": 64, "pp": 8, "vpp": 3, "schedule": "interleaved-1f1b", "micro_batch": 1,
@@ -159,14 +162,19 @@ def test_ranks_of_experts_are_read_or_follow(cells, etp):
 @pytest.mark.parametrize(
     ("recompute", "detail", "mode"),
     [
-        ("selective", "selective core_attn", "selective"), ("selective", "selective core_attn+layernorm", "selective"),
-        ("selective", "selective moe_act", "selective"), (None, "remat_policy full", "full"),
-        (None, "remat_policy save_dot_except_mlpwi", "selective"), ("full", "full per block", "full"),
-        (None, "remat_policy minimal", "selective"), ("minimal_flash", None, "selective"),
-        ("minimal_offloaded", None, "selective"), (None, "remat_policy none", "none"),
+        ("selective", "selective core_attn", "selective"),
+        ("selective", "selective core_attn+layernorm", "selective"),
+        ("selective", "selective moe_act", "selective"),
+        (None, "remat_policy full", "full"),
+        (None, "remat_policy save_dot_except_mlpwi", "selective"),
+        ("full", "full per block", "full"),
+        (None, "remat_policy minimal", "selective"),
+        ("minimal_flash", None, "selective"),
+        ("minimal_offloaded", None, "selective"),
+        (None, "remat_policy none", "none"),
         ("none", "none", "none"),
     ],
-)  # fmt: skip
+)
 def test_details_of_recomputation_tell_which_mode_is_nearest(recompute, detail, mode):
     row = KORTHIKANTI_22B | {"recompute": recompute, "recompute_detail": detail}
     assert read_case(row).layout.recompute == mode
@@ -362,10 +370,16 @@ def test_all_published_rows_are_predicted_or_named(data_dir, tmp_path):
 
 def test_selective_checkpointing_of_whole_layers_is_read_from_the_flop_ratio():
     row = KORTHIKANTI_22B | {
-        "framework": "fsdp-compile@2024", "recompute": "selective", "zero_stage": 3, "tp": 1, "dp": 8,
+        "framework": "fsdp-compile@2024",
+        "recompute": "selective",
+        "zero_stage": 3,
+        "tp": 1,
+        "dp": 8,
         "global_batch": 32,
-        "measured_mfu": 0.60, "measured_hfu": 0.70, "flash_attention": 1,
-    }  # fmt: skip
+        "measured_mfu": 0.60,
+        "measured_hfu": 0.70,
+        "flash_attention": 1,
+    }
     layout = read_case(row).layout
     # half of 48: 1 + f / 3 = 7 / 6
     assert (layout.recompute, layout.recompute_full_layers) == (

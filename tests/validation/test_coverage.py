@@ -203,9 +203,12 @@ def test_whole_groups_are_left_out_with_the_sources_that_have_them() -> None:
 
 def test_kinds_of_folds_that_leave_nothing_are_left_out() -> None:
     words = {
-        "framework": np.array(["f", "g"]), "architecture": np.array(["A", "A"]), "year": np.array(["1", "2"]),
-        "model_kind": np.array(["k", "k"]), "source": np.array(["s", "t"]),
-    }  # fmt: skip
+        "framework": np.array(["f", "g"]),
+        "architecture": np.array(["A", "A"]),
+        "year": np.array(["1", "2"]),
+        "model_kind": np.array(["k", "k"]),
+        "source": np.array(["s", "t"]),
+    }
     assert set(folds_of(words)) == {"framework", "year"}
 
 
@@ -226,9 +229,12 @@ def test_what_was_never_seen_is_told() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("gpt3-175b", "decoder"), ("bert-large", "encoder"), ("mixtral-8x7b", "mixture of experts"),
-        ("resnet-50", "convolutions"), ("deepseek-v3", "mixture of experts"),
+        ("gpt3-175b", "decoder"),
+        ("bert-large", "encoder"),
+        ("mixtral-8x7b", "mixture of experts"),
+        ("resnet-50", "convolutions"),
+        ("deepseek-v3", "mixture of experts"),
     ],
-)  # fmt: skip
+)
 def test_kinds_of_models(name: str, kind: str) -> None:
     assert model_kind(model(name)) == kind

@@ -299,9 +299,12 @@ def test_half_gradients_are_kept_beside_wider_ones_only():
 
 def test_a_peak_above_the_device_is_of_another_one():
     runs = pd.DataFrame(
-        {"measured_peak_memory_gb": [70.0, 79.0, 90.0, 90.0], "memory_unit": ["GB", "GiB", "GB", "GB"],
-         "device": ["H100-SXM5-80GB", "H100-SXM5-80GB", "H100-SXM5-80GB", "unheard of"]}
-    )  # fmt: skip
+        {
+            "measured_peak_memory_gb": [70.0, 79.0, 90.0, 90.0],
+            "memory_unit": ["GB", "GiB", "GB", "GB"],
+            "device": ["H100-SXM5-80GB", "H100-SXM5-80GB", "H100-SXM5-80GB", "unheard of"],
+        }
+    )
     assert np.isfinite(memory_bytes(runs)).tolist() == [True, True, False, True]
 
 

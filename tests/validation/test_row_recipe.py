@@ -81,11 +81,16 @@ def test_every_recipe_names_models_and_devices_of_the_catalog():
     ("model", "device", "dtype", "release", "found"),
     [
         ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "25.09", {}),
-        ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "26.04",
-         {"tp_overlap": False, "ep_overlap": True, "expert_dispatcher": "alltoall"}),
+        (
+            "qwen3-235b-a22b",
+            "H100-SXM5-80GB",
+            "current",
+            "26.04",
+            {"tp_overlap": False, "ep_overlap": True, "expert_dispatcher": "alltoall"},
+        ),
         ("nobody's", "H100-SXM5-80GB", "bf16", "26.04", {}),
     ],
-)  # fmt: skip
+)
 def test_a_recipe_is_found_by_model_device_element_type_and_release(
     model, device, dtype, release, found
 ):
@@ -99,10 +104,17 @@ LLAMA = V3 | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "dtype", "release", "layers"), [
-    ("GB200-NVL72", "fp8", "25.09", 40), ("GB200-NVL72", "fp8", "26.04", 40), ("GB200-NVL72", "bf16", "26.02", 20),
-    ("GB300-NVL72", "fp8", "26.06", 20), ("B200-SXM-180GB", "fp8", "25.11", 5), ("B200-SXM-180GB", "fp8", "25.09", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "dtype", "release", "layers"),
+    [
+        ("GB200-NVL72", "fp8", "25.09", 40),
+        ("GB200-NVL72", "fp8", "26.04", 40),
+        ("GB200-NVL72", "bf16", "26.02", 20),
+        ("GB300-NVL72", "fp8", "26.06", 20),
+        ("B200-SXM-180GB", "fp8", "25.11", 5),
+        ("B200-SXM-180GB", "fp8", "25.09", 0),
+    ],
+)
 def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, release, layers):
     row = LLAMA | {"device": device, "dtype": dtype, "recipe_release": f"v{release}"}
     case = read_case(row)

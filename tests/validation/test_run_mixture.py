@@ -28,10 +28,14 @@ ROW = {
     "launch_and_overlap": "overlap_grad_reduce=1; overlap_param_gather=1; tp_comm_overlap=0; layer_cuda_graph=0",
 }  # fmt: skip
 EMPTIED = {
-    "recompute": "recompute", "zero_stage": "zero", "sequence_parallel": "sequence_parallel",
-    "flash_attention": "flash_attention", "micro_batch": "micro_batch", "inter_link": "network",
+    "recompute": "recompute",
+    "zero_stage": "zero",
+    "sequence_parallel": "sequence_parallel",
+    "flash_attention": "flash_attention",
+    "micro_batch": "micro_batch",
+    "inter_link": "network",
     "framework": "framework",
-}  # fmt: skip
+}
 """Cells, and the choice that each leaves open."""
 
 
@@ -43,8 +47,10 @@ def test_a_run_that_states_all_is_one_prediction():
     )
     assert len(run.completions) == 1
     assert (run.step_time_s, run.step_time_lo_s, run.step_time_hi_s) == (
-        alone.step_time_s, alone.step_time_lo_s, alone.step_time_hi_s,
-    )  # fmt: skip
+        alone.step_time_s,
+        alone.step_time_lo_s,
+        alone.step_time_hi_s,
+    )
     assert (run.fits, run.fits_probability) == (alone.fits, alone.fits_probability)
     assert run.memory_counted_bytes == alone.memory_counted_bytes
     assert (run.effects, run.open_deviation) == ((), 0.0)
@@ -227,8 +233,10 @@ def test_the_same_question_has_the_same_answer():
     row = ROW | {"framework": None, "recompute": None, "micro_batch": None}
     first, again = predict_run(row), predict_run(dict(row))
     assert (first.step_time_s, first.assumed, first.weights.tolist()) == (
-        again.step_time_s, again.assumed, again.weights.tolist(),
-    )  # fmt: skip
+        again.step_time_s,
+        again.assumed,
+        again.weights.tolist(),
+    )
 
 
 def test_no_framework_is_a_mixture_of_the_known_ones():
@@ -337,8 +345,11 @@ def test_who_has_memory_to_spare_repeats_less():
     )
 
     def share_without(run) -> float:
-        return sum(w for w, c in zip(run.weights, run.completions, strict=True) if c.layout.recompute == "none"
-                   and not c.layout.recompute_full_layers)  # fmt: skip
+        return sum(
+            w
+            for w, c in zip(run.weights, run.completions, strict=True)
+            if c.layout.recompute == "none" and not c.layout.recompute_full_layers
+        )
 
     assert share_without(roomy) > share_without(tight)
 
@@ -425,13 +436,27 @@ def test_a_run_that_ran_but_cannot_have_fitted_says_so():
 
 
 WORDS = {
-    "global_batch": 64, "seq_len": 8192, "dtype": "bf16", "devices": 16, "framework": "megatron-core@2025",
-    "flash_attention": True, "cuda_graphs": "none",
-}  # fmt: skip
+    "global_batch": 64,
+    "seq_len": 8192,
+    "dtype": "bf16",
+    "devices": 16,
+    "framework": "megatron-core@2025",
+    "flash_attention": True,
+    "cuda_graphs": "none",
+}
 LAYOUT = {
-    "tp": 2, "pp": 1, "dp": 8, "cp": 1, "micro_batch": 1, "recompute": "none", "zero": 1, "sequence_parallel": "true",
-    "overlap_grad_reduce": "true", "overlap_param_gather": "true", "tp_overlap": "false",
-}  # fmt: skip
+    "tp": 2,
+    "pp": 1,
+    "dp": 8,
+    "cp": 1,
+    "micro_batch": 1,
+    "recompute": "none",
+    "zero": 1,
+    "sequence_parallel": "true",
+    "overlap_grad_reduce": "true",
+    "overlap_param_gather": "true",
+    "tp_overlap": "false",
+}
 OF_WORDS = {"zero_stage": "zero", "inter_link": ""}
 """Names of cells in the notation of layouts, where they differ."""
 
@@ -453,8 +478,11 @@ def described(without: str = ""):
 def test_a_job_and_a_row_describe_one_run_alike(cell):
     row, job = predict_run(ROW | {cell: None} if cell else ROW), predict_run(described(cell))
     assert (row.step_time_s, row.step_time_lo_s, row.step_time_hi_s, row.fits_probability) == (
-        job.step_time_s, job.step_time_lo_s, job.step_time_hi_s, job.fits_probability,
-    )  # fmt: skip
+        job.step_time_s,
+        job.step_time_lo_s,
+        job.step_time_hi_s,
+        job.fits_probability,
+    )
     assert row.assumed == job.assumed
 
 
@@ -466,8 +494,10 @@ def test_validate_cases_says_what_predict_run_says():
     site = Site(unstated=told["unstated_share"])
     run = predict_run(row, None, site)
     assert (told["predicted_iter_time_s"], told["lo_s"], told["hi_s"]) == (
-        run.step_time_s, run.step_time_lo_s, run.step_time_hi_s,
-    )  # fmt: skip
+        run.step_time_s,
+        run.step_time_lo_s,
+        run.step_time_hi_s,
+    )
     assert told["assumed"] == ", ".join(run.assumed)
 
 

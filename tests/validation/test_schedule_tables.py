@@ -16,12 +16,21 @@ def test_bubbles_equal_their_formulas() -> None:
 def test_memory_rows_of_chimera_table_2() -> None:
     table = memory_table((8,)).set_index("schedule")
     assert table["weights / M"].to_dict() == {
-        "pipedream": "1 to 8", "pipedream-2bw": "2", "gpipe": "1", "gems": "2", "1f1b": "1", "chimera": "2",
-    }  # fmt: skip
+        "pipedream": "1 to 8",
+        "pipedream-2bw": "2",
+        "gpipe": "1",
+        "gems": "2",
+        "1f1b": "1",
+        "chimera": "2",
+    }
     assert table["activations / Ma"].to_dict() == {
-        "pipedream": "1 to 8", "pipedream-2bw": "1 to 8", "gpipe": "16", "gems": "1", "1f1b": "1 to 8",
+        "pipedream": "1 to 8",
+        "pipedream-2bw": "1 to 8",
+        "gpipe": "16",
+        "gems": "1",
+        "1f1b": "1 to 8",
         "chimera": "5 to 8",
-    }  # fmt: skip
+    }
 
 
 def test_version_differences() -> None:
@@ -37,9 +46,11 @@ def test_zero_bubble_runs(data_dir) -> None:
     assert table.error.abs().mean() < 0.03
     measured = table.groupby("schedule").memory_gb.mean()
     ours = {
-        "1F1B": schedule_facts("1f1b", 8, 24), "ZB-1p": schedule_facts("zb-h1", 8, 24),
-        "1F1B-I": schedule_facts("interleaved", 8, 24, chunks=3), "ZB-2p": schedule_facts("zb-h2", 8, 24),
-    }  # fmt: skip
+        "1F1B": schedule_facts("1f1b", 8, 24),
+        "ZB-1p": schedule_facts("zb-h1", 8, 24),
+        "1F1B-I": schedule_facts("interleaved", 8, 24, chunks=3),
+        "ZB-2p": schedule_facts("zb-h2", 8, 24),
+    }
     assert measured.sort_values().index.tolist() == sorted(
         ours, key=lambda name: ours[name].activations[1]
     )

@@ -136,8 +136,14 @@ def test_plain_sgd_keeps_no_states():
 
 def test_megatron_searches_transformers_only():
     job = Job(global_batch=8, seq_len=1)
-    case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8),
-                catalog.framework("generic"))  # fmt: skip
+    case = Case(
+        "row 1",
+        catalog.model("resnet50"),
+        catalog.cluster("dgx-a100"),
+        job,
+        Layout(dp=8),
+        catalog.framework("generic"),
+    )
     with pytest.raises(
         PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"
     ):

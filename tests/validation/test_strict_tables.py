@@ -46,20 +46,28 @@ def told(case: Case) -> dict[str, Any]:
     kinds = {"Transformer": "transformer", "Mlp": "mlp", "ConvNet": "convnet", "UNet": "unet"}
     levels = [
         {
-            "name": level.name, "size": level.size, "bandwidth_gb_per_s": level.bandwidth_bytes_per_s / 1e9,
-            "latency_us": level.latency_s / 1e-6, "contention": level.contention, "source": level.source,
+            "name": level.name,
+            "size": level.size,
+            "bandwidth_gb_per_s": level.bandwidth_bytes_per_s / 1e9,
+            "latency_us": level.latency_s / 1e-6,
+            "contention": level.contention,
+            "source": level.source,
             "rank_latency_us": level.rank_latency_s / 1e-6,
         }
         for level in case.cluster.levels
-    ]  # fmt: skip
+    ]
     data = {
         "model": model_table(case.model) | {"kind": kinds[type(case.model).__name__]},
-        "cluster": {"name": case.cluster.name, "device": case.cluster.device.name, "levels": levels,
-                    "source": case.cluster.source},
+        "cluster": {
+            "name": case.cluster.name,
+            "device": case.cluster.device.name,
+            "levels": levels,
+            "source": case.cluster.source,
+        },
         "framework": case.framework.label,
         "job": fields,
         "layout": case.stated_layout,
-    }  # fmt: skip
+    }
     return json.loads(json.dumps(data))
 
 
@@ -240,13 +248,16 @@ def test_contradictions_between_columns_are_said(cells, said):
 @pytest.mark.parametrize(
     ("column", "words", "unread"),
     [
-        ("recompute", "selective florp", "florp"), ("recompute_detail", "florp moe_act", "florp"),
-        ("sharding", "FSDP florp", "florp"), ("dtype_recipe", "fp8 florp", "florp"),
-        ("launch_and_overlap", "tp_comm_overlap=1; florp=1", "florp=1"), ("inter_link", "8x 400G florp", "florp"),
+        ("recompute", "selective florp", "florp"),
+        ("recompute_detail", "florp moe_act", "florp"),
+        ("sharding", "FSDP florp", "florp"),
+        ("dtype_recipe", "fp8 florp", "florp"),
+        ("launch_and_overlap", "tp_comm_overlap=1; florp=1", "florp=1"),
+        ("inter_link", "8x 400G florp", "florp"),
         ("intra_link", "NVLink florp", "florp"),
         ("launch_and_overlap", "tp_comm_overlap=perhaps", "tp_comm_overlap=perhaps"),
     ],
-)  # fmt: skip
+)
 def test_words_that_are_not_understood_are_named_and_not_used(column, words, unread):
     case = read_case(ROW | {column: words})
     assert f"{column} {unread!r} not understood" in case.assumed
@@ -255,8 +266,13 @@ def test_words_that_are_not_understood_are_named_and_not_used(column, words, unr
 
 
 def test_every_cell_of_both_collections_is_understood_or_a_number_of_a_part(data_dir):
-    vocabularies = {"dtype": DTYPE, "dtype_recipe": DTYPE, "recompute": RECOMPUTE, "recompute_detail": RECOMPUTE,
-                    "sharding": SHARDING}  # fmt: skip
+    vocabularies = {
+        "dtype": DTYPE,
+        "dtype_recipe": DTYPE,
+        "recompute": RECOMPUTE,
+        "recompute_detail": RECOMPUTE,
+        "sharding": SHARDING,
+    }
     for folder in ("published", "published2"):
         for path in sorted((data_dir / folder).glob("*.csv")):
             table = pd.read_csv(path, low_memory=False)
@@ -316,15 +332,20 @@ def test_the_record_has_its_notes_in_columns_once():
 
 
 ADDS_NOTHING = {
-    "inter_link": None, "inter_link_as_stated": None, "recompute_detail": (RECOMPUTE, {"none", "full", "selective"}),
+    "inter_link": None,
+    "inter_link_as_stated": None,
+    "recompute_detail": (RECOMPUTE, {"none", "full", "selective"}),
     "sharding": (SHARDING, {"zero 0", "zero 1", "zero 2", "zero 3", "stage"}),
     "dtype_recipe": (DTYPE, {"bf16", "fp16", "fp32", "tf32", "fp8", "int8", "fp4"}),
-}  # fmt: skip
+}
 """By column of words, what it may say without saying more than the columns of numbers beside it."""
 WORDS_AND_NUMBERS = {
-    "inter_link": ("nics_per_node", "nic_gbit_per_s"), "inter_link_as_stated": ("nics_per_node", "nic_gbit_per_s"),
-    "sharding": ("zero_stage",), "recompute_detail": ("recompute",), "dtype_recipe": ("dtype",),
-}  # fmt: skip
+    "inter_link": ("nics_per_node", "nic_gbit_per_s"),
+    "inter_link_as_stated": ("nics_per_node", "nic_gbit_per_s"),
+    "sharding": ("zero_stage",),
+    "recompute_detail": ("recompute",),
+    "dtype_recipe": ("dtype",),
+}
 
 
 def _adds_nothing(column: str, words: str) -> bool:

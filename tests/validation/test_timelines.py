@@ -38,10 +38,18 @@ def two_stage_step() -> Structure:
     pred.append([place[0, 3], place[1, 3]])
     n = len(duration)
     return Structure(
-        duration=np.array(duration), pred=np.array(pred), lag=np.zeros((n, 2), np.int32), stream=np.array(stream),
-        micro_batch=np.array(micro_batch), class_kind=np.array(kinds), class_stage=np.array([0, 0, 1, 0, 1]),
-        class_segment=np.zeros(5, np.int32), alloc=np.zeros(n, np.int32), free=np.zeros(n, np.int32), devices=2,
-    )  # fmt: skip
+        duration=np.array(duration),
+        pred=np.array(pred),
+        lag=np.zeros((n, 2), np.int32),
+        stream=np.array(stream),
+        micro_batch=np.array(micro_batch),
+        class_kind=np.array(kinds),
+        class_stage=np.array([0, 0, 1, 0, 1]),
+        class_segment=np.zeros(5, np.int32),
+        alloc=np.zeros(n, np.int32),
+        free=np.zeros(n, np.int32),
+        devices=2,
+    )
 
 
 def oracle(

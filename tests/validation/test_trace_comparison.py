@@ -116,8 +116,11 @@ def test_what_the_measurement_does_not_tell_apart_is_not_compared_apart() -> Non
     found = compare_traces(predicted, coarse)
     assert found.matched_by == "phase"
     assert found.errors.stages[["device", "phase", "micro_batch"]].to_numpy().tolist() == [
-        [0, "backward", -1], [0, "forward", -1], [1, "backward", -1], [1, "forward", -1],
-    ]  # fmt: skip
+        [0, "backward", -1],
+        [0, "forward", -1],
+        [1, "backward", -1],
+        [1, "forward", -1],
+    ]
 
 
 def test_traces_of_programs_match_by_name(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ LAYOUT = "tp=2,pp=2,dp=2,micro_batch=1,recompute=full"
 @pytest.fixture(scope="module")
 def events() -> list[dict[str, Any]]:
     problem = Problem(
-        model=pm.catalog.model("gpt3-125m"), cluster=pm.catalog.cluster("dgx-a100"),
-        job=pm.Job(global_batch=4, seq_len=512), devices=8,
-    )  # fmt: skip
+        model=pm.catalog.model("gpt3-125m"),
+        cluster=pm.catalog.cluster("dgx-a100"),
+        job=pm.Job(global_batch=4, seq_len=512),
+        devices=8,
+    )
     found = pm.predict(problem, layout=LAYOUT, timeline=True)
     return trace_events(found, every_pass=True, every_rank=True)["traceEvents"]
 
@@ -35,9 +37,13 @@ def _passes(events: list[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
 def _inside(events: list[dict[str, Any]], one: dict[str, Any]) -> list[dict[str, Any]]:
     end, slack = one["ts"] + one["dur"], 1e-6 * (one["ts"] + one["dur"])
     return [
-        e for e in events if e.get("cat") == "inside" and e["pid"] == one["pid"]
-        and one["ts"] - slack <= e["ts"] and e["ts"] + e["dur"] <= end + slack
-    ]  # fmt: skip
+        e
+        for e in events
+        if e.get("cat") == "inside"
+        and e["pid"] == one["pid"]
+        and one["ts"] - slack <= e["ts"]
+        and e["ts"] + e["dur"] <= end + slack
+    ]
 
 
 def test_every_rank_does_what_its_stage_does(events: list[dict[str, Any]]) -> None:

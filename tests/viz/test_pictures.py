@@ -34,10 +34,15 @@ def texts(figure):
     figure.draw(renderer)
     found = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
     ticks = {
-        t for axis in figure.axes for side in (axis.xaxis, axis.yaxis)
-        for tick in (*side.get_major_ticks(), *side.get_minor_ticks()) for t in (tick.label1, tick.label2)
-        if not side.get_view_interval()[0] - 1e-9 <= tick.get_loc() <= side.get_view_interval()[1] + 1e-9
-    }  # fmt: skip
+        t
+        for axis in figure.axes
+        for side in (axis.xaxis, axis.yaxis)
+        for tick in (*side.get_major_ticks(), *side.get_minor_ticks())
+        for t in (tick.label1, tick.label2)
+        if not side.get_view_interval()[0] - 1e-9
+        <= tick.get_loc()
+        <= side.get_view_interval()[1] + 1e-9
+    }
     return [(t.get_text(), t.get_window_extent(renderer)) for t in found if t not in ticks]
 
 
@@ -139,8 +144,9 @@ def test_bars_sum_to_the_step_time(width):
 @given(arrays(int, st.tuples(st.integers(1, 25), st.integers(1, 3)), elements=st.integers(0, 5)))
 def test_non_dominated_points_are_those_that_no_other_beats(points):
     beaten = [
-        any((other <= point).all() and (other < point).any() for other in points) for point in points
-    ]  # fmt: skip
+        any((other <= point).all() and (other < point).any() for other in points)
+        for point in points
+    ]
     np.testing.assert_array_equal(viz.non_dominated(points.astype(float)), ~np.array(beaten))
 
 
@@ -175,10 +181,17 @@ def test_roofline_holds_every_kernel_under_its_roof(width):
     device = catalog.device("a100-sxm4-80gb")
     table = pd.DataFrame(
         {
-            "device": device.name, "op_family": "gemm", "op": "linear", "dtype": "bf16", "source": "x",
-            "m": [128, 4096], "n": [4096, 4096], "k": [4096, 4096], "time_us": [30.0, 600.0],
+            "device": device.name,
+            "op_family": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "source": "x",
+            "m": [128, 4096],
+            "n": [4096, 4096],
+            "k": [4096, 4096],
+            "time_us": [30.0, 600.0],
         }
-    )  # fmt: skip
+    )
     work = measured_work(table, device)
     np.testing.assert_allclose(work["flops"], [2 * 128 * 4096**2, 2 * 4096**3])
     figure = viz.draw_roofline(device, work, width)
@@ -198,8 +211,15 @@ def test_roofline_holds_every_kernel_under_its_roof(width):
 @pytest.mark.parametrize("width", ["column", "page"])
 def test_parity_draws_every_row_with_its_interval(width):
     measured = np.geomspace(1e-5, 1e-1, 40)
-    rows = pd.DataFrame({"group": np.repeat(["gemm", "memory"], 20), "measured_s": measured,
-                         "predicted_s": 1.1 * measured, "lo_s": 0.95 * measured, "hi_s": 1.3 * measured})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "group": np.repeat(["gemm", "memory"], 20),
+            "measured_s": measured,
+            "predicted_s": 1.1 * measured,
+            "lo_s": 0.95 * measured,
+            "hi_s": 1.3 * measured,
+        }
+    )
     figure = viz.draw_parity(rows, width)
     for axis, part in zip(figure.axes, (measured[:20], measured[20:]), strict=False):
         points = next(c for c in axis.collections if isinstance(c, PathCollection)).get_offsets()
@@ -261,8 +281,9 @@ def test_links_are_busy_as_long_as_their_slices(prediction, width):
     )
     figure = viz.draw_link_utilisation(prediction, width)
     assert [axis.get_title("left").split(":")[0] for axis in figure.axes[:2]] == [
-        "pipeline transfers", "data-parallel collectives",
-    ]  # fmt: skip
+        "pipeline transfers",
+        "data-parallel collectives",
+    ]
     assert_legible(figure)
 
 

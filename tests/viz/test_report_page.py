@@ -56,10 +56,12 @@ def test_a_thousand_layouts_are_painted_sorted_and_filtered_within_a_second(thou
     for _ in range(2):
         page = open_page(html)
         page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-        painted.append(page.evaluate(
-            "Math.max(performance.getEntriesByName('first-contentful-paint')[0].startTime,"
-            " performance.timing.loadEventEnd - performance.timing.navigationStart)"
-        ))  # fmt: skip
+        painted.append(
+            page.evaluate(
+                "Math.max(performance.getEntriesByName('first-contentful-paint')[0].startTime,"
+                " performance.timing.loadEventEnd - performance.timing.navigationStart)"
+            )
+        )
     assert len(visible(page)) == 1000
     assert min(painted) < 1000
     head = "document.querySelector('th.memory_bytes').click()"
@@ -167,8 +169,10 @@ def test_sliders_hold_to_exact_steps_and_tell_their_error(made, open_page):
     )
     at = next(i for i, knob in enumerate(machine["knobs"]) if knob["name"] == "compute_rate")
     expected = [row["step_s"] * row["ratio"][at][0] for row in made.data["rows"]]
-    assert page.evaluate("perfmodelReport.rows.map((row) => row.step_s * perfmodelReport.changed(row,"
-                         " perfmodelReport.state.at))") == pytest.approx(expected)  # fmt: skip
+    assert page.evaluate(
+        "perfmodelReport.rows.map((row) => row.step_s * perfmodelReport.changed(row,"
+        " perfmodelReport.state.at))"
+    ) == pytest.approx(expected)
     assert page.is_visible("#table td.now_s")
 
 

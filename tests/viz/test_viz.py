@@ -84,8 +84,13 @@ def test_kernels_lie_in_blocks_and_blocks_in_passes(prediction):
         ]
         assert one["args"]["inside"] == own["args"]["event"]
         assert one["ts"] + one["dur"] <= own["ts"] + own["dur"] * (1 + 1e-12)
-        kernels = [e for e in inside if "count" in e["args"] and e["pid"] == one["pid"]
-                   and one["ts"] <= e["ts"] < one["ts"] + one["dur"] - 1e-9]  # fmt: skip
+        kernels = [
+            e
+            for e in inside
+            if "count" in e["args"]
+            and e["pid"] == one["pid"]
+            and one["ts"] <= e["ts"] < one["ts"] + one["dur"] - 1e-9
+        ]
         assert kernels
         assert sum(e["dur"] for e in kernels) <= one["dur"] * (1 + 1e-9)
         held.append(own["ts"])

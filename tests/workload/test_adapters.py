@@ -145,10 +145,16 @@ def _trained(modules, **job):
 
 HIDDEN, KEYS, FFN = NET.hidden, NET.kv_heads * NET.head_dim, NET.ffn_hidden
 SIDES = {
-    "linear_qkv": 2 * HIDDEN + 2 * KEYS, "q_proj": 2 * HIDDEN, "k_proj": HIDDEN + KEYS, "v_proj": HIDDEN + KEYS,
-    "linear_proj": 2 * HIDDEN, "linear_fc1": HIDDEN + 2 * FFN, "gate_proj": HIDDEN + FFN, "up_proj": HIDDEN + FFN,
+    "linear_qkv": 2 * HIDDEN + 2 * KEYS,
+    "q_proj": 2 * HIDDEN,
+    "k_proj": HIDDEN + KEYS,
+    "v_proj": HIDDEN + KEYS,
+    "linear_proj": 2 * HIDDEN,
+    "linear_fc1": HIDDEN + 2 * FFN,
+    "gate_proj": HIDDEN + FFN,
+    "up_proj": HIDDEN + FFN,
     "linear_fc2": FFN + HIDDEN,
-}  # fmt: skip
+}
 """Inputs and outputs of every product of a layer."""
 
 

@@ -524,18 +524,26 @@ def test_batch_norms_of_channels_last_images_move_three_and_five_tensors():
 @pytest.mark.parametrize(
     ("name", "shard", "message"),
     [
-        ("gpt3-175b", {"tp": 5}, r"96 attention heads are not divisible by tp=5; choose tp among 1, 2, 3, 4, 6"),
+        (
+            "gpt3-175b",
+            {"tp": 5},
+            r"96 attention heads are not divisible by tp=5; choose tp among 1, 2, 3, 4, 6",
+        ),
         ("llama3-70b", {"tp": 64, "micro_batch": 1}, None),
         ("llama2-34b", {"tp": 3}, r"64 attention heads are not divisible by tp=3"),
         ("gpt3-175b", {"cp": 3}, r"sequence length 2048 is not divisible by 3 \(cp\)"),
         ("bert-large", {"cp": 3}, r"sequence length 512 is not divisible by 3 \(cp\)"),
-        ("mixtral-8x7b", {"ep": 3}, r"8 experts are not divisible by ep=3; choose ep among 1, 2, 4, 8"),
+        (
+            "mixtral-8x7b",
+            {"ep": 3},
+            r"8 experts are not divisible by ep=3; choose ep among 1, 2, 4, 8",
+        ),
         ("mixtral-8x7b", {"ep": 2, "tp": 2}, r"need sequence_parallel=true"),
         ("resnet-50", {"tp": 2}, r"tp=2 must be 1 for a convolutional network"),
         ("mlp-1b", {"tp": 3}, r"hidden=8192 is not divisible by tp=3"),
         ("mlp-1b", {"cp": 2}, r"cp=2 and ep=1 must be 1"),
     ],
-)  # fmt: skip
+)
 def test_a_shard_that_does_not_divide_is_refused_with_a_remedy(name, shard, message):
     net = model(name)
     job = Job(global_batch=1, seq_len=net.seq_len)

@@ -159,8 +159,9 @@ def test_context_parallel_ring(cp):
 def test_context_parallel_gathers(cp):
     whole = 2 * B * S * 2 * H / 2
     for kind, backward in (
-        ("all_gather", {"all_gather": 1, "reduce_scatter": 1}), ("gathered_ring", {"all_gather": 1, "send_recv": cp}),
-    ):  # fmt: skip
+        ("all_gather", {"all_gather": 1, "reduce_scatter": 1}),
+        ("gathered_ring", {"all_gather": 1, "send_recv": cp}),
+    ):
         block = layer(cp=cp, cp_kind=kind, tp=2, micro_batch=B)
         (gather,) = (c for c in block.forward_comm if c.group == "cp")
         assert (gather.collective, gather.bytes, gather.count) == ("all_gather", whole, 1)

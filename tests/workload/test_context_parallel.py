@@ -62,10 +62,16 @@ def test_last_rank_of_a_contiguous_split_sees_nearly_twice_the_mean(kind, cp):
 def test_steps_are_merged_and_eager_merges_are_chains():
     def merges(**job):
         plain, ring = (
-            [op for op, n in blocks(LLAMA, Job(global_batch=1, seq_len=8192, **job), Shard(cp=4, cp_kind=kind))[1][
-                0].forward for _ in range(n) if op.family == "memory"]
+            [
+                op
+                for op, n in blocks(
+                    LLAMA, Job(global_batch=1, seq_len=8192, **job), Shard(cp=4, cp_kind=kind)
+                )[1][0].forward
+                for _ in range(n)
+                if op.family == "memory"
+            ]
             for kind in ("all_gather", "ring")
-        )  # fmt: skip
+        )
         return len(ring) - len(plain)
 
     assert merges() == 3

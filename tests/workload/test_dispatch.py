@@ -40,9 +40,15 @@ def drawn(parts, choice, seed=0, tokens=20_000):
 
 @pytest.mark.parametrize(
     ("parts", "choice"),
-    [(8, ExpertChoice(8)), (16, ExpertChoice(2)), (2, ExpertChoice(8)), (8, ExpertChoice(8, 8, 4)),
-     (4, ExpertChoice(8, 4, 2)), (2, ExpertChoice(6, 8, 3))],
-)  # fmt: skip
+    [
+        (8, ExpertChoice(8)),
+        (16, ExpertChoice(2)),
+        (2, ExpertChoice(8)),
+        (8, ExpertChoice(8, 8, 4)),
+        (4, ExpertChoice(8, 4, 2)),
+        (2, ExpertChoice(6, 8, 3)),
+    ],
+)
 def test_ranks_that_a_token_reaches(parts, choice):
     assert choice.reached(parts) == pytest.approx(drawn(parts, choice), rel=0.03)
 
@@ -124,9 +130,13 @@ def test_a_relayed_exchange_takes_as_long_as_its_longer_part():
     inside = Collective(collective="all_to_all", bytes=4e8, num_ranks=8, ranks_per_node=8)
     short, longer, relayed, no_more = (
         event_times([op], machine, kernels, prices).time_s.item()
-        for op in (over, inside, Collective(**vars_of(over) | {"relayed_bytes": 4e8}),
-                   Collective(**vars_of(over) | {"relayed_bytes": 1.0}))
-    )  # fmt: skip
+        for op in (
+            over,
+            inside,
+            Collective(**vars_of(over) | {"relayed_bytes": 4e8}),
+            Collective(**vars_of(over) | {"relayed_bytes": 1.0}),
+        )
+    )
     assert longer > short
     assert relayed == longer
     assert no_more == short

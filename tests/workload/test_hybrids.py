@@ -141,11 +141,13 @@ def test_hybrids_are_predicted():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"mixers": "MEX"}, "a letter per layer"), ({"mixers": "M"}, "a letter per layer"),
-        ({"mamba": None}, "give mamba if mixers has a M"), ({"mixers": "**"}, "give mamba if mixers has a M"),
+        ({"mixers": "MEX"}, "a letter per layer"),
+        ({"mixers": "M"}, "a letter per layer"),
+        ({"mamba": None}, "give mamba if mixers has a M"),
+        ({"mixers": "**"}, "give mamba if mixers has a M"),
         ({"mixers": "ME"}, "experts for E"),
     ],
-)  # fmt: skip
+)
 def test_mixers_that_do_not_fit_the_model(changes, says):
     with pytest.raises(PerfModelError, match=says):
         replace(SMALL, **changes)

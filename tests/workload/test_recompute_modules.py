@@ -129,10 +129,19 @@ def test_up_projections_of_latent_attention():
 
 def test_more_modules_take_longer_and_less_memory():
     found = [
-        predict(LLAMA, "dgx-h100", "tp=2,dp=4,zero=1,recompute=selective",
-                job=replace(JOB, global_batch=8, recompute_modules=modules))
-        for modules in ((), ("core_attn",), ("core_attn", "layernorm"), ("core_attn", "layernorm", "mlp"))
-    ]  # fmt: skip
+        predict(
+            LLAMA,
+            "dgx-h100",
+            "tp=2,dp=4,zero=1,recompute=selective",
+            job=replace(JOB, global_batch=8, recompute_modules=modules),
+        )
+        for modules in (
+            (),
+            ("core_attn",),
+            ("core_attn", "layernorm"),
+            ("core_attn", "layernorm", "mlp"),
+        )
+    ]
     times, memory = [p.step_time_s for p in found], [p.memory.activations for p in found]
     assert times == sorted(times)
     assert len(set(times)) == 4

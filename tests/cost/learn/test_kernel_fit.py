@@ -31,9 +31,16 @@ from perfmodel.files import UNSEALED, sealed
 from perfmodel.ops import Gemm
 
 TINY = Recipe(
-    name="gemm", family="gemm", hidden=(8, 8, 8), stack_size=2, table_size=1, steps=40, batch=32, refit_steps=20,
+    name="gemm",
+    family="gemm",
+    hidden=(8, 8, 8),
+    stack_size=2,
+    table_size=1,
+    steps=40,
+    batch=32,
+    refit_steps=20,
     left_out_steps=20,
-)  # fmt: skip
+)
 
 
 def gemm_table(rows: int = 80, seed: int = 0) -> pd.DataFrame:
@@ -45,10 +52,19 @@ def gemm_table(rows: int = 80, seed: int = 0) -> pd.DataFrame:
     time_us = 5 + 2.0 * m * n * k / (0.7 * peak) * 1e6
     return pd.DataFrame(
         {
-            "source": "lab", "device": name, "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": m, "n": n,
-            "k": k, "pass": "fwd", "software": "torch", "time_us": time_us * np.exp(0.01 * rng.standard_normal(rows)),
+            "source": "lab",
+            "device": name,
+            "op_family": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "m": m,
+            "n": n,
+            "k": k,
+            "pass": "fwd",
+            "software": "torch",
+            "time_us": time_us * np.exp(0.01 * rng.standard_normal(rows)),
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -35,20 +35,41 @@ SIZE = st.integers(1, 4096)
 DTYPES = st.sampled_from(["bf16", "fp16", "fp32", "tf32", "fp64", "fp8", "int8"])
 
 gemms = st.builds(
-    Gemm, op=st.sampled_from(["linear", "bmm", "grouped_linear"]), m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 64),
-    groups=st.integers(1, 16), dtype=DTYPES, accumulate=st.booleans(),
+    Gemm,
+    op=st.sampled_from(["linear", "bmm", "grouped_linear"]),
+    m=SIZE,
+    n=SIZE,
+    k=SIZE,
+    batch=st.integers(1, 64),
+    groups=st.integers(1, 16),
+    dtype=DTYPES,
+    accumulate=st.booleans(),
     pass_=st.sampled_from(["fwd", "bwd", "dgrad", "wgrad", "bwd_one_gemm"]),
-)  # fmt: skip
+)
 attentions = st.builds(
-    Attention, batch=SIZE, heads=st.sampled_from([8, 16, 32]), kv_heads=st.sampled_from([1, 4, 8]),
-    seq_q=st.one_of(SIZE, st.just(1)), seq_kv=st.one_of(SIZE, st.just(1)), head_dim=st.sampled_from([64, 128]),
-    head_dim_v=st.sampled_from([0, 64, 512]), causal=st.booleans(), window=st.one_of(st.just(0), SIZE), dtype=DTYPES,
-    phase=st.sampled_from(["training", "prefill", "decode"]), pass_=st.sampled_from(["fwd", "bwd"]),
-)  # fmt: skip
+    Attention,
+    batch=SIZE,
+    heads=st.sampled_from([8, 16, 32]),
+    kv_heads=st.sampled_from([1, 4, 8]),
+    seq_q=st.one_of(SIZE, st.just(1)),
+    seq_kv=st.one_of(SIZE, st.just(1)),
+    head_dim=st.sampled_from([64, 128]),
+    head_dim_v=st.sampled_from([0, 64, 512]),
+    causal=st.booleans(),
+    window=st.one_of(st.just(0), SIZE),
+    dtype=DTYPES,
+    phase=st.sampled_from(["training", "prefill", "decode"]),
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)
 memory = st.builds(
-    MemoryBound, op=st.sampled_from(["gelu", "layer_norm", "never_heard_of"]), rows=SIZE, hidden=SIZE,
-    n_inputs=st.integers(1, 4), dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"]),
-)  # fmt: skip
+    MemoryBound,
+    op=st.sampled_from(["gelu", "layer_norm", "never_heard_of"]),
+    rows=SIZE,
+    hidden=SIZE,
+    n_inputs=st.integers(1, 4),
+    dtype=DTYPES,
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)
 embeddings = st.builds(
     Embedding,
     tokens=SIZE,
@@ -71,11 +92,19 @@ convolutions = st.builds(
     pass_=st.sampled_from(["fwd", "bwd", "dgrad", "wgrad"]),
 )  # fmt: skip
 experts = st.builds(
-    MoE, op=st.sampled_from(["moe", "moe_ffn", "moe_nongated"]), tokens=SIZE, hidden=SIZE, inter=SIZE,
-    topk=st.integers(1, 8), experts=st.sampled_from([1, 2, 8, 64, 256]), moe_tp=st.sampled_from([1, 2, 8]),
-    moe_ep=st.sampled_from([1, 2, 8]), distribution=st.sampled_from(["balanced", "power_law_1.2"]), dtype=DTYPES,
+    MoE,
+    op=st.sampled_from(["moe", "moe_ffn", "moe_nongated"]),
+    tokens=SIZE,
+    hidden=SIZE,
+    inter=SIZE,
+    topk=st.integers(1, 8),
+    experts=st.sampled_from([1, 2, 8, 64, 256]),
+    moe_tp=st.sampled_from([1, 2, 8]),
+    moe_ep=st.sampled_from([1, 2, 8]),
+    distribution=st.sampled_from(["balanced", "power_law_1.2"]),
+    dtype=DTYPES,
     pass_=st.sampled_from(["fwd", "bwd"]),
-)  # fmt: skip
+)
 
 
 @given(st.one_of(gemms, attentions, memory, embeddings, optimisers, convolutions, experts))
@@ -288,13 +317,16 @@ def test_transforms_pad_images_to_whole_tiles() -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        Gemm(m=100, n=200, k=300), Attention(batch=2, heads=8, kv_heads=8, seq_q=300, seq_kv=300, head_dim=64),
-        MemoryBound(op="gelu", rows=100, hidden=77), Embedding(tokens=9, hidden=64, vocab=100),
-        OptimizerStep(n_params=10**6), Convolution(batch=2, c_in=3, h_in=32, w_in=32, c_out=8, k_h=3, k_w=3),
+        Gemm(m=100, n=200, k=300),
+        Attention(batch=2, heads=8, kv_heads=8, seq_q=300, seq_kv=300, head_dim=64),
+        MemoryBound(op="gelu", rows=100, hidden=77),
+        Embedding(tokens=9, hidden=64, vocab=100),
+        OptimizerStep(n_params=10**6),
+        Convolution(batch=2, c_in=3, h_in=32, w_in=32, c_out=8, k_h=3, k_w=3),
         MoE(tokens=64, hidden=512, inter=1024, topk=2, experts=8),
     ],
     ids=lambda op: op.family,
-)  # fmt: skip
+)
 def test_numpy_and_jax_agree(op: KernelOp) -> None:
     rows = rows_from_ops([op, op])
     machine = machine_of([FIGURES], np.zeros(2, int), rows.dtypes)

@@ -64,10 +64,12 @@ dist.scatter(
 assert share.tolist() == [float(rank)] * 2
 
 message = torch.full((2,), float(rank))
-requests = dist.batch_isend_irecv([
-    dist.P2POp(dist.isend, torch.full((2,), 7.0), (rank + 1) % size),
-    dist.P2POp(dist.irecv, message, (rank - 1) % size),
-])  # fmt: skip
+requests = dist.batch_isend_irecv(
+    [
+        dist.P2POp(dist.isend, torch.full((2,), 7.0), (rank + 1) % size),
+        dist.P2POp(dist.irecv, message, (rank - 1) % size),
+    ]
+)
 for request in requests:
     request.wait()
 assert message.tolist() == ([7.0] * 2 if (rank - 1) % size in real else [0.0] * 2)

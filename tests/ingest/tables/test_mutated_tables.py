@@ -17,12 +17,25 @@ KERNELS = {
     "batch": 1, "pass": "fwd", "time_us": 12.5, "n_repeats": 10,
 }  # fmt: skip
 COLLECTIVES = {
-    "device": "A100", "collective": "all_reduce", "num_ranks": 8, "ranks_per_node": 8, "bytes": 1024, "dtype": "bf16",
+    "device": "A100",
+    "collective": "all_reduce",
+    "num_ranks": 8,
+    "ranks_per_node": 8,
+    "bytes": 1024,
+    "dtype": "bf16",
     "time_us": 20.0,
-}  # fmt: skip
+}
 PRICES = {"collective": "all_reduce", "ranks": 4, "bytes": 1024, "time_s": 1e-4, "core_s": 1e-5}
-RUNS = {"case_id": "a", "source": "s", "device": "A100", "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1,
-        "measured_iter_time_s": 1.0}  # fmt: skip
+RUNS = {
+    "case_id": "a",
+    "source": "s",
+    "device": "A100",
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "micro_batch": 1,
+    "measured_iter_time_s": 1.0,
+}
 READERS = {
     "kernels": (KERNELS, read_table),
     "collectives": (COLLECTIVES, read_table),

@@ -32,9 +32,18 @@ from perfmodel.spec import Framework, Job, Layout, Transformer
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ_LEN, BATCH = 10, 64, 4, 512, 16, 8
 SIZE = TransformerSize(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq_len=SEQ_LEN)
 MODEL = Transformer(
-    name="small", layers=LAYERS, hidden=HIDDEN, heads=HEADS, kv_heads=HEADS, head_dim=HIDDEN // HEADS,
-    ffn_hidden=4 * HIDDEN, vocab=VOCAB, seq_len=SEQ_LEN, tied_embeddings=False, dropout=False,
-)  # fmt: skip
+    name="small",
+    layers=LAYERS,
+    hidden=HIDDEN,
+    heads=HEADS,
+    kv_heads=HEADS,
+    head_dim=HIDDEN // HEADS,
+    ffn_hidden=4 * HIDDEN,
+    vocab=VOCAB,
+    seq_len=SEQ_LEN,
+    tied_embeddings=False,
+    dropout=False,
+)
 JOB = Job(
     global_batch=BATCH, seq_len=SEQ_LEN, dtype="fp32", grad_dtype="fp32", stops_recompute=True
 )
@@ -133,9 +142,14 @@ def composed(
     """One step of a layout; collectives of kinds that are `free` take no time."""
     prices = Prices(free)
     problem = StepProblem(
-        model=model, job=JOB, cluster=CLUSTER, kernels=prices, collectives=prices, framework=FRAMEWORK,
+        model=model,
+        job=JOB,
+        cluster=CLUSTER,
+        kernels=prices,
+        collectives=prices,
+        framework=FRAMEWORK,
         site=Site(skew=0.0),  # ranks of a program reach its collectives together
-    )  # fmt: skip
+    )
     (layout_batch,) = layout_batches(problem, [layout])
     # programs have no norm of the gradient, for which a prediction lets the updates of all ranks
     # wait, and are of one step, where a prediction of a schedule without a flush is of a stream of

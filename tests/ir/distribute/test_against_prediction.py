@@ -513,6 +513,11 @@ def test_experts_exchange_tokens_alike(dp: int, ep: int, pp: int) -> None:
     events, want = layout_batch.composed[0].events, dict[str, Counter[Op]]()
     for name, phase in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD_INPUT)):
         counts = layout_batch.program.counts[0].sum(axis=0) @ events.counts[:, phase]
-        want[name] = Counter({op: round(n) for op, n in zip(events.ops, counts, strict=True)
-                              if isinstance(op, Collective) and op.collective == "all_to_all"})  # fmt: skip
+        want[name] = Counter(
+            {
+                op: round(n)
+                for op, n in zip(events.ops, counts, strict=True)
+                if isinstance(op, Collective) and op.collective == "all_to_all"
+            }
+        )
     assert found == want

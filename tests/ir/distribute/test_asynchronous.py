@@ -44,9 +44,14 @@ def inputs() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "stages", "micro_batches", "steps"),
-    [("pipedream", 4, 4, 2), ("pipedream-vertical-sync", 2, 4, 2), ("pipedream-2bw", 2, 2, 4), ("nf1b", 2, 2, 4),
-     ("nf1b", 4, 2, 4)],
-)  # fmt: skip
+    [
+        ("pipedream", 4, 4, 2),
+        ("pipedream-vertical-sync", 2, 4, 2),
+        ("pipedream-2bw", 2, 2, 4),
+        ("nf1b", 2, 2, 4),
+        ("nf1b", 4, 2, 4),
+    ],
+)
 def test_weights_are_the_interpreter_s(
     name: str, stages: int, micro_batches: int, steps: int
 ) -> None:
@@ -65,9 +70,15 @@ def test_weights_are_the_interpreter_s(
     per_update = 1 if name.startswith("pipedream") and name != "pipedream-2bw" else micro_batches
     with double_precision():
         expected = run_schedule(
-            schedule, layered(), params, cut["x"], cut["y"], policy=scheduler.weights, learning_rate=RATE,
+            schedule,
+            layered(),
+            params,
+            cut["x"],
+            cut["y"],
+            policy=scheduler.weights,
+            learning_rate=RATE,
             per_update=per_update,
-        )  # fmt: skip
+        )
     assert found["loss"] == pytest.approx(expected.losses.mean(), rel=1e-10)
     for n in range(LAYERS):
         np.testing.assert_allclose(

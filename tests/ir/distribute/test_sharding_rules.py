@@ -55,7 +55,11 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("attention", [(F64, (2, 4, 24))], {"heads": 1}),
     ("attention_grad", [(F64, (2, 4, 24)), (F64, X)], {"heads": 4}),
     ("attention", [(F64, (2, 2, 24)), (F64, (2, 4, 24))], {"heads": 4, "causal": True}),
-    ("attention_grad", [(F64, (2, 2, 24)), (F64, (2, 4, 24)), (F64, X)], {"heads": 4, "causal": True}),
+    (
+        "attention_grad",
+        [(F64, (2, 2, 24)), (F64, (2, 4, 24)), (F64, X)],
+        {"heads": 4, "causal": True},
+    ),
     ("conv2d", [(F64, IMAGE), (F64, (6, 4, 3, 3))], WINDOW),
     ("conv2d", [(F64, IMAGE), (F64, (4, 2, 3, 3))], WINDOW | {"groups": 2}),
     ("conv2d_input_grad", [(F64, (6, 4, 3, 3)), (F64, (2, 6, 4, 6))], WINDOW | {"image": (4, 6)}),
@@ -71,8 +75,12 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("top_k", [(F64, X)], {"k": 3}),
     ("top_k_grad", [(F64, X), (I32, (2, 4, 2)), (F64, (2, 4, 2))], {}),
     ("sgd", [(F64, X), (F64, X)], {"rate": 0.1}),
-    ("adam", [(F64, X)] * 4, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 1}),
-]  # fmt: skip
+    (
+        "adam",
+        [(F64, X)] * 4,
+        {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 1},
+    ),
+]
 BY_OTHER_TESTS = {"log", "sqrt", "relu", "gelu", "dispatch", "collect"}
 
 

@@ -78,9 +78,16 @@ def test_times_are_those_of_the_event_loop(function: Function) -> None:
     want = event_loop(function, timer)
     own = np.flatnonzero(program.instruction >= 0)
     found = dict(
-        zip(zip(program.instruction[own].tolist(), program.structure.device[own].tolist(), strict=True),
-            timeline.end_s[own].tolist(), strict=True)
-    )  # fmt: skip
+        zip(
+            zip(
+                program.instruction[own].tolist(),
+                program.structure.device[own].tolist(),
+                strict=True,
+            ),
+            timeline.end_s[own].tolist(),
+            strict=True,
+        )
+    )
     assert found.keys() == want.keys()
     for key, end_s in want.items():
         assert found[key] == pytest.approx(end_s, rel=1e-12)
@@ -119,9 +126,16 @@ def test_kinds_follow_phases_and_streams() -> None:
     )
     kinds = {Kind(k) for k in program.structure.kind.tolist()}
     assert kinds == {
-        Kind.ZERO, Kind.FORWARD, Kind.BACKWARD, Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.GRAD_REDUCE,
-        Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.OPTIMIZER,
-    }  # fmt: skip
+        Kind.ZERO,
+        Kind.FORWARD,
+        Kind.BACKWARD,
+        Kind.SEND_FORWARD,
+        Kind.SEND_BACKWARD,
+        Kind.GRAD_REDUCE,
+        Kind.PARAM_GATHER,
+        Kind.PARAM_GATHER_BACKWARD,
+        Kind.OPTIMIZER,
+    }
 
 
 def test_groups_are_placed_on_the_cluster() -> None:
@@ -130,8 +144,12 @@ def test_groups_are_placed_on_the_cluster() -> None:
     cluster = catalog.cluster("dgx-a100")
     spread = distribute(STEP, Degrees(data=4, tensor=4))
     program = program_structure(spread.function, cluster)
-    groups = {(op.ranks_per_node, op.level, op.concurrent)
-              for _, work in program.events for op in work if isinstance(op, Collective)}  # fmt: skip
+    groups = {
+        (op.ranks_per_node, op.level, op.concurrent)
+        for _, work in program.events
+        for op in work
+        if isinstance(op, Collective)
+    }
     assert groups == {(4, 0, 1), (2, 1, 4)}
 
 

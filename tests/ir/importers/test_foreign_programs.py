@@ -92,15 +92,20 @@ def gpt2(onnx):
     padding = op(
         "Mul", op("Unsqueeze", padding, known("12", [1, 2])), known("low", -10000.0, np.float32)
     )
-    x = op("Add", op("Gather", weight("wte.weight", VOCAB, HIDDEN), "input_ids"),
-           op("Gather", weight("wpe.weight", 2 * SEQ, HIDDEN), "position_ids"))  # fmt: skip
+    x = op(
+        "Add",
+        op("Gather", weight("wte.weight", VOCAB, HIDDEN), "input_ids"),
+        op("Gather", weight("wpe.weight", 2 * SEQ, HIDDEN), "position_ids"),
+    )
     triangle = known("bias", np.tril(np.ones((1, 1, 64, 64))), bool)
     for n in range(LAYERS):
         a = f"h.{n}.attn"
         qkv = conv1d(norm(x, f"h.{n}.ln_1"), f"{a}.c_attn", HIDDEN, 3 * HIDDEN)
         q, k, v = op("Split", qkv, known(f"{a}.sizes", [HIDDEN] * 3), n=3, axis=2)
-        q, k, v = (heads(y, f"{a}.{i}", p) for i, (y, p) in
-                   enumerate(((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3]))))  # fmt: skip
+        q, k, v = (
+            heads(y, f"{a}.{i}", p)
+            for i, (y, p) in enumerate(((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3])))
+        )
         scores = op(
             "Div", op("MatMul", q, k), known(f"{a}.root", (HIDDEN // HEADS) ** 0.5, np.float32)
         )
@@ -123,15 +128,27 @@ def gpt2(onnx):
         )
         x = op("Add", x, conv1d(merged, f"{a}.c_proj", HIDDEN, HIDDEN))
         up = conv1d(norm(x, f"h.{n}.ln_2"), f"h.{n}.mlp.c_fc", HIDDEN, 4 * HIDDEN)
-        cubed = op("Add", up, op("Mul", op("Pow", up, known(f"{n}.3", 3.0, np.float32)),
-                                 known(f"{n}.c", 0.044715, np.float32)))  # fmt: skip
+        cubed = op(
+            "Add",
+            up,
+            op(
+                "Mul",
+                op("Pow", up, known(f"{n}.3", 3.0, np.float32)),
+                known(f"{n}.c", 0.044715, np.float32),
+            ),
+        )
         inner = op("Tanh", op("Mul", cubed, known(f"{n}.s", (2 / np.pi) ** 0.5, np.float32)))
-        half = op("Mul", op("Mul", up, known(f"{n}.h", 0.5, np.float32)),
-                  op("Add", inner, known(f"{n}.o", 1.0, np.float32)))  # fmt: skip
+        half = op(
+            "Mul",
+            op("Mul", up, known(f"{n}.h", 0.5, np.float32)),
+            op("Add", inner, known(f"{n}.o", 1.0, np.float32)),
+        )
         x = op("Add", x, conv1d(half, f"h.{n}.mlp.c_proj", 4 * HIDDEN, HIDDEN))
     logits = op("MatMul", norm(x, "ln_f"), weight("lm_head", HIDDEN, VOCAB))
-    inputs = [h.make_tensor_value_info(n, INT64, ["batch", "sequence"]) for n in
-              ("input_ids", "position_ids", "attention_mask")]  # fmt: skip
+    inputs = [
+        h.make_tensor_value_info(n, INT64, ["batch", "sequence"])
+        for n in ("input_ids", "position_ids", "attention_mask")
+    ]
     graph = h.make_graph(
         nodes, "gpt2", inputs, [h.make_tensor_value_info(logits, FLOAT, None)], weights
     )
@@ -154,8 +171,10 @@ def test_gpt2_of_onnx_computes_what_onnx_s_reference_does(onnx):
     program = read_gpt2(model)
     ids = np.random.default_rng(1).integers(0, VOCAB, (BATCH, SEQ))
     given = {
-        "input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.tile(np.arange(SEQ), (BATCH, 1)),
-    }  # fmt: skip
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "position_ids": np.tile(np.arange(SEQ), (BATCH, 1)),
+    }
     (expected,) = ReferenceEvaluator(model).run(None, given)
     arrays = {**weights_of(onnx, model), "input_ids": ids}
     (found,) = execute(program, arrays).values()

@@ -145,8 +145,17 @@ def test_training_batch_norm_is_synchronised_by_replicas_and_refused_for_micro_b
         distribute(program, Degrees(micro_batches=2))
 
 
-@pytest.mark.parametrize("layer", ["GroupNorm(2, 4)", "InstanceNorm2d(4, affine=True)", "AvgPool2d(2, 2, 1)",
-                                   "AdaptiveAvgPool2d(2)", "MaxPool2d(2)", "Conv2d(4, 4, 3, groups=2)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "GroupNorm(2, 4)",
+        "InstanceNorm2d(4, affine=True)",
+        "AvgPool2d(2, 2, 1)",
+        "AdaptiveAvgPool2d(2)",
+        "MaxPool2d(2)",
+        "Conv2d(4, 4, 3, groups=2)",
+    ],
+)
 def test_layers_of_vision_models_compute_what_torch_does(torch, layer):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(4, 4, 1), eval(f"torch.nn.{layer}", {"torch": torch})

@@ -56,9 +56,13 @@ def test_the_text_of_a_compiled_module(fake_devices, tmp_path):
 
 @pytest.mark.parametrize(
     ("source_of", "message"),
-    [("{}:other", "no function 'other'"), ("{}:nothing", "must return a JAX function"), ("{}", "not FILE.py:FUNCTION"),
-     ("gone.py:step", "no such file")],
-)  # fmt: skip
+    [
+        ("{}:other", "no function 'other'"),
+        ("{}:nothing", "must return a JAX function"),
+        ("{}", "not FILE.py:FUNCTION"),
+        ("gone.py:step", "no such file"),
+    ],
+)
 def test_bad_sources(source, source_of, message):
     with pytest.raises(PerfModelError, match=message):
         run(source_of.format(source))

@@ -28,11 +28,13 @@ def model(h, nodes, inputs, outputs, weights=()):
     tensors = [h.make_tensor(n, FLOAT, shape, [0.0] * prod(shape)) for n, shape in weights]
     return h.make_model(
         h.make_graph(
-            nodes, "net",
+            nodes,
+            "net",
             [h.make_tensor_value_info(n, kind, shape) for n, kind, shape in inputs],
-            [h.make_tensor_value_info(n, FLOAT, None) for n in outputs], tensors,
+            [h.make_tensor_value_info(n, FLOAT, None) for n in outputs],
+            tensors,
         )
-    )  # fmt: skip
+    )
 
 
 def mlp(h, batch):

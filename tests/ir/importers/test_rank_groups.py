@@ -22,9 +22,14 @@ def test_notations_agree():
         "mesh['a'=8] {'a':(2)4}",
     ):
         assert parse_groups(text, 8) == rows
-    for text in ("{{0,4},{1,5},{2,6},{3,7}}", "[4,2]<=[2,4]T(1,0)", "mesh['a'=2,'b'=4] {'a'}", "mesh['a'=8] {'a':(1)2}",
-                 "mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)) {'a'}",
-                 "mesh['b'=4,'a'=2], device_ids=([0,4,1,5,2,6,3,7]) {'a'}"):  # fmt: skip
+    for text in (
+        "{{0,4},{1,5},{2,6},{3,7}}",
+        "[4,2]<=[2,4]T(1,0)",
+        "mesh['a'=2,'b'=4] {'a'}",
+        "mesh['a'=8] {'a':(1)2}",
+        "mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)) {'a'}",
+        "mesh['b'=4,'a'=2], device_ids=([0,4,1,5,2,6,3,7]) {'a'}",
+    ):
         assert parse_groups(text, 8) == columns
     assert parse_groups("", 3) == parse_groups("{}", 3) == ((0, 1, 2),)
 

@@ -21,10 +21,19 @@ DP_GROUPS = ((0, 4), (1, 5), (2, 6), (3, 7))
 def of_layout(layout):
     """Blocks of the same model as the workload knows them."""
     model = Transformer(
-        name="gpt", layers=gpt.LAYERS, hidden=gpt.HIDDEN, heads=gpt.HEADS, kv_heads=gpt.HEADS,
-        head_dim=gpt.HIDDEN // gpt.HEADS, ffn_hidden=4 * gpt.HIDDEN, vocab=gpt.VOCAB, seq_len=gpt.SEQ,
-        positions="learned", tied_embeddings=False, dropout=False,
-    )  # fmt: skip
+        name="gpt",
+        layers=gpt.LAYERS,
+        hidden=gpt.HIDDEN,
+        heads=gpt.HEADS,
+        kv_heads=gpt.HEADS,
+        head_dim=gpt.HIDDEN // gpt.HEADS,
+        ffn_hidden=4 * gpt.HIDDEN,
+        vocab=gpt.VOCAB,
+        seq_len=gpt.SEQ,
+        positions="learned",
+        tied_embeddings=False,
+        dropout=False,
+    )
     job = Job(global_batch=gpt.BATCH, seq_len=gpt.SEQ, dtype="fp32", flash_attention=False)
     return blocks(model, job, Shard.of(layout))
 

@@ -139,9 +139,16 @@ def test_convolutions_count_like_xla_padding_and_holes_left_out(stride, padding,
 
 @pytest.mark.parametrize(
     "fn",
-    [lambda x: jnp.sort(x).sum(), jax.nn.softmax, lambda x: jax.nn.logsumexp(x, axis=-1), lambda x: x**3 / x,
-     lambda x: jnp.where(x > 0, x, 2 * x), lambda x: jnp.var(x, axis=0), lambda x: jnp.argmax(x, axis=-1)],
-)  # fmt: skip
+    [
+        lambda x: jnp.sort(x).sum(),
+        jax.nn.softmax,
+        lambda x: jax.nn.logsumexp(x, axis=-1),
+        lambda x: x**3 / x,
+        lambda x: jnp.where(x > 0, x, 2 * x),
+        lambda x: jnp.var(x, axis=0),
+        lambda x: jnp.argmax(x, axis=-1),
+    ],
+)
 def test_element_wise_work_counts_like_xla(fn):
     x = struct(64, 32)
     assert trace(fn, x).flops == pytest.approx(counted(fn, x), rel=0.02, abs=64)
@@ -149,8 +156,10 @@ def test_element_wise_work_counts_like_xla(fn):
 
 def test_products_of_fp32_run_on_tf32_units_unless_told_otherwise():
     args = struct(8, 16), struct(16, 4)
-    dtype = {p: trace(lambda a, b, p=p: jnp.matmul(a, b, precision=p), *args).kernels[0].op.dtype
-             for p in (None, "highest")}  # fmt: skip
+    dtype = {
+        p: trace(lambda a, b, p=p: jnp.matmul(a, b, precision=p), *args).kernels[0].op.dtype
+        for p in (None, "highest")
+    }
     assert dtype == {None: "tf32", "highest": "fp32"}
     half = (struct(8, 16, dtype=jnp.bfloat16), struct(16, 4, dtype=jnp.bfloat16))
     assert trace(jnp.matmul, *half).kernels[0].op.dtype == "bf16"
@@ -195,8 +204,9 @@ def test_collectives_inside_shard_map():
     table = trace(sharded, struct(16, 32), struct(32, 8))
     assert table.matmul_flops == 2 * 8 * 8 * 8  # of one device
     assert {(c.collective, c.bytes, c.num_ranks, len(c.groups)) for c in table.collectives} == {
-        ("all_reduce", 8 * 8 * 4, 4, 2), ("send_recv", 8 * 8 * 4, 2, 8),
-    }  # fmt: skip
+        ("all_reduce", 8 * 8 * 4, 4, 2),
+        ("send_recv", 8 * 8 * 4, 2, 8),
+    }
     assert table.n_devices == 8
 
 

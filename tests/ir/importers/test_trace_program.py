@@ -45,8 +45,17 @@ def gpt_loss(w, tokens, labels):
 def gpt_weights(layers=2):
     shapes = {"gain": (HIDDEN,), "shift": (HIDDEN,)}
     square = (HIDDEN, HIDDEN)
-    layer = {"norm1": shapes, "norm2": shapes, "q": square, "k": square, "v": square, "out": square,
-             "up": (HIDDEN, 4 * HIDDEN), "bias": (4 * HIDDEN,), "down": (4 * HIDDEN, HIDDEN)}  # fmt: skip
+    layer = {
+        "norm1": shapes,
+        "norm2": shapes,
+        "q": square,
+        "k": square,
+        "v": square,
+        "out": square,
+        "up": (HIDDEN, 4 * HIDDEN),
+        "bias": (4 * HIDDEN,),
+        "down": (4 * HIDDEN, HIDDEN),
+    }
     tree = {
         "table": (VOCAB, HIDDEN),
         "positions": (SEQ, HIDDEN),
@@ -132,9 +141,15 @@ def test_layers_follow_the_names_of_weights():
     for instruction in program.function.instructions:
         for name in instruction.inputs:
             layer.setdefault(name, instruction.tag.layer)
-    assert {name: layer[name] for name in ("layers.0.norm2.gain", "layers.1.norm1.gain", "norm.gain", "table")} == {
-        "layers.0.norm2.gain": 0, "layers.1.norm1.gain": 1, "norm.gain": 1, "table": 0,
-    }  # fmt: skip
+    assert {
+        name: layer[name]
+        for name in ("layers.0.norm2.gain", "layers.1.norm1.gain", "norm.gain", "table")
+    } == {
+        "layers.0.norm2.gain": 0,
+        "layers.1.norm1.gain": 1,
+        "norm.gain": 1,
+        "table": 0,
+    }
 
 
 def test_tensor_parallel_by_named_axes():

@@ -108,8 +108,9 @@ def test_bad_settings_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PerfModelError, match="larger than"):
         _curve("1f1b", 1, mini_batch=100_000)
     for argv, reason in (
-        (["--accuracy", "0.9"], "needs --train"), (["--train", "--accuracy", "2"], "between 0 and 1"),
+        (["--accuracy", "0.9"], "needs --train"),
+        (["--train", "--accuracy", "2"], "between 0 and 1"),
         (["--train", "--accuracy", "0.9", "--seeds", "0"], "--seeds must be at least 1"),
-    ):  # fmt: skip
+    ):
         assert main(["schedules", *argv]) == 2
         assert reason in capsys.readouterr().err

@@ -138,12 +138,19 @@ def test_nf1b_takes_the_latest_complete_version(p: int, n: int) -> None:
     model = mlp_model(4, p)
     policy = get_schedule("nf1b:1")
     run = run_schedule(
-        policy(p, n, 1, 8), model, model.initial(1), x, y, policy="latest", learning_rate=RATE, per_update=n
-    )  # fmt: skip
+        policy(p, n, 1, 8),
+        model,
+        model.initial(1),
+        x,
+        y,
+        policy="latest",
+        learning_rate=RATE,
+        per_update=n,
+    )
     entered, begun = _figure_7(p, n, 8)
     losses, params = plain_training(
         model, p, x, y, n, lambda stage, i: entered[i], lambda stage, i: begun[i // n]
-    )  # fmt: skip
+    )
     assert_same(run, losses, params)
 
 

@@ -46,17 +46,28 @@ def plain_enumeration(space: SearchSpace, case) -> set[Layout]:
             continue
         alone = dp * cp == 1 and tp == ep * (etp or tp)
         for vpp, schedule, zero, recompute, again, sequence, reduce, gather, overlap in product(
-            space.vpp, space.schedule, space.zero, space.recompute, space.recompute_full_layers,
-            space.sequence_parallel, space.overlap_grad_reduce, space.overlap_param_gather, space.tp_overlap,
-        ):  # fmt: skip
+            space.vpp,
+            space.schedule,
+            space.zero,
+            space.recompute,
+            space.recompute_full_layers,
+            space.sequence_parallel,
+            space.overlap_grad_reduce,
+            space.overlap_param_gather,
+            space.tp_overlap,
+        ):
             if pp == 1 and (vpp > 1 or schedule != "1f1b"):
                 continue
             if vpp > 1 and (schedule != "1f1b" or model.layers % (pp * vpp)):
                 continue
             idle = [
-                sequence and tp == 1, overlap and tp == 1, zero and alone, not reduce and alone,
-                not gather and not zero, again and recompute == "full",
-            ]  # fmt: skip
+                sequence and tp == 1,
+                overlap and tp == 1,
+                zero and alone,
+                not reduce and alone,
+                not gather and not zero,
+                again and recompute == "full",
+            ]
             if any(idle):
                 continue
             layout = Layout(

@@ -94,9 +94,16 @@ def test_context_and_expert_parallelism_are_laid_out_as_the_framework_runs_them(
     )
     own = Framework(name="own", cp_kind="all_gather", cp_balanced=False, ep_overlap=True)
     space = SearchSpace(
-        tp=(1,), pp=(1,), cp=(1, 2), ep=(1, 8), vpp=(1,), micro_batch=(1,), schedule=("1f1b",), zero=(1,),
+        tp=(1,),
+        pp=(1,),
+        cp=(1, 2),
+        ep=(1, 8),
+        vpp=(1,),
+        micro_batch=(1,),
+        schedule=("1f1b",),
+        zero=(1,),
         recompute=("none",),
-    )  # fmt: skip
+    )
     grids = list(enumerate_grids(space, replace(problem, framework=own), Counter()))
     assert {(g.degrees.cp, g.degrees.ep) for g in grids} == {(1, 1), (1, 8), (2, 1), (2, 8)}
     for grid in grids:

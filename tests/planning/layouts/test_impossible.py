@@ -18,8 +18,16 @@ def found(case, *, devices=None, constraints=(), fix="", memory_bytes=None, spac
         cluster = replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
     devices = devices or case.devices
     space = space or restrict(default_space(case.replace(cluster=cluster, devices=devices)), fix)
-    return search(case.model, cluster, devices=devices, global_batch=case.job.global_batch, job=case.job, space=space,
-                  constraints=constraints, top=1)  # fmt: skip
+    return search(
+        case.model,
+        cluster,
+        devices=devices,
+        global_batch=case.job.global_batch,
+        job=case.job,
+        space=space,
+        constraints=constraints,
+        top=1,
+    )
 
 
 def changes(result, name):

@@ -48,17 +48,32 @@ def every(case, space):
     for layout, n_bytes, seconds in zip(layouts, peak.tolist(), step_s.tolist(), strict=True):
         if n_bytes <= usable:
             steps = TARIFF.tokens / tokens
-            rows.append({
-                "layout": layout, "step_time_s": seconds, "memory_bytes": n_bytes, "devices": layout.devices,
-                "tokens_per_s": tokens / seconds,
-                "cost": 2.5 / 3600 * seconds * layout.devices * steps, "train_time_s": seconds * steps, "pp": layout.pp,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "layout": layout,
+                    "step_time_s": seconds,
+                    "memory_bytes": n_bytes,
+                    "devices": layout.devices,
+                    "tokens_per_s": tokens / seconds,
+                    "cost": 2.5 / 3600 * seconds * layout.devices * steps,
+                    "train_time_s": seconds * steps,
+                    "pp": layout.pp,
+                }
+            )
     return rows
 
 
 def found(case, space, **options):
-    return search(case.model, case.cluster, devices=case.devices, global_batch=case.job.global_batch, job=case.job,
-                  space=space, distinct=False, **options)  # fmt: skip
+    return search(
+        case.model,
+        case.cluster,
+        devices=case.devices,
+        global_batch=case.job.global_batch,
+        job=case.job,
+        space=space,
+        distinct=False,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +132,16 @@ def test_energy_is_idle_and_busy_power_of_the_timeline(case, space, every, monke
 def test_throughput_under_a_latency_bound_with_a_free_batch(case):
     served = Job(global_batch=1, seq_len=512, mode="inference")
     batches, limit_s = (1, 4, 16, 64), 0.2
-    result = search(case.model, case.cluster, devices=4, global_batch=batches, job=served,
-                    constraints=[f"step_time_s < {limit_s}"], top=5, distinct=False)  # fmt: skip
+    result = search(
+        case.model,
+        case.cluster,
+        devices=4,
+        global_batch=batches,
+        job=served,
+        constraints=[f"step_time_s < {limit_s}"],
+        top=5,
+        distinct=False,
+    )
     rows = []
     for batch in batches:
         job = replace(served, global_batch=batch)

@@ -47,9 +47,9 @@ def test_non_dominated_is_that_of_all_pairs():
 )
 def test_the_front_is_that_of_brute_force(case, objectives, constraints):
     space = restrict(
-        default_space(case, fewer_devices="cost" in objectives or
-                      bool(constraints)), "micro_batch=1"
-    )  # fmt: skip
+        default_space(case, fewer_devices="cost" in objectives or bool(constraints)),
+        "micro_batch=1",
+    )
     question = ask(
         case.model, case.cluster, devices=case.devices, global_batch=16, job=case.job, space=space
     )
@@ -62,9 +62,11 @@ def test_the_front_is_that_of_brute_force(case, objectives, constraints):
     devices = np.array([layout.devices for layout in layouts])
     tokens = case.job.global_batch * case.job.seq_len
     of = {
-        "time": step_s, "memory": peak, "cost": step_s * devices * 2 / 3600 * 1e6 / tokens,
+        "time": step_s,
+        "memory": peak,
+        "cost": step_s * devices * 2 / 3600 * 1e6 / tokens,
         "tokens_per_s": -tokens / step_s,
-    }  # fmt: skip
+    }
     fits = peak <= case.cluster.device.memory_bytes * (
         1 - case.step_problem.framework.memory.memory_margin
     )

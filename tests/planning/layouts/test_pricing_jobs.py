@@ -193,9 +193,12 @@ def test_every_field_of_a_job_is_drawn():
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(layouts(), min_size=4, max_size=8), st.sampled_from(MODELS), st.fixed_dictionaries(JOBS),
-    st.sampled_from(["dgx-a100", "dgx-h100", "piz-daint"]), st.sampled_from(FRAMEWORKS),
-)  # fmt: skip
+    st.lists(layouts(), min_size=4, max_size=8),
+    st.sampled_from(MODELS),
+    st.fixed_dictionaries(JOBS),
+    st.sampled_from(["dgx-a100", "dgx-h100", "piz-daint"]),
+    st.sampled_from(FRAMEWORKS),
+)
 def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, cluster, framework):
     adapters = flags["adapter_rank"] * isinstance(model, Transformer)
     frozen = flags["frozen"] or adapters > 0

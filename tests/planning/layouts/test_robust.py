@@ -26,8 +26,12 @@ from perfmodel.prediction.sites.known_runs import half_width
 from perfmodel.spec import Layout
 
 LAYOUTS = [
-    "dp=8,micro_batch=2", "tp=2,dp=4,micro_batch=2", "pp=2,dp=4,vpp=4", "tp=2,pp=2,dp=2", "dp=8,recompute=selective",
-]  # fmt: skip
+    "dp=8,micro_batch=2",
+    "tp=2,dp=4,micro_batch=2",
+    "pp=2,dp=4,vpp=4",
+    "tp=2,pp=2,dp=2",
+    "dp=8,recompute=selective",
+]
 
 
 @pytest.fixture(scope="module")

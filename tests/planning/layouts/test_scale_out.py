@@ -11,9 +11,18 @@ from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import default_space, evaluation, open_executor, restrict, search
 
 COMMAND = [
-    "search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-    "--fix", "micro_batch=1",
-]  # fmt: skip
+    "search",
+    "--model",
+    "gpt3-1.3b",
+    "--cluster",
+    "dgx-a100",
+    "--devices",
+    "8",
+    "--global-batch",
+    "16",
+    "--fix",
+    "micro_batch=1",
+]
 
 
 def found(case, **options):

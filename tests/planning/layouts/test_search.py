@@ -22,8 +22,16 @@ from perfmodel.spec import Layout, Problem
 
 
 def found(case, *, space=None, top=5, **options):
-    return search(case.model, case.cluster, devices=case.devices, global_batch=case.job.global_batch, job=case.job,
-                  space=space, top=top, **options)  # fmt: skip
+    return search(
+        case.model,
+        case.cluster,
+        devices=case.devices,
+        global_batch=case.job.global_batch,
+        job=case.job,
+        space=space,
+        top=top,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +154,17 @@ def test_refusals(case):
 
 def test_result_is_exported(result):
     exported = result.to_dict()
-    assert set(exported) >= {"evaluated", "feasible", "seconds", "layouts", "rejected", "lower_bound_s", "gap",
-                             "certificate", "complete"}  # fmt: skip
+    assert set(exported) >= {
+        "evaluated",
+        "feasible",
+        "seconds",
+        "layouts",
+        "rejected",
+        "lower_bound_s",
+        "gap",
+        "certificate",
+        "complete",
+    }
     assert set(exported["layouts"][0]) >= {"layout", "step_time_s", "lower_bound_s", "gap"}
     assert exported["layouts"][0]["gap"] == 0
     assert len(result.to_frame()) == 5

@@ -21,8 +21,10 @@ MODEL = replace(catalog.model("gpt3-1.3b"), layers=6)
 
 
 def mixed(first: int = 2, second: int = 2) -> Cluster:
-    kinds = [replace(catalog.cluster(like), name=name, max_devices=n)
-             for name, like, n in (("slow", "dgx-a100", first), ("fast", "dgx-h100", second))]  # fmt: skip
+    kinds = [
+        replace(catalog.cluster(like), name=name, max_devices=n)
+        for name, like, n in (("slow", "dgx-a100", first), ("fast", "dgx-h100", second))
+    ]
     return Cluster.of_kinds("mixed", kinds)
 
 
@@ -76,9 +78,13 @@ def test_fewer_devices_may_leave_a_kind_out() -> None:
     cluster = mixed(1, 1)
     slow = replace(cluster.kinds[0], device=replace(cluster.kinds[0].device, memory_bytes=2e9))
     found = pm.search(
-        MODEL, Cluster.of_kinds("tiny", [slow, cluster.kinds[1]]), global_batch=8, seq_len=1024, devices=2,
+        MODEL,
+        Cluster.of_kinds("tiny", [slow, cluster.kinds[1]]),
+        global_batch=8,
+        seq_len=1024,
+        devices=2,
         fewer_devices=True,
-    )  # fmt: skip
+    )
     assert found.layouts[0].layout.kinds == ("fast",)
     assert any(str(why).startswith("out of memory") for why in found.rejected)
 

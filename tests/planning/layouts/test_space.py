@@ -72,8 +72,12 @@ def test_an_mlp_takes_the_micro_batch_that_is_fastest_of_all():
         default_space(catalog.problem("mlp-1b", "dgx-2", devices=16, global_batch=4096)),
         "micro_batch=16",
     )
-    assert found.layouts[0].step_time_s < search("mlp-1b", "dgx-2", devices=16, global_batch=4096, top=1,
-                                                 space=capped).layouts[0].step_time_s  # fmt: skip
+    assert (
+        found.layouts[0].step_time_s
+        < search("mlp-1b", "dgx-2", devices=16, global_batch=4096, top=1, space=capped)
+        .layouts[0]
+        .step_time_s
+    )
 
 
 def test_the_result_states_its_space(case):
@@ -94,8 +98,16 @@ def test_the_search_ranks_as_evaluating_every_layout_does(case):
     every = search(case.model, case.cluster, devices=4, global_batch=32, job=job, space=space, every=True,
                    distinct=False, method="enumerate", top=1)  # fmt: skip
     assert every.evaluated == every.feasible
-    found = search(case.model, case.cluster, devices=4, global_batch=32, job=job, space=space, method="enumerate",
-                   top=8)  # fmt: skip
+    found = search(
+        case.model,
+        case.cluster,
+        devices=4,
+        global_batch=32,
+        job=job,
+        space=space,
+        method="enumerate",
+        top=8,
+    )
     assert found.evaluated < every.evaluated
     seen, expected = set(), []
     ranking = every.ranking()
@@ -166,8 +178,16 @@ def test_options_without_effect_are_not_tried():
 
 
 def test_stages_cut_anew_do_not_beat_the_lower_bound():
-    found = search("llama3-8b", "dgx-a100", devices=8, global_batch=16, seq_len=2048, top=3, method="auto",
-                   space=lambda problem: restrict(default_space(problem), "pp=8,schedule=1f1b,vpp=1"))  # fmt: skip
+    found = search(
+        "llama3-8b",
+        "dgx-a100",
+        devices=8,
+        global_batch=16,
+        seq_len=2048,
+        top=3,
+        method="auto",
+        space=lambda problem: restrict(default_space(problem), "pp=8,schedule=1f1b,vpp=1"),
+    )
     assert found.improvements
     assert all(found.lower_bound_s <= p.step_time_s for p in found.layouts)
     assert found.lower_bound <= found.values[0]

@@ -150,13 +150,21 @@ def test_of_a_search(case, predictions, monkeypatch):
 
 def test_after_runs_further_runs_alone_are_weighed(case, predictions):
     fitted = Adjustment(
-        device=case.cluster.device.name, values=(),
+        device=case.cluster.device.name,
+        values=(),
         runs=FittedRuns(
-            at=((0.0,) * 8,), slopes=((),), error=(0.0,), weight=(1.0,), covariance=(),
-            layout_kernel=LayoutKernel(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5),
-            noise_inflation=1.0, coverage_factor=1.0,
+            at=((0.0,) * 8,),
+            slopes=((),),
+            error=(0.0,),
+            weight=(1.0,),
+            covariance=(),
+            layout_kernel=LayoutKernel(0.07, 2.0, 0.02),
+            noise=0.03,
+            scatter=(0.3, 0.5),
+            noise_inflation=1.0,
+            coverage_factor=1.0,
         ),
-    )  # fmt: skip
+    )
     told = telling(case.step_problem.adjusted(fitted), predictions)
     assert {one.kind for one in told.worth} == {"run", "two runs"}
     told = telling(case.step_problem, predictions[:1])
@@ -167,10 +175,16 @@ def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
     """Within a per cent: the update is linear, the fit goes through the timeline."""
     places, slower = [0, 3], np.array([0.05, 0.12])
     runs = [
-        Run(name=str(i), model=case.model, cluster=case.cluster, job=case.job, layout=predictions[i].layout,
-            measured_s=predictions[i].step_time_s * float(np.exp(by)))
+        Run(
+            name=str(i),
+            model=case.model,
+            cluster=case.cluster,
+            job=case.job,
+            layout=predictions[i].layout,
+            measured_s=predictions[i].step_time_s * float(np.exp(by)),
+        )
         for i, by in zip(places, slower, strict=True)
-    ]  # fmt: skip
+    ]
     fitted = calibrate_end_to_end(runs)[case.cluster.device.name]
     after = [
         explain(case.step_problem.adjusted(fitted.adjustment), p.layout).step_time_s

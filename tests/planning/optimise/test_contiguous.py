@@ -71,10 +71,16 @@ def test_closed_form_is_gpipes_makespan() -> None:
     """Backwards twice as long as forwards on every layer: both slowest stages are the same one."""
     chain = random_chain(3, layers=24, stages=4, micro_batches=6)
     plain = type(chain)(
-        **{name: getattr(chain, name) for name in ("forward_s", "state_bytes", "in_flight", "slowness", "boundary_s")},
-        backward_s=chain.backward_s[:1], saved_bytes=chain.saved_bytes[:1] * 0, micro_batches=6, schedule="gpipe",
+        **{
+            name: getattr(chain, name)
+            for name in ("forward_s", "state_bytes", "in_flight", "slowness", "boundary_s")
+        },
+        backward_s=chain.backward_s[:1],
+        saved_bytes=chain.saved_bytes[:1] * 0,
+        micro_batches=6,
+        schedule="gpipe",
         capacity_bytes=chain.capacity_bytes * 10,
-    )  # fmt: skip
+    )
     best = plain.exact()[0]
     assert plain.step_s([best.partition])[0] == pytest.approx(best.value, rel=1e-5)
 

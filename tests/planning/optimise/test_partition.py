@@ -133,19 +133,21 @@ def cuts_of(layers: int, stages: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @given(
-    layout=st.sampled_from([
-        Layout(tp=2, pp=3),
-        Layout(tp=2, pp=3, schedule="gpipe", recompute="full"),
-        Layout(tp=2, pp=3, dp=2, schedule="zb-h1", recompute="selective"),
-        Layout(pp=3, dp=2, zero=3, overlap_param_gather=True, overlap_grad_reduce=True),
-        Layout(tp=2, pp=3, dp=2, zero=1, overlap_param_gather=True, overlap_grad_reduce=True),
-        Layout(tp=2, pp=2, vpp=2, schedule="interleaved", offload=True),
-        Layout(tp=2, pp=3, dp=2, schedule="pipedream"),
-        Layout(tp=2, pp=3, dp=2, schedule="seq1f1b"),
-    ]),
+    layout=st.sampled_from(
+        [
+            Layout(tp=2, pp=3),
+            Layout(tp=2, pp=3, schedule="gpipe", recompute="full"),
+            Layout(tp=2, pp=3, dp=2, schedule="zb-h1", recompute="selective"),
+            Layout(pp=3, dp=2, zero=3, overlap_param_gather=True, overlap_grad_reduce=True),
+            Layout(tp=2, pp=3, dp=2, zero=1, overlap_param_gather=True, overlap_grad_reduce=True),
+            Layout(tp=2, pp=2, vpp=2, schedule="interleaved", offload=True),
+            Layout(tp=2, pp=3, dp=2, schedule="pipedream"),
+            Layout(tp=2, pp=3, dp=2, schedule="seq1f1b"),
+        ]
+    ),
     framework=st.sampled_from(["generic", "megatron-core", "deepspeed"]),
     data=st.data(),
-)  # fmt: skip
+)
 def test_no_step_is_shorter_than_its_passes_and_transfers(
     layout: Layout, framework: str, data: st.DataObject
 ) -> None:
@@ -186,8 +188,10 @@ def test_refined_layouts_are_ranked_and_nothing_better_is_left_out() -> None:
 
 def two_kinds(first: str, second: str, layers: int = 9, batch: int = 16, few: int = 2):
     """Some devices of one cluster's, and twice as many of another's."""
-    kinds = [replace(catalog.cluster(name), name=kind, max_devices=n)
-             for kind, name, n in (("many", first, 2 * few), ("few", second, few))]  # fmt: skip
+    kinds = [
+        replace(catalog.cluster(name), name=kind, max_devices=n)
+        for kind, name, n in (("many", first, 2 * few), ("few", second, few))
+    ]
     model = replace(catalog.model("llama3-8b"), layers=layers)
     return step_problem(
         model, Cluster.of_kinds("mixed", kinds), Job(global_batch=batch, seq_len=2048)
@@ -241,5 +245,13 @@ def test_cheap_bounds_are_below_exact_ones() -> None:
 def test_bounds_of_single_stages_are_those_of_the_layout() -> None:
     problem = fixed_model()
     assert partition_bound_s(problem, Layout(tp=2)) == lower_bounds_s(problem, [Layout(tp=2)])[0]
-    assert np.isinf(partition_bound_s(step_problem(catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"),
-                                                 Job(global_batch=8, seq_len=2048)), Layout(pp=4)))  # fmt: skip
+    assert np.isinf(
+        partition_bound_s(
+            step_problem(
+                catalog.model("gpt3-175b"),
+                catalog.cluster("dgx-a100"),
+                Job(global_batch=8, seq_len=2048),
+            ),
+            Layout(pp=4),
+        )
+    )

@@ -96,9 +96,11 @@ def test_choices_keep_the_limit() -> None:
     """Five places take a fast mode of one byte or a slow one of none; three bytes are allowed."""
     structure = one_micro_batch().structure
     constants = {
-        "seconds": np.array([1.0, 2.0]), "bytes": np.array([1.0, 0.0]), "place": structure.class_stage,
+        "seconds": np.array([1.0, 2.0]),
+        "bytes": np.array([1.0, 0.0]),
+        "place": structure.class_stage,
         "forward": structure.class_kind == Kind.FORWARD,
-    }  # fmt: skip
+    }
     problem = Relaxation(
         {"mode": Choices(5, 2)}, one_micro_batch(), chosen, constants, limits=too_many_bytes
     )
