@@ -7,9 +7,25 @@ from typing import Any
 
 DROPPED = object()
 VALUES: tuple[Any, ...] = (
-    DROPPED, None, 0, -1, 2.5, 0.5, 10**30, 1e300, float("nan"), float("inf"), "", "many", "8", True,
-    [], [4, 8], {}, {"x": {"y": 1}},
-)  # fmt: skip
+    DROPPED,
+    None,
+    0,
+    -1,
+    2.5,
+    0.5,
+    10**30,
+    1e300,
+    float("nan"),
+    float("inf"),
+    "",
+    "many",
+    "8",
+    True,
+    [],
+    [4, 8],
+    {},
+    {"x": {"y": 1}},
+)
 """Put in place of every value: nothing, null, zero, negative, fractions, huge, not finite, text,
 lists, nested."""
 

@@ -44,12 +44,22 @@ SHIPPED = Site()
 CLUSTER = catalog.cluster("dgx-a100")
 DEVICE = CLUSTER.device.name
 LAYOUTS = [
-    "tp=1,pp=1,dp=16,micro_batch=1", "tp=1,pp=4,dp=8,micro_batch=2", "tp=2,pp=2,dp=16,zero=1", "tp=4,pp=2,dp=2",
-    "tp=8,pp=1,dp=8,micro_batch=4", "tp=2,pp=4,dp=4,micro_batch=2", "tp=1,pp=2,dp=64,zero=3", "tp=4,pp=1,dp=32",
-    "tp=1,pp=8,dp=4,recompute=full", "tp=8,pp=2,dp=2,micro_batch=2,recompute=selective", "tp=2,pp=1,dp=8,zero=3",
-    "tp=1,pp=1,dp=64,overlap_grad_reduce=false", "tp=2,pp=1,dp=64,zero=1,overlap_grad_reduce=false",
-    "tp=1,pp=4,dp=32,overlap_grad_reduce=false", "tp=4,pp=2,dp=16,overlap_grad_reduce=false,micro_batch=2",
-]  # fmt: skip
+    "tp=1,pp=1,dp=16,micro_batch=1",
+    "tp=1,pp=4,dp=8,micro_batch=2",
+    "tp=2,pp=2,dp=16,zero=1",
+    "tp=4,pp=2,dp=2",
+    "tp=8,pp=1,dp=8,micro_batch=4",
+    "tp=2,pp=4,dp=4,micro_batch=2",
+    "tp=1,pp=2,dp=64,zero=3",
+    "tp=4,pp=1,dp=32",
+    "tp=1,pp=8,dp=4,recompute=full",
+    "tp=8,pp=2,dp=2,micro_batch=2,recompute=selective",
+    "tp=2,pp=1,dp=8,zero=3",
+    "tp=1,pp=1,dp=64,overlap_grad_reduce=false",
+    "tp=2,pp=1,dp=64,zero=1,overlap_grad_reduce=false",
+    "tp=1,pp=4,dp=32,overlap_grad_reduce=false",
+    "tp=4,pp=2,dp=16,overlap_grad_reduce=false,micro_batch=2",
+]
 
 
 def models(name: str, site: Site = SHIPPED):

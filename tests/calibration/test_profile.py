@@ -225,14 +225,24 @@ def test_more_devices_than_the_layout_has_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("aten::addmm", "gemm"), ("Cijk_Ailk_Bljk_HHS_BH_MT64x32", "gemm"), ("fc-dtype_Float", "gemm"),
-        ("ampere_bf16_s16816gemm_bf16_128x128", "gemm"), ("fbgemm::permute_sparse_features", ""),
-        ("aten::bmm", "bmm"), ("flash_fwd_kernel<...>", "attention"), ("aten::cudnn_convolution", "conv"),
-        ("void implicit_convolve_sgemm", "conv"), ("aten::_fused_adamw_", "optimizer"), ("aten::uniform_", "memory"),
-        ("at::native::(anonymous namespace)::{lambda()#1}", ""), ("aten::embedding", "embedding"),
-        ("loop_fusion.3", "memory"), ("dot.7", "gemm"), ("mystery", ""),
+        ("aten::addmm", "gemm"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT64x32", "gemm"),
+        ("fc-dtype_Float", "gemm"),
+        ("ampere_bf16_s16816gemm_bf16_128x128", "gemm"),
+        ("fbgemm::permute_sparse_features", ""),
+        ("aten::bmm", "bmm"),
+        ("flash_fwd_kernel<...>", "attention"),
+        ("aten::cudnn_convolution", "conv"),
+        ("void implicit_convolve_sgemm", "conv"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("aten::uniform_", "memory"),
+        ("at::native::(anonymous namespace)::{lambda()#1}", ""),
+        ("aten::embedding", "embedding"),
+        ("loop_fusion.3", "memory"),
+        ("dot.7", "gemm"),
+        ("mystery", ""),
     ],
-)  # fmt: skip
+)
 def test_families_by_name(name: str, family: str) -> None:
     assert family_of(name) == family
 

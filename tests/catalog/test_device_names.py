@@ -53,10 +53,29 @@ def test_devices_that_publications_name(words, name, power_w):
 
 @pytest.mark.parametrize(
     "words",
-    ["A100 81GB", "AMD H100", "H100 SXM4", "MI300X SXM", "H100 96GB PCIe", "L40S 24GB", "A100 HBM9 turbo", "H1000",
-     "80 GB GPU, type not stated", "Ascend 910D", "TPU v9", "Ampere H100", "DGX A10", "RTX A6000 Ada", "H100 A100",
-     "H200 SXM4", "Hopper", "8x", "RTX 6000 Blackwell", "TPU v5 lite Trillium"],
-)  # fmt: skip
+    [
+        "A100 81GB",
+        "AMD H100",
+        "H100 SXM4",
+        "MI300X SXM",
+        "H100 96GB PCIe",
+        "L40S 24GB",
+        "A100 HBM9 turbo",
+        "H1000",
+        "80 GB GPU, type not stated",
+        "Ascend 910D",
+        "TPU v9",
+        "Ampere H100",
+        "DGX A10",
+        "RTX A6000 Ada",
+        "H100 A100",
+        "H200 SXM4",
+        "Hopper",
+        "8x",
+        "RTX 6000 Blackwell",
+        "TPU v5 lite Trillium",
+    ],
+)
 def test_nothing_is_guessed(words):
     with pytest.raises(UnknownNameError, match="unknown device"):
         device(words)

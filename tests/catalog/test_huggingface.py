@@ -72,12 +72,24 @@ QWEN3_30B = LLAMA2_7B | {
     "vocab_size": 151936,
 }
 DEEPSEEK_V2_LITE = {
-    "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400, "kv_lora_rank": 512,
-    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 102400,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
     "first_k_dense_replace": 1,
-}  # fmt: skip
+}
 DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
     "model_type": "deepseek_v3",
     "hidden_size": 7168,
@@ -274,9 +286,19 @@ DBRX = {
     "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
     "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4},
 }
-ARCTIC = {"model_type": "arctic", "hidden_size": 7168, "intermediate_size": 4864, "num_hidden_layers": 35,
-          "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32_000, "num_local_experts": 128,
-          "num_experts_per_tok": 2, "moe_layer_frequency": 1, "max_position_embeddings": 4096}  # fmt: skip
+ARCTIC = {
+    "model_type": "arctic",
+    "hidden_size": 7168,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 56,
+    "num_key_value_heads": 8,
+    "vocab_size": 32_000,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 2,
+    "moe_layer_frequency": 1,
+    "max_position_embeddings": 4096,
+}
 BART_BASE = {
     "model_type": "bart",
     "d_model": 768,
@@ -1001,15 +1023,33 @@ def test_experts_between_two_layers(start: int, end: int, interval: int) -> None
 
 TEXT_PARTS = {
     # Without a head: the parameters of the classes of transformers 5.24 for these texts.
-    "granite_docling": (LLAMA2_7B | {
-        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 4, "vocab_size": 133_800, "tie_word_embeddings": True,
-    }, 386_630_656),
-    "glm_ocr": (LLAMA2_7B | {
-        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "vocab_size": 59_392, "tie_word_embeddings": True,
-    }, 312_542_208),
-}  # fmt: skip
+    "granite_docling": (
+        LLAMA2_7B
+        | {
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "vocab_size": 133_800,
+            "tie_word_embeddings": True,
+        },
+        386_630_656,
+    ),
+    "glm_ocr": (
+        LLAMA2_7B
+        | {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "vocab_size": 59_392,
+            "tie_word_embeddings": True,
+        },
+        312_542_208,
+    ),
+}
 """Language models of files that see, with the configuration of their part and its parameters."""
 
 

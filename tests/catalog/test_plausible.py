@@ -19,15 +19,25 @@ CLUSTER: dict[str, Any] = {
     "name": "mine",
     "price_per_device_hour": 2.0,
     "device": {
-        "name": "chip", "vendor": "me", "architecture": "new", "memory_gib": 80.0, "memory_bandwidth_gb_per_s": 3000.0,
-        "peak_tflops": {"bf16": 900.0, "fp32": 60.0}, "compute_units": 100, "clock_mhz": 1500.0, "l2_mib": 50.0,
-        "link_gb_per_s": 450.0, "host_gb_per_s": 60.0, "power_w": 700.0, "source": "test",
+        "name": "chip",
+        "vendor": "me",
+        "architecture": "new",
+        "memory_gib": 80.0,
+        "memory_bandwidth_gb_per_s": 3000.0,
+        "peak_tflops": {"bf16": 900.0, "fp32": 60.0},
+        "compute_units": 100,
+        "clock_mhz": 1500.0,
+        "l2_mib": 50.0,
+        "link_gb_per_s": 450.0,
+        "host_gb_per_s": 60.0,
+        "power_w": 700.0,
+        "source": "test",
     },
     "levels": [
         {"name": "inside", "size": 8, "bandwidth_gb_per_s": 450.0, "latency_us": 2.0},
         {"name": "between", "size": 64, "bandwidth_gb_per_s": 50.0, "latency_us": 5.0},
     ],
-}  # fmt: skip
+}
 
 
 def numbers_of(entry: type) -> set[str]:

@@ -51,9 +51,23 @@ def _gemma2(hidden, inner, layers, heads, kv_heads, **others):
 
 
 def _llama4(**others):
-    return {"model_type": "llama4", "text_config": _config(
-        "llama4_text", 5120, 8192, 48, 40, 8, 202_048, intermediate_size_mlp=16384, head_dim=128,
-        attention_chunk_size=8192, num_experts_per_tok=1, **others)}  # fmt: skip
+    return {
+        "model_type": "llama4",
+        "text_config": _config(
+            "llama4_text",
+            5120,
+            8192,
+            48,
+            40,
+            8,
+            202_048,
+            intermediate_size_mlp=16384,
+            head_dim=128,
+            attention_chunk_size=8192,
+            num_experts_per_tok=1,
+            **others,
+        ),
+    }
 
 
 GLM45 = {"head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "attention_bias": True}
@@ -125,10 +139,20 @@ SIGLIP = {
 }
 NEMOTRON = _config("nemotron", 256, 1024, 2, 4, 2, 512, hidden_act="relu2")
 NEMOTRON_H = {
-    "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-", "hidden_size": 256, "num_hidden_layers": 5,
-    "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "attention_head_dim": 64,
-    "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 4, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "M-M*-",
+    "hidden_size": 256,
+    "num_hidden_layers": 5,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_head_dim": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 16,
+    "n_groups": 4,
+    "vocab_size": 1024,
+}
 
 
 @pytest.mark.parametrize("name", RECENT)
@@ -258,8 +282,18 @@ def test_flops_of_kernels_are_those_of_the_closed_form():
         assert counted == pytest.approx(expected, rel=2e-3), name
 
 
-@pytest.mark.parametrize("name", ["gemma-2-2b", "qwen3-next-80b-a3b", "dit-b-2", "vit-b-16", "llama-4-scout",
-                                  "mamba2-130m", "deepseek-v3-mtp"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma-2-2b",
+        "qwen3-next-80b-a3b",
+        "dit-b-2",
+        "vit-b-16",
+        "llama-4-scout",
+        "mamba2-130m",
+        "deepseek-v3-mtp",
+    ],
+)
 def test_tensor_parallel_ranks_share_out_the_work(name):
     net = model(name)
     if net.hybrid.mamba:  # one group of heads
@@ -315,11 +349,22 @@ def test_a_key_that_means_another_size_in_a_family_is_taken_as_that(model_type: 
     """MiniMax-M3 calls the inner size of an expert `intermediate_size`, and has a size of its own
     for dense layers."""
     config = {
-        "model_type": model_type, "hidden_size": 6144, "intermediate_size": 3072, "dense_intermediate_size": 12288,
-        "moe_intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
-        "head_dim": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "n_shared_experts": 1,
-        "vocab_size": 200064, "hidden_act": "swigluoai", "moe_layer_freq": [0, 0, 0] + [1] * 57,
-    }  # fmt: skip
+        "model_type": model_type,
+        "hidden_size": 6144,
+        "intermediate_size": 3072,
+        "dense_intermediate_size": 12288,
+        "moe_intermediate_size": 3072,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "vocab_size": 200064,
+        "hidden_act": "swigluoai",
+        "moe_layer_freq": [0, 0, 0] + [1] * 57,
+    }
     model = model_from_config(config)
     assert model.experts is not None
     assert (model.ffn_hidden, model.experts.ffn_hidden, model.experts.first_dense_layers) == (
@@ -333,11 +378,23 @@ def test_a_key_that_means_another_size_in_a_family_is_taken_as_that(model_type: 
 
 def test_layers_whose_keys_an_indexer_selects_attend_like_others() -> None:
     config = {
-        "model_type": "glm_moe_dsa", "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
-        "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000, "n_routed_experts": 8,
-        "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 64,
-        "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
-    }  # fmt: skip
+        "model_type": "glm_moe_dsa",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+    }
     plain = model_from_config(config)
     for word in (
         "deepseek_sparse_attention",

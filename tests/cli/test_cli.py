@@ -39,9 +39,22 @@ def test_predict_prints_a_summary(capsys):
 def test_search_writes_everything(capsys, tmp_path):
     files = [tmp_path / "plan.json", tmp_path / "plan.trace.json.gz", tmp_path / "plan.png"]
     status, out, _ = run(
-        capsys, "search", *JOB, "--devices", "16", "--top", "3", "--fix", "tp=2,recompute=none",
-        "--out", str(files[0]), "--trace", str(files[1]), "--png", str(files[2]),
-    )  # fmt: skip
+        capsys,
+        "search",
+        *JOB,
+        "--devices",
+        "16",
+        "--top",
+        "3",
+        "--fix",
+        "tp=2,recompute=none",
+        "--out",
+        str(files[0]),
+        "--trace",
+        str(files[1]),
+        "--png",
+        str(files[2]),
+    )
     assert status == 0
     assert "of them were fully evaluated" in " ".join(out.split())
     assert len(json.loads(files[0].read_text())["layouts"]) == 3

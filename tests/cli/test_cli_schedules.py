@@ -109,9 +109,21 @@ def test_pictures_curves_and_orders(capsys, tmp_path) -> None:
     run_json(capsys, "chimera", "--stages", "4", "--micro-batches", "4", "--png", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
     trained = run_json(
-        capsys, "1f1b", "nf1b", "--train", "--steps", "4", "--stages", "2", "--micro-batches", "2",
-        "--out", str(curves), "--png", str(tmp_path / "t.png"),
-    )  # fmt: skip
+        capsys,
+        "1f1b",
+        "nf1b",
+        "--train",
+        "--steps",
+        "4",
+        "--stages",
+        "2",
+        "--micro-batches",
+        "2",
+        "--out",
+        str(curves),
+        "--png",
+        str(tmp_path / "t.png"),
+    )
     assert [row["updates"] for row in trained["rows"]] == [4, 4]
     assert curves.read_text().startswith("schedule,update,time_s,loss,version_difference")
     run_json(

@@ -27,8 +27,22 @@ sys.exit(main())
 """
 """The command, which says when it begins to import what it needs; before, it is the interpreter
 that is interrupted."""
-SEARCH = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-          "--fix", "tp=1", "--top", "3", "--json"]  # fmt: skip
+SEARCH = [
+    "search",
+    "--model",
+    "gpt3-1.3b",
+    "--cluster",
+    "dgx-a100",
+    "--devices",
+    "8",
+    "--global-batch",
+    "16",
+    "--fix",
+    "tp=1",
+    "--top",
+    "3",
+    "--json",
+]
 FRACTIONS = [
     0.0,
     0.03,

@@ -55,9 +55,19 @@ OF_A_RUN = {
 }
 """Fields of `Reliability`, and energy of the site."""
 PROBLEM = {
-    "model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention", "optimizer",
-    "grad_dtype", "recompute_modules",
-}  # fmt: skip
+    "model",
+    "cluster",
+    "devices",
+    "framework",
+    "global_batch",
+    "seq_len",
+    "dtype",
+    "mode",
+    "attention",
+    "optimizer",
+    "grad_dtype",
+    "recompute_modules",
+}
 OF_WEIGHTS = {"freeze", "lora_rank"}
 """Flags for several fields of a job: `frozen`, `frozen_embedding`, `adapter_rank`."""
 OF_A_PROGRAM = {"dim", "input_value", "pad_vocab", "micro_batches"}

@@ -15,10 +15,21 @@ from perfmodel.spec import Layout
 from perfmodel.validation import read_case
 
 PAPERS = {
-    "dapple": "1f1b", "DAPPLE": "1f1b", "1F1B": "1f1b", "PipeDream-Flush": "1f1b", "timeprest": "nf1b",
-    "TiMePReSt": "nf1b", "nF1B": "nf1b", "GPipe": "gpipe", "Chimera:4": "chimera:4", "PipeDream_2BW": "pipedream-2bw",
-    "ZB-H1": "zb-h1", "ZBH1": "zb-h1", "Seq1F1B:4": "seq1f1b:4", "DualPipeV": "dualpipe-v",
-}  # fmt: skip
+    "dapple": "1f1b",
+    "DAPPLE": "1f1b",
+    "1F1B": "1f1b",
+    "PipeDream-Flush": "1f1b",
+    "timeprest": "nf1b",
+    "TiMePReSt": "nf1b",
+    "nF1B": "nf1b",
+    "GPipe": "gpipe",
+    "Chimera:4": "chimera:4",
+    "PipeDream_2BW": "pipedream-2bw",
+    "ZB-H1": "zb-h1",
+    "ZBH1": "zb-h1",
+    "Seq1F1B:4": "seq1f1b:4",
+    "DualPipeV": "dualpipe-v",
+}
 names = pytest.mark.parametrize(("said", "meant"), PAPERS.items())
 MODEL = ("--model", "gpt2-345m", "--cluster", "dgx-a100", "--global-batch", "16")
 
@@ -75,12 +86,26 @@ def test_commands_take_them(command: str, said: str, meant: str, capsys, tmp_pat
     def output(name: str) -> str:
         arguments = {
             "predict": [*MODEL, "--layout", f"pp=4,schedule={name}", "--json"],
-            "timeline": [*MODEL, "--layout", f"pp=4,schedule={name}", "--out", str(tmp_path / f"{name}.json")],
+            "timeline": [
+                *MODEL,
+                "--layout",
+                f"pp=4,schedule={name}",
+                "--out",
+                str(tmp_path / f"{name}.json"),
+            ],
             "whatif": [*MODEL, "--layout", "pp=4", "--set", f"layout.schedule={name}", "--json"],
             "schedules": [name, "--stages", "4", "--micro-batches", "8", "--json"],
-            "simulate": ["mlp-1b", "--global-batch", "8", "--cluster", "dgx-a100", "--json",
-                         "--layout", f"pp=2,micro_batches=4,schedule={name}"],
-        }  # fmt: skip
+            "simulate": [
+                "mlp-1b",
+                "--global-batch",
+                "8",
+                "--cluster",
+                "dgx-a100",
+                "--json",
+                "--layout",
+                f"pp=2,micro_batches=4,schedule={name}",
+            ],
+        }
         assert main([command, *arguments[command]]) == 0
         if command == "timeline":
             return (tmp_path / f"{name}.json").read_text()

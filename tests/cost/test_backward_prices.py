@@ -189,11 +189,21 @@ def test_backward_of_other_kernels_takes_about_its_work(model: KernelModel, name
     for dtype in dtypes_of(one):
         experts = MoE(dtype=dtype, tokens=16384, hidden=4096, inter=14336, topk=2, experts=8)
         attention = [
-            Attention(dtype=dtype, batch=2, heads=32, kv_heads=kv_heads, seq_q=seq_len, seq_kv=seq_len,
-                      head_dim=head_dim, causal=causal)
-            for seq_len in (1024, 2048, 4096, 16384) for kv_heads in (8, 32) for head_dim in (64, 128)
+            Attention(
+                dtype=dtype,
+                batch=2,
+                heads=32,
+                kv_heads=kv_heads,
+                seq_q=seq_len,
+                seq_kv=seq_len,
+                head_dim=head_dim,
+                causal=causal,
+            )
+            for seq_len in (1024, 2048, 4096, 16384)
+            for kv_heads in (8, 32)
+            for head_dim in (64, 128)
             for causal in (True, False)
-        ]  # fmt: skip
+        ]
         # of TPUs only the paged forward of inference servers was timed (`no_longer_than_backward`
         # bounds it)
         ops = [experts] if one.vendor == "Google" else [experts, *attention]

@@ -44,10 +44,21 @@ def log(
     """A log of one rate (as nccl-tests counts it) and 20 us of latency."""
     volume = least_volume(kind, np.array([ranks]), np.array([ranks]), False)[0]
     return pd.DataFrame(
-        {"source": "log", "device": device, "interconnect": links, "collective": kind, "algorithm": "auto",
-         "num_ranks": ranks, "ranks_per_node": per_node, "bytes": SIZE, "dtype": "fp32", "software": "nccl",
-         "variant": "", "time_us": 20 + 1e6 * volume * SIZE / bus}
-    )  # fmt: skip
+        {
+            "source": "log",
+            "device": device,
+            "interconnect": links,
+            "collective": kind,
+            "algorithm": "auto",
+            "num_ranks": ranks,
+            "ranks_per_node": per_node,
+            "bytes": SIZE,
+            "dtype": "fp32",
+            "software": "nccl",
+            "variant": "",
+            "time_us": 20 + 1e6 * volume * SIZE / bus,
+        }
+    )
 
 
 def reasons(table: pd.DataFrame, *no_guide: tuple[str, ...]) -> list[str]:
@@ -376,9 +387,20 @@ def test_messages_that_latency_bounds_fit_no_exponent(tmp_path: Path) -> None:
 def test_kernels_set_aside_are_counted(tmp_path) -> None:
     m = 2 ** np.arange(6, 12)
     rows = pd.DataFrame(
-        {"device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": m, "n": 1024, "k": 1024,
-         "batch": 1, "pass": "forward", "variant": "", "time_us": 5 + 0.02 * m}
-    )  # fmt: skip
+        {
+            "device": "A100-SXM4-80GB",
+            "op_family": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "m": m,
+            "n": 1024,
+            "k": 1024,
+            "batch": 1,
+            "pass": "forward",
+            "variant": "",
+            "time_us": 5 + 0.02 * m,
+        }
+    )
     disturbed = rows.assign(variant="suspect_interference", time_us=9 * rows["time_us"])
     report = fit_calibration(
         [pd.concat([rows, disturbed], ignore_index=True)], tmp_path, family="gemm"
@@ -404,10 +426,20 @@ def test_kernels_of_other_states_are_compared_with_the_usual_one(
     loaded: float, cold: float, measured: list[str]
 ) -> None:
     usual = pd.DataFrame(
-        {"source": "perfmodel", "device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16",
-         "m": 2 ** np.arange(6, 12), "n": 1024, "k": 1024, "variant": "", "time_us": np.arange(1.0, 7.0),
-         "interference": 0.0}
-    )  # fmt: skip
+        {
+            "source": "perfmodel",
+            "device": "A100-SXM4-80GB",
+            "op_family": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "m": 2 ** np.arange(6, 12),
+            "n": 1024,
+            "k": 1024,
+            "variant": "",
+            "time_us": np.arange(1.0, 7.0),
+            "interference": 0.0,
+        }
+    )
     factor = np.array([{"loaded": loaded, "cold": cold}.get(state, 9.0) for state in measured])
     others = usual.assign(variant=measured, time_us=usual["time_us"] * factor, interference=0.1)
     others = others[others["variant"] != ""]

@@ -19,10 +19,21 @@ def log(
     device: str, links: str, kind: str, bus: float, ranks: int = 8, per_node: int = 8
 ) -> pd.DataFrame:
     return pd.DataFrame(
-        {"source": "site", "device": device, "interconnect": links, "collective": kind, "algorithm": "auto",
-         "num_ranks": ranks, "ranks_per_node": per_node, "bytes": SIZE, "dtype": "fp32", "software": "nccl",
-         "variant": "", "time_us": 30 + 1.75e6 * SIZE / bus}
-    )  # fmt: skip
+        {
+            "source": "site",
+            "device": device,
+            "interconnect": links,
+            "collective": kind,
+            "algorithm": "auto",
+            "num_ranks": ranks,
+            "ranks_per_node": per_node,
+            "bytes": SIZE,
+            "dtype": "fp32",
+            "software": "nccl",
+            "variant": "",
+            "time_us": 30 + 1.75e6 * SIZE / bus,
+        }
+    )
 
 
 def ops(kind: str, devices: int) -> list[Collective]:

@@ -226,12 +226,23 @@ def _shared_model() -> CollectiveModel:
 def test_unknown_rows_are_skipped_with_a_reason(model):
     table = pd.DataFrame(
         {
-            "source": "x", "device": "A100-SXM4-80GB", "interconnect": "NVLink3",
-            "collective": ["all_reduce", "gather", "all_reduce", "all_reduce", "moe_dispatch", "all_reduce"],
-            "num_ranks": [8, 8, np.nan, 8, 8, 8], "bytes": [1e6, 1e6, 1e6, np.nan, np.nan, 1e6],
-            "tokens": [np.nan] * 6, "time_us": 1.0,
+            "source": "x",
+            "device": "A100-SXM4-80GB",
+            "interconnect": "NVLink3",
+            "collective": [
+                "all_reduce",
+                "gather",
+                "all_reduce",
+                "all_reduce",
+                "moe_dispatch",
+                "all_reduce",
+            ],
+            "num_ranks": [8, 8, np.nan, 8, 8, 8],
+            "bytes": [1e6, 1e6, 1e6, np.nan, np.nan, 1e6],
+            "tokens": [np.nan] * 6,
+            "time_us": 1.0,
         }
-    )  # fmt: skip
+    )
     times = model.table_times(table)
     assert np.isfinite(times.time_s).tolist() == [True, False, False, False, False, True]
     assert times.provenance[1] == "skipped: collective 'gather' is not modelled"

@@ -19,10 +19,20 @@ from perfmodel.ingest import published_collectives
 
 def _frame(**columns) -> pd.DataFrame:
     base = {
-        "source": "s", "device": "A100", "interconnect": "NVSwitch", "collective": "all_reduce",
-        "algorithm": "auto", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8, "bytes": 1e6,
-        "dtype": "fp16", "software": "nccl", "variant": "", "time_us": 10.0,
-    }  # fmt: skip
+        "source": "s",
+        "device": "A100",
+        "interconnect": "NVSwitch",
+        "collective": "all_reduce",
+        "algorithm": "auto",
+        "num_ranks": 8,
+        "num_nodes": 1,
+        "ranks_per_node": 8,
+        "bytes": 1e6,
+        "dtype": "fp16",
+        "software": "nccl",
+        "variant": "",
+        "time_us": 10.0,
+    }
     return pd.DataFrame(
         base | columns, index=range(max(len(v) for v in columns.values()) if columns else 1)
     )

@@ -48,9 +48,19 @@ def groups(cluster: Cluster, kind: str) -> list[Collective]:
     if len(cluster.levels) == 1:
         pairs = [(n, r) for n, r in pairs if n == r]
     return [
-        Collective(collective=kind, bytes=size, num_ranks=n, ranks_per_node=r, level=int(n > r), concurrent=c)
-        for n, r in pairs if kind != "send_recv" or n == 2 for size in SIZES for c in (1, node // r or 1)
-    ]  # fmt: skip
+        Collective(
+            collective=kind,
+            bytes=size,
+            num_ranks=n,
+            ranks_per_node=r,
+            level=int(n > r),
+            concurrent=c,
+        )
+        for n, r in pairs
+        if kind != "send_recv" or n == 2
+        for size in SIZES
+        for c in (1, node // r or 1)
+    ]
 
 
 def allowed_bytes_per_s(cluster: Cluster, op: Collective) -> float:
@@ -106,11 +116,21 @@ def test_every_shipped_series() -> None:
         for key in weights.series
     ]
     rows = [
-        {"source": source, "device": device, "interconnect": links, "collective": kind, "algorithm": algorithm,
-         "variant": variant, "num_ranks": n, "ranks_per_node": n if inside else 1, "bytes": size}
+        {
+            "source": source,
+            "device": device,
+            "interconnect": links,
+            "collective": kind,
+            "algorithm": algorithm,
+            "variant": variant,
+            "num_ranks": n,
+            "ranks_per_node": n if inside else 1,
+            "bytes": size,
+        }
         for (source, device, links, kind, algorithm, variant), places in measured
-        for n, inside in sorted(places) for size in SIZES
-    ]  # fmt: skip
+        for n, inside in sorted(places)
+        for size in SIZES
+    ]
     table = pd.DataFrame(rows)
     table["time_s"] = shipped().table_times(table).time_s
     for (device, links, kind), own in table.groupby(["device", "interconnect", "collective"]):

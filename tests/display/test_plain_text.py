@@ -37,13 +37,36 @@ from perfmodel.errors import (
 from perfmodel.ingest.launch import Harm, Unread
 
 HOSTILE = (
-    "\x1b[31mred", "\x1b]0;title\x07", "\x1b[2J\x1b[H", "\x1b]8;;http://x\x1b\\link", "\x1bPq\x1b\\", "\x9b31m",
+    "\x1b[31mred",
+    "\x1b]0;title\x07",
+    "\x1b[2J\x1b[H",
+    "\x1b]8;;http://x\x1b\\link",
+    "\x1bPq\x1b\\",
+    "\x9b31m",
     "\x1bc",
-    "\u202eevil\u202c", "\u2066x\u2069", "\u200bwide", "\ufeff", "\x08\x08", "\x7f", "\x1b", "\u061c", "\u2028",
+    "\u202eevil\u202c",
+    "\u2066x\u2069",
+    "\u200bwide",
+    "\ufeff",
+    "\x08\x08",
+    "\x7f",
+    "\x1b",
+    "\u061c",
+    "\u2028",
     "a\rb",
-)  # fmt: skip
-STEERING = {chr(i) for i in (*range(32), *range(0x7F, 0xA0), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F),
-                             *range(0x2060, 0x206A), 0xFEFF)} - {"\n", "\t"}  # fmt: skip
+)
+STEERING = {
+    chr(i)
+    for i in (
+        *range(32),
+        *range(0x7F, 0xA0),
+        0x61C,
+        *range(0x200B, 0x2010),
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x206A),
+        0xFEFF,
+    )
+} - {"\n", "\t"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)

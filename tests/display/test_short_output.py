@@ -185,13 +185,25 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
 
 
 INSIDE = {
-    "catalog/entries.py", "cost/learn/collectives/_weights.py", "cost/learn/_weights.py", "display/_repr.py",
-    "emulate/_measure.py", "emulate/wire/_peer.py", "emulate/wire/_python_peer.py", "emulate/wire/_wire.py",
+    "catalog/entries.py",
+    "cost/learn/collectives/_weights.py",
+    "cost/learn/_weights.py",
+    "display/_repr.py",
+    "emulate/_measure.py",
+    "emulate/wire/_peer.py",
+    "emulate/wire/_python_peer.py",
+    "emulate/wire/_wire.py",
     "emulate/environment/_orders.py",
-    "emulate/runs/_record.py", "emulate/runs/_waiting.py", "measure/ranks/_launch.py",
-    "measure/tables/_sweep.py", "measure/_plan.py",
-    "measure/tables/_rows.py", "ir/_text.py", "prediction/_structure_files.py", "validation/population/_fit.py",
-}  # fmt: skip
+    "emulate/runs/_record.py",
+    "emulate/runs/_waiting.py",
+    "measure/ranks/_launch.py",
+    "measure/tables/_sweep.py",
+    "measure/_plan.py",
+    "measure/tables/_rows.py",
+    "ir/_text.py",
+    "prediction/_structure_files.py",
+    "validation/population/_fit.py",
+}
 """Files whose JSON only the package itself reads again."""
 
 

@@ -67,8 +67,19 @@ def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(
     assert overhead_s < long_s
     assert [rank.rank for rank in run.ranks] == list(real)
     calls = run.collectives()
-    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-            "send", "recv", "barrier"} == set(calls.kind)  # fmt: skip
+    assert {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+        "barrier",
+    } == set(calls.kind)
     stated_s = PRICE_S + calls.kind.map(lambda kind: delays_s[delayed_as(kind)])
     assert calls.delay_s.to_numpy() == pytest.approx(stated_s.to_numpy())
     assert (calls.end_s - calls.issued_s - stated_s).min() > -overhead_s - LATE_S
@@ -80,9 +91,26 @@ def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:
 
     from perfmodel.emulate.rank import EmulatedGroup
 
-    harmless = ("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "bound_device_id", "boxed",
-                "get_group_store", "group_desc", "name", "rank", "set_timeout", "size", "unbox",
-                "use_pg_for_symm_mem_rendezvous")  # fmt: skip
+    harmless = (
+        "BackendType",
+        "CUSTOM",
+        "GLOO",
+        "MPI",
+        "NCCL",
+        "UCC",
+        "UNDEFINED",
+        "XCCL",
+        "bound_device_id",
+        "boxed",
+        "get_group_store",
+        "group_desc",
+        "name",
+        "rank",
+        "set_timeout",
+        "size",
+        "unbox",
+        "use_pg_for_symm_mem_rendezvous",
+    )
     offered = {name for name in vars(dist.ProcessGroup) if not name.startswith("_")} - {*harmless}
     assert offered <= {*vars(EmulatedGroup)}
     for before, now in (

@@ -40,11 +40,22 @@ def overlapped(
             start_s = max(issued_s, free_s)
             free_s = start_s + span_s + delay_s
             values = {
-                "group": "0", "lane": "", "ranks": 2, "sequence": place, "kind": "all_reduce", "bytes": 8,
-                "iteration": number, "issued_s": now_s + issued_s, "thread_s": thread_s + issued_s,
-                "start_s": now_s + start_s, "end_s": now_s + free_s, "delay_s": span_s + delay_s, "core_s": 0.0,
-                "wait_start_s": 0.0, "wait_end_s": 0.0,
-            }  # fmt: skip
+                "group": "0",
+                "lane": "",
+                "ranks": 2,
+                "sequence": place,
+                "kind": "all_reduce",
+                "bytes": 8,
+                "iteration": number,
+                "issued_s": now_s + issued_s,
+                "thread_s": thread_s + issued_s,
+                "start_s": now_s + start_s,
+                "end_s": now_s + free_s,
+                "delay_s": span_s + delay_s,
+                "core_s": 0.0,
+                "wait_start_s": 0.0,
+                "wait_end_s": 0.0,
+            }
             calls.append([values[name] for name in COLLECTIVE_COLUMNS])
         done_s = max(FORWARD_S + BACKWARD_S, free_s)
         for name, moment_s, work_s in (

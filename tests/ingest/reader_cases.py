@@ -175,8 +175,18 @@ def kineto_json(
         category: str, name: str, start: float, duration: float, thread: int, **args: Any
     ) -> None:
         pid = 0 if category in ("kernel", "gpu_memcpy") else 100
-        events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": thread, "ts": start + late_us,
-                       "dur": duration, "args": args})  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": pid,
+                "tid": thread,
+                "ts": start + late_us,
+                "dur": duration,
+                "args": args,
+            }
+        )
 
     def launch(
         op: str, kernels: list[tuple[str, float]], at: float, start: float, **args: Any
@@ -232,11 +242,23 @@ def kineto_json(
             **strides,
         )
         event(
-            "kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", at + 500 - late_us, 100.0 + 50 * rank, 20,
-            correlation=99, device=rank, stream=20,
-            **{"Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": ranks,
-               "dtype": "BFloat16", "Process Group Name": "0"},
-        )  # fmt: skip
+            "kernel",
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+            at + 500 - late_us,
+            100.0 + 50 * rank,
+            20,
+            correlation=99,
+            device=rank,
+            stream=20,
+            **{
+                "Collective name": "allreduce",
+                "In msg nelems": 1024,
+                "Out msg nelems": 1024,
+                "Group size": ranks,
+                "dtype": "BFloat16",
+                "Process Group Name": "0",
+            },
+        )
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}],

@@ -17,8 +17,22 @@ ROW = {
     "dtype": "fp32",
     "time_us": 10.0,
 }
-DOWNLOADS = ("vllm", "Phi-mini", "llmservingsim", "neusight", "aceso", "xla_perf", "deepbench", "pipedream", "vidur",
-             "trtllm", "sglang", "simumax", "aiconfigurator", "estimate_train_time")  # fmt: skip
+DOWNLOADS = (
+    "vllm",
+    "Phi-mini",
+    "llmservingsim",
+    "neusight",
+    "aceso",
+    "xla_perf",
+    "deepbench",
+    "pipedream",
+    "vidur",
+    "trtllm",
+    "sglang",
+    "simumax",
+    "aiconfigurator",
+    "estimate_train_time",
+)
 
 
 def clean(**columns: object) -> pd.DataFrame:

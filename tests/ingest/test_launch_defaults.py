@@ -354,8 +354,23 @@ class AskedSettings(dict[str, Any]):
 
 
 SETTINGS: tuple[Any, ...] = (
-    True, False, 1, 2, 4096, 1e-3, "1", "none", "full", "selective", "bf16", "fp8", "1F1B", "x", [1, 2], {"a": 1},
-)  # fmt: skip
+    True,
+    False,
+    1,
+    2,
+    4096,
+    1e-3,
+    "1",
+    "none",
+    "full",
+    "selective",
+    "bf16",
+    "fp8",
+    "1F1B",
+    "x",
+    [1, 2],
+    {"a": 1},
+)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.frameworks[0])

@@ -540,17 +540,31 @@ def test_kinds_of_context_parallelism_are_read() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "optimizer", "modules"),
     [
-        ("a.sh", f"{_MEGATRON} --optimizer dist_muon --recompute-granularity selective "
-                 "--recompute-modules core_attn moe_act", "muon", ("core_attn", "moe_act")),
+        (
+            "a.sh",
+            f"{_MEGATRON} --optimizer dist_muon --recompute-granularity selective "
+            "--recompute-modules core_attn moe_act",
+            "muon",
+            ("core_attn", "moe_act"),
+        ),
         ("a.sh", f"{_MEGATRON} --optimizer adam", "adam", None),
         ("a.sh", f"{_MEGATRON} --optimizer a_new_one", None, None),
         ("a.json", '{"train_batch_size": 8, "optimizer": {"type": "FusedLion"}}', "lion", None),
-        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nname = "AdamW"\n', "adam", None),
-        ("a.yaml", "train: {micro_batch_size: 1, global_batch_size: 8}\noptimizer: {optimizer: muon}\n"
-                   "model: {recompute_granularity: selective, recompute_modules: [layernorm]}\n", "muon",
-         ("layernorm",)),
+        (
+            "a.toml",
+            '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nname = "AdamW"\n',
+            "adam",
+            None,
+        ),
+        (
+            "a.yaml",
+            "train: {micro_batch_size: 1, global_batch_size: 8}\noptimizer: {optimizer: muon}\n"
+            "model: {recompute_granularity: selective, recompute_modules: [layernorm]}\n",
+            "muon",
+            ("layernorm",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_optimizers_and_recomputed_modules_are_read(
     name: str, text: str, optimizer: str | None, modules: tuple[str, ...] | None
 ) -> None:
@@ -603,14 +617,29 @@ def test_further_tokens_and_modules_come_back_as_they_were_written() -> None:
     assert back.job_fields["optimizer"] == "muon"
 
 
-@pytest.mark.parametrize(("name", "text", "layers"), [
-    ("train.sh", "torchrun --nproc-per-node 8 p.py --num-layers 24 --micro-batch-size 2 --tensor-model-parallel-size 1 "
-                 "--cpu-offloading-num-layers 9", 9),
-    ("bridge.yaml", "train: {global_batch_size: 64, micro_batch_size: 2}\n"
-                    "model: {cpu_offloading: true, cpu_offloading_num_layers: 9, cpu_offloading_weights: false}", 9),
-    ("bridge.yaml", "train: {global_batch_size: 64, micro_batch_size: 2}\n"
-                    "model: {cpu_offloading: false, cpu_offloading_num_layers: 9, cpu_offloading_weights: true}", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "layers"),
+    [
+        (
+            "train.sh",
+            "torchrun --nproc-per-node 8 p.py --num-layers 24 --micro-batch-size 2 --tensor-model-parallel-size 1 "
+            "--cpu-offloading-num-layers 9",
+            9,
+        ),
+        (
+            "bridge.yaml",
+            "train: {global_batch_size: 64, micro_batch_size: 2}\n"
+            "model: {cpu_offloading: true, cpu_offloading_num_layers: 9, cpu_offloading_weights: false}",
+            9,
+        ),
+        (
+            "bridge.yaml",
+            "train: {global_batch_size: 64, micro_batch_size: 2}\n"
+            "model: {cpu_offloading: false, cpu_offloading_num_layers: 9, cpu_offloading_weights: true}",
+            0,
+        ),
+    ],
+)
 def test_layers_on_the_host_are_read_where_they_are_turned_on(name, text, layers):
     assert parse_launch(text, name, devices=8, model="gpt2-345m").layout.offload_layers == layers
 

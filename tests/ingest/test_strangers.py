@@ -233,10 +233,20 @@ def test_a_configuration_is_read_as_it_is(name: str) -> None:
 
 
 ARGUMENT_VALUES = {
-    "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_size": 32000,
-    "micro_batch_size": 1, "global_batch_size": 64, "tensor_model_parallel_size": 2, "bf16": True, "swiglu": True,
-    "ffn_hidden_size": 1024, "use_distributed_optimizer": True, "disable_bias_linear": True,
-}  # fmt: skip
+    "num_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "seq_length": 512,
+    "vocab_size": 32000,
+    "micro_batch_size": 1,
+    "global_batch_size": 64,
+    "tensor_model_parallel_size": 2,
+    "bf16": True,
+    "swiglu": True,
+    "ffn_hidden_size": 1024,
+    "use_distributed_optimizer": True,
+    "disable_bias_linear": True,
+}
 """Arguments of Megatron, in every spelling of which a table of YAML is read the same."""
 
 

@@ -35,10 +35,21 @@ def test_a_tiny_gemm_becomes_a_row_of_a_table(tmp_path: Path):
         measured = kernel_row(backend, Point(Gemm(m=32, n=16, k=8, dtype="fp32")), "this-cpu", RULE)
     write_table(tmp_path / "t.csv", pd.DataFrame([measured]))
     (row,) = read_table(tmp_path / "t.csv").to_dict("records")
-    assert {k: row[k] for k in ("source", "device", "op_family", "op", "dtype", "pass", "m", "n", "k", "batch")} == {
-        "source": "perfmodel", "device": "this-cpu", "op_family": "gemm", "op": "linear", "dtype": "fp32",
-        "pass": "fwd", "m": 32, "n": 16, "k": 8, "batch": 1,
-    }  # fmt: skip
+    assert {
+        k: row[k]
+        for k in ("source", "device", "op_family", "op", "dtype", "pass", "m", "n", "k", "batch")
+    } == {
+        "source": "perfmodel",
+        "device": "this-cpu",
+        "op_family": "gemm",
+        "op": "linear",
+        "dtype": "fp32",
+        "pass": "fwd",
+        "m": 32,
+        "n": 16,
+        "k": 8,
+        "batch": 1,
+    }
     assert 0 < row["time_us"] < 1e5
     assert row["n_repeats"] >= 1
     assert row["software"].startswith("jax")

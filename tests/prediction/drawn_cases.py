@@ -175,10 +175,25 @@ _FRAMEWORKS = [
     version for name in catalog.frameworks() for version in catalog.framework_versions(name)
 ]
 _DEVICES = [
-    "V100-SXM2-32GB", "A100-SXM4-80GB", "A100-PCIE-80GB", "H100-SXM5-80GB", "H100-PCIE-80GB", "H200-SXM-141GB",
-    "GH200-96GB", "B200-SXM-180GB", "B300-SXM", "GB200-NVL72", "GB300-NVL72", "MI300X", "MI325X", "MI355X", "L40S",
-    "TPU-v4", "TPU-v5p", "TPU-v6e",
-]  # fmt: skip
+    "V100-SXM2-32GB",
+    "A100-SXM4-80GB",
+    "A100-PCIE-80GB",
+    "H100-SXM5-80GB",
+    "H100-PCIE-80GB",
+    "H200-SXM-141GB",
+    "GH200-96GB",
+    "B200-SXM-180GB",
+    "B300-SXM",
+    "GB200-NVL72",
+    "GB300-NVL72",
+    "MI300X",
+    "MI325X",
+    "MI355X",
+    "L40S",
+    "TPU-v4",
+    "TPU-v5p",
+    "TPU-v6e",
+]
 """Devices that a cluster's networks are drawn with besides its own."""
 _DTYPES = ("bf16", "fp16", "fp8", "fp32", "tf32")
 _LAYOUTS = [

@@ -462,11 +462,22 @@ def test_parts_of_a_covariance_are_taken_together() -> None:
 
 def test_parameters_move_the_class_that_they_time() -> None:
     of = {
-        "gemm": "products", "bmm": "products", "conv": "products", "moe": "products", "attention": "attention",
-        "memory": "memory", "embedding": "memory", "optimizer": "memory", "recurrence": "memory",
-        "host_op_s": "host", "kernel_gap_s": "host", "intra_node.alpha": "intra_node",
-        "inter_node.all_reduce.beta": "inter_node", "straggling": "other", "collective_skew_s": "other",
-    }  # fmt: skip
+        "gemm": "products",
+        "bmm": "products",
+        "conv": "products",
+        "moe": "products",
+        "attention": "attention",
+        "memory": "memory",
+        "embedding": "memory",
+        "optimizer": "memory",
+        "recurrence": "memory",
+        "host_op_s": "host",
+        "kernel_gap_s": "host",
+        "intra_node.alpha": "intra_node",
+        "inter_node.all_reduce.beta": "inter_node",
+        "straggling": "other",
+        "collective_skew_s": "other",
+    }
     assert {name: class_of(name) for name in of} == of
 
 

@@ -144,10 +144,21 @@ def products(cluster: str, number: int = 6) -> pd.DataFrame:
     """A table of matrix products on the device of a cluster."""
     m = 2 ** np.arange(7, 7 + number)
     return pd.DataFrame(
-        {"source": "perfmodel", "device": catalog.cluster(cluster).device.name, "op_family": "gemm", "op": "linear",
-         "dtype": "bf16", "m": m, "n": 1024, "k": 1024, "batch": 1, "pass": "forward", "variant": "",
-         "time_us": 5 + 0.02 * m}
-    )  # fmt: skip
+        {
+            "source": "perfmodel",
+            "device": catalog.cluster(cluster).device.name,
+            "op_family": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "m": m,
+            "n": 1024,
+            "k": 1024,
+            "batch": 1,
+            "pass": "forward",
+            "variant": "",
+            "time_us": 5 + 0.02 * m,
+        }
+    )
 
 
 def test_a_calibration_of_loaded_kernels_slows_the_steps_that_it_predicts(tmp_path: Path) -> None:

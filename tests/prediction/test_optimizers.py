@@ -132,8 +132,20 @@ def test_names_that_nobody_knows():
 
 
 def test_flags_of_the_command_line(capsys):
-    words = ["predict", "--model", "llama3.2-1b", "--cluster", "dgx-h100", "--global-batch", "8", "--seq-len", "2048",
-             "--layout", "dp=8,recompute=selective", "--json"]  # fmt: skip
+    words = [
+        "predict",
+        "--model",
+        "llama3.2-1b",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "8",
+        "--seq-len",
+        "2048",
+        "--layout",
+        "dp=8,recompute=selective",
+        "--json",
+    ]
     flags = [
         "--optimizer",
         "lion",

@@ -20,9 +20,19 @@ from perfmodel.spec.parts import Experts
 from perfmodel.workload import Shard, blocks, matmul_flops
 
 NET = Transformer(
-    name="experts", layers=4, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096, vocab=32000,
-    seq_len=2048, gated_ffn=True, bias=False, experts=Experts(count=16, topk=2, ffn_hidden=2048),
-)  # fmt: skip
+    name="experts",
+    layers=4,
+    hidden=1024,
+    heads=16,
+    kv_heads=16,
+    head_dim=64,
+    ffn_hidden=4096,
+    vocab=32000,
+    seq_len=2048,
+    gated_ffn=True,
+    bias=False,
+    experts=Experts(count=16, topk=2, ffn_hidden=2048),
+)
 JOB = Job(global_batch=64, seq_len=2048)
 CLUSTER = catalog.cluster("dgx-h100")
 FOLDED = Layout(tp=8, dp=2, ep=8, etp=1, sequence_parallel=True)

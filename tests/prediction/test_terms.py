@@ -21,10 +21,20 @@ from perfmodel.spec.parts import Experts
 
 NAMES = [term.name for term in STEP_TERMS]
 LOADED = Framework(
-    host_op_s=3e-4, kernel_gap_s=5e-6, attention="flash-1", blocking_sends=True, tp_overlap_loss=0.3,
-    dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.02, collective_skew_s=2e-5, checks_collectives="always",
-    forward_bookkeeping=20, grouped_launch_s=1e-4, partition_copy_s=1e-5,
-)  # fmt: skip
+    host_op_s=3e-4,
+    kernel_gap_s=5e-6,
+    attention="flash-1",
+    blocking_sends=True,
+    tp_overlap_loss=0.3,
+    dp_overlap_loss=0.3,
+    straggling=0.02,
+    step_overhead_s=0.02,
+    collective_skew_s=2e-5,
+    checks_collectives="always",
+    forward_bookkeeping=20,
+    grouped_launch_s=1e-4,
+    partition_copy_s=1e-5,
+)
 """Every term at once."""
 LAYOUT = Layout(tp=4, pp=2, dp=8, ep=4, zero=1, tp_overlap=True, sequence_parallel=True)
 

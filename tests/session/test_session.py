@@ -18,13 +18,25 @@ from perfmodel.spec import Job, Layout
 LAYOUTS = [
     Layout.parse(text)
     for text in (
-        "tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2,zero=3", "tp=2,pp=2,dp=2,schedule=gpipe", "tp=2,pp=2,dp=2,recompute=full",
-        "tp=2,pp=2,dp=2,micro_batch=2", "tp=2,pp=2,dp=2,schedule=seq1f1b", "tp=2,pp=2,dp=2,tp_overlap=true",
-        "tp=2,pp=2,dp=2,order=tp-pp-cp-ep-dp", "tp=2,pp=2,dp=2,schedule=chimera", "tp=2,pp=2,dp=2,vpp=2",
-        "tp=2,pp=2,dp=2,sequence_parallel=false", "tp=2,pp=2,dp=2,partition=11-13", "tp=4,pp=1,dp=2", "tp=1,pp=4,dp=2",
-        "tp=2,pp=2,cp=2", "tp=2,pp=2,dp=2,schedule=pipedream-2bw", "tp=2,pp=2,dp=2,overlap_grad_reduce=false",
+        "tp=2,pp=2,dp=2",
+        "tp=2,pp=2,dp=2,zero=3",
+        "tp=2,pp=2,dp=2,schedule=gpipe",
+        "tp=2,pp=2,dp=2,recompute=full",
+        "tp=2,pp=2,dp=2,micro_batch=2",
+        "tp=2,pp=2,dp=2,schedule=seq1f1b",
+        "tp=2,pp=2,dp=2,tp_overlap=true",
+        "tp=2,pp=2,dp=2,order=tp-pp-cp-ep-dp",
+        "tp=2,pp=2,dp=2,schedule=chimera",
+        "tp=2,pp=2,dp=2,vpp=2",
+        "tp=2,pp=2,dp=2,sequence_parallel=false",
+        "tp=2,pp=2,dp=2,partition=11-13",
+        "tp=4,pp=1,dp=2",
+        "tp=1,pp=4,dp=2",
+        "tp=2,pp=2,cp=2",
+        "tp=2,pp=2,dp=2,schedule=pipedream-2bw",
+        "tp=2,pp=2,dp=2,overlap_grad_reduce=false",
     )
-]  # fmt: skip
+]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=60), st.integers(1, 8))

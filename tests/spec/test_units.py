@@ -78,16 +78,32 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
-        ("200Gbit/s", "bandwidth", 25e9), ("200Gbps", "bandwidth", 25e9), ("200 Gb/s", "bandwidth", 25e9),
-        ("25GB/s", "bandwidth", 25e9), ("25GBps", "bandwidth", 25e9), ("3.35TB/s", "bandwidth", 3.35e12),
-        ("1GiB/s", "bandwidth", 2**30), ("25e9", "bandwidth", 25e9), ("100Mbit/s", "bandwidth", 12.5e6),
-        ("1T", "tokens", 1e12), ("300B", "tokens", 3e11), ("15e12", "tokens", 15e12), ("1.5M", "tokens", 1.5e6),
-        ("50us", "time", 50e-6), ("2ms", "time", 2e-3), ("0.5", "time", 0.5), ("2 h", "time", 7200.0),
-        ("80GiB", "memory", 80 * 2**30), ("80GB", "memory", 80e9), ("512MiB", "memory", 2**29),
-        ("700W", "power", 700.0), ("0.7kW", "power", 700.0), ("989TFLOP/s", "rate", 989e12),
+        ("200Gbit/s", "bandwidth", 25e9),
+        ("200Gbps", "bandwidth", 25e9),
+        ("200 Gb/s", "bandwidth", 25e9),
+        ("25GB/s", "bandwidth", 25e9),
+        ("25GBps", "bandwidth", 25e9),
+        ("3.35TB/s", "bandwidth", 3.35e12),
+        ("1GiB/s", "bandwidth", 2**30),
+        ("25e9", "bandwidth", 25e9),
+        ("100Mbit/s", "bandwidth", 12.5e6),
+        ("1T", "tokens", 1e12),
+        ("300B", "tokens", 3e11),
+        ("15e12", "tokens", 15e12),
+        ("1.5M", "tokens", 1.5e6),
+        ("50us", "time", 50e-6),
+        ("2ms", "time", 2e-3),
+        ("0.5", "time", 0.5),
+        ("2 h", "time", 7200.0),
+        ("80GiB", "memory", 80 * 2**30),
+        ("80GB", "memory", 80e9),
+        ("512MiB", "memory", 2**29),
+        ("700W", "power", 700.0),
+        ("0.7kW", "power", 700.0),
+        ("989TFLOP/s", "rate", 989e12),
         ("1.5GHz", "frequency", 1.5e9),
     ],
-)  # fmt: skip
+)
 def test_quantities_are_read_with_their_units(text: str, kind: str, value: float) -> None:
     assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-12)
 
@@ -188,20 +204,42 @@ def test_whole_numbers_in_other_writing_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("8", 8.0), ("0", 0.0), ("0e5", 0.0), ("-0.5", -0.5), (".5", 0.5), ("2.", 2.0), ("2e-6", 2e-6), ("1E+3", 1000.0),
-     ("1e30", 1e30), ("1e-30", 1e-30), ("-1e30", -1e30)],
-)  # fmt: skip
+    [
+        ("8", 8.0),
+        ("0", 0.0),
+        ("0e5", 0.0),
+        ("-0.5", -0.5),
+        (".5", 0.5),
+        ("2.", 2.0),
+        ("2e-6", 2e-6),
+        ("1E+3", 1000.0),
+        ("1e30", 1e30),
+        ("1e-30", 1e-30),
+        ("-1e30", -1e30),
+    ],
+)
 def test_numbers_are_read_in_plain_digits(text: str, number: float) -> None:
     assert plain_number(text) == number
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "plain digits"), ("1_0.5", "plain digits"), ("+2", "plain digits"), ("nan", "plain digits"),
-     ("inf", "plain digits"), ("1e", "plain digits"), (".", "plain digits"), ("-0.0", "negative zero"),
-     ("2e30", "not plausible"), ("-2e30", "not plausible"), ("9e-31", "not plausible"), ("1e-400", "not plausible"),
-     ("1e400", "not plausible")],
-)  # fmt: skip
+    [
+        ("", "plain digits"),
+        ("1_0.5", "plain digits"),
+        ("+2", "plain digits"),
+        ("nan", "plain digits"),
+        ("inf", "plain digits"),
+        ("1e", "plain digits"),
+        (".", "plain digits"),
+        ("-0.0", "negative zero"),
+        ("2e30", "not plausible"),
+        ("-2e30", "not plausible"),
+        ("9e-31", "not plausible"),
+        ("1e-400", "not plausible"),
+        ("1e400", "not plausible"),
+    ],
+)
 def test_numbers_that_no_quantity_has_are_refused(text: str, why: str) -> None:
     with pytest.raises(PerfModelError, match=why):
         plain_number(text)
@@ -242,9 +280,19 @@ def test_long_times_are_printed_in_days_hours_or_minutes(seconds: float, text: s
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1.5e12, "1.5T"), (1e12, "1T"), (2e9, "2B"), (1e9, "1B"), (3e6, "3M"), (1e6, "1M"), (4e3, "4k"), (1e3, "1k"),
-     (999.0, "999"), (12.34, "12.3")],
-)  # fmt: skip
+    [
+        (1.5e12, "1.5T"),
+        (1e12, "1T"),
+        (2e9, "2B"),
+        (1e9, "1B"),
+        (3e6, "3M"),
+        (1e6, "1M"),
+        (4e3, "4k"),
+        (1e3, "1k"),
+        (999.0, "999"),
+        (12.34, "12.3"),
+    ],
+)
 def test_tokens_and_money_are_counted_in_thousands(value: float, text: str) -> None:
     assert counted(value) == text
 

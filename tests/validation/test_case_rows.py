@@ -16,10 +16,20 @@ from perfmodel.validation.rows import open_shapes, read_rows, rows_of, with_head
 from perfmodel.workload import parameter_count
 
 ROW = KORTHIKANTI_22B | {
-    "source": "a table", "framework": None, "family": "llama", "model": "m", "device": "H100-SXM5-80GB",
-    "tp": 2, "dp": 4, "recompute": "none", "params_b": None,
-    "global_batch": 32, "num_microbatches": 2, "kv_heads": 8, "dtype": "bf16",
-}  # fmt: skip
+    "source": "a table",
+    "framework": None,
+    "family": "llama",
+    "model": "m",
+    "device": "H100-SXM5-80GB",
+    "tp": 2,
+    "dp": 4,
+    "recompute": "none",
+    "params_b": None,
+    "global_batch": 32,
+    "num_microbatches": 2,
+    "kv_heads": 8,
+    "dtype": "bf16",
+}
 MOE = ROW | {
     "family": "moe",
     "n_experts": 8,
@@ -29,16 +39,40 @@ MOE = ROW | {
     "sequence_parallel": 1,
 }
 V3 = ROW | {
-    "model": "deepseekv3", "family": "moe", "tp": 1, "dp": 8, "ep": 8, "layers": None, "hidden": None, "heads": None,
-    "kv_heads": None, "ffn_hidden": None, "vocab": None, "params_b": None,
-}  # fmt: skip
+    "model": "deepseekv3",
+    "family": "moe",
+    "tp": 1,
+    "dp": 8,
+    "ep": 8,
+    "layers": None,
+    "hidden": None,
+    "heads": None,
+    "kv_heads": None,
+    "ffn_hidden": None,
+    "vocab": None,
+    "params_b": None,
+}
 
 
 @pytest.mark.parametrize(
     "words",
-    ["fp8", "FP8", "float8", "float8-rowwise", "float8_tensorwise", "mxfp8", "fp8-mx", "fp8-cs", "FP8 delayed hybrid",
-     "fp8 delayed (attention fp8)", "fp8 (round default, not in the log)", "e4m3", "fp8 current scaling", "bf16+fp8"],
-)  # fmt: skip
+    [
+        "fp8",
+        "FP8",
+        "float8",
+        "float8-rowwise",
+        "float8_tensorwise",
+        "mxfp8",
+        "fp8-mx",
+        "fp8-cs",
+        "FP8 delayed hybrid",
+        "fp8 delayed (attention fp8)",
+        "fp8 (round default, not in the log)",
+        "e4m3",
+        "fp8 current scaling",
+        "bf16+fp8",
+    ],
+)
 @pytest.mark.parametrize("column", ["dtype", "dtype_recipe"])
 def test_eight_bit_recipes_are_fp8(words, column):
     case = read_case(ROW | {"dtype": None} | {column: words})

@@ -28,10 +28,22 @@ SELECTIVE = KORTHIKANTI_22B | {
     "measured_iter_time_s": 1.10,
 }
 KORTHIKANTI_175B = KORTHIKANTI_22B | {
-    "case_id": "k175", "model": "gpt-175B", "params_b": 174.6, "layers": 96, "hidden": 12288, "heads": 96,
-    "ffn_hidden": 49152, "n_devices": 64, "pp": 8, "vpp": 3, "schedule": "interleaved-1f1b", "micro_batch": 1,
-    "num_microbatches": 64, "global_batch": 64, "measured_iter_time_s": 18.13,
-}  # fmt: skip
+    "case_id": "k175",
+    "model": "gpt-175B",
+    "params_b": 174.6,
+    "layers": 96,
+    "hidden": 12288,
+    "heads": 96,
+    "ffn_hidden": 49152,
+    "n_devices": 64,
+    "pp": 8,
+    "vpp": 3,
+    "schedule": "interleaved-1f1b",
+    "micro_batch": 1,
+    "num_microbatches": 64,
+    "global_batch": 64,
+    "measured_iter_time_s": 18.13,
+}
 
 
 def _file(tmp_path, *rows):

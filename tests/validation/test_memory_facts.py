@@ -19,9 +19,22 @@ from perfmodel.spec.framework_facts import MemoryCounter, ReportedRanks
 from perfmodel.validation import counter_of, memory_bytes
 
 MODEL = Transformer(
-    name="llama-like-1B", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,
-    seq_len=4096, gated_ffn=True, activation="silu", norm="rms_norm", positions="rope", bias=False, dropout=False,
-)  # fmt: skip
+    name="llama-like-1B",
+    layers=16,
+    hidden=2048,
+    heads=32,
+    kv_heads=32,
+    head_dim=64,
+    ffn_hidden=8192,
+    vocab=131072,
+    seq_len=4096,
+    gated_ffn=True,
+    activation="silu",
+    norm="rms_norm",
+    positions="rope",
+    bias=False,
+    dropout=False,
+)
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,32 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         rows.append(
             {
-                "case_id": f"vtrain-single-{tp}-{dp}-{micro_batch}", "source": "vTrain validation measurements",
+                "case_id": f"vtrain-single-{tp}-{dp}-{micro_batch}",
+                "source": "vTrain validation measurements",
                 "framework": "megatron-deepspeed@2022",
-                "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "inter_link": "none (one node)",
-                "model": "small", "family": "gpt", "layers": 8, "hidden": 2048, "heads": 16, "seq_len": 1024,
-                "dtype": "fp16", "tp": tp, "pp": 1, "dp": dp, "micro_batch": micro_batch, "global_batch": 64,
-                "recompute": "full", "measured_iter_time_s": 0.3 + 0.02 * tp, "status": "ok",
-                "measured_peak_memory_gb": 20.0, "memory_unit": "GiB",
+                "device": "A100-SXM4-80GB",
+                "n_devices": 8,
+                "devices_per_node": 8,
+                "inter_link": "none (one node)",
+                "model": "small",
+                "family": "gpt",
+                "layers": 8,
+                "hidden": 2048,
+                "heads": 16,
+                "seq_len": 1024,
+                "dtype": "fp16",
+                "tp": tp,
+                "pp": 1,
+                "dp": dp,
+                "micro_batch": micro_batch,
+                "global_batch": 64,
+                "recompute": "full",
+                "measured_iter_time_s": 0.3 + 0.02 * tp,
+                "status": "ok",
+                "measured_peak_memory_gb": 20.0,
+                "memory_unit": "GiB",
             }
-        )  # fmt: skip
+        )
     failed = {
         "case_id": "vtrain-single-oom",
         "micro_batch": 8,

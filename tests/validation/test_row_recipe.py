@@ -16,11 +16,29 @@ from perfmodel.validation.unstated import completions
 from perfmodel.validation.unstated.priors import choice_priors
 
 V3 = ROW | {
-    "model": "deepseekv3", "framework": "megatron-bridge@2026", "device": "GB200-NVL72", "dtype": "mxfp8", "tp": 1,
-    "dp": 64, "pp": 4, "vpp": 4, "ep": 64, "n_devices": 256, "global_batch": 4096, "micro_batch": 1, "recompute": None,
-    "num_microbatches": None, "layers": None, "hidden": None, "heads": None, "kv_heads": None, "ffn_hidden": None,
-    "vocab": None, "params_b": None, "seq_len": 4096,
-}  # fmt: skip
+    "model": "deepseekv3",
+    "framework": "megatron-bridge@2026",
+    "device": "GB200-NVL72",
+    "dtype": "mxfp8",
+    "tp": 1,
+    "dp": 64,
+    "pp": 4,
+    "vpp": 4,
+    "ep": 64,
+    "n_devices": 256,
+    "global_batch": 4096,
+    "micro_batch": 1,
+    "recompute": None,
+    "num_microbatches": None,
+    "layers": None,
+    "hidden": None,
+    "heads": None,
+    "kv_heads": None,
+    "ffn_hidden": None,
+    "vocab": None,
+    "params_b": None,
+    "seq_len": 4096,
+}
 
 
 def at(release: str, **cells: object):
@@ -99,9 +117,20 @@ def test_a_recipe_is_found_by_model_device_element_type_and_release(
 
 
 LLAMA = V3 | {
-    "model": "llama3-70b", "tp": 1, "pp": 1, "vpp": 1, "ep": 1, "dp": 64, "n_devices": 64, "micro_batch": 2,
-    "global_batch": 256, "dtype": "fp8", "seq_len": 8192, "zero_stage": 3, "sharding": "Megatron FSDP group 64",
-}  # fmt: skip
+    "model": "llama3-70b",
+    "tp": 1,
+    "pp": 1,
+    "vpp": 1,
+    "ep": 1,
+    "dp": 64,
+    "n_devices": 64,
+    "micro_batch": 2,
+    "global_batch": 256,
+    "dtype": "fp8",
+    "seq_len": 8192,
+    "zero_stage": 3,
+    "sharding": "Megatron FSDP group 64",
+}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +158,21 @@ def test_fsdp_has_as_many_layers_on_the_host_as_its_recipe_says(device, dtype, r
         read_case(row | {"recompute": "full", "recompute_detail": "full"}).layout.offload_layers
         == 0
     )
-    assert read_case(row | {"tp": 2, "pp": 4, "vpp": 5, "dp": 8, "zero_stage": 1, "sharding": None,
-                            "micro_batch": 1}).layout.offload_layers == 0  # fmt: skip
+    assert (
+        read_case(
+            row
+            | {
+                "tp": 2,
+                "pp": 4,
+                "vpp": 5,
+                "dp": 8,
+                "zero_stage": 1,
+                "sharding": None,
+                "micro_batch": 1,
+            }
+        ).layout.offload_layers
+        == 0
+    )
 
 
 def test_a_recipe_without_releases_is_of_several_frameworks():

@@ -21,12 +21,31 @@ from perfmodel.validation.unstated.priors import choice_priors
 from perfmodel.workload import parameter_count
 
 ROW = {
-    "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
-    "device": "H100-SXM5-80GB", "n_devices": 16, "devices_per_node": 8, "inter_link": "8x400 Gb/s InfiniBand",
-    "dtype": "bf16", "seq_len": 8192, "tp": 2, "pp": 1, "dp": 8, "cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1,
-    "global_batch": 64, "recompute": "none", "zero_stage": 1, "sequence_parallel": 1, "flash_attention": 1,
+    "case_id": "one",
+    "source": "s",
+    "status": "ok",
+    "framework": "megatron-core@2025",
+    "model": "llama3-8b",
+    "device": "H100-SXM5-80GB",
+    "n_devices": 16,
+    "devices_per_node": 8,
+    "inter_link": "8x400 Gb/s InfiniBand",
+    "dtype": "bf16",
+    "seq_len": 8192,
+    "tp": 2,
+    "pp": 1,
+    "dp": 8,
+    "cp": 1,
+    "ep": 1,
+    "vpp": 1,
+    "micro_batch": 1,
+    "global_batch": 64,
+    "recompute": "none",
+    "zero_stage": 1,
+    "sequence_parallel": 1,
+    "flash_attention": 1,
     "launch_and_overlap": "overlap_grad_reduce=1; overlap_param_gather=1; tp_comm_overlap=0; layer_cuda_graph=0",
-}  # fmt: skip
+}
 EMPTIED = {
     "recompute": "recompute",
     "zero_stage": "zero",

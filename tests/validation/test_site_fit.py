@@ -29,12 +29,31 @@ from perfmodel.validation.population import (
 )
 
 ROW = {
-    "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
-    "layers": 48, "hidden": 6144, "heads": 64, "ffn_hidden": 24576, "vocab": 51200, "seq_len": 2048,
-    "device": "V100-SXM2-32GB", "n_devices": 8, "devices_per_node": 8, "dtype": "fp16", "tp": 8, "pp": 1, "dp": 1,
-    "num_microbatches": 1, "zero_stage": 0, "recompute": "full", "sequence_parallel": 0, "flash_attention": 0,
+    "source": "our lab",
+    "framework": "megatron-lm@2022",
+    "model": "gpt-22B",
+    "family": "gpt",
+    "params_b": 22.1,
+    "layers": 48,
+    "hidden": 6144,
+    "heads": 64,
+    "ffn_hidden": 24576,
+    "vocab": 51200,
+    "seq_len": 2048,
+    "device": "V100-SXM2-32GB",
+    "n_devices": 8,
+    "devices_per_node": 8,
+    "dtype": "fp16",
+    "tp": 8,
+    "pp": 1,
+    "dp": 1,
+    "num_microbatches": 1,
+    "zero_stage": 0,
+    "recompute": "full",
+    "sequence_parallel": 0,
+    "flash_attention": 0,
     "status": "ok",
-}  # fmt: skip
+}
 SLOWER = 0.2
 """Log by which products of these runs take longer than alone."""
 

@@ -167,16 +167,34 @@ def _alike(one: Any, other: Any) -> bool:
         ("layout.cp_kind", "ulysses", "layout", "cp_kind", "ulysses"),
         ("layout.tp_overlap", "0", "layout", "tp_overlap", False),
         ("layout.zero", 3.0, "layout", "zero", 3),
-        ("layout.recompute_full_layers", "3-3-3-3", "layout", "recompute_full_layers", (3, 3, 3, 3)),
+        (
+            "layout.recompute_full_layers",
+            "3-3-3-3",
+            "layout",
+            "recompute_full_layers",
+            (3, 3, 3, 3),
+        ),
         ("job.optimizer", "muon", "job", "optimizer", "muon"),
         ("job.masked_head", 1, "job", "masked_head", True),
-        ("job.adapter_modules", '["q_proj", "v_proj"]', "job", "adapter_modules", ("q_proj", "v_proj")),
+        (
+            "job.adapter_modules",
+            '["q_proj", "v_proj"]',
+            "job",
+            "adapter_modules",
+            ("q_proj", "v_proj"),
+        ),
         ("job.input_samples_per_s", 2500, "job", "input_samples_per_s", 2500),
         ("job.head", "token_labels", "job", "head", "token_labels"),
         ("job.mean_tokens", 246.5, "job", "mean_tokens", 246.5),
         ("job.rms_tokens", 300, "job", "rms_tokens", 300),
         ("job.expert_capacity_factor", 1.25, "job", "expert_capacity_factor", 1.25),
-        ("job.recompute_modules", '["mlp", "moe_act"]', "job", "recompute_modules", ("mlp", "moe_act")),
+        (
+            "job.recompute_modules",
+            '["mlp", "moe_act"]',
+            "job",
+            "recompute_modules",
+            ("mlp", "moe_act"),
+        ),
         ("job.cuda_graphs", "step", "job", "cuda_graphs", "step"),
         ("framework.execution", "compiled", "framework", "execution", "compiled"),
         ("framework.host_op_s", 2e-6, "framework", "host_op_s", 2e-6),
@@ -185,7 +203,7 @@ def _alike(one: Any, other: Any) -> bool:
         ("network.nics_per_node", 4, "cluster", "levels", None),
         ("network.bandwidth_gb_per_s", 12.5, "cluster", "levels", None),
     ],
-)  # fmt: skip
+)
 def test_every_key_of_a_job_file_may_be_a_column(column, value, part, name, read):
     row = ROW | {"pp": 4, "tp": 1, "dp": 2, "global_batch": 16, "zero_stage": 1, column: value}
     case = read_case(row)

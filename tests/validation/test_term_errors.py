@@ -19,15 +19,34 @@ def runs(measured_by: Site) -> pd.DataFrame:
     """Runs of two sources that took exactly what is predicted at a site."""
     rows = [
         {
-            "case_id": f"{source}-{tp}", "source": source, "framework": "megatron-lm@2022", "status": "ok",
-            "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "inter_link": "none (one node)",
-            "model": "small", "family": "gpt", "layers": 8, "hidden": 2048, "heads": 16, "seq_len": 1024,
-            "dtype": "fp16", "tp": tp, "pp": 1, "dp": 8 // tp, "micro_batch": 4, "global_batch": 64,
-            "recompute": "full", "zero_stage": 0, "sequence_parallel": 0, "flash_attention": 0,
+            "case_id": f"{source}-{tp}",
+            "source": source,
+            "framework": "megatron-lm@2022",
+            "status": "ok",
+            "device": "A100-SXM4-80GB",
+            "n_devices": 8,
+            "devices_per_node": 8,
+            "inter_link": "none (one node)",
+            "model": "small",
+            "family": "gpt",
+            "layers": 8,
+            "hidden": 2048,
+            "heads": 16,
+            "seq_len": 1024,
+            "dtype": "fp16",
+            "tp": tp,
+            "pp": 1,
+            "dp": 8 // tp,
+            "micro_batch": 4,
+            "global_batch": 64,
+            "recompute": "full",
+            "zero_stage": 0,
+            "sequence_parallel": 0,
+            "flash_attention": 0,
             "measured_iter_time_s": 1.0,
         }
         for source, tp in (("a", 1), ("a", 2), ("b", 1))
-    ]  # fmt: skip
+    ]
     table = pd.DataFrame(rows)
     table["measured_iter_time_s"] = predict_cases(table, site_of=lambda _: measured_by)[
         "predicted_iter_time_s"

@@ -77,8 +77,19 @@ def test_transfers_join_ranks_of_one_pipeline_and_nothing_else(
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["timeline", "--model", "gpt3-125m", "--cluster", "dgx-a100", "--layout", LAYOUT, "--global-batch", "4",
-            "--seq-len", "512"]  # fmt: skip
+    argv = [
+        "timeline",
+        "--model",
+        "gpt3-125m",
+        "--cluster",
+        "dgx-a100",
+        "--layout",
+        LAYOUT,
+        "--global-batch",
+        "4",
+        "--seq-len",
+        "512",
+    ]
     path = tmp_path / "all.json"
     assert main([*argv, "--out", str(path), "--every-rank", "--every-pass"]) == 0
     names = {

@@ -106,13 +106,23 @@ def test_many_events_are_drawn_as_pixels_and_found_again(open_page):
     start = np.tile(np.arange(n // devices), devices) * 1e-3
     html = timeline_page(
         {
-            "start": start, "duration": np.full(n, 8e-4), "device": device, "stream": np.zeros(n), "kind": np.zeros(n),
-            "stage": device, "micro_batch": np.tile(np.arange(n // devices), devices), "critical": np.zeros(n),
+            "start": start,
+            "duration": np.full(n, 8e-4),
+            "device": device,
+            "stream": np.zeros(n),
+            "kind": np.zeros(n),
+            "stage": device,
+            "micro_batch": np.tile(np.arange(n // devices), devices),
+            "critical": np.zeros(n),
         },
-        kinds=[Look("#56B4E9", "forward")], streams=["compute"], devices=devices, end_s=float(start[-1] + 1e-3),
-        memory=[MemorySteps(time_s=start[: n // devices], in_use_bytes=np.full(n // devices, 1e9))] * devices,
+        kinds=[Look("#56B4E9", "forward")],
+        streams=["compute"],
+        devices=devices,
+        end_s=float(start[-1] + 1e-3),
+        memory=[MemorySteps(time_s=start[: n // devices], in_use_bytes=np.full(n // devices, 1e9))]
+        * devices,
         title="a <b>title</b> & more",
-    )  # fmt: skip
+    )
     page = open_page(html)
     assert page.inner_text("h1") == "a <b>title</b> & more"
     assert state(page)["drawn"] == n

@@ -25,15 +25,42 @@ GPT = Transformer(
     seq_len=SEQ,
 )
 LLAMA = Transformer(
-    name="llama", layers=3, hidden=64, heads=8, kv_heads=2, head_dim=16, ffn_hidden=160, vocab=384, seq_len=SEQ,
-    gated_ffn=True, activation="silu", norm="rms_norm", positions="rope", tied_embeddings=False, bias=False,
+    name="llama",
+    layers=3,
+    hidden=64,
+    heads=8,
+    kv_heads=2,
+    head_dim=16,
+    ffn_hidden=160,
+    vocab=384,
+    seq_len=SEQ,
+    gated_ffn=True,
+    activation="silu",
+    norm="rms_norm",
+    positions="rope",
+    tied_embeddings=False,
+    bias=False,
     dropout=False,
-)  # fmt: skip
+)
 MOE = Transformer(
-    name="moe", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn_hidden=96, vocab=256, seq_len=SEQ,
-    gated_ffn=True, activation="silu", norm="rms_norm", positions="rope", tied_embeddings=False, bias=False,
-    dropout=False, experts=Experts(count=4, topk=2, ffn_hidden=48, shared_ffn_hidden=32, first_dense_layers=1),
-)  # fmt: skip
+    name="moe",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    ffn_hidden=96,
+    vocab=256,
+    seq_len=SEQ,
+    gated_ffn=True,
+    activation="silu",
+    norm="rms_norm",
+    positions="rope",
+    tied_embeddings=False,
+    bias=False,
+    dropout=False,
+    experts=Experts(count=4, topk=2, ffn_hidden=48, shared_ffn_hidden=32, first_dense_layers=1),
+)
 
 
 def weights(net):

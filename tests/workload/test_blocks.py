@@ -94,9 +94,20 @@ def test_materialised_attention_is_two_batched_products_around_a_softmax():
     job = Job(global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False)
     names = [op.op for op, _ in layer_of("gpt3-175b", job, tp=8).forward]
     assert names == [
-        "layer_norm", "linear", "bmm", "scale_mask_softmax", "dropout", "bmm", "linear", "bias_dropout_add",
-        "layer_norm", "linear", "bias_gelu", "linear", "bias_dropout_add",
-    ]  # fmt: skip
+        "layer_norm",
+        "linear",
+        "bmm",
+        "scale_mask_softmax",
+        "dropout",
+        "bmm",
+        "linear",
+        "bias_dropout_add",
+        "layer_norm",
+        "linear",
+        "bias_gelu",
+        "linear",
+        "bias_dropout_add",
+    ]
     eager = Job(
         global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False, fused_kernels=False
     )
@@ -706,9 +717,21 @@ again."""
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt3-1.3b", "llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "bert-large", "t5-base", "gemma-2b", "dit-b-2",
-     "nemotron-3-nano", "gpt-oss-20b", "resnet-50", "mlp-1b"],
-)  # fmt: skip
+    [
+        "gpt3-1.3b",
+        "llama3-8b",
+        "mixtral-8x7b",
+        "deepseek-v2-lite",
+        "bert-large",
+        "t5-base",
+        "gemma-2b",
+        "dit-b-2",
+        "nemotron-3-nano",
+        "gpt-oss-20b",
+        "resnet-50",
+        "mlp-1b",
+    ],
+)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -126,12 +126,27 @@ def test_first_convolution_needs_no_input_gradient():
 
 transformers = st.builds(
     lambda heads, group, d, layers, ffn, gated, s, causal: Transformer(
-        name="t", layers=layers, hidden=8 * heads * d, heads=8 * heads * group, kv_heads=8 * heads, head_dim=d,
-        ffn_hidden=8 * ffn, vocab=1024, seq_len=64 * s, gated_ffn=gated, causal=causal,
+        name="t",
+        layers=layers,
+        hidden=8 * heads * d,
+        heads=8 * heads * group,
+        kv_heads=8 * heads,
+        head_dim=d,
+        ffn_hidden=8 * ffn,
+        vocab=1024,
+        seq_len=64 * s,
+        gated_ffn=gated,
+        causal=causal,
     ),
-    st.integers(1, 3), st.sampled_from([1, 2]), st.sampled_from([16, 64]), st.integers(1, 4), st.integers(1, 64),
-    st.booleans(), st.integers(1, 4), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.sampled_from([1, 2]),
+    st.sampled_from([16, 64]),
+    st.integers(1, 4),
+    st.integers(1, 64),
+    st.booleans(),
+    st.integers(1, 4),
+    st.booleans(),
+)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,9 +14,19 @@ from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flo
 NANO = catalog.model("nemotron-3-nano")
 JOB = Job(global_batch=1, seq_len=8192)
 SMALL = replace(
-    NANO, name="small", layers=2, mixers="M*", hidden=256, heads=4, kv_heads=4, head_dim=64, ffn_hidden=512, vocab=1024,
-    experts=None, mamba=Mamba(heads=8, head_dim=64, state=16, groups=4, conv_kernel=4, chunk=32),
-)  # fmt: skip
+    NANO,
+    name="small",
+    layers=2,
+    mixers="M*",
+    hidden=256,
+    heads=4,
+    kv_heads=4,
+    head_dim=64,
+    ffn_hidden=512,
+    vocab=1024,
+    experts=None,
+    mamba=Mamba(heads=8, head_dim=64, state=16, groups=4, conv_kernel=4, chunk=32),
+)
 
 
 def test_parameters_are_those_published():

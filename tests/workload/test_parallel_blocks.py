@@ -142,10 +142,20 @@ def test_recompute_that_stops_repeats_no_product_whose_result_is_only_added():
         ({"norm_at": "both"}, "norm_at"),
         ({"mtp_layers": 1}, "mtp_layers"),
         ({"adaln": AdaLN(classes=10), "norm_at": "output"}, "adaln and norm_at"),
-        ({"latent_attention": LatentAttention(q_lora_rank=0, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8,
-                                              v_head_dim=8)}, "latent_attention"),
+        (
+            {
+                "latent_attention": LatentAttention(
+                    q_lora_rank=0,
+                    kv_lora_rank=8,
+                    qk_nope_head_dim=8,
+                    qk_rope_head_dim=8,
+                    v_head_dim=8,
+                )
+            },
+            "latent_attention",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_with_it_is_refused(changed, named):
     if "mixers" in changed:
         changed = {"mixers": f"{changed['mixers']} " * L}

@@ -7,12 +7,30 @@ from perfmodel.cost.learn import table_rows
 from perfmodel.cost.learn.training import may_be_fitted
 from perfmodel.ingest import clean_kernels
 
-TABLE = pd.DataFrame({
-    "source": "perfmodel", "device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16",
-    "pass": "fwd",
-    "m": 64, "n": 64, "k": 64, "time_us": 10.0, "software": "x", "origin_split": "",
-    "variant": ["", "cold", "unfused", "unfused_cold", "suspect_interference", "suspect_interference_cold"],
-})  # fmt: skip
+TABLE = pd.DataFrame(
+    {
+        "source": "perfmodel",
+        "device": "A100-SXM4-80GB",
+        "op_family": "gemm",
+        "op": "linear",
+        "dtype": "bf16",
+        "pass": "fwd",
+        "m": 64,
+        "n": 64,
+        "k": 64,
+        "time_us": 10.0,
+        "software": "x",
+        "origin_split": "",
+        "variant": [
+            "",
+            "cold",
+            "unfused",
+            "unfused_cold",
+            "suspect_interference",
+            "suspect_interference_cold",
+        ],
+    }
+)
 WARM = [True, False, True, False, False, False]
 
 

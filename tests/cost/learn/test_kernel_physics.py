@@ -86,11 +86,22 @@ optimisers = st.builds(
     dtype=DTYPES,
 )
 convolutions = st.builds(
-    Convolution, batch=st.integers(1, 64), c_in=SIZE, h_in=st.integers(8, 64), w_in=st.integers(8, 64), c_out=SIZE,
-    k_h=st.integers(1, 7), k_w=st.integers(1, 7), stride_h=st.integers(1, 3), stride_w=st.integers(1, 3),
-    pad_h=st.integers(0, 3), pad_w=st.integers(0, 3), groups=st.sampled_from([1, 2, 4]), dtype=DTYPES,
+    Convolution,
+    batch=st.integers(1, 64),
+    c_in=SIZE,
+    h_in=st.integers(8, 64),
+    w_in=st.integers(8, 64),
+    c_out=SIZE,
+    k_h=st.integers(1, 7),
+    k_w=st.integers(1, 7),
+    stride_h=st.integers(1, 3),
+    stride_w=st.integers(1, 3),
+    pad_h=st.integers(0, 3),
+    pad_w=st.integers(0, 3),
+    groups=st.sampled_from([1, 2, 4]),
+    dtype=DTYPES,
     pass_=st.sampled_from(["fwd", "bwd", "dgrad", "wgrad"]),
-)  # fmt: skip
+)
 experts = st.builds(
     MoE,
     op=st.sampled_from(["moe", "moe_ffn", "moe_nongated"]),
@@ -364,10 +375,22 @@ def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
     """llmservingsim's decode rows on vllm: 64 keys over 4 sequences are 16 each and the token's
     own; over 128, none."""
     columns = {
-        "source": "llmservingsim", "software": "vllm", "op": "flash_attention", "dtype": "bf16",
-        "phase": "decode", "batch": [1, 4, 128], "heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 64, "head_dim": 128,
-        "head_dim_v": 128, "causal": 1, "window": 0, "pass": "fwd",
-    }  # fmt: skip
+        "source": "llmservingsim",
+        "software": "vllm",
+        "op": "flash_attention",
+        "dtype": "bf16",
+        "phase": "decode",
+        "batch": [1, 4, 128],
+        "heads": 32,
+        "kv_heads": 8,
+        "seq_q": 1,
+        "seq_kv": 64,
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "causal": 1,
+        "window": 0,
+        "pass": "fwd",
+    }
     rows, complete = rows_from_table(clean_kernels(pd.DataFrame(columns)), "attention")
     assert complete.all()
     assert rows.shape["seq_kv"].tolist() == [64, 17, 1]

@@ -13,9 +13,19 @@ from perfmodel.ingest.tables import read_table
 from perfmodel.validation.rows import read_tables
 
 KERNELS = {
-    "source": "s", "device": "A100", "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": 128, "n": 256, "k": 64,
-    "batch": 1, "pass": "fwd", "time_us": 12.5, "n_repeats": 10,
-}  # fmt: skip
+    "source": "s",
+    "device": "A100",
+    "op_family": "gemm",
+    "op": "linear",
+    "dtype": "bf16",
+    "m": 128,
+    "n": 256,
+    "k": 64,
+    "batch": 1,
+    "pass": "fwd",
+    "time_us": 12.5,
+    "n_repeats": 10,
+}
 COLLECTIVES = {
     "device": "A100",
     "collective": "all_reduce",

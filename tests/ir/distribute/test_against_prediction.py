@@ -72,14 +72,27 @@ def layouts() -> list[Layout]:
     them."""
     every = [
         Layout(
-            tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, sequence_parallel=sequence, micro_batch=micro_batch,
-            overlap_grad_reduce=False, overlap_param_gather=False,
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            zero=zero,
+            recompute=recompute,
+            sequence_parallel=sequence,
+            micro_batch=micro_batch,
+            overlap_grad_reduce=False,
+            overlap_param_gather=False,
         )
         for tp, pp, dp, zero, recompute, sequence, micro_batch in product(
-            (1, 2, 4), (1, 2, 4), (1, 2, 4), range(4), ("none", "selective", "full"), (False, True), (1, 2)
+            (1, 2, 4),
+            (1, 2, 4),
+            (1, 2, 4),
+            range(4),
+            ("none", "selective", "full"),
+            (False, True),
+            (1, 2),
         )
         if (dp > 1 or zero == 0) and (tp > 1 or not sequence)
-    ]  # fmt: skip
+    ]
     # a stride that is prime to the sizes of all axes walks through all of their values
     return every if FULL_GRID else every[::37]
 
@@ -136,9 +149,23 @@ def programs_are_forgotten() -> Iterator[None]:
 
 def test_the_grid_has_every_dimension_and_schedule() -> None:
     assert {layout.schedule for layout in PIPELINES} == {
-        "1f1b", "breadth-first", "chimera", "chimera-doubling", "chimera-halving", "dualpipe", "dualpipe-v", "gems",
-        "gpipe", "interleaved", "seq1f1b", "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
-    }  # fmt: skip
+        "1f1b",
+        "breadth-first",
+        "chimera",
+        "chimera-doubling",
+        "chimera-halving",
+        "dualpipe",
+        "dualpipe-v",
+        "gems",
+        "gpipe",
+        "interleaved",
+        "seq1f1b",
+        "v-half",
+        "v-min",
+        "zb-h1",
+        "zb-h2",
+        "zb-v",
+    }
     for name, values in {
         "tp": {1, 2, 4},
         "pp": {1, 2, 4},

@@ -102,8 +102,18 @@ def test_ranks_share_few_distinct_events():
 def test_with_a_core_each_the_critical_path_decides(data: st.DataObject):
     program = on_one_stream(distribute(STEP, Degrees(pipeline=2, data=2, micro_batches=2)))
     structure = program_structure(program.function).structure
-    durations_s = np.array([0.0, *data.draw(st.lists(st.floats(0, 1), min_size=structure.n_classes - 1,
-                                                     max_size=structure.n_classes - 1))])  # fmt: skip
+    durations_s = np.array(
+        [
+            0.0,
+            *data.draw(
+                st.lists(
+                    st.floats(0, 1),
+                    min_size=structure.n_classes - 1,
+                    max_size=structure.n_classes - 1,
+                )
+            ),
+        ]
+    )
     of_op_s = durations_s[structure.duration]
     on_core = np.array(
         data.draw(st.lists(st.booleans(), min_size=structure.n_ops, max_size=structure.n_ops))

@@ -184,14 +184,32 @@ def test_tensor_parallel_by_named_axes():
 
 @pytest.mark.parametrize(
     "f",
-    [jnp.tanh, jax.nn.sigmoid, jnp.sqrt, jax.lax.rsqrt, jnp.log1p, jnp.expm1, jnp.abs, jnp.square, jnp.exp2,
-     jax.nn.silu, jax.nn.relu, lambda x: x**3, lambda x: x**-2, lambda x: jnp.maximum(x, 0.7),
-     lambda x: jnp.minimum(x, 0.7),
-     lambda x: 1 / x - x, lambda x: x.sum(0) * x.mean(1, keepdims=True), lambda x: jax.nn.logsumexp(x, axis=-1),
-     lambda x: jnp.concatenate([x, 2 * x], axis=1),
-     lambda x: jnp.split(x, 3, axis=1)[1], lambda x: jnp.where(np.eye(4, 6) > 0, x, -x),
-     lambda x: jax.lax.top_k(x, 3)[0], lambda x: jnp.take_along_axis(x, jnp.argmin(x, axis=-1)[:, None], -1)],
-)  # fmt: skip
+    [
+        jnp.tanh,
+        jax.nn.sigmoid,
+        jnp.sqrt,
+        jax.lax.rsqrt,
+        jnp.log1p,
+        jnp.expm1,
+        jnp.abs,
+        jnp.square,
+        jnp.exp2,
+        jax.nn.silu,
+        jax.nn.relu,
+        lambda x: x**3,
+        lambda x: x**-2,
+        lambda x: jnp.maximum(x, 0.7),
+        lambda x: jnp.minimum(x, 0.7),
+        lambda x: 1 / x - x,
+        lambda x: x.sum(0) * x.mean(1, keepdims=True),
+        lambda x: jax.nn.logsumexp(x, axis=-1),
+        lambda x: jnp.concatenate([x, 2 * x], axis=1),
+        lambda x: jnp.split(x, 3, axis=1)[1],
+        lambda x: jnp.where(np.eye(4, 6) > 0, x, -x),
+        lambda x: jax.lax.top_k(x, 3)[0],
+        lambda x: jnp.take_along_axis(x, jnp.argmin(x, axis=-1)[:, None], -1),
+    ],
+)
 def test_functions_and_their_gradients(f):
     x = np.random.default_rng(4).uniform(0.1, 2.0, (4, 6))
 

@@ -71,11 +71,23 @@ def plain_enumeration(space: SearchSpace, case) -> set[Layout]:
             if any(idle):
                 continue
             layout = Layout(
-                tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch, vpp=vpp,
-                schedule="interleaved" if vpp > 1 else schedule, zero=zero,
-                recompute=recompute, recompute_full_layers=again, sequence_parallel=sequence,
-                overlap_grad_reduce=reduce, overlap_param_gather=gather, tp_overlap=overlap,
-            )  # fmt: skip
+                tp=tp,
+                cp=cp,
+                pp=pp,
+                dp=dp,
+                ep=ep,
+                etp=etp,
+                micro_batch=micro_batch,
+                vpp=vpp,
+                schedule="interleaved" if vpp > 1 else schedule,
+                zero=zero,
+                recompute=recompute,
+                recompute_full_layers=again,
+                sequence_parallel=sequence,
+                overlap_grad_reduce=reduce,
+                overlap_param_gather=gather,
+                tp_overlap=overlap,
+            )
             scheduler = get_schedule(layout.schedule)
             chunks = scheduler.chunks_for(vpp)
             stages = int(scheduler.stage_map(pp, chunks).max()) + 1

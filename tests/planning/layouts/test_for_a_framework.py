@@ -114,8 +114,23 @@ def test_context_and_expert_parallelism_are_laid_out_as_the_framework_runs_them(
 
 
 def test_command(capsys):
-    command = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-               "--framework", "nanotron", "--fix", "pp=2", "--top", "1"]  # fmt: skip
+    command = [
+        "search",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "16",
+        "--framework",
+        "nanotron",
+        "--fix",
+        "pp=2",
+        "--top",
+        "1",
+    ]
     assert main([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     label = catalog.framework("nanotron").label

@@ -115,8 +115,21 @@ def test_where_nothing_divides_the_nearest_devices_and_batch_are_offered(case):
 
 
 def test_command(capsys):
-    command = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-               "--fix", "micro_batch=1", "--constraint", "step_time_s<0.1"]  # fmt: skip
+    command = [
+        "search",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "16",
+        "--fix",
+        "micro_batch=1",
+        "--constraint",
+        "step_time_s<0.1",
+    ]
     assert main(command) == 2
     out, err = capsys.readouterr()
     assert not out

@@ -161,9 +161,22 @@ numbers = st.floats(-8, 8).map(lambda x: round(x, 2))
 shares = st.floats(0, 1).map(lambda x: round(x, 6))
 
 
-@given(st.lists(st.tuples(numbers, numbers, shares), min_size=2, max_size=2), st.sampled_from([
-    "a + b", "a - b", "a * b", "a / b", "a**2 - a * b", "a**3", "b**-1", "min(a, b) / max(a, 2)", "-a * 3 + 1 / b",
-]))  # fmt: skip
+@given(
+    st.lists(st.tuples(numbers, numbers, shares), min_size=2, max_size=2),
+    st.sampled_from(
+        [
+            "a + b",
+            "a - b",
+            "a * b",
+            "a / b",
+            "a**2 - a * b",
+            "a**3",
+            "b**-1",
+            "min(a, b) / max(a, 2)",
+            "-a * 3 + 1 / b",
+        ]
+    ),
+)
 def test_intervals_contain_every_value(ends, text):
     formula = Expression.parse(text, ("a", "b"))
     inside, point = {}, {}
@@ -215,10 +228,40 @@ def test_what_nothing_tells_is_asked_for(case):
 
 
 def test_command(capsys):
-    common = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-              "--top", "2", "--fix", "micro_batch=1,zero=1"]  # fmt: skip
-    assert main([*common, "--objective", "cost", "--price", "2.5", "--tokens", "1e9", "--fewer-devices",
-                 "--constraint", "memory_bytes<7e10", "--constraint", "step_time_s<2"]) == 0  # fmt: skip
+    common = [
+        "search",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "16",
+        "--top",
+        "2",
+        "--fix",
+        "micro_batch=1,zero=1",
+    ]
+    assert (
+        main(
+            [
+                *common,
+                "--objective",
+                "cost",
+                "--price",
+                "2.5",
+                "--tokens",
+                "1e9",
+                "--fewer-devices",
+                "--constraint",
+                "memory_bytes<7e10",
+                "--constraint",
+                "step_time_s<2",
+            ]
+        )
+        == 0
+    )
     assert "cost" in capsys.readouterr().out
     assert main([*common, "--constraint", "memry_bytes<7e10"]) == 2
     assert "did you mean 'memory_bytes'" in capsys.readouterr().err

@@ -84,8 +84,19 @@ def test_refusals_and_command(case, capsys):
     question = ask(case.model, case.cluster, devices=8, global_batch=16, job=case.job)
     with pytest.raises(PerfModelError, match="two objectives"):
         pareto(question, ["memory"])
-    command = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
-               "--fix", "micro_batch=1,zero=1"]  # fmt: skip
+    command = [
+        "search",
+        "--model",
+        "gpt3-1.3b",
+        "--cluster",
+        "dgx-a100",
+        "--devices",
+        "8",
+        "--global-batch",
+        "16",
+        "--fix",
+        "micro_batch=1,zero=1",
+    ]
     assert main([*command, "--pareto", "time,memory"]) == 0
     assert "no other layout is better in every objective" in capsys.readouterr().out
     assert main([*command, "--pareto", "time,memry"]) == 2

@@ -93,15 +93,26 @@ def layouts(draw) -> Layout:
             offload_layers=draw(st.integers(0, 9)),
         )
     return Layout(
-        tp=tp, pp=pp, dp=dp, micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
-        vpp=draw(st.sampled_from([1, 2, 3])) if name in ("interleaved", "breadth-first", "gpipe") and pp > 1 else 1,
-        zero=draw(st.integers(0, 3)) if dp > 1 else 0, recompute=recompute,
-        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,), (3,)])) if recompute != "full" else None,
-        sequence_parallel=draw(st.booleans()), overlap_grad_reduce=draw(st.booleans()),
-        overlap_param_gather=draw(st.booleans()), tp_overlap=draw(st.booleans()),
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=draw(st.sampled_from([1, 2, 4])),
+        schedule=name,
+        vpp=draw(st.sampled_from([1, 2, 3]))
+        if name in ("interleaved", "breadth-first", "gpipe") and pp > 1
+        else 1,
+        zero=draw(st.integers(0, 3)) if dp > 1 else 0,
+        recompute=recompute,
+        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,), (3,)]))
+        if recompute != "full"
+        else None,
+        sequence_parallel=draw(st.booleans()),
+        overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
+        tp_overlap=draw(st.booleans()),
         offload=draw(st.booleans()),
         order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp", "ep-dp-cp-tp-pp"])),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

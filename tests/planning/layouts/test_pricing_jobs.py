@@ -162,17 +162,30 @@ def layouts(draw) -> Layout:
     ranks = dp * cp * (tp if etp else 1)
     looped = name in ("interleaved", "breadth-first", "gpipe") and pp > 1
     return Layout(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=draw(st.sampled_from([1, 2])) if ranks > 1 else 1, etp=etp,
-        micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=draw(st.sampled_from([1, 2])) if ranks > 1 else 1,
+        etp=etp,
+        micro_batch=draw(st.sampled_from([1, 2, 4])),
+        schedule=name,
         vpp=draw(st.sampled_from([1, 2, 3])) if looped else 1,
-        zero=draw(st.integers(0, 3)) if ranks > 1 else 0, recompute=recompute,
-        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,)])) if recompute != "full" else None,
-        sequence_parallel=draw(st.booleans()) and tp > 1, overlap_grad_reduce=draw(st.booleans()),
-        overlap_param_gather=draw(st.booleans()), tp_overlap=draw(st.booleans()), offload=draw(st.booleans()),
+        zero=draw(st.integers(0, 3)) if ranks > 1 else 0,
+        recompute=recompute,
+        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,)]))
+        if recompute != "full"
+        else None,
+        sequence_parallel=draw(st.booleans()) and tp > 1,
+        overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
+        tp_overlap=draw(st.booleans()),
+        offload=draw(st.booleans()),
         cp_kind=draw(st.sampled_from(["ring", "all_gather", "gathered_ring", "ulysses"])),
-        cp_balanced=draw(st.booleans()), ep_overlap=draw(st.booleans()),
+        cp_balanced=draw(st.booleans()),
+        ep_overlap=draw(st.booleans()),
         order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp", "ep-dp-cp-tp-pp"])),
-    )  # fmt: skip
+    )
 
 
 def possible(problem: StepProblem, layout: Layout) -> bool:

@@ -95,8 +95,18 @@ def test_the_search_ranks_as_evaluating_every_layout_does(case):
     space = with_options(
         default_space(case.replace(job=job, devices=4)), "recompute,overlap", case.cluster
     )
-    every = search(case.model, case.cluster, devices=4, global_batch=32, job=job, space=space, every=True,
-                   distinct=False, method="enumerate", top=1)  # fmt: skip
+    every = search(
+        case.model,
+        case.cluster,
+        devices=4,
+        global_batch=32,
+        job=job,
+        space=space,
+        every=True,
+        distinct=False,
+        method="enumerate",
+        top=1,
+    )
     assert every.evaluated == every.feasible
     found = search(
         case.model,
