@@ -22,7 +22,7 @@ from perfmodel.planning.health._causes import (
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
 from perfmodel.planning.health._evidence import Likely, Observed, weigh
 from perfmodel.planning.health._measurements import most_telling, undecided_sentence
-from perfmodel.planning.health._run_health import RunHealth
+from perfmodel.planning.health._run_health import DECIDED, NAMED_CAUSES, RunHealth
 from perfmodel.planning.health._series import StepSeries, step_series
 from perfmodel.planning.health._shown import Cause, option_causes, shown_causes
 from perfmodel.planning.what_if import Scenario, step_s
@@ -38,13 +38,9 @@ from perfmodel.prediction import (
 from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB
 
-NAMED_CAUSES: Final = 3
 _UNUSUAL: Final = 0.9
 """A run that is slower than this share of sites is called unusual."""
 _CERTAIN: Final = 0.8
-_DECIDED: Final = 0.5
-"""A cause that the log does not show is likelier than all others together from this probability
-on."""
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
 _LEAST_PROBABILITY: Final = 0.01
@@ -202,14 +198,14 @@ def _worth_naming(
     expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
     expected_s |= {cause.name: cause.explains_s for cause in logged_causes}
     causes = [cause for cause in (*logged_causes, *guessed) if cause.explains_s > least_s]
-    return sorted(
-        causes, key=lambda cause: (cause.probability < _DECIDED, -expected_s[cause.name])
-    )[:NAMED_CAUSES]
+    return sorted(causes, key=lambda cause: (cause.probability < DECIDED, -expected_s[cause.name]))[
+        :NAMED_CAUSES
+    ]
 
 
 def _undecided(causes: Sequence[Cause], log: TrainingLog, series: StepSeries) -> str:
     """A sentence if the log cannot tell the likeliest causes apart; empty if it can."""
-    unsure = [cause for cause in causes if cause.probability < _DECIDED]
+    unsure = [cause for cause in causes if cause.probability < DECIDED]
     if len(unsure) < 2 or causes[0] not in unsure:
         return ""
     return undecided_sentence(

@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.display import health_html, health_page
 from perfmodel.ingest.logs import PhaseTimer
 from perfmodel.ingest.tables import write_text
-from perfmodel.planning.health._health import _DECIDED
 from perfmodel.planning.health._series import StepSeries
 from perfmodel.planning.health._shown import Cause
 from perfmodel.prediction import Prediction
+
+NAMED_CAUSES: Final = 3
+DECIDED: Final = 0.5
+"""A cause that the log does not show is likelier than all others together from this probability
+on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ class RunHealth:
     def suspected(self) -> Cause | None:
         """A hidden fault that is likelier than all others together and than none, although the step
         is not unusual."""
-        guessed = [cause for cause in self.causes if _DECIDED <= cause.probability < 1]
+        guessed = [cause for cause in self.causes if DECIDED <= cause.probability < 1]
         return guessed[0] if guessed and self.healthy else None
 
     @property
