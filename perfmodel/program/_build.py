@@ -222,19 +222,25 @@ def binary_joins(
 
 
 def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
-    """Index of every edge among the edges of its destination."""
-    numbered = np.zeros(n_ops, np.int64)
+    """Index of every edge among the edges of its destination.
+
+    Args:
+        n_ops: number of ops, of which some are destinations.
+        added: pieces of edges, in the order in which they were added.
+    """
+    edges_before = np.zeros(n_ops, np.int64)
     places = []
     for edges in added:
         # After the edges of earlier pieces. Where all destinations are distinct, none needs
         # sorting.
-        count = np.bincount(edges.destination, minlength=n_ops)
-        place = numbered[edges.destination]
-        if count.max() > 1:
+        edges_of_op = np.bincount(edges.destination, minlength=n_ops)
+        place = edges_before[edges.destination]
+        if edges_of_op.max() > 1:
+            # Sorted by destination, the edges of an op stand in one run: an edge's place is its
+            # distance from the run's first.
             order = np.argsort(edges.destination, kind="stable")
-            sorted_destination = edges.destination[order]
-            start = (np.cumsum(count) - count)[sorted_destination]
-            place[order] += np.arange(len(order)) - start
-        numbered += count
+            first_of_run = np.cumsum(edges_of_op) - edges_of_op
+            place[order] += np.arange(len(order)) - first_of_run[edges.destination[order]]
+        edges_before += edges_of_op
         places.append(place)
     return places
