@@ -19,6 +19,7 @@ from perfmodel.catalog._clusters import (
     clusters,
     with_network,
 )
+from perfmodel.catalog._conv_nets import resnet, vgg16
 from perfmodel.catalog._devices import DeviceEntry, device, devices
 from perfmodel.catalog._frameworks import framework, framework_versions, framework_years, frameworks
 from perfmodel.catalog._models import (
@@ -28,8 +29,6 @@ from perfmodel.catalog._models import (
     model_from_toml,
     model_with,
     models,
-    resnet,
-    vgg16,
 )
 from perfmodel.catalog._models import from_config as model_from_config
 from perfmodel.catalog._recipes import (
