@@ -9,6 +9,7 @@ nevertheless be made of. A change that is meant to move them is followed by
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ from perfmodel.ops.physics import cached_share, compute_seconds, memory_seconds
 
 TABLE = Path(__file__).with_suffix(".csv")
 DEVICES = ("A100-SXM4-80GB", "H100-SXM5-80GB")
+FEW_UNITS = (2.0, 8.0)
+"""Numbers of cores of made-up devices: those of a TPU, and the fewest that count as many."""
+ON_FEW_UNITS = 3
+"""Kernels of every family on these."""
 DRAWN = 14
 """Kernels of every family, of sizes drawn evenly; there are as many of powers of two."""
 
@@ -195,6 +200,9 @@ def cases() -> Iterator[StoredCase]:
                     yield StoredCase(
                         base, machine if place else base, figures(Figures.of(device(machine)), op)
                     )
+                for units in FEW_UNITS if number < ON_FEW_UNITS else ():
+                    few = replace(Figures.of(device(DEVICES[0])), units=units)
+                    yield StoredCase(base, f"{units:g} units", figures(few, op))
 
 
 if __name__ == "__main__":
