@@ -329,7 +329,7 @@ class Expander:
             default = self.default(operand, line)
             if sign == "=":
                 self.state.variables[name] = {"0": default}
-            return [default] if default.text or not several else []
+            return [default]
         if values is None:
             return None
         part = _SLICE.fullmatch(change)
