@@ -369,8 +369,8 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job) -> float:
 
 
 def largest_weights(shard: ShardBlocks) -> Float[np.ndarray, " blocks"]:
-    """Parameters of the largest weight of every block, the experts' weights of a shape being
-    one."""
+    """Parameters of the largest weight of every block; experts' weights of one shape
+    count together."""
     largest = np.zeros(len(shard.blocks))
     for i, block in enumerate(shard.blocks):
         dense = [m * n for m, n in block.weight_shapes(experts=False)]
