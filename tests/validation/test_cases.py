@@ -328,11 +328,10 @@ def test_files_of_another_kind_are_named(tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("id,size\n1,2\n")
     report = validate_cases([_file(tmp_path, KORTHIKANTI_22B), other])
-    assert report["skipped_files"] == {
-        str(
-            other
-        ): "not a table of runs (no column case_id); 'perfmodel catalog columns' lists its columns"
-    }
+    assert list(report["skipped_files"]) == [str(other)]
+    assert report["skipped_files"][str(other)].startswith(
+        "not a table of runs (no columns model, cluster or device, "
+    )
     with pytest.raises(TableError, match="not a table of runs"):
         validate_cases([other])
 
