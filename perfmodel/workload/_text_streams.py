@@ -105,10 +105,10 @@ def cross_attention_to_text(
     return [*pieces, *attention, residual(model, local)]
 
 
-def stream_block(model: Transformer, image: ShardSizes, letter: str, name: str) -> BlockOps:
+def stream_block(
+    model: Transformer, image: ShardSizes, text: TextCondition, letter: str, name: str
+) -> BlockOps:
     """A layer of the streams of text and image, by its letter of `MIXERS`."""
-    text = model.inputs.text_condition
-    assert text is not None
     stream = text_sizes(model, image, text)
     joint = _joint_sizes(model, image, text)
     if letter == "N":

@@ -147,8 +147,9 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     Args:
         owner: False leaves out the parameters of a block that an earlier layer shares with it.
     """
-    if word in STREAM_LAYERS:
-        return stream_block(model, local, word, f"{_NAMES[word]}_layer")
+    text = model.inputs.text_condition
+    if text and word in STREAM_LAYERS:
+        return stream_block(model, local, text, word, f"{_NAMES[word]}_layer")
 
     names = [name for letter, name in _NAMES.items() if letter in word]
     # Later stages need the rows of their layers, which the first one looks up, all residual
