@@ -13,7 +13,7 @@ from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameErr
 from perfmodel.schedule._construct import repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
-from perfmodel.spec.notation import schedule_and_drains, schedule_name
+from perfmodel.spec.notation import schedule_and_drains, schedule_name, with_drains
 
 MOST_PASSES: Final = 2**23
 """Largest product of micro-batches and chunks of all devices; beyond it a schedule's order would
@@ -203,8 +203,7 @@ class Scheduler:
     @property
     def label(self) -> str:
         """The name with its number, as `get_schedule` takes it."""
-        name = ":".join([self.name, *map(str, self.arguments)])
-        return name if self.drains == 1 else f"{name}*{self.drains}"
+        return with_drains(":".join([self.name, *map(str, self.arguments)]), self.drains)
 
     def __call__(
         self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1

@@ -16,6 +16,7 @@ from perfmodel.spec.notation import (
     read_values,
     schedule_and_drains,
     schedule_name,
+    with_drains,
     written,
     written_values,
 )
@@ -270,7 +271,7 @@ class Layout:
             return name
         schedule, drains = schedule_and_drains(name)
         looped = "interleaved" if schedule == "1f1b" else schedule
-        return looped if drains == 1 else f"{looped}*{drains}"
+        return with_drains(looped, drains)
 
     @property
     def effective_sequence_parallel(self) -> bool:

@@ -130,13 +130,19 @@ def schedule_and_drains(name: str) -> tuple[str, int]:
     return drained["schedule"], int(drained["drains"])
 
 
+def with_drains(schedule: str, drains: int) -> str:
+    """The name of a schedule that a step runs through so often; the inverse of
+    `schedule_and_drains`."""
+    return schedule if drains == 1 else f"{schedule}*{drains}"
+
+
 @lru_cache(1024)
 def schedule_name(name: str) -> str:
     """The registered name of a schedule, from any case or a paper's name; unknown names are
     returned unchanged."""
     schedule, drains = schedule_and_drains(name)
     if drains > 1:
-        return f"{schedule_name(schedule)}*{drains}"
+        return with_drains(schedule_name(schedule), drains)
     head, colon, number = schedule.strip().partition(":")
     # The name of a file keeps its case.
     if head.lower() == "file":

@@ -220,52 +220,60 @@ class StableDiffusion3(TextToImage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flux(TextToImage):
-    """FLUX.1, with images of 1024 x 1024 whose patches of 2 x 2 latents are channels already."""
+class TwoStreamsThenOne(TextToImage):
+    """Layers of two streams, and then of one, with the pooled text as a further condition."""
 
-    TEXT_TOKENS: ClassVar[int] = 512
+    TEXT_TOKENS: ClassVar[int]
 
     num_attention_heads: Count = 24
     attention_head_dim: Count = 128
     num_layers: Layers = 19
     num_single_layers: CountOrNone = 38
-    in_channels: Count = 64
-    patch_size: Count = 1
-    joint_attention_dim: Count = 4096
     pooled_projection_dim: Count = 768
     guidance_embeds: bool = False
 
-    def fields(self) -> Fields:
+    def two_streams_then_one(self, patches: Patches, text_width: int) -> Fields:
+        """Fields of the described model, whose encoder makes `text_width` elements of a token."""
         text = TextCondition(
-            tokens=self.TEXT_TOKENS,
-            width=self.joint_attention_dim,
-            pooled=self.pooled_projection_dim,
+            tokens=self.TEXT_TOKENS, width=text_width, pooled=self.pooled_projection_dim
         )
         return self.conditioned(
-            self.image(64, self.patch_size),
+            patches,
             text,
             AdaLN(guidance=self.guidance_embeds),
-            _two_streams_then_one(self.num_layers, self.num_single_layers),
+            mixer_words(["D"] * self.num_layers + ["N"] * self.num_single_layers),
             layers=self.num_layers + self.num_single_layers,
             qk_norm=True,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class HunyuanVideo(TextToImage):
+class Flux(TwoStreamsThenOne):
+    """FLUX.1, with images of 1024 x 1024 whose patches of 2 x 2 latents are channels already."""
+
+    TEXT_TOKENS: ClassVar[int] = 512
+
+    in_channels: Count = 64
+    patch_size: Count = 1
+    joint_attention_dim: Count = 4096
+
+    def fields(self) -> Fields:
+        patches = self.image(64, self.patch_size)
+        return self.two_streams_then_one(patches, self.joint_attention_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanVideo(TwoStreamsThenOne):
     """HunyuanVideo, with 129 frames of 1280 x 720."""
 
     TEXT_TOKENS: ClassVar[int] = 256
 
-    num_attention_heads: Count = 24
-    attention_head_dim: Count = 128
     num_layers: Layers = 20
     num_single_layers: CountOrNone = 40
     num_refiner_layers: CountOrNone = 2
     in_channels: Count = 16
     patch_size: Count = 2
     text_embed_dim: Count = 4096
-    pooled_projection_dim: Count = 768
     guidance_embeds: bool = True
 
     @property
@@ -273,19 +281,8 @@ class HunyuanVideo(TextToImage):
         return f"{LEFT_OUT}; the refiner of text tokens ({self.num_refiner_layers} layers) is left out too"
 
     def fields(self) -> Fields:
-        text = TextCondition(
-            tokens=self.TEXT_TOKENS,
-            width=self.text_embed_dim,
-            pooled=self.pooled_projection_dim,
-        )
-        return self.conditioned(
-            self.image(90, self.patch_size, width=160, frames=33),
-            text,
-            AdaLN(guidance=self.guidance_embeds),
-            _two_streams_then_one(self.num_layers, self.num_single_layers),
-            layers=self.num_layers + self.num_single_layers,
-            qk_norm=True,
-        )
+        patches = self.image(90, self.patch_size, width=160, frames=33)
+        return self.two_streams_then_one(patches, self.text_embed_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +313,3 @@ class QwenImage(TextToImage):
         )
         words = mixer_words(["D"] * self.num_layers)
         return self.conditioned(patches, text, AdaLN(), words, qk_norm=True)
-
-
-def _two_streams_then_one(double: int, single: int) -> str:
-    """`Transformer.mixers` of so many layers of two streams, and then of one."""
-    return mixer_words(["D"] * double + ["N"] * single)

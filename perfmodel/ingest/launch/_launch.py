@@ -24,6 +24,7 @@ from perfmodel.spec import (
     Transformer,
     partition_by_cost,
 )
+from perfmodel.spec.notation import with_drains
 from perfmodel.units import plural
 
 JOB_FIELDS: Final = (
@@ -495,7 +496,8 @@ def _layout(
     if degrees.micro_batch:
         values["micro_batch"] = degrees.micro_batch
     if degrees.drains > 1:
-        values["schedule"] = f"{values.get('schedule', Layout.schedule)}*{degrees.drains}"
+        one_run = values.get("schedule", Layout.schedule)
+        values["schedule"] = with_drains(one_run, degrees.drains)
     # Megatron states the interleaving by layers per virtual stage, which is a number of chunks only
     # for a known model.
     per_chunk = known.get("layers_per_chunk")

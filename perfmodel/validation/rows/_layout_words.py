@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from perfmodel.spec import Model, RecomputeModule, Transformer
-from perfmodel.spec.notation import SCHEDULES, schedule_and_drains
+from perfmodel.spec.notation import SCHEDULES, schedule_and_drains, with_drains
 from perfmodel.validation.rows._cells import Row, count, number, text
 from perfmodel.validation.rows.phrases import Reading, read_phrases
 from perfmodel.validation.rows.vocabulary import RECOMPUTE, SCHEDULE, SHARDING
@@ -67,8 +67,8 @@ def schedule_of(row: Row) -> StatedSchedule:
         chunks = None
     if name and parameter:
         name = f"{name}:{parameter}"
-    if name and drains > 1:
-        name = f"{name}*{drains}"
+    if name:
+        name = with_drains(name, drains)
     return StatedSchedule(name, chunks, micro_batches, is_one_of_several)
 
 
