@@ -2,6 +2,7 @@
 reading."""
 
 import csv
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -60,7 +61,81 @@ def test_examples_are_read(words, gbit):
     ],
 )  # fmt: skip
 def test_the_network_for_computing_is_told_from_the_others(words, network):
-    assert read_network(words) == read_network(network)
+    for_computing = replace(read_network(words), other_counts=(), other_gbit_per_s=())
+    assert for_computing == read_network(network)
+
+
+ETHERNET_BESIDE = (
+    "{0}, {1}",
+    "{1}, {0}",
+    "{0} + {1}",
+    "{1} and {0}",
+    "{0} {1}",
+    "{1} {0}",
+    "{0}; {1}",
+)
+
+
+@given(
+    network=st.sampled_from(
+        ["InfiniBand", "4x InfiniBand", "HDR", "8x NDR", "IB NDR 400Gb/s", "Infiniband per node"]
+    ),
+    ethernet=st.sampled_from(["10GbE", "25GbE", "100GbE", "2x 100GbE", "1x 25GbE", "dual 25GbE"]),
+    together=st.sampled_from(ETHERNET_BESIDE),
+    columns=st.booleans(),
+)
+def test_a_rate_of_ethernet_is_not_that_of_infiniband_beside_it(
+    network, ethernet, together, columns
+):
+    words = read_network(together.format(ethernet, network))
+    alone = read_network(network)
+    assert replace(words, other_counts=(), other_gbit_per_s=()) == alone
+    # A column that was filled from the words says no more than they do.
+    beside = read_network(ethernet)
+    count = beside.adapters if columns else None
+    assert words.with_adapters(count, beside.gbit_per_s) == words
+    # What the network has is not stated by what Ethernet has: the same is open as without it.
+    levels = [cluster_for("H100-SXM5-80GB", NODE, "", n).levels[-1] for n in (words, alone)]
+    assert levels[0] == levels[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "gbit"),
+    [
+        ("8x 100GbE EDR InfiniBand", 100), ("ConnectX-5 EDR 100GbE", 100), ("Omni-Path 100GbE", 100),
+        ("8x 400GbE RoCE", 400), ("8x 200GbE Slingshot", 200), ("EFA 4x 100GbE", 50),
+        ("8x ConnectX-7 400Gb/s InfiniBand/Ethernet", 400), ("8x 400Gb/s InfiniBand; Ethernet", 400),
+    ],
+)  # fmt: skip
+def test_a_rate_of_ethernet_is_that_of_networks_that_run_on_it_or_have_it_too(words, gbit):
+    assert read_network(words).gbit_per_s_per_device(NODE) == gbit
+
+
+@given(
+    computing=st.integers(2, 8),
+    storage=st.integers(1, 8),
+    rate=st.sampled_from([100, 200, 400]),
+    storage_rate=st.sampled_from([25, 50, 100, 200, 400]),
+    label=st.sampled_from(["Storage: ", "Management: ", "front-end: "]),
+)
+def test_columns_filled_from_another_network_of_the_words_change_nothing(
+    computing, storage, rate, storage_rate, label
+):
+    words = f"{label}{storage}x {storage_rate}Gb/s RoCE, Compute: {computing}x {rate}Gb/s RoCE"
+    network = read_network(words)
+    assert network.with_adapters(storage, storage_rate) == network
+    # A figure of no network in the words replaces that of the one for computing.
+    assert network.with_adapters(16, None).adapters == 16
+
+
+@pytest.mark.parametrize(
+    ("device", "gbit", "open_"),
+    [("A100-SXM4-80GB", 800, False), ("A100-SXM4-80GB", 200, True), ("H100-SXM5-80GB", 400, True)],
+)
+def test_a_rate_that_no_adapter_of_a_device_has_is_the_node_s(device, gbit, open_):
+    level = cluster_for(device, NODE, "", f"{gbit} Gb/s RDMA").levels[-1]
+    assert level.bandwidth_bytes_per_s == pytest.approx(gbit / NODE * 1e9 / 8)
+    assert (level.source == ADAPTERS_NOT_STATED) is open_
 
 
 FAMILIES = ("InfiniBand", "RoCE", "RDMA", "Ethernet", "AWS EFA", "")

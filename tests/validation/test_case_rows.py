@@ -412,7 +412,8 @@ def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_length
         ({"nics_per_node": 4, "nic_gbit_per_s": 400, "inter_link": "8x 200 Gb/s RoCE"}, 200, 6),
         ({"inter_link": "InfiniBand", "nics_per_node": 4, "nic_gbit_per_s": 200}, 100, 5),
         ({"inter_link": "InfiniBand NDR", "nics_per_node": 2, "nic_gbit_per_s": 400, "inter_link_as_stated":
-          "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s"}, 100, 5),
+          "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s"}, 400, 5),
+        ({"inter_link": "InfiniBand", "nic_gbit_per_s": 100, "inter_link_as_stated": "100GbE InfiniBand"}, 400, 5),
         ({"inter_link": "Ethernet", "inter_link_as_stated": "3x 100 GbE per card"}, 300, 25),
         ({"inter_link": "8x HDR 200 Gbps InfiniBand per node"}, 200, 5),
         ({"inter_link": None}, 400, 5),

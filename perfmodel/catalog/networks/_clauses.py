@@ -47,11 +47,13 @@ CARRIES: Final = {
     "AWS EFA": ("RDMA", "Ethernet"),
     "Slingshot": ("RDMA", "Ethernet"),
     "DCN": ("Ethernet",),
-    "Omni-Path": ("RDMA",),
+    "Omni-Path": ("RDMA", "Ethernet"),
     "Ethernet": ("RDMA",),
 }
 """Pairs of names that may occur in one clause and mean the same adapters, the more specific name
 first."""
+NEVER_ON_ETHERNET: Final = ("InfiniBand", "Omni-Path", "Aries")
+"""Networks with links of their own: a rate in Ethernet's unit (`100GbE`) is not theirs."""
 _COMPUTE: Final = re.compile(
     r"\bcompute\b|\beast-?west\b|\bEW\b|\bback-?end\b|\bscale-?out\b|\bGPU network\b", re.I
 )
@@ -86,6 +88,9 @@ class AdapterSet:
     """Whether the clause states that collectives use it."""
     for_others: bool = False
     """Whether the clause states another purpose: storage, management, the host."""
+    ethernet_beside: tuple["AdapterSet", ...] = ()
+    """Ethernet adapters that the clause states beside a network of another kind
+    (`100GbE InfiniBand`)."""
 
     @property
     def is_fragment(self) -> bool:
@@ -133,9 +138,35 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
             adapters = _with_bare_number(adapters, match[0], tokens[place + 1 :])
             if adapters is before:
                 unknown.append(match[0])
+        elif kind == "rate" and match["ethernet"] and _is_beside(tokens, _gbit_per_s(match)):
+            # The count of `4x 100GbE, InfiniBand` belongs to its rate.
+            is_counted = place > 0 and tokens[place - 1][0] == "count"
+            ethernet = AdapterSet(
+                count=adapters.count if is_counted else None,
+                gbit_per_s=_gbit_per_s(match),
+                family="Ethernet",
+            )
+            adapters = replace(
+                adapters,
+                count=None if is_counted else adapters.count,
+                ethernet_beside=(*adapters.ethernet_beside, ethernet),
+            )
         else:
             adapters = _with_token(adapters, kind, match)
     return adapters, unknown
+
+
+def _is_beside(tokens: Sequence[Token], gbit_per_s: float) -> bool:
+    """Whether a rate in Ethernet's unit is that of another network than the one that a clause
+    names."""
+    # GbE is a unit of Ethernet alone. Authors write it of InfiniBand too where both have the same
+    # rate: `ConnectX-5 EDR 100GbE` states one adapter.
+    named = [
+        _generation_and_rate(kind, match)[1]
+        for kind, match in tokens
+        if _FAMILY_OF_TOKEN.get(kind) in NEVER_ON_ETHERNET
+    ]
+    return bool(named) and gbit_per_s not in named
 
 
 def _with_bare_number(adapters: AdapterSet, number: str, rest: Sequence[Token]) -> AdapterSet:

@@ -252,7 +252,11 @@ def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]
         chosen = replace(chosen, family=secondary.family, generation=secondary.generation)
     unread = tuple(dict.fromkeys((*first.not_understood, *second.not_understood)))
     return replace(
-        chosen, domain=max(first.domain, second.domain), not_understood=unread
+        chosen,
+        domain=max(first.domain, second.domain),
+        not_understood=unread,
+        other_counts=first.other_counts + second.other_counts,
+        other_gbit_per_s=first.other_gbit_per_s + second.other_gbit_per_s,
     ), contradictions
 
 
@@ -368,7 +372,10 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
     ):
         network = replace(network, scope="rack")
     gbit = network.gbit_per_s_per_device(node, domain)
-    source = ADAPTERS_NOT_STATED if network.is_adapter_rate else "stated by the table"
+    source = "stated by the table"
+    # No adapter is so fast that the device cannot take a fraction of it: such a rate is the node's.
+    if network.is_adapter_rate and _can_take(accelerator, network.gbit_per_s or 0.0):
+        source = ADAPTERS_NOT_STATED
     # EFA is no link with a rate of its own: the instance type says how much a node gets, and the
     # device tells the type. A rate alone that is the instance's, or a device's share of it, says
     # the same; it is no adapter's of which there may be several.
@@ -419,14 +426,22 @@ def _check_adapters(accelerator: Device, network: Network, gbit: float) -> None:
         PerfModelError: naming both rates.
     """
     # Adapters reach a device over PCIe; a rate far above it was stated in another unit.
-    host = accelerator.host_bandwidth_bytes_per_s
-    has_own_ports = accelerator.architecture.startswith("Gaudi")
-    if host is None or has_own_ports or gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK:
+    if _can_take(accelerator, gbit):
         return
+    host = accelerator.host_bandwidth_bytes_per_s or 0.0
     raise PerfModelError(
         f"network {network.words!r}: {gbit / 8:g} GB/s per device exceed the {host / 1e9:g} GB/s between "
         f"{accelerator.name} and its host; check bits (Gb/s) against bytes (GB/s): {NETWORK_WORDS}"
     )
+
+
+def _can_take(accelerator: Device, gbit: float) -> bool:
+    """Whether a device's link to its host is fast enough for adapters of this rate."""
+    host = accelerator.host_bandwidth_bytes_per_s
+    has_own_ports = accelerator.architecture.startswith("Gaudi")
+    if host is None or has_own_ports:
+        return True
+    return gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK
 
 
 def _reference_gbit(accelerator: Device) -> float:

@@ -44,6 +44,11 @@ class Network:
     """Devices of the named NVLink rack (`NVL72`); 0 if none is named."""
     not_understood: tuple[str, ...] = ()
     """Words that the grammar does not know, which were ignored."""
+    other_counts: tuple[int, ...] = ()
+    """Numbers of adapters that the words give to other networks: storage, management, Ethernet
+    beside InfiniBand."""
+    other_gbit_per_s: tuple[float, ...] = ()
+    """Rates that the words give to other networks."""
 
     @property
     def name(self) -> str:
@@ -103,11 +108,24 @@ class Network:
             return 0
         return 1 if self.adapters is None else 2
 
+    def without_others(
+        self, count: int | None, gbit_per_s: float | None
+    ) -> tuple[int | None, float | None]:
+        """Figures from columns of adapters, None for those that the words give to another network
+        and not to this one."""
+        if count in self.other_counts and count != self.adapters:
+            count = None
+        if gbit_per_s in self.other_gbit_per_s and gbit_per_s != self.gbit_per_s:
+            gbit_per_s = None
+        return count, gbit_per_s
+
     def with_adapters(self, count: int | None, gbit_per_s: float | None) -> "Network":
         """Set the adapters of a node from numbers, which override words.
 
-        Numbers that repeat those in the words (`3x 100 GbE per card`, 3, 100) change nothing.
+        Numbers that repeat those in the words (`3x 100 GbE per card`, 3, 100) change nothing, and
+        neither do those that the words give to another network (`storage: 2x ...`, 2).
         """
+        count, gbit_per_s = self.without_others(count, gbit_per_s)
         repeats = self.gbit_per_s is not None and count in (None, self.adapters)
         if (count is None and gbit_per_s is None) or (
             repeats and gbit_per_s in (None, self.gbit_per_s)

@@ -10,7 +10,8 @@
 
 Order and punctuation do not matter within a clause. A clause is one set of equal adapters. The
 fabric is the set for computing, if one is called so; else the fastest that is not called one for
-storage, management or the host.
+storage, management or the host. A rate in Ethernet's unit beside InfiniBand (`100GbE InfiniBand`)
+is that of another network, and InfiniBand's rate is then not stated.
 """
 
 import re
@@ -18,7 +19,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.catalog.networks._clauses import CARRIES, AdapterSet, more_special, read_clause
+from perfmodel.catalog.networks._clauses import (
+    CARRIES,
+    NEVER_ON_ETHERNET,
+    AdapterSet,
+    more_special,
+    read_clause,
+)
 from perfmodel.catalog.networks._network import NETWORK_WORDS, Network, Scope, with_generation
 from perfmodel.catalog.networks._tokens import rack_size, without_brackets
 from perfmodel.errors import PerfModelError
@@ -76,12 +83,20 @@ def read_network(text: str) -> Network:
         # Unknown words about a management network have no effect.
         if not adapters.for_others:
             not_understood += unknown
-        described.append(adapters)
-    fabric = _fabric(_joined(described))
+        described += [*adapters.ethernet_beside, replace(adapters, ethernet_beside=())]
+    adapter_sets = _joined(described)
+    fabric = _fabric(adapter_sets)
     unknown_words = tuple(dict.fromkeys(not_understood))
     if fabric is None:
         return Network(absent=absent, domain=rack_size(text), not_understood=unknown_words)
-    return replace(_network(fabric, text), domain=rack_size(text), not_understood=unknown_words)
+    others = [adapters for adapters in adapter_sets if adapters is not fabric]
+    return replace(
+        _network(fabric, text),
+        domain=rack_size(text),
+        not_understood=unknown_words,
+        other_counts=tuple(adapters.count for adapters in others if adapters.count),
+        other_gbit_per_s=tuple(adapters.gbit_per_s for adapters in others if adapters.gbit_per_s),
+    )
 
 
 def _joined(described: Sequence[AdapterSet]) -> list[AdapterSet]:
@@ -111,6 +126,12 @@ def _fit_together(first: AdapterSet, second: AdapterSet) -> bool:
     families = {first.family, second.family} - {""}
     if len(families) <= 1:
         return True
+    # `100 Gb/s Ethernet, InfiniBand` are two networks, and the rate is that of Ethernet. Only
+    # adapters that run both have one rate for both.
+    ethernet = first if first.family == "Ethernet" else second
+    has_own_rate = ethernet.gbit_per_s is not None and ethernet.link_gbit_per_s is None
+    if "Ethernet" in families and families & {*NEVER_ON_ETHERNET} and has_own_rate:
+        return False
     first_family, second_family = families
     return second_family in CARRIES.get(first_family, ()) or first_family in CARRIES.get(
         second_family, ()
