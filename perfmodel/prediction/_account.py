@@ -114,6 +114,7 @@ class Account:
       none.
     - `waiting_for_input`: by how much input pipelines with a stated rate take longer than all the
       rest.
+    - `generation`: stated seconds in which the devices generate the samples of the step.
     - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the
       events. Runs that are faster than their parameters say make every part shorter instead of the
       last of these negative.

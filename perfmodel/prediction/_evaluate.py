@@ -90,7 +90,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
         time_s[list(layout_batch.lanes)] += weight * span_s
     for lanes, busy in busy_s.items():
         time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
-    return BatchResult(np.maximum(time_s, problem.job.input_s))
+    return BatchResult(np.maximum(time_s, problem.job.input_s) + problem.job.generation_s)
 
 
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
@@ -137,7 +137,7 @@ def step_time_s(programs: Sequence[TimedProgram]) -> float:
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step time of each layout in float64, one by one (use `evaluate` for thousands)."""
     computed_s = np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
-    return np.maximum(computed_s, problem.job.input_s)
+    return np.maximum(computed_s, problem.job.input_s) + problem.job.generation_s
 
 
 def step_gradients(

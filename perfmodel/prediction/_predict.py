@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from perfmodel import catalog
 from perfmodel.errors import NoDataError
@@ -106,9 +106,10 @@ def explain(
     # Timeline: the longest path through the program, and how often each class lies on it. Input
     # pipelines run ahead of the steps: whichever takes longer sets the pace.
     computed_s, gradient, compute_count = per_step([program.timed for program in programs])
-    input_s = problem.job.input_s
-    step_s = max(computed_s, input_s)
-    busy_fraction = float(durations_s @ compute_count) / (program.structure.devices * step_s)
+    # Before that, all devices may generate the samples together.
+    input_s, generation_s = problem.job.input_s, problem.job.generation_s
+    step_s = max(computed_s, input_s) + generation_s
+    mean_busy_s = float(durations_s @ compute_count) / program.structure.devices + generation_s
 
     # Memory of every rank, and whether it fits.
     memory = step_memory(problem, batch, live)
@@ -116,7 +117,10 @@ def explain(
     # Summary: the parts of the step, and the events on its longest path.
     account = step_account(problem, programs, computed_s)
     path = CriticalPath(first, gradient)
-    time_account = _time_account(account, path, step_s, computed_s, input_s, busy_fraction)
+    waits_s = WaitsForSamples(
+        input_s=max(0.0, input_s - computed_s) if input_s else None, generation_s=generation_s
+    )
+    time_account = _time_account(account, path, step_s, waits_s, mean_busy_s / step_s)
 
     # How far the measured step may be from this one.
     shares = path.shares()
@@ -134,8 +138,8 @@ def explain(
         **_request(problem, layout),
         **_rates(problem, layout, step_s, devices),
         step_time_s=step_s,
-        step_time_lo_s=max(computed_s * interval.lower, account.kernels_s, input_s),
-        step_time_hi_s=max(computed_s * interval.upper, input_s),
+        step_time_lo_s=max(computed_s * interval.lower, account.kernels_s, input_s) + generation_s,
+        step_time_hi_s=max(computed_s * interval.upper, input_s) + generation_s,
         fits=not memory.reasons,
         fits_probability=memory.fits_probability,
         reasons=memory.reasons,
@@ -150,31 +154,40 @@ def explain(
     )
 
 
+class WaitsForSamples(NamedTuple):
+    """Seconds of a step before its samples are there."""
+
+    input_s: float | None
+    """Wait for the input pipeline; None if nothing is stated of it."""
+    generation_s: float
+    """Generation of the samples on the same devices (`Job.generation_s`)."""
+
+
 def _time_account(
     account: Account,
     path: CriticalPath,
     step_s: float,
-    computed_s: float,
-    input_s: float,
+    waits: WaitsForSamples,
     busy_fraction: float,
 ) -> TimeAccount:
-    """Account of a step's time, including the wait for its input.
+    """Account of a step's time, including its waits for samples.
 
     Args:
-        account: parts of the step before it waits for input.
-        step_s: the step with that wait.
-        computed_s: the step without it.
-        input_s: seconds of the input pipeline; 0 where nothing is stated of it.
+        account: parts of the step before it waits for samples.
+        step_s: the step with these waits.
+        waits: the waits.
+        busy_fraction: share of the step in which devices compute or generate.
     """
     breakdown_s, critical_path = dict(account.breakdown_s), path.events()
-    waiting_s = step_s - computed_s
-    if input_s:
-        breakdown_s["waiting_for_input"] = waiting_s
-    if waiting_s > 0:
-        critical_path = (
-            *critical_path,
-            CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s),
-        )
+    if waits.input_s is not None:
+        breakdown_s["waiting_for_input"] = waits.input_s
+    if waits.input_s:
+        waiting = CriticalEvent(event="waiting for input", count=1.0, time_s=waits.input_s)
+        critical_path = (*critical_path, waiting)
+    if waits.generation_s:
+        breakdown_s["generation"] = waits.generation_s
+        generation = CriticalEvent(event="generation", count=1.0, time_s=waits.generation_s)
+        critical_path = (*critical_path, generation)
     return TimeAccount(
         breakdown_s=breakdown_s,
         critical_path=critical_path,

@@ -91,9 +91,9 @@ class TimeAccount:
     """Share of the step that is `bubble` in `breakdown_s`: time in which compute streams idle only
     because of the order of passes and the imbalance of stages; mean over pipeline ranks."""
     busy_fraction: float
-    """Share of the step in which compute streams run passes, communication inside them, or the
-    optimizer, mean over pipeline ranks; the rest is the bubble, and waits for communication outside
-    passes."""
+    """Share of the step in which compute streams run passes, communication inside them, the
+    optimizer, or the generation of samples, mean over pipeline ranks; the rest is the bubble, and
+    waits for communication outside passes."""
     kernels_alone_s: float
     """Lower bound of the step: kernels of the pipeline rank that runs them longest, each at the
     lower end of its interval and at the clock at which it was timed alone."""

@@ -123,6 +123,10 @@ class Job(Implementation):
     input_samples_per_s: float | None = None
     """Sequences or images per second from the input pipelines of all devices together. They run
     ahead of the steps, so a step takes as long as the slower of both. None: no limit."""
+    generation_s: float = 0.0
+    """Seconds of every step in which the devices generate the samples that it is then trained on,
+    and score them, as in reinforcement learning on the trained devices. Other devices that generate
+    meanwhile are an input pipeline (`input_samples_per_s`)."""
     dtype: str = "bf16"
     """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device
     supports."""
@@ -225,6 +229,10 @@ class Job(Implementation):
         rate = self.input_samples_per_s
         if rate is not None and not 0 < rate < inf:
             raise LayoutError(f"job: input_samples_per_s must be a number above 0, got {rate!r}")
+        if not 0 <= self.generation_s < inf:
+            raise LayoutError(
+                f"job: generation_s must be a number of seconds, 0 or more; got {self.generation_s!r}"
+            )
 
         # Then checks across several sections.
         if self.narrow.fp8_attention and not (

@@ -142,6 +142,7 @@ class JobKeywords(
     mean_tokens: float | None
     rms_tokens: float | None
     input_samples_per_s: float | None
+    generation_s: float
     mode: Literal["train", "inference"]
     cached_tokens: int
     optimizer: str

@@ -327,3 +327,32 @@ def test_a_step_takes_as_long_as_the_slower_of_input_and_computation(model_name)
         assert_sound(prediction)
     with pytest.raises(LayoutError, match="input_samples_per_s"):
         Job(global_batch=64, seq_len=1, input_samples_per_s=0)
+
+
+@settings(deadline=None, max_examples=5)
+@given(generation_s=st.floats(0.01, 1e4), rate=st.sampled_from([None, 8.0]))
+def test_seconds_of_generation_are_added_to_whatever_the_training_takes(generation_s, rate):
+    model, cluster = catalog.model("gpt2-345m"), catalog.cluster("dgx-a100")
+    layout = Layout(dp=8, micro_batch=4)
+
+    def with_generation(seconds):
+        fields = {"input_samples_per_s": rate, "generation_s": seconds}
+        problem = step_problem(model, cluster, Job(global_batch=64, seq_len=1024, **fields))
+        return problem, explain(problem, layout)
+
+    _, training = with_generation(0.0)
+    problem, both = with_generation(generation_s)
+    assert both.step_time_s == pytest.approx(training.step_time_s + generation_s)
+    for bound in ("step_time_lo_s", "step_time_hi_s"):
+        assert getattr(both, bound) == pytest.approx(getattr(training, bound) + generation_s)
+    assert both.breakdown_s == training.breakdown_s | {"generation": generation_s}
+    assert evaluate(problem, [layout]).step_time_s[0] == pytest.approx(both.step_time_s, rel=1e-5)
+    assert both.to_dict()["memory_bytes"] == training.to_dict()["memory_bytes"]
+    assert both.time_account.busy_fraction >= training.time_account.busy_fraction
+    assert_sound(both)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_generation_takes_a_number_of_seconds(seconds):
+    with pytest.raises(LayoutError, match="generation_s"):
+        Job(global_batch=64, seq_len=1, generation_s=seconds)

@@ -256,6 +256,17 @@ def test_a_step_that_waits_for_its_samples_has_no_gradient() -> None:
     assert jax.tree.map(np.shape, traced_gradient) == jax.tree.map(np.shape, gradient)
 
 
+def test_generation_moves_the_step_and_none_of_its_gradients() -> None:
+    job = {"global_batch": 16, "seq_len": 512}
+    training = pm.step_time_function("gpt2-345m", "dgx-a100", "dp=4", **job)
+    both = pm.step_time_function("gpt2-345m", "dgx-a100", "dp=4", generation_s=7.0, **job)
+    training_s, gradient = training.value_and_grad(training.nominal)
+    step_s, same_gradient = both.value_and_grad(both.nominal)
+    assert float(step_s) == pytest.approx(float(training_s) + 7.0)
+    assert float(both(both.nominal)) == pytest.approx(float(step_s))
+    jax.tree.map(np.testing.assert_array_equal, gradient, same_gradient)
+
+
 def test_compilers_without_the_quick_options_compile_fully(monkeypatch: pytest.MonkeyPatch) -> None:
     function = pm.step_time_function(
         "gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512

@@ -184,6 +184,7 @@ def _alike(one: Any, other: Any) -> bool:
             ("q_proj", "v_proj"),
         ),
         ("job.input_samples_per_s", 2500, "job", "input_samples_per_s", 2500),
+        ("job.generation_s", 41.5, "job", "generation_s", 41.5),
         ("job.head", "token_labels", "job", "head", "token_labels"),
         ("job.mean_tokens", 246.5, "job", "mean_tokens", 246.5),
         ("job.rms_tokens", 300, "job", "rms_tokens", 300),

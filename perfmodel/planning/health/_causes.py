@@ -223,6 +223,7 @@ _BESIDE_PASSES: Final = (
     "host_copies_exposed",
     "bubble",
     "waiting_for_input",
+    "generation",
     "step_overhead",
     "stragglers",
     "beyond_all_parameters",

@@ -212,6 +212,8 @@ class StepTimeFunction:
     """Times on the machine as it is."""
     input_s: float
     """Least time of a step until its samples have arrived (`Job.input_samples_per_s`)."""
+    generation_s: float
+    """Time of a step in which its devices generate the samples (`Job.generation_s`)."""
     log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
     """Logarithms of the programs' micro-batch sizes."""
     memory: Memory = field(repr=False)
@@ -220,7 +222,8 @@ class StepTimeFunction:
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
         computed_s = _compiled_step_s(self.programs, self._data, parameters)
-        return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
+        trained_s = jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
+        return trained_s + self.generation_s if self.generation_s else trained_s
 
     @property
     def _data(self) -> tuple[Tables, StepParameters, Float[np.ndarray, " sizes"]]:
@@ -245,9 +248,10 @@ class StepTimeFunction:
             # A version of JAX whose compiler no longer has these options.
             computed_s, gradient = _compiled_step_and_grad(self.programs, self._data, parameters)
         if computed_s >= self.input_s:
-            return computed_s, gradient
+            return computed_s + self.generation_s, gradient
         # The step waits for its samples, whatever the parameters are.
-        return jnp.full_like(computed_s, self.input_s), jax.tree.map(jnp.zeros_like, gradient)
+        waiting_s = jnp.full_like(computed_s, self.input_s + self.generation_s)
+        return waiting_s, jax.tree.map(jnp.zeros_like, gradient)
 
     def layer_slopes(self, parameters: StepParameters) -> LayerSlopes:
         """Both one-sided derivatives with respect to the layers of each stage."""
@@ -379,6 +383,7 @@ def step_time_function_of(
         tables,
         times,
         problem.job.input_s,
+        problem.job.generation_s,
         np.log(sizes),
         memory,
     )

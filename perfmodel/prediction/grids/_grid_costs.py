@@ -272,7 +272,8 @@ def price_grids(
         )
         for costs, fits in zip(costs_before_bounds, some_fit, strict=True):
             if fits:
-                yield replace(costs, bound_s=grid_bound_s(model, costs.grid))
+                trained_s = np.maximum(grid_bound_s(model, costs.grid), problem.job.input_s)
+                yield replace(costs, bound_s=trained_s + problem.job.generation_s)
             else:
                 yield costs
     finally:

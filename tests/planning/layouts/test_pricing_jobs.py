@@ -136,6 +136,7 @@ JOBS = (
         "rms_tokens": st.sampled_from([None, None, 720.0]),
         "head": st.sampled_from(get_args(key_fields(Job)["head"].hint)),
         "input_samples_per_s": st.sampled_from([None, None, 40.0]),
+        "generation_s": st.sampled_from([0.0, 0.0, 3.0]),
         "cuda_graphs": st.sampled_from(get_args(key_fields(Job)["cuda_graphs"].hint)),
     }
     | {
