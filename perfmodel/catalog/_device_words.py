@@ -212,9 +212,9 @@ class PartNames:
         """Whether the device matches all named parts."""
         # All words of one of its names must be there, and none that no name of it has. Other facts
         # must not contradict the device.
-        words = set(stated.chip)
-        has_a_name = any(words.issuperset(known.chip) for known in self.names if known.chip)
-        if not has_a_name or words.difference(*(known.chip for known in self.names)):
+        chip_words = set(stated.chip)
+        has_a_name = any(chip_words.issuperset(known.chip) for known in self.names if known.chip)
+        if not has_a_name or chip_words.difference(*(known.chip for known in self.names)):
             return False
         sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
         if stated.memory_gb is not None and stated.memory_gb not in sizes:

@@ -144,7 +144,7 @@ def _part_names() -> Mapping[str, PartNames]:
         # A name without a chip (`Grace Hopper`) is known as a whole alone: as parts it would be any
         # device's.
         by_name = [device_words(name) for name in (accelerator.name, *accelerator.aliases)]
-        names = tuple(words for words in by_name if words.chip)
+        names = tuple(name for name in by_name if name.chip)
         part_names[accelerator.name] = PartNames(names, accelerator.memory_bytes / GIB)
     return part_names
 

@@ -263,10 +263,10 @@ class _Parser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         """A hint for an unknown flag: commands that have it, or this one's most similar flag."""
-        others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
-        if others:
-            others_text = " and others" if len(others) > _MOST_NAMED else ""
-            return f" ({flag} is a flag of {', '.join(others[:_MOST_NAMED])}{others_text})"
+        commands = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
+        if commands:
+            more = " and others" if len(commands) > _MOST_NAMED else ""
+            return f" ({flag} is a flag of {', '.join(commands[:_MOST_NAMED])}{more})"
         matches = get_close_matches(flag, sorted(_flags_of(self)), 1)
         return f" (did you mean {matches[0]}?)" if matches else ""
 

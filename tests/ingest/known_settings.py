@@ -23,7 +23,7 @@ from stored_figures import Figures, StoredCase, read_cases, write_cases
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.launch import Launch, parse_launch
-from perfmodel.ingest.launch._read import recognised
+from perfmodel.ingest.launch._recognise import recognised
 from perfmodel.ingest.launch._table import Rule, Values
 from perfmodel.spec import Transformer
 

@@ -311,5 +311,5 @@ class QwenImage(TextToImage):
         text = TextCondition(
             tokens=self.TEXT_TOKENS, width=self.joint_attention_dim, input_norm=True
         )
-        words = mixer_words(["D"] * self.num_layers)
-        return self.conditioned(patches, text, AdaLN(), words, qk_norm=True)
+        mixers = mixer_words(["D"] * self.num_layers)
+        return self.conditioned(patches, text, AdaLN(), mixers, qk_norm=True)

@@ -82,7 +82,8 @@ class NemotronNas(Llama):
             raise CannotDescribeError(
                 f"block_configs has {len(self.block_configs)} entries for {self.num_hidden_layers} layers"
             )
-        words, sizes = [], []
+        layer_words: list[str] = []
+        sizes: list[int] = []
         for layer in self.block_configs:
             if layer.attention.replace_with_linear or layer.ffn.replace_with_linear:
                 raise CannotDescribeError(
@@ -91,15 +92,15 @@ class NemotronNas(Llama):
             word = ("" if layer.attention.no_op else "*") + ("" if layer.ffn.no_op else "-")
             # A layer without either passes its input on.
             if word:
-                words.append(word)
+                layer_words.append(word)
                 sizes.append(0 if layer.ffn.no_op else layer.ffn.inner(self.hidden_size))
         if not any(sizes):
             raise CannotDescribeError("none of its layers has a feed-forward")
         largest = max(sizes)
         return Llama.fields(self) | {
-            "layers": len(words),
+            "layers": len(layer_words),
             "kv_heads": self.kv_heads(),
             "ffn_hidden": largest,
-            "mixers": mixer_words(words),
+            "mixers": mixer_words(layer_words),
             "ffn_sizes": tuple(size or largest for size in sizes),
         }

@@ -132,12 +132,12 @@ class Gemma4(LlamaWithExperts, SmallGemmaKeys):
         """Fields of what small models have besides: embeddings in every layer, and layers that use
         the keys and values of earlier ones, whose feed-forwards may be twice as wide."""
         first_shared = self.first_layer_with_shared_keys(len(letters))
-        words = []
+        layer_words = []
         sizes = []
         for layer, letter in enumerate(letters):
             is_shared = layer >= first_shared
             attention = SHARED_KEYS[letter] if is_shared else letter
-            words.append(
+            layer_words.append(
                 attention
                 + ("E" if self.enable_moe_block else "-")
                 + ("P" if self.hidden_size_per_layer_input else "")
@@ -146,7 +146,7 @@ class Gemma4(LlamaWithExperts, SmallGemmaKeys):
                 self.intermediate_size * (2 if self.use_double_wide_mlp and is_shared else 1)
             )
         return {
-            "mixers": mixer_words(words),
+            "mixers": mixer_words(layer_words),
             "ffn_sizes": tuple(sizes) if len(set(sizes)) > 1 else (),
             "layer_embedding": self.layer_embedding(),
         }

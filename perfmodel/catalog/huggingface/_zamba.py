@@ -93,7 +93,7 @@ class Zamba(Stack):
 
     def fields(self) -> Fields:
         letter, mixer = self.mixer()
-        words = [before + letter for before in self.with_block()]
+        layer_words = [before + letter for before in self.with_block()]
         heads = self.num_attention_heads
         sizes = plain_sizes(
             self.num_hidden_layers,
@@ -114,8 +114,8 @@ class Zamba(Stack):
             "bias": False,
             "dropout": False,
             "tied_embeddings": self.tie_word_embeddings,
-            "mixers": mixer_words(words),
-            "shared_block": self.block() if any("A" in word for word in words) else None,
+            "mixers": mixer_words(layer_words),
+            "shared_block": self.block() if any("A" in word for word in layer_words) else None,
             **mixer,
         }
 

@@ -9,13 +9,8 @@ from perfmodel.ingest.launch._hooks import HOOKS, hook_lines
 from perfmodel.ingest.launch._launch import Launch
 from perfmodel.ingest.launch._megatron_settings import pipeline_segments
 from perfmodel.ingest.launch._model import shape
-from perfmodel.ingest.launch._read import (
-    FORMATS,
-    format_of_path,
-    launch_format,
-    parse_launch,
-    read_launch,
-)
+from perfmodel.ingest.launch._read import parse_launch, read_launch
+from perfmodel.ingest.launch._recognise import FORMATS, format_of_path, launch_format
 from perfmodel.ingest.launch._saving import save_every
 from perfmodel.ingest.launch._table import BadValue
 

@@ -72,10 +72,11 @@ _LONGEST_PATTERN: Final = 1000
 
 def _matching_layers(pattern: re.Pattern[str], product: str) -> int:
     """Number of layers, of `_MOST_LAYERS`, in which a pattern matches a product's whole name."""
-    return max(
-        sum(bool(pattern.fullmatch(prefix.format(i) + product)) for i in range(_MOST_LAYERS))
-        for prefix in _PREFIXES
-    )
+    most = 0
+    for prefix in _PREFIXES:
+        names = [prefix.format(layer) + product for layer in range(_MOST_LAYERS)]
+        most = max(most, sum(pattern.fullmatch(name) is not None for name in names))
+    return most
 
 
 def _fields_of_pattern(pattern: str) -> Fields:

@@ -142,6 +142,11 @@ _PLUGINS: Final = (
 """Plugins whose own keys say what they change, or that change no step."""
 
 
+def _is_known_plugin(name: str) -> bool:
+    """Whether a plugin's path contains the name of one whose effect is known."""
+    return any(known in name for known in _PLUGINS)
+
+
 def _cut_loss(settings: Mapping[str, Any]) -> Fields:
     """Cut cross-entropy, which never holds all logits: a plugin that is on unless its own switch
     turns it off."""
@@ -152,10 +157,10 @@ def _cut_loss(settings: Mapping[str, Any]) -> Fields:
         if is_asked and is_on(settings.get("cut_cross_entropy", True))
         else {}
     )
-    strange = [name for name in plugins.split() if not any(known in name for known in _PLUGINS)]
-    if strange:
+    unknown = [name for name in plugins.split() if not _is_known_plugin(name)]
+    if unknown:
         fields["doubt.plugins"] = (
-            f"all may be wrong: perfmodel does not know what the plugin {', '.join(strange)} changes of the training"
+            f"all may be wrong: perfmodel does not know what the plugin {', '.join(unknown)} changes of the training"
         )
     return fields
 

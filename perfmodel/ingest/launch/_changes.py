@@ -12,8 +12,9 @@ from perfmodel.errors import LaunchFileError, UnknownNameError
 from perfmodel.ingest.launch._entries import Entries, Entry
 from perfmodel.ingest.launch._export import comparable, launch_values, without_own_cut
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._launch import Launch, Overrides, Reading, settle
-from perfmodel.ingest.launch._read import FORMATS
+from perfmodel.ingest.launch._launch import Launch, Overrides, Reading
+from perfmodel.ingest.launch._recognise import FORMATS
+from perfmodel.ingest.launch._settle import settle
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.spec import Job, Layout, Model
 from perfmodel.spec.notation import written
@@ -81,10 +82,12 @@ def changed_settings(
         before, after = reading.entries.get(name), entries.get(name)
         if before is not after:
             changes.append(_change(launch, reading.form, name, before, after))
-    left = target.wrong_fields(entries)
+    unsettled = target.wrong_fields(entries)
     return FileChanges(
         settings=tuple(changes),
-        by_hand=tuple(f"{name}={written(value)}" for name, value in left.items() if name != "dp"),
+        by_hand=tuple(
+            f"{name}={written(value)}" for name, value in unsettled.items() if name != "dp"
+        ),
     )
 
 
@@ -139,11 +142,11 @@ class _Target:
         self._overrides = Overrides(
             model=model, seq_len=job.seq_len, dtype=job.dtype, needs_layout=False
         )
-        own, _ = self._read(reading.entries)
-        if own is None or own.devices != layout.devices:
+        unchanged, _ = self._read(reading.entries)
+        if unchanged is None or unchanged.devices != layout.devices:
             self._overrides = replace(self._overrides, devices=layout.devices)
-            own, _ = self._read(reading.entries)
-        if own is None or own.global_batch != job.global_batch:
+            unchanged, _ = self._read(reading.entries)
+        if unchanged is None or unchanged.global_batch != job.global_batch:
             self._overrides = replace(self._overrides, global_batch=job.global_batch)
 
     def _read(self, entries: Entries) -> tuple[Launch | None, Fields]:
@@ -189,9 +192,9 @@ class _Target:
         wrong = self.wrong_fields(entries)
         while wrong:
             for trial in self._trials(entries, wrong):
-                left = self.wrong_fields(trial)
-                if len(left) < len(wrong):
-                    entries, wrong = trial, left
+                still_wrong = self.wrong_fields(trial)
+                if len(still_wrong) < len(wrong):
+                    entries, wrong = trial, still_wrong
                     break
             else:
                 return entries
@@ -200,11 +203,11 @@ class _Target:
     def _trials(self, entries: Entries, wrong: Mapping[str, Any]) -> Iterator[Entries]:
         """Settings with one key changed so that a rule states one more wrong field as wanted."""
         numbers = [value for value in wrong.values() if type(value) is int]
-        words = [value for value in wrong.values() if isinstance(value, str)]
+        texts = [value for value in wrong.values() if isinstance(value, str)]
         for rule in self._reading.form.table:
             now = _fields_of(rule, entries)
             for name in sorted(rule.keys, key=lambda name: name not in entries):
-                for value in (*numbers, False, True, *words, None):
+                for value in (*numbers, False, True, *texts, None):
                     trial = _with(entries, name, value)
                     if _brings_closer(_fields_of(rule, trial), now, wrong):
                         yield trial
@@ -217,9 +220,9 @@ class _Target:
             if before.get(name) is entries.get(name):
                 continue
             trial = _restored(entries, before, name)
-            if self.wrong_fields(trial) == wrong and self._contradicted(
-                trial
-            ) <= self._contradicted(entries):
+            if self.wrong_fields(trial) != wrong:
+                continue
+            if self._contradicted(trial) <= self._contradicted(entries):
                 entries = trial
         return entries
 
@@ -274,8 +277,10 @@ def _with_all(entries: Entries, values: Mapping[str, Any]) -> Entries:
 
 def _restored(entries: Entries, before: Entries, name: str) -> Entries:
     """The settings with one of them as it was before."""
-    others = {key: entry for key, entry in entries.items() if key != name}
-    return {**others, name: before[name]} if name in before else others
+    restored = {key: entry for key, entry in entries.items() if key != name}
+    if name in before:
+        restored[name] = before[name]
+    return restored
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -43,15 +43,10 @@ from perfmodel.ingest.launch._own_programs import (
     refuse_several_models,
 )
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
+from perfmodel.ingest.launch._swift import SWIFT
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import (
-    EVALUATIONS,
-    MICRO,
-    SWIFT,
-    TRAINER,
-    WORLD,
-    only_evaluates,
-)
+from perfmodel.ingest.launch._trainer import EVALUATIONS, TRAINER, only_evaluates
+from perfmodel.ingest.launch._trainer_names import MICRO, WORLD
 from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
@@ -347,7 +342,7 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
         if name in _FRONT_ENDS and names[i + 1] in _SUBCOMMANDS
     ]
     program = starts[0] if starts else 0
-    kept: list[Word] = []
+    launcher_options: list[Word] = []
     takes_value = False
     for word in argv[:program]:
         is_flag = word.text.startswith("-")
@@ -356,11 +351,11 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
             launches = name.replace("_", "-") in LAUNCHING
             takes_value = launches and not sign
             if launches:
-                kept.append(word)
+                launcher_options.append(word)
         elif takes_value:
-            kept.append(word)
+            launcher_options.append(word)
             takes_value = False
-    return [*kept, *argv[program:]]
+    return [*launcher_options, *argv[program:]]
 
 
 def _named_file(

@@ -23,9 +23,11 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_PLUGINS, PLUGIN_FILE
 from perfmodel.ingest.launch._oumi import OUMI, in_words_of_trainer, is_oumi
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
+from perfmodel.ingest.launch._swift import SWIFT
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import MICRO, OWN_PROGRAM, SWIFT, TRAINER
+from perfmodel.ingest.launch._trainer import TRAINER
+from perfmodel.ingest.launch._trainer_names import MICRO, OWN_PROGRAM
 from perfmodel.ingest.launch._xtuner import XTUNER
 
 FINETUNING: Final = (

@@ -10,6 +10,7 @@ from typing import Any, Final
 from perfmodel.catalog import model_from_config
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import SCRIPT
+from perfmodel.ingest.launch._bridge import BRIDGE
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Entries, Entry, Neighbours, Source
 from perfmodel.ingest.launch._finetuning_files import with_named_files
@@ -19,7 +20,6 @@ from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import megatron_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
-from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._trainer import TRAINER
 
@@ -265,15 +265,15 @@ def _in_sequences(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     def entry(name: str, number: int) -> Entry:
         return replace(entries[name], value=number) if name in entries else Entry(number, 0)
 
-    kept = {name: value for name, value in entries.items() if name not in named}
-    kept[_LENGTH] = entry(_LONGEST, length)
+    renamed = {name: value for name, value in entries.items() if name not in named}
+    renamed[_LENGTH] = entry(_LONGEST, length)
     pieces = stated.get(_PIECES, 1)
-    kept[_LOCAL] = entry(_PIECE_TOKENS, tokens // length * pieces)
+    renamed[_LOCAL] = entry(_PIECE_TOKENS, tokens // length * pieces)
     if pieces > 1:
-        kept["parallelism.pipeline_parallel_microbatch_size"] = entry(_PIECES, tokens // length)
+        renamed["parallelism.pipeline_parallel_microbatch_size"] = entry(_PIECES, tokens // length)
     if step_tokens > 0:
-        kept["training.global_batch_size"] = entry(_STEP_TOKENS, step_tokens // length)
-    return kept
+        renamed["training.global_batch_size"] = entry(_STEP_TOKENS, step_tokens // length)
+    return renamed
 
 
 _CHECKPOINTS: Final = {"Full": "full", "Selective": "selective", "No": "none"}

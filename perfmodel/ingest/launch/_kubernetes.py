@@ -143,25 +143,25 @@ def _requested(container: Mapping[str, Any]) -> tuple[str, int]:
 
 def _command(container: Mapping[str, Any]) -> str:
     """The command of a container as lines of a shell script; empty if its image decides."""
-    words = []
+    argv: list[str] = []
     for key in ("command", "args"):
         value = container.get(key)
         if isinstance(value, list):
-            words += [str(word) for word in value]
+            argv += [str(word) for word in value]
         elif value:
-            words.append(str(value))
-    if not words:
+            argv.append(str(value))
+    if not argv:
         return ""
     variables = _variables(container)
-    words = [
+    argv = [
         _REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), word)
-        for word in words
+        for word in argv
     ]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # `bash -c SCRIPT` runs its text; a list of words is one command.
-    if words[0] in _SHELLS and len(words) > 2 and re.fullmatch(r"-\w*c", words[1]):
-        return "\n".join([*exports, words[2]])
-    return "\n".join([*exports, shlex.join(words)])
+    if argv[0] in _SHELLS and len(argv) > 2 and re.fullmatch(r"-\w*c", argv[1]):
+        return "\n".join([*exports, argv[2]])
+    return "\n".join([*exports, shlex.join(argv)])
 
 
 def _variables(container: Mapping[str, Any]) -> dict[str, str]:

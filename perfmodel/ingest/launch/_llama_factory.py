@@ -18,18 +18,20 @@ from perfmodel.ingest.launch._finetuning import (
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._table import TEXT, WHOLE, Fields, Rule, key, read_only
 from perfmodel.ingest.launch._trainer import (
-    ACCUMULATION,
     HARMLESS,
+    SHARED,
+    WORLD_RULE,
+    named_model,
+    precision_rule,
+    trainer_batches,
+)
+from perfmodel.ingest.launch._trainer_adapters import bits_of
+from perfmodel.ingest.launch._trainer_names import (
+    ACCUMULATION,
     MICRO,
     MODEL_KEYS,
     PACKINGS,
     QUANTIZED,
-    SHARED,
-    WORLD_RULE,
-    bits_of,
-    named_model,
-    precision_rule,
-    trainer_batches,
 )
 
 

@@ -10,7 +10,8 @@ from perfmodel.ingest.launch._entries import Entries, Entry
 from perfmodel.ingest.launch._finetuning import is_on, objective_fields
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._table import Fields, Rule
-from perfmodel.ingest.launch._trainer import MICRO, TRAINER
+from perfmodel.ingest.launch._trainer import TRAINER
+from perfmodel.ingest.launch._trainer_names import MICRO
 
 _NAMES: Final = {
     "model.model_name": "model_name_or_path",

@@ -14,14 +14,8 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
-from perfmodel.ingest.launch._trainer import (
-    ACCUMULATION,
-    MICRO,
-    OWN_PROGRAM,
-    PROGRAM,
-    TENSOR,
-    TRAINER,
-)
+from perfmodel.ingest.launch._trainer import TRAINER
+from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR
 
 OWN_FORM: Final = replace(TRAINER, name="own-program")
 """Format of commands of such programs, once their arguments are renamed to the Trainer's."""

@@ -75,13 +75,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parsed(
-    options: Sequence[Option], given: Sequence[str], convert: Callable[[Any, str], Any]
+    options: Sequence[Option], argv: Sequence[str], convert: Callable[[Any, str], Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Parse a script's arguments; returns their values, and the words that belong to no argument.
 
     Args:
         options: arguments that the script declares.
-        given: words behind the script's name.
+        argv: words behind the script's name.
         convert: applies an argument's `type` to a word.
 
     Raises:
@@ -111,7 +111,7 @@ def parsed(
         with suppress(argparse.ArgumentError, TypeError, ValueError):
             parser.add_argument(*declared.names, **settings)
         values[declared.destination] = declared.default
-    namespace, rest = parser.parse_known_args(list(given))
+    namespace, rest = parser.parse_known_args(list(argv))
     by_destination = {declared.destination: declared for declared in options}
     for name, value in vars(namespace).items():
         declared = by_destination.get(name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfmodel.ingest.launch import _python_arguments as command_line
 from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch._python_builtins import called, method_result
 from perfmodel.ingest.launch._python_expressions import Expressions, bound_method
 from perfmodel.ingest.launch._python_values import (
     MISSING,
@@ -20,13 +21,11 @@ from perfmodel.ingest.launch._python_values import (
     ScriptObject,
     Symbol,
     Unknown,
-    called,
     copied,
     element,
     elements_of,
     expression_text,
     is_known,
-    method_result,
     things_in,
 )
 
@@ -107,11 +106,13 @@ class Calls(Expressions):
     ) -> dict[str, Any]:
         """Arguments of a function by their names."""
         arguments = function.node.args
-        given = [*([] if function.owner is None else [function.owner]), *positional]
+        # A method gets its object as the first argument.
+        if function.owner is not None:
+            positional = [function.owner, *positional]
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-        values: dict[str, Any] = dict(zip(names, given, strict=False))
+        values: dict[str, Any] = dict(zip(names, positional, strict=False))
         if arguments.vararg is not None:
-            values[arguments.vararg.arg] = given[len(names) :]
+            values[arguments.vararg.arg] = list(positional[len(names) :])
         known = {*names, *(argument.arg for argument in arguments.kwonlyargs)}
         values |= {name: value for name, value in keywords.items() if name in known}
         if arguments.kwarg is not None:
@@ -309,13 +310,15 @@ class Calls(Expressions):
             return None
         if name not in ("parse_args", "parse_known_args"):
             return MISSING
-        given = positional[0] if positional and isinstance(positional[0], list) else self.arguments
+        argv = self.arguments
+        if positional and isinstance(positional[0], list):
+            argv = positional[0]
 
         def convert(kind: Any, word: str) -> Any:
             return self.call(kind, [word], {}, node)
 
         try:
-            values, rest = command_line.parsed(options, [str(word) for word in given], convert)
+            values, rest = command_line.parsed(options, [str(word) for word in argv], convert)
         except ValueError as error:
             raise broken(
                 self.place, node.lineno, f"the script refuses its arguments: {error}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.ingest.launch import _python_arguments as command_line
+from perfmodel.ingest.launch._python_builtins import formatted
 from perfmodel.ingest.launch._python_values import (
     MISSING,
     PLAIN,
@@ -22,7 +23,6 @@ from perfmodel.ingest.launch._python_values import (
     element,
     elements_of,
     expression_text,
-    formatted,
     is_known,
     truth,
 )

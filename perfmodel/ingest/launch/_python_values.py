@@ -5,12 +5,9 @@ or list can fill the memory. An operation on anything but known plain data has a
 """
 
 import ast
-import math
 import operator
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import broken
@@ -51,6 +48,21 @@ class Choice:
     """A value for each outcome of the condition; `MISSING` where nothing is assigned."""
     condition: str
     line: int
+
+    def doubt(self, subject: str, name: str, shown: Callable[[Any], object]) -> str:
+        """The sentence that a setting may be wrong, because only its last value is read.
+
+        Args:
+            subject: the part of the prediction that depends on the setting.
+            name: name of the setting.
+            shown: how a value is shown.
+        """
+        texts = [str(shown(value)) for value in self.values]
+        alternatives = " or ".join(dict.fromkeys(texts[:-1]))
+        return (
+            f"{subject} may be wrong: {name} is {alternatives} if {self.condition} (line {self.line}), which the "
+            f"script alone does not decide; perfmodel assumes {texts[-1]}"
+        )
 
 
 @dataclass(eq=False)
@@ -291,7 +303,7 @@ def calculated_number(
     is_large_power = isinstance(kind, ast.Pow) and not 0 <= right <= highest_power
     if calculate is None or is_too_large or is_large_power:
         return MISSING
-    return _guarded(calculate, left, right)
+    return guarded(calculate, left, right)
 
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
@@ -320,20 +332,20 @@ def compared(kind: ast.cmpop, left: Any, right: Any) -> bool | None:
         return isinstance(kind, ast.IsNot)
     if not (is_known(left) and is_known(right)):
         return None
-    outcome = _guarded(_COMPARISONS[type(kind)], left, right)
+    outcome = guarded(_COMPARISONS[type(kind)], left, right)
     return outcome if isinstance(outcome, bool) else None
 
 
 def element(container: Any, key: Any) -> Any:
     """An element of a list or dictionary; `MISSING` if it is not known."""
     if isinstance(container, dict):
-        return container.get(key, MISSING) if is_known(key) and _is_hashable(key) else MISSING
+        return container.get(key, MISSING) if is_known(key) and is_hashable(key) else MISSING
     if isinstance(container, (list, tuple, str, range)) and isinstance(key, (int, slice)):
-        return _guarded(operator.getitem, container, key)
+        return guarded(operator.getitem, container, key)
     return MISSING
 
 
-def _is_hashable(key: Any) -> bool:
+def is_hashable(key: Any) -> bool:
     try:
         hash(key)
     except TypeError:
@@ -341,156 +353,12 @@ def _is_hashable(key: Any) -> bool:
     return True
 
 
-def _guarded(calculate: Callable[..., Any], *operands: Any) -> Any:
+def guarded(calculate: Callable[..., Any], *operands: Any) -> Any:
     """The result of a calculation; `MISSING` if it fails."""
     try:
         return calculate(*operands)
     except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError):
         return MISSING
-
-
-# --- functions and methods of plain data
-# -----------------------------------------------------------------
-
-
-def _pairs(*columns: list[Any], strict: bool = False) -> list[tuple[Any, ...]]:
-    return list(zip(*columns, strict=strict))
-
-
-_OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "abs": abs,
-    "round": round,
-    "max": max,
-    "min": min,
-    "sum": sum,
-    "divmod": divmod,
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "math.ceil": math.ceil,
-    "math.floor": math.floor,
-    "math.gcd": math.gcd,
-    "math.lcm": math.lcm,
-    "math.prod": math.prod,
-    "math.sqrt": math.sqrt,
-    "math.log2": math.log2,
-}
-"""Functions of known plain data."""
-_OF_COLLECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "len": len,
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "reversed": lambda values: values[::-1],
-    "enumerate": lambda values, start=0: list(enumerate(values, start)),
-    "zip": _pairs,
-    "range": range,
-    "sorted": sorted,
-}
-"""Functions of collections, whose elements may be unknown."""
-
-
-def _any_or_all(function: Callable[[list[Any]], bool], arguments: list[Any]) -> Any:
-    """The result of `any` or `all`; `MISSING` if an element has no known truth."""
-    elements = elements_of(arguments[0]) if arguments else None
-    if elements is None:
-        return MISSING
-    outcomes = [truth(value) for value in elements]
-    return MISSING if None in outcomes else function(outcomes)
-
-
-def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of one of Python's own functions; `MISSING` for other functions, and where it is
-    not known."""
-    known = all(is_known(argument) for argument in (*arguments, *keywords.values()))
-    if name in _OF_NUMBERS:
-        if known and not keywords:
-            return _guarded(_OF_NUMBERS[name], *arguments, **keywords)
-        return MISSING
-    if name in ("any", "all"):
-        return _any_or_all(any if name == "any" else all, arguments)
-    if name == "dict":
-        if not arguments:
-            return dict(keywords)
-        return {**arguments[0], **keywords} if isinstance(arguments[0], dict) else MISSING
-    if name not in _OF_COLLECTIONS or (name == "sorted" and (not known or keywords)):
-        return MISSING
-    if name == "range":
-        return _guarded(range, *arguments) if known else MISSING
-    collections = [
-        elements_of(argument) if not isinstance(argument, int) else argument
-        for argument in arguments
-    ]
-    if None in collections:
-        return MISSING
-    return _guarded(partial(_OF_COLLECTIONS[name], *collections, **keywords))
-
-
-_TEXT_METHODS: Final = [
-    "lower",
-    "upper",
-    "strip",
-    "lstrip",
-    "rstrip",
-    "startswith",
-    "endswith",
-    "removeprefix",
-    "removesuffix",
-    "split",
-    "rsplit",
-    "partition",
-    "rpartition",
-    "isdigit",
-    "isdecimal",
-    "isnumeric",
-    "title",
-    "capitalize",
-    "count",
-    "find",
-    "replace",
-    "join",
-    "splitlines",
-]
-_DICT_READERS: Final = ("items", "keys", "values", "get", "copy")
-
-
-def method_result(owner: Any, name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of a method of plain data that changes nothing; `MISSING` where it is not
-    known."""
-    known = all(is_known(argument) for argument in arguments)
-    if isinstance(owner, str) and name in _TEXT_METHODS and known and not keywords:
-        text = _guarded(getattr(owner, name), *arguments)
-        return MISSING if isinstance(text, str) and len(text) > MOST_ELEMENTS else text
-    if isinstance(owner, dict) and name in _DICT_READERS:
-        if name == "get":
-            if not arguments or not is_known(arguments[0]) or not _is_hashable(arguments[0]):
-                return MISSING
-            return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
-        return dict(owner) if name == "copy" else list(getattr(owner, name)())
-    if (
-        isinstance(owner, (list, tuple))
-        and name in ("index", "count")
-        and known
-        and is_known(owner)
-    ):
-        return _guarded(getattr(owner, name), *arguments)
-    if isinstance(owner, list) and name == "copy":
-        return list(owner)
-    if isinstance(owner, (int, float)) and name == "bit_length":
-        return _guarded(getattr(owner, name))
-    return MISSING
-
-
-def formatted(value: Any, specification: str) -> str | None:
-    """A value in an f-string; None if it is not known."""
-    # A width of a billion would fill the memory.
-    if not isinstance(value, PLAIN) or not re.fullmatch(
-        r"[<>^+,]?0?\d{0,2},?(\.\d)?[a-zA-Z%]?", specification
-    ):
-        return None
-    text = _guarded(format, value, specification)
-    return text if isinstance(text, str) else None
 
 
 def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:

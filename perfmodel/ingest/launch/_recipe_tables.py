@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import parse_toml
+from perfmodel.ingest.launch._bridge import BRIDGE
 from perfmodel.ingest.launch._entries import Entry, Source, broken
 from perfmodel.ingest.launch._format import LaunchFormat, undefined
 from perfmodel.ingest.launch._hook_file import nemo_entries
 from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.spec import Model
 
 

@@ -18,7 +18,7 @@ from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import factory_arguments
 from perfmodel.ingest.launch._table import WHOLE, BadValue, Fields, Rule
-from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO
+from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO
 
 _WORKERS: Final = ("actor_train", "sft_train", "dpo_train", "student")
 """Blocks of workers that train; a file of distillation has a student, and all others the first

@@ -1,61 +1,46 @@
-"""Arguments of Hugging Face's Trainer, and of MS-Swift, which extends them (LLaMA-Factory:
-`_llama_factory`).
+"""Arguments of Hugging Face's Trainer, from YAML, JSON or the flags of a command.
 
-`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; ms-swift, Command Line
-Parameters. All are read from YAML, from JSON, and as flags of a command (`_finetuning_command`).
+`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`. Programs that extend the Trainer
+have modules of their own: MS-Swift (`_swift`), LLaMA-Factory (`_llama_factory`).
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._finetuning import (
     ATTENTION,
     FSDP_KEYS,
-    Adapters,
     accumulation_fields,
-    bits_by_name,
     checkpointing_fields,
     fsdp_fields,
     is_on,
     objective_fields,
-    optimizer_fields,
     optimizer_rule,
     padding_note,
     sharded_sequences,
     torch_framework,
-    tuning_fields,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._table import (
-    TEXT,
-    WHOLE,
-    WHOLE_OR_NONE,
-    BadValue,
-    Fields,
-    Rule,
-    read_only,
-    words,
+from perfmodel.ingest.launch._table import TEXT, WHOLE, BadValue, Fields, Rule, read_only
+from perfmodel.ingest.launch._trainer_adapters import (
+    ADAPTER_SWITCHES,
+    TRL_ADAPTERS,
+    loaded_states,
+    trl_adapters,
 )
-
-MICRO: Final = "per_device_train_batch_size"
-ACCUMULATION: Final = "gradient_accumulation_steps"
-PROGRAM: Final = "<script>"
-"""The entry that names the Python program of a command."""
-OWN_PROGRAM: Final = "<own program>"
-"""The entry that names a user-written training program (`_own_programs`)."""
-TENSOR: Final = "tensor_parallel_size"
-"""The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
-WORLD: Final = (
-    "nproc_per_node",
-    "nnodes",
-    "num_nodes",
-    "num_gpus",
-    "num_processes",
-    "num_machines",
-    "world_size",
+from perfmodel.ingest.launch._trainer_names import (
+    ACCUMULATION,
+    MICRO,
+    MODEL_KEYS,
+    OWN_PROGRAM,
+    PACKINGS,
+    PROGRAM,
+    QLORA,
+    QUANTIZED,
+    TENSOR,
+    TORCH_TYPES,
+    WORLD,
 )
-"""Entries for the number of processes that a launcher starts, from the command line or a file."""
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int | None:
@@ -92,21 +77,7 @@ def trainer_batches(settings: Mapping[str, Any]) -> Fields:
     return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
 
 
-_QLORA: Final = "use_qlora"
-"""The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in
-bf16."""
-_HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16", _QLORA)
-_TORCH_TYPES: Final = words(
-    {
-        "bfloat16": "bf16",
-        "bf16": "bf16",
-        "float16": "fp16",
-        "fp16": "fp16",
-        "float32": "fp32",
-        "fp32": "fp32",
-        "auto": None,
-    }
-)
+_HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16", QLORA)
 
 
 def half_of(settings: Mapping[str, Any]) -> str:
@@ -117,34 +88,23 @@ def half_of(settings: Mapping[str, Any]) -> str:
 def _precision(settings: Mapping[str, Any]) -> Fields:
     """Precision by the Trainer's switches, and the type that weights are loaded in."""
     fields: Fields = {"dtype": half_of(settings)}
-    if is_on(settings.get(_QLORA)) and fields["dtype"] == "fp32":
+    if is_on(settings.get(QLORA)) and fields["dtype"] == "fp32":
         return {"dtype": "bf16"}
     if is_on(settings.get("pure_bf16")):
         # LLaMA-Factory's pure_bf16 casts the model itself and turns autocast off.
         # without fp32 copies of the weights, which are what the optimizer's states are kept like
         return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
     # Without a switch for autocast, products run in the type that the weights were loaded in.
-    loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
+    loaded = TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
     if loaded in ("bf16", "fp16") and not any(name in settings for name in ("bf16", "fp16", "fp8")):
         fields["dtype"] = loaded
     return fields
 
 
-def _packed(settings: Mapping[str, Any]) -> Fields:
+def packing_fields(settings: Mapping[str, Any]) -> Fields:
     return padding_note("its longest length", any(is_on(settings.get(name)) for name in PACKINGS))
 
 
-PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
-MODEL_KEYS: Final = (
-    "model_name_or_path",
-    "model_id_or_path",
-    "model",
-    "model_name",
-    "base_model",
-    # Programs of Qwen's and LLaVA's followers.
-    "model_id",
-    "model_path",
-)
 _CONFIGURATION: Final = "config_name"
 _PARTS_OF_LENGTH: Final = ("max_source_length", "max_target_length")
 
@@ -172,23 +132,6 @@ def named_model(settings: Mapping[str, Any]) -> Fields:
     return {"model": TEXT.read(name)}
 
 
-QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", _QLORA)
-
-
-def bits_of(settings: Mapping[str, Any]) -> int:
-    """Bits of frozen weights, from a switch or a number; 0 if not stated."""
-    # bitsandbytes' switches, or a number of bits that LLaMA-Factory and Swift take for either.
-    if is_on(settings.get("load_in_4bit")) or is_on(settings.get(_QLORA)):
-        return 4
-    if is_on(settings.get("load_in_8bit")):
-        return 8
-    stated = WHOLE_OR_NONE.read(settings.get("quantization_bit", settings.get("quant_bits", 0)))
-    # Checkpoints that were quantized before are named after it, and no switch says it again.
-    return stated or bits_by_name(
-        next((settings[name] for name in MODEL_KEYS if name in settings), "")
-    )
-
-
 def _fused(settings: Mapping[str, Any]) -> Fields:
     """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together,
     which is its default."""
@@ -207,7 +150,7 @@ _RECOMPUTE: Final = (
 )
 
 
-def _recompute(settings: Mapping[str, Any]) -> Fields:
+def recompute_fields(settings: Mapping[str, Any]) -> Fields:
     # The Trainer's switch and that of its FSDP block ask for the same; one of them is enough.
     requests = [value for name, value in settings.items() if name != _EVERY and is_on(value)]
     fields = checkpointing_fields(requests[0] if requests else False)
@@ -221,7 +164,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 
 RECOMPUTE_RULE: Final = Rule(
-    keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaults={"recompute": "none"}
+    keys=(*_RECOMPUTE, _EVERY), read=recompute_fields, defaults={"recompute": "none"}
 )
 """Rule for recomputation: the switch of Transformers' Trainer, or that of its FSDP block."""
 
@@ -237,60 +180,6 @@ def _searched(settings: Mapping[str, Any]) -> Fields:
 def precision_rule(default: str) -> Rule:
     """The rule for the element type, with its default."""
     return Rule(keys=_HALF_KEYS, read=_precision, fields=("dtype",), defaults={"dtype": default})
-
-
-_ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
-"""Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
-
-
-def trains_adapters(settings: Mapping[str, Any]) -> bool:
-    """Whether a program of the Trainer trains adapters beside frozen weights: it has settings of
-    theirs, and none of its switches is off."""
-    stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
-    return stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES)
-
-
-def _frozen_weights(settings: Mapping[str, Any], loaded: str | None) -> Fields:
-    """Storage of the weights beside adapters, which autocast leaves as they were loaded.
-
-    Transformers 4 loads them in fp32 unless a dtype is given, as TRL does (`ModelConfig.dtype`),
-    Transformers 5 in the type of the checkpoint; DeepSpeed's engine casts them (`bf16.enabled`).
-    """
-    is_narrow = any(is_on(settings.get(name)) for name in ("bf16", "fp16"))
-    if not is_narrow or is_on(settings.get("deepspeed")) or bits_of(settings):
-        return {}
-    if loaded == "fp32":
-        return {"base_weights": "fp32"}
-    if any(name in settings for name in ("torch_dtype", "dtype", "config_file")):
-        return {}
-    return {
-        "note.loaded": (
-            "frozen weights are in 16 bits, because the file does not state torch_dtype; Transformers 4 and TRL "
-            "load them in 32 by default, which takes twice as much memory"
-        )
-    }
-
-
-def _loaded_states(settings: Mapping[str, Any]) -> Fields:
-    """Gradients and moments of a model that is loaded in 16 bits, and frozen weights.
-
-    They have the type of its weights, which autocast leaves alone. DeepSpeed and Accelerate's FSDP
-    make fp32 copies of the weights, and peft keeps those of adapters in fp32.
-    """
-    loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
-    if trains_adapters(settings):
-        return _frozen_weights(settings, loaded)
-    is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
-    if (
-        loaded != "bf16"
-        or is_sharded
-        or any(is_on(settings.get(name)) for name in ("deepspeed", "config_file"))
-    ):
-        return {}
-    optimizer = optimizer_fields(settings.get("optim", "adamw_torch"))
-    if optimizer.get("optimizer") != "adam":
-        return {}
-    return {"optimizer": "adam16bit", "grad_dtype": "bf16"}
 
 
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
@@ -363,71 +252,6 @@ HARMLESS: Final = patterns(
 rates."""
 
 
-_CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
-_TRAINS_ADAPTERS: Final = re.compile(
-    r"(^|[^a-z])(q?lora|dora|peft|adapters?)([^a-z]|$)", re.IGNORECASE
-)
-"""Names of programs that train adapters."""
-_TRL_ADAPTERS: Final = (
-    *_ADAPTER_SWITCHES,
-    "lora_r",
-    "lora_rank",
-    "lora_target_modules",
-    "lora_dropout",
-    *_CHAT_ADAPTERS,
-    *QUANTIZED,
-)
-
-
-def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA in DeepSpeed-Chat's notation (dschat/utils/module/lora.py): on every product of the
-    layers; rank 0 means none."""
-    rank = WHOLE_OR_NONE.read(settings["lora_dim"])
-    if not rank:
-        return {}
-    fields = Adapters(rank=rank, targets="all").fields
-    if not is_on(settings.get("only_optimize_lora", False)):
-        fields["doubt.trained"] = (
-            "what is trained may be wrong: without only_optimize_lora, embeddings and norms are "
-            "trained as well as adapters, but the prediction freezes them"
-        )
-    return fields
-
-
-def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA in the notation of trl's `ModelConfig`; its switch, if stated, must be on."""
-    if "lora_dim" in settings:
-        return _chat_adapters(settings)
-    stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
-    trained = trains_adapters(settings)
-    # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
-    usual_rank = 64 if "lora_enable" in settings else 16
-    # trl drops every other setting of adapters without `use_peft`; scripts of their own often have
-    # only the ranks.
-    bits = bits_of(settings)
-    program = str(settings.get(PROGRAM, ""))
-    if not stated and not bits and _TRAINS_ADAPTERS.search(program):
-        return {
-            "doubt.trained": f"what is trained may be wrong: the name of {program} suggests "
-            "adapters, but none of its arguments for them was understood; all weights are "
-            "predicted to be trained"
-        }
-    if trained:
-        rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
-        return Adapters(
-            rank=rank,
-            targets=settings.get("lora_target_modules"),
-            dropout=settings.get("lora_dropout"),
-            bits=bits,
-        ).fields
-    if bits:
-        return {
-            "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, but "
-            "the file names no adapters"
-        }
-    return {}
-
-
 _PREFERENCES: Final = ("beta", "max_prompt_length", "max_completion_length", "num_generations")
 """Arguments that only trl's configurations of preference tuning and reinforcement have."""
 
@@ -472,22 +296,22 @@ TRAINER: Final = LaunchFormat(
         read_only(_LENGTHS[0], "seq_len"),
         *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
         Rule(
-            keys=(*_TRL_ADAPTERS, *MODEL_KEYS, PROGRAM),
-            read=_trl_adapters,
+            keys=(*TRL_ADAPTERS, *MODEL_KEYS, PROGRAM),
+            read=trl_adapters,
             fields=("adapter_rank",),
         ),
         Rule(
             keys=(
                 *("optim", "deepspeed", "config_file", "lora_r", "lora_rank"),
-                *(name for name in _HALF_KEYS if name != _QLORA),
-                *_ADAPTER_SWITCHES,
+                *(name for name in _HALF_KEYS if name != QLORA),
+                *ADAPTER_SWITCHES,
                 *FSDP_KEYS,
                 *QUANTIZED,
                 *MODEL_KEYS,
             ),
-            read=_loaded_states,
+            read=loaded_states,
         ),
-        Rule(keys=PACKINGS, read=_packed),
+        Rule(keys=PACKINGS, read=packing_fields),
         RECOMPUTE_RULE,
         Rule(keys=(OWN_PROGRAM,), read=_own_program),
         read_only(TENSOR, "tp"),
@@ -497,151 +321,6 @@ TRAINER: Final = LaunchFormat(
             fields=("cp",),
             read=lambda settings: sharded_sequences(settings["ring_attn_size"], "ring"),
         ),
-    ),
-    harmless=HARMLESS,
-)
-
-
-_OLD_SWIFT: Final = ("batch_size", "lora_target_modules", "model_type")
-"""Arguments of Swift's versions 1 and 2 that have other names since."""
-_OLD_TARGETS: Final = {"ALL": "all-linear", "AUTO": "all-linear", "DEFAULT": "q_proj k_proj v_proj"}
-"""Words of these versions for products with adapters; by default those of queries, keys and
-values."""
-
-
-def _names_old_model(settings: Mapping[str, Any]) -> bool:
-    """Whether `model_type` names a model with its size (`qwen1half-7b-chat`), as in versions 1 and
-    2; since then it names an architecture."""
-    kind = str(settings.get("model_type", ""))
-    return (
-        "model" not in settings
-        and re.search(r"(^|[-_])\d+(\.\d+|_\d+)?b([-_]|$)", kind) is not None
-    )
-
-
-def _is_old_swift(settings: Mapping[str, Any]) -> bool:
-    """Whether arguments are of Swift's versions 1 and 2 (`swift/llm/utils/argument.py`)."""
-    return any(name in settings for name in _OLD_SWIFT[:2]) or _names_old_model(settings)
-
-
-def _swift_model(settings: Mapping[str, Any]) -> Fields:
-    if any(name in settings for name in MODEL_KEYS):
-        return named_model({name: settings[name] for name in MODEL_KEYS if name in settings})
-    if not _names_old_model(settings):
-        return {}
-    return {"model": str(settings["model_type"]).replace("1half", "1.5")}
-
-
-def _old_length(settings: Mapping[str, Any]) -> Fields:
-    """The longest sequence of versions 1 and 2 where nothing says it."""
-    if "max_length" in settings or not _is_old_swift(settings):
-        return {}
-    return {"seq_len": 2048, "note.length": "max_length=2048 (default of Swift's versions 1 and 2)"}
-
-
-def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
-    # The argument was renamed twice; all three names are still taken.
-    key = next((name for name in _SWIFT_KINDS if name in settings), _SWIFT_KINDS[0])
-    default = "DEFAULT" if _is_old_swift(settings) else "all-linear"
-    targets = settings.get("target_modules", settings.get("lora_target_modules", default))
-    adapters = Adapters(
-        rank=settings.get("lora_rank", settings.get("lora_r", 8)),
-        targets=_OLD_TARGETS.get(targets, targets) if isinstance(targets, str) else targets,
-        dropout=settings.get("lora_dropout", 0.05),
-        bits=bits_of(settings),
-    )
-    return tuning_fields(settings.get(key, "lora"), key, adapters)
-
-
-def _swift_batches(settings: Mapping[str, Any]) -> Fields:
-    """Batches of Swift, which by default accumulates to 16 sequences per step
-    (`swift/llm/argument/train_args.py`)."""
-    micro = WHOLE.read(settings.get(MICRO, settings.get("batch_size", 1)))
-    if ACCUMULATION in settings:
-        return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
-    devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get(
-        "devices"
-    )
-    if devices is None:
-        note = f"{ACCUMULATION}=1 is assumed; if the file does not state it, Swift accumulates up to 16 sequences"
-        return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
-    # Ranks that share a sequence are one replica.
-    ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))
-    return {"micro_batch": micro, "grad_accum": max(1, -(-16 // max(1, micro * ranks)))}
-
-
-def _rlhf(settings: Mapping[str, Any]) -> Fields:
-    return objective_fields(settings["rlhf_type"], "rlhf_type")
-
-
-_HEADS: Final = ("embedding", "seq_cls", "reranker")
-"""Tasks of Swift whose model has no head over the vocabulary."""
-
-
-def _head(settings: Mapping[str, Any]) -> Fields:
-    task = str(settings["task_type"]).lower()
-    if task not in _HEADS:
-        return {}
-    return {
-        "doubt.head": f"the model may be wrong: task_type={task} has no head over the vocabulary, but the prediction does"
-    }
-
-
-_SWIFT_KINDS: Final = ("tuner_type", "train_type", "sft_type")
-SWIFT: Final = LaunchFormat(
-    name="ms-swift",
-    syntax="yaml",
-    frameworks=("ms-swift",),
-    framework=torch_framework,
-    marks=(*_SWIFT_KINDS, "model_id_or_path"),
-    table=(
-        *SHARED,
-        # Swift loads weights in the checkpoint's type, which is bf16 of nearly all, and computes in
-        # it.
-        precision_rule("bf16"),
-        Rule(
-            keys=(
-                MICRO,
-                ACCUMULATION,
-                *WORLD,
-                "sequence_parallel_size",
-                "model",
-                "model_id_or_path",
-                *_OLD_SWIFT,
-            ),
-            read=_swift_batches,
-        ),
-        Rule(keys=(*MODEL_KEYS, "model_type"), read=_swift_model, fields=("model",)),
-        read_only("max_length", "seq_len"),
-        Rule(keys=("max_length", "model", *_OLD_SWIFT), read=_old_length),
-        Rule(
-            keys=(
-                *_SWIFT_KINDS,
-                "lora_rank",
-                "lora_r",
-                "lora_dropout",
-                "target_modules",
-                *MODEL_KEYS,
-                *QUANTIZED,
-                *_OLD_SWIFT,
-            ),
-            read=_swift_tuning,
-            fields=("adapter_rank",),
-        ),
-        Rule(keys=(*PACKINGS, "max_length"), read=_packed),
-        Rule(
-            keys=("activation_checkpointing", "gradient_checkpointing"),
-            read=_recompute,
-            defaults={"recompute": "full"},
-        ),
-        read_only("attn_impl", "flash_attention", ATTENTION),
-        Rule(
-            keys=("sequence_parallel_size",),
-            fields=("cp",),
-            read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
-        ),
-        Rule(keys=("rlhf_type",), read=_rlhf),
-        Rule(keys=("task_type",), read=_head),
     ),
     harmless=HARMLESS,
 )

@@ -28,7 +28,8 @@ from perfmodel.ingest.launch._python_values import (
     Symbol,
     Unknown,
 )
-from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, PROGRAM, TRAINER
+from perfmodel.ingest.launch._trainer import TRAINER
+from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, PROGRAM
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
 
@@ -140,13 +141,9 @@ def _arguments_made(followed: Followed) -> Call | None:
     ]
     for call in followed.calls:
         if call.path.endswith("Trainer"):
-            given = [
-                arguments
-                for arguments in made
-                if any(thing is arguments.made for thing in call.things)
-            ]
-            if given:
-                return given[0]
+            for arguments in made:
+                if any(thing is arguments.made for thing in call.things):
+                    return arguments
     return made[0] if made else None
 
 
@@ -159,15 +156,10 @@ def _entries(
     doubts: list[str] = []
     for name, value, line in _flat(fields, lines, ""):
         if isinstance(value, Choice):
-            others = " or ".join(dict.fromkeys(str(_plain(other)) for other in value.values[:-1]))
             entries[name] = Entry(_plain(value.values[-1]), line)
             if not is_harmless(name, TRAINER.harmless):
                 subject = SUBJECTS.get(harm_of(name), SUBJECTS[Harm.LAYOUT])
-                doubts.append(
-                    f"{subject} may be wrong: {name} is {others} if {value.condition} (line "
-                    f"{value.line}), which the script alone does not decide; perfmodel assumes "
-                    f"{_plain(value.values[-1])}"
-                )
+                doubts.append(value.doubt(subject, name, _plain))
         elif not (isinstance(value, Unknown) and is_harmless(name, TRAINER.harmless)):
             entries[name] = Entry(_plain(value), line)
     return entries, doubts

@@ -12,7 +12,8 @@ from perfmodel.ingest.launch._finetuning import Adapters, is_on, padding_note, s
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload
 from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, words
-from perfmodel.ingest.launch._trainer import PROGRAM, WORLD_RULE
+from perfmodel.ingest.launch._trainer import WORLD_RULE
+from perfmodel.ingest.launch._trainer_names import PROGRAM
 
 _ENGINE: Final = "engine"
 _DEGREES: Final = {

@@ -187,9 +187,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
     """The out-of-place time of a size that nccl-tests printed, which has no interval."""
-    rows: list[Row] = [
-        {str(name): value for name, value in row.items()} for row in table.to_dict("records")
-    ]
+    rows: list[Row] = table.rename(columns=str).to_dict("records")
     same_size = [row for row in rows if row["bytes"] == op.bytes]
     # Times in place are measured too, but frameworks call collectives out of place.
     row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)

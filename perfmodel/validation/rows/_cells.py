@@ -54,11 +54,10 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
 
 def not_a_table_of_runs(table: "pd.DataFrame") -> str:
     """The sentence that a table lacks columns of runs, and how to write them."""
-    missing = [
-        " or ".join(names)
-        for names in (("model",), ("cluster", "device"), STEP_COLUMNS)
-        if not any(name in table for name in names)
-    ]
+    missing = []
+    for alternatives in (("model",), ("cluster", "device"), STEP_COLUMNS):
+        if not any(name in table for name in alternatives):
+            missing.append(" or ".join(alternatives))
     # A table of published runs may have all of these and lack further ones.
     missing = missing or missing_columns(table)
     columns = "columns" if len(missing) > 1 else "column"

@@ -31,14 +31,25 @@ _HAS_CHUNKS: Final = frozenset({"", "1f1b", "interleaved"})
 """Schedules that a number of model chunks per stage makes, or belongs to."""
 
 
-def _words_and_numbers(row: Row) -> tuple[str, str, int]:
-    """The words of the column `schedule`, the number that some schedules take behind a colon
-    (`chimera:4`), and how often a step runs through the pipeline (`1f1b*4`)."""
+@dataclass(frozen=True)
+class _ScheduleCell:
+    """The parts of a cell of the column `schedule`, such as `chimera:4` or `1f1b*4`."""
+
+    name_words: str
+    """Words that name the schedule."""
+    parameter: str
+    """The number behind a colon, as some schedules take one; empty if there is none."""
+    drains: int
+    """How often a step runs through the pipeline."""
+
+
+def _schedule_cell(row: Row) -> _ScheduleCell:
+    """Divide a row's cell of the column `schedule` into its parts."""
     one_run, drains = schedule_and_drains(text(row, "schedule"))
-    words, _, figure = one_run.rpartition(":")
-    if words and figure.strip().isdecimal():
-        return words, figure.strip(), drains
-    return one_run, "", drains
+    name_words, _, parameter = one_run.rpartition(":")
+    if name_words and parameter.strip().isdecimal():
+        return _ScheduleCell(name_words, parameter.strip(), drains)
+    return _ScheduleCell(one_run, "", drains)
 
 
 def _is_file(row: Row) -> bool:
@@ -50,8 +61,8 @@ def schedule_of(row: Row) -> StatedSchedule:
     """The schedule in a row's column `schedule`. Words that are not understood leave it open."""
     if _is_file(row):
         return StatedSchedule(text(row, "schedule"))
-    words, parameter, drains = _words_and_numbers(row)
-    reading = read_phrases(words, SCHEDULE)
+    cell = _schedule_cell(row)
+    reading = read_phrases(cell.name_words, SCHEDULE)
     # Of several names the more special one counts, in any order (`1F1B, interleaved`).
     name = reading.first(*(set(SCHEDULES) - {"1f1b"})) or reading.first("1f1b")
     is_one_of_several = not name and reading.has_meaning("some zero bubble")
@@ -65,10 +76,10 @@ def schedule_of(row: Row) -> StatedSchedule:
         chunks, micro_batches = None, micro_batches or chunks
     if name not in _HAS_CHUNKS:
         chunks = None
-    if name and parameter:
-        name = f"{name}:{parameter}"
+    if name and cell.parameter:
+        name = f"{name}:{cell.parameter}"
     if name:
-        name = with_drains(name, drains)
+        name = with_drains(name, cell.drains)
     return StatedSchedule(name, chunks, micro_batches, is_one_of_several)
 
 
@@ -76,8 +87,8 @@ def unread_schedule_words(row: Row) -> tuple[str, ...]:
     """Words of the column `schedule` that are not understood."""
     if _is_file(row):
         return ()
-    words, _, _ = _words_and_numbers(row)
-    reading, schedule = read_phrases(words, SCHEDULE), schedule_of(row)
+    reading = read_phrases(_schedule_cell(row).name_words, SCHEDULE)
+    schedule = schedule_of(row)
     # Model chunks have no effect under a schedule that sets their number itself.
     has_no_chunks = (
         reading.has_meaning("chunks") and schedule.chunks is None and schedule.name != "gpipe"
@@ -125,8 +136,8 @@ def _share_of_layers(reading: Reading) -> float | None:
     """The share of the layers that are recomputed in full, in a reading; None if it states none."""
     part_and_whole = reading.figures("share")
     if part_and_whole:
-        part, whole = part_and_whole
-        return min(1.0, part / whole) if whole else None
+        recomputed, layers = part_and_whole
+        return min(1.0, recomputed / layers) if layers else None
     percent = reading.figure("percent")
     if percent is not None:
         return min(1.0, percent / 100)

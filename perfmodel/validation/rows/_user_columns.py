@@ -2,6 +2,7 @@
 runs."""
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.catalog.job_files import JOB_WORDS
@@ -58,13 +59,13 @@ def with_columns_of_runs(table: "pd.DataFrame", name: str) -> "pd.DataFrame":
 def _layout_columns(notations: list[str]) -> dict[str, list[str | int | None]]:
     """Columns of a table of runs that state what layouts in the notation of `Layout.parse` do."""
     rows = [_stated(notation) for notation in notations]
-    keys = dict.fromkeys((*_LAYOUT_DEFAULTS, *(key for row in rows for key in row)))
-    return {
-        key if key in _PLAIN_LAYOUT else f"layout.{key}": [
-            row.get(key, _LAYOUT_DEFAULTS.get(key)) for row in rows
-        ]
-        for key in keys
-    }
+    keys = dict.fromkeys((*_LAYOUT_DEFAULTS, *chain.from_iterable(rows)))
+    columns: dict[str, list[str | int | None]] = {}
+    for key in keys:
+        column = key if key in _PLAIN_LAYOUT else f"layout.{key}"
+        default = _LAYOUT_DEFAULTS.get(key)
+        columns[column] = [row.get(key, default) for row in rows]
+    return columns
 
 
 def _stated(notation: str) -> dict[str, str | int]:

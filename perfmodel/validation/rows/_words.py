@@ -119,8 +119,10 @@ def dtype_of(row: Row, device: Device) -> StatedDtype:
 
 def names_dtype(row: Row) -> bool:
     """Whether a row's words name an element type, however narrowly."""
-    meanings = [meaning for _, of_type in _DTYPE_BY_MEANING for meaning in of_type]
-    return bool(_dtype_reading(row).first(*meanings, *_MIXED, "8 bits"))
+    reading = _dtype_reading(row)
+    if any(reading.first(*meanings) for _, meanings in _DTYPE_BY_MEANING):
+        return True
+    return bool(reading.first(*_MIXED, "8 bits"))
 
 
 def _dtype_in_words(reading: Reading, device: Device) -> str:

@@ -27,14 +27,14 @@ class Phrase:
     missing. Groups are figures of the meaning."""
     meaning: str = ""
     """Name of the phrase's meaning; empty for a phrase without effect."""
-    whole: bool = False
+    is_whole_cell: bool = False
     """Whether the phrase is known only where it is the whole cell, as `1` is for a switch."""
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
         """The compiled pattern, which does not end inside a word."""
         pattern = self.pattern.replace(" ", "(?:, ?| )?")
-        return re.compile(rf"(?:{pattern}){' *$' if self.whole else ''}(?![a-z0-9])")
+        return re.compile(rf"(?:{pattern}){' *$' if self.is_whole_cell else ''}(?![a-z0-9])")
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _longest(
     """The phrase of a vocabulary that matches the longest text from a position on."""
     best, best_match = vocabulary[0], None
     for phrase in (*vocabulary, NOT_STATED):
-        if phrase.whole and position > 0:
+        if phrase.is_whole_cell and position > 0:
             continue
         match = phrase.expression.match(text, position)
         longest = position if best_match is None else best_match.end()

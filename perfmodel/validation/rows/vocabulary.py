@@ -96,10 +96,10 @@ _LAYERS: Final = (
 RECOMPUTE: Final = (
     Phrase(r"none|off|false|disabled|not used|never", "none"),
     Phrase(r"no(?=$|[,)])|without(?=$|[,)])", "none"),
-    Phrase(r"n|0(?:\.0)?", "none", whole=True),
+    Phrase(r"n|0(?:\.0)?", "none", is_whole_cell=True),
     Phrase(rf"{_CHECKPOINTING}", "some"),
     Phrase(r"true|on|enabled|yes", "some"),
-    Phrase(r"y|1(?:\.0)?|with|used", "some", whole=True),
+    Phrase(r"y|1(?:\.0)?|with|used", "some", is_whole_cell=True),
     Phrase(
         rf"full|per (?:transformer )?(?:block|layer)|block wise|whole {_LAYERS}|every layer|all {_LAYERS}",
         "full",

@@ -6,7 +6,6 @@ Variables, loops, functions and what schedulers set are followed. Nothing is exe
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch.shell._commands import ABSENT, SHELLS
-from perfmodel.ingest.launch.shell._expansion import SETTING_PREFIX, Command, Word
 from perfmodel.ingest.launch.shell._scheduler import (
     NUMBERED,
     gpus_per_node,
@@ -16,6 +15,7 @@ from perfmodel.ingest.launch.shell._scheduler import (
     slurm_variables,
 )
 from perfmodel.ingest.launch.shell._script import Script, run_script
+from perfmodel.ingest.launch.shell._state import SETTING_PREFIX, Command, Word
 from perfmodel.ingest.launch.shell._values import calculate
 
 shorten_reprs(__name__)

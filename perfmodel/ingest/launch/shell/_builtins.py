@@ -11,15 +11,13 @@ from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell import _tree as tree
 from perfmodel.ingest.launch.shell._expansion import (
     Expander,
-    State,
-    Value,
-    Word,
     divided_at,
     next_index,
     unset_as_empty,
     with_braces,
 )
 from perfmodel.ingest.launch.shell._output import as_lines
+from perfmodel.ingest.launch.shell._state import State, Value, Word
 from perfmodel.ingest.launch.shell._values import Condition, calculate, unknown
 
 LONGEST_VALUE: Final = 500_000
@@ -233,10 +231,10 @@ class Builtins(Expander):
             # A line that ends without an end of line is read, but ends a loop.
             text, is_last = line.removesuffix("\n"), not line.endswith("\n")
         else:
-            whole = self.known_text(node.here)
-            if whole is None:
+            here_text = self.known_text(node.here)
+            if here_text is None:
                 return None
-            text = whole.strip("\n")
+            text = here_text.strip("\n")
         characters = self.separators()
         if any(re.match(r"-[A-Za-z]*a", word.text) for word in argv[1:]):
             elements = divided_at(text, characters)
@@ -293,10 +291,10 @@ class Builtins(Expander):
         """`mapfile -t LINES < <(command)` makes every line an element of an array."""
         if node.here is None:
             return None
-        whole = self.known_text(node.here)
-        if whole is None:
+        here_text = self.known_text(node.here)
+        if here_text is None:
             return None
-        text = whole.rstrip("\n")
+        text = here_text.rstrip("\n")
         names = [word.text for word in argv[1:] if word.text.isidentifier()]
         lines = text.split("\n") if text else []
         self.state.variables[names[-1] if names else "MAPFILE"] = {

@@ -15,17 +15,16 @@ from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell import _syntax as syntax
 from perfmodel.ingest.launch.shell import _tree as tree
 from perfmodel.ingest.launch.shell._builtins import LONGEST_VALUE, Builtins
-from perfmodel.ingest.launch.shell._expansion import (
+from perfmodel.ingest.launch.shell._expansion import pieces, shown
+from perfmodel.ingest.launch.shell._output import command_output, formatted
+from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
+from perfmodel.ingest.launch.shell._state import (
     LAUNCH_VARIABLES,
     SETTING_PREFIX,
     Command,
     State,
     Word,
-    pieces,
-    shown,
 )
-from perfmodel.ingest.launch.shell._output import command_output, formatted
-from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
 
 ABSENT: Final = "its settings are missing here"
 """End of the note on a sourced file that does not exist."""

@@ -15,14 +15,9 @@ from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell import _syntax as syntax
 from perfmodel.ingest.launch.shell import _tree as tree
 from perfmodel.ingest.launch.shell._commands import SHELLS, Commands, Stop, has_options
-from perfmodel.ingest.launch.shell._expansion import (
-    MOST_TURNS,
-    Command,
-    State,
-    Word,
-    with_braces,
-)
+from perfmodel.ingest.launch.shell._expansion import MOST_TURNS, with_braces
 from perfmodel.ingest.launch.shell._output import pipeline_output
+from perfmodel.ingest.launch.shell._state import Command, State, Word
 from perfmodel.ingest.launch.shell._values import unknown
 
 MOST_STEPS: Final = 20_000

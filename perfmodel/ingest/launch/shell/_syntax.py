@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell._plain_commands import REDIRECTION, PlainCommandParser
 from perfmodel.ingest.launch.shell._tree import (
-    DECLARING,
-    READING,
     AndOr,
-    Assignment,
     Calculation,
     Case,
     CountingFor,
@@ -28,17 +26,11 @@ from perfmodel.ingest.launch.shell._tree import (
     Pipeline,
     RawWord,
     Sequence,
-    Simple,
     Test,
     While,
 )
-from perfmodel.ingest.launch.shell._words import NAME, WordParser
+from perfmodel.ingest.launch.shell._words import NAME
 
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
-_ELEMENT: Final = re.compile(r"\[([^\]\n]*)\]=")
-_REDIRECTION: Final = re.compile(
-    r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\()|&>>|&>)"
-)
 _FUNCTION: Final = re.compile(r"(?:function\s+)?([\w.:-]+)[ \t]*\([ \t]*\)|function\s+([\w.:-]+)")
 _RESERVED: Final = re.compile(
     r"(then|elif|else|fi|do|done|esac|\}|if|while|until|for|case|select|\{|\[\[|!|time|in)(?![\w=.+-])"
@@ -76,43 +68,15 @@ def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Seque
     return tree
 
 
-class _Parser(WordParser):
+class _Parser(PlainCommandParser):
     """One pass over a text by recursive descent; a method for each rule of the grammar."""
 
     def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
         super().__init__(text, place, line, counts=counts)
         self.depth = 0
         """Current depth of nested blocks."""
-        self.pending: list[HereText] = []
-        """Here-documents whose text begins on the next line."""
 
     # Separators of commands.
-
-    def newlines(self) -> None:
-        """Skip line ends and blanks, and read the here-documents that begin there."""
-        self.blanks()
-        while self.char() == "\n":
-            self.at, self.line = self.at + 1, self.line + 1
-            for here in self.pending:
-                self.here_text(here)
-            self.pending.clear()
-            self.blanks()
-
-    def here_text(self, here: HereText) -> None:
-        # `<<-EOF` allows tabs before the end word. An indented one is taken for
-        # the end of `<<EOF` too, which the shell would only warn about.
-        end = re.compile(rf"^[ \t]*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(
-            self.text, self.at
-        )
-        if end is None:
-            raise broken(
-                self.place,
-                here.line,
-                f"the here-document is never closed; add its {here.delimiter}",
-            )
-        here.text, here.line = self.text[self.at : end.start()], self.line
-        self.line += self.text.count("\n", self.at, end.end() + 1)
-        self.at = min(len(self.text), end.end() + 1)
 
     def reserved(self) -> str:
         """The reserved word at this position; empty if there is none."""
@@ -244,7 +208,7 @@ class _Parser(WordParser):
         """A block with the text that it reads; other redirections change nothing that matters
         here."""
         self.blanks()
-        redirection = _REDIRECTION.match(self.text, self.at)
+        redirection = REDIRECTION.match(self.text, self.at)
         fed = None
         while redirection:
             target = self.redirection(redirection)
@@ -252,7 +216,7 @@ class _Parser(WordParser):
             if target is not None and redirection[0] in ("<", "<<", "<<-", "<<<"):
                 fed = self.fed(node, target)
             self.blanks()
-            redirection = _REDIRECTION.match(self.text, self.at)
+            redirection = REDIRECTION.match(self.text, self.at)
         return node if fed is None else fed
 
     def fed(self, node: Node, target: HereText | RawWord) -> Fed:
@@ -398,117 +362,3 @@ class _Parser(WordParser):
         self.at = before
         self.line = before_line
         return None
-
-    def simple(self) -> Simple:
-        """A plain command up to its end: assignments, words and redirections in any order."""
-        line = self.line
-        assignments: list[Assignment] = []
-        raw_words: list[RawWord] = []
-        here, output = None, None
-        declares = appends = False
-        while True:
-            self.blanks()
-            redirection = _REDIRECTION.match(self.text, self.at)
-            if redirection:
-                target = self.redirection(redirection)
-                # `wc -l < hosts` writes what `cat hosts | wc -l` does.
-                if (
-                    isinstance(target, RawWord)
-                    and redirection[0] == "<"
-                    and _is_plain(raw_words, _COUNTING)
-                ):
-                    file = self.text[redirection.end() : self.at].strip()
-                    catenated = Part("output", f"cat {file}", False, self.line)
-                    target = HereText(
-                        "", False, word=RawWord((catenated,), self.line), line=self.line
-                    )
-                here = target if isinstance(target, HereText) else here
-                # `read A B < <(command)`, as if the text stood behind `<<<`.
-                if (
-                    isinstance(target, RawWord)
-                    and redirection[1] == "<"
-                    and _is_plain(raw_words, READING)
-                    and target.is_output
-                ):
-                    here = HereText("", False, word=target, line=self.line)
-                # Output to descriptor 2 consists of messages.
-                if (
-                    isinstance(target, RawWord)
-                    and ">" in redirection[1]
-                    and not redirection[0].startswith("2")
-                ):
-                    output, appends = target, redirection[1] == ">>"
-                continue
-            if self.char() in ("", "\n", ";", "&", "|", ")"):
-                break
-            # `NAME=value` is an assignment before the command's name or behind `export`; behind
-            # another command it is an argument. An array, `NAME=(`, can be no argument, so that it
-            # always is an assignment.
-            assignment = _ASSIGNMENT.match(self.text, self.at)
-            of_array = assignment is not None and self.text.startswith("(", assignment.end())
-            if assignment and (declares or not raw_words or of_array):
-                assignments.append(self.assignment(assignment))
-                continue
-            raw_words.append(self.word())
-            first = raw_words[0].parts
-            declares = len(first) == 1 and first[0].kind == "text" and first[0].text in DECLARING
-        return Simple(tuple(assignments), tuple(raw_words), here, output, appends, line)
-
-    def redirection(self, match: re.Match[str]) -> HereText | RawWord | None:
-        """Skip a redirection, and return the text of a here-document or the file."""
-        self.at = match.end()
-        self.blanks()
-        if match[1] == "<<<":
-            return HereText("", False, word=self.word(), line=self.line)
-        if match[1].startswith("<<"):
-            delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
-            if delimiter is None:
-                raise broken(
-                    self.place, self.line, "a here-document has no end word; fix the script"
-                )
-            # Quotes around the end word keep the shell from expanding the text: `<<'EOF'`.
-            literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
-            here = HereText(delimiter[2], literal, line=self.line)
-            self.at = delimiter.end()
-            self.pending.append(here)
-            return here
-        # A descriptor alone, as in `2>&1`, names no file.
-        if self.char() in ("", "\n", ";", "|", ")"):
-            return None
-        return self.word()
-
-    def assignment(self, match: re.Match[str]) -> Assignment:
-        """Parse the value of `NAME=`, a word or an array in brackets."""
-        line = self.line
-        self.at = match.end()
-        name, index, plus = match[1], match[2], bool(match[3])
-        if self.char() != "(":
-            return Assignment(name, index, plus, self.word(empty=True), None, line)
-        self.at += 1
-        elements: list[tuple[str | None, RawWord]] = []
-        while True:
-            self.newlines()
-            if self.at >= len(self.text):
-                raise broken(self.place, line, f"the array {name} is never closed; add its `)`")
-            if self.char() == ")":
-                self.at += 1
-                return Assignment(name, index, plus, None, tuple(elements), line)
-            element = _ELEMENT.match(self.text, self.at)
-            if element:
-                self.at = element.end()
-            before = self.at
-            word = self.word(empty=element is not None)
-            elements.append((element[1] if element else None, word))
-            if self.at == before and not element:  # an operator, which no array can hold
-                self.at += 1
-
-
-_COUNTING: Final = ("wc", "sort", "uniq", "head")
-"""Commands whose output follows from the lines that they read."""
-
-
-def _is_plain(raw_words: list[RawWord], names: tuple[str, ...]) -> bool:
-    """Whether a command is one of these."""
-    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [
-        [name] for name in names
-    ]

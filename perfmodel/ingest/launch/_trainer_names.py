@@ -1,0 +1,50 @@
+"""Names of the arguments that programs around Hugging Face's Trainer share."""
+
+from typing import Final
+
+from perfmodel.ingest.launch._table import words
+
+MICRO: Final = "per_device_train_batch_size"
+ACCUMULATION: Final = "gradient_accumulation_steps"
+PROGRAM: Final = "<script>"
+"""The entry that names the Python program of a command."""
+OWN_PROGRAM: Final = "<own program>"
+"""The entry that names a user-written training program (`_own_programs`)."""
+TENSOR: Final = "tensor_parallel_size"
+"""The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
+WORLD: Final = (
+    "nproc_per_node",
+    "nnodes",
+    "num_nodes",
+    "num_gpus",
+    "num_processes",
+    "num_machines",
+    "world_size",
+)
+"""Entries for the number of processes that a launcher starts, from the command line or a file."""
+QLORA: Final = "use_qlora"
+"""The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in
+bf16."""
+TORCH_TYPES: Final = words(
+    {
+        "bfloat16": "bf16",
+        "bf16": "bf16",
+        "float16": "fp16",
+        "fp16": "fp16",
+        "float32": "fp32",
+        "fp32": "fp32",
+        "auto": None,
+    }
+)
+PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
+MODEL_KEYS: Final = (
+    "model_name_or_path",
+    "model_id_or_path",
+    "model",
+    "model_name",
+    "base_model",
+    # Programs of Qwen's and LLaVA's followers.
+    "model_id",
+    "model_path",
+)
+QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", QLORA)
