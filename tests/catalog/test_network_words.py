@@ -19,23 +19,52 @@ NODE = 8
 @pytest.mark.parametrize(
     ("words", "gbit"),
     [
-        ("8x400 Gb/s", 400), ("8x50 GB/s", 400), ("3.2 Tbps", 400), ("400 GB/s per node", 400), ("100GbE", 12.5),
-        ("4x HDR", 100), ("2x NDR200", 50), ("EFA v2 3200", 400), ("RoCE 200G", 25), ("8x HDR100", 100),
+        ("8x400 Gb/s", 400),
+        ("8x50 GB/s", 400),
+        ("3.2 Tbps", 400),
+        ("400 GB/s per node", 400),
+        ("100GbE", 12.5),
+        ("4x HDR", 100),
+        ("2x NDR200", 50),
+        ("EFA v2 3200", 400),
+        ("RoCE 200G", 25),
+        ("8x HDR100", 100),
         ("1x Ethernet 100Gb/s, 8x NVIDIA Quantum-2 CX7 InfiniBand (400Gb/s)", 400),
-        ("3,200 Gbps EFA", 400), ("8 NVIDIA ConnectX-7 NICs", 400), ("400Gb/s/GPU IB", 400), ("8\u00d7HDR", 200),
-        ("dual-port 100GbE", 25), ("one HDR InfiniBand", 25), ("four EDR links per node", 50),
-        ("GPUDirect-TCPX", 100), ("FasTrak", 200), ("800 MB/s per GPU", 6.4), ("Slingshot-11, 4 NICs per node", 100),
-        ("900 GB/s bidirectional per node", 450), ("8x 400G RoCEv2 (Spectrum-X)", 400),
-        ("InfiniBand NDR", 400), ("400 Gb/s NDR InfiniBand", 400), ("4x InfiniBand per node, 800 Gbps in all", 100),
-        ("Omni-Path, 4 links per node", 50), ("10Gb/25Gb/100Gb Ethernet, 2 ports", 25),
-        ("8x CX7 NDR; 2x BlueField-3 400Gb/s (storage)", 400), ("10x ConnectX-7 400Gb/s", 400),
+        ("3,200 Gbps EFA", 400),
+        ("8 NVIDIA ConnectX-7 NICs", 400),
+        ("400Gb/s/GPU IB", 400),
+        ("8\u00d7HDR", 200),
+        ("dual-port 100GbE", 25),
+        ("one HDR InfiniBand", 25),
+        ("four EDR links per node", 50),
+        ("GPUDirect-TCPX", 100),
+        ("FasTrak", 200),
+        ("800 MB/s per GPU", 6.4),
+        ("Slingshot-11, 4 NICs per node", 100),
+        ("900 GB/s bidirectional per node", 450),
+        ("8x 400G RoCEv2 (Spectrum-X)", 400),
+        ("InfiniBand NDR", 400),
+        ("400 Gb/s NDR InfiniBand", 400),
+        ("4x InfiniBand per node, 800 Gbps in all", 100),
+        ("Omni-Path, 4 links per node", 50),
+        ("10Gb/25Gb/100Gb Ethernet, 2 ports", 25),
+        ("8x CX7 NDR; 2x BlueField-3 400Gb/s (storage)", 400),
+        ("10x ConnectX-7 400Gb/s", 400),
         ("8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", 400),
-        ("Ultra Ethernet 800G", 100), ("8x MT43244 BlueField-3", 400), ("8x MT2910 Family [ConnectX-7]", 400),
-        ("8x BCM57608", 400), ("8x Broadcom Thor 2", 400), ("8x AMD Pensando Pollara 400 AI NIC", 400),
-        ("8x ConnectX-6 Dx", 200), ("4x E810-C, 2x X710", 50), ("8 rails x 400G", 400), ("rail-optimized 8x400G", 400),
-        ("A3 Mega 1.6Tbps", 200), ("gVNIC 8x200Gbps", 200),
+        ("Ultra Ethernet 800G", 100),
+        ("8x MT43244 BlueField-3", 400),
+        ("8x MT2910 Family [ConnectX-7]", 400),
+        ("8x BCM57608", 400),
+        ("8x Broadcom Thor 2", 400),
+        ("8x AMD Pensando Pollara 400 AI NIC", 400),
+        ("8x ConnectX-6 Dx", 200),
+        ("4x E810-C, 2x X710", 50),
+        ("8 rails x 400G", 400),
+        ("rail-optimized 8x400G", 400),
+        ("A3 Mega 1.6Tbps", 200),
+        ("gVNIC 8x200Gbps", 200),
     ],
-)  # fmt: skip
+)
 def test_examples_are_read(words, gbit):
     network = read_network(words)
     assert network.gbit_per_s_per_device(NODE) == pytest.approx(gbit)
@@ -46,9 +75,15 @@ def test_examples_are_read(words, gbit):
     ("words", "network"),
     [
         ("Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC", "8x NDR"),
-        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, "
-         "Management: 100Gb/s Ethernet NIC", "8x NDR"),
-        ("Storage&Compute: 4x ConnectX-7 IB NDR 400Gb/s, Management: 25Gb/s Ethernet NIC", "4x NDR"),
+        (
+            "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, "
+            "Management: 100Gb/s Ethernet NIC",
+            "8x NDR",
+        ),
+        (
+            "Storage&Compute: 4x ConnectX-7 IB NDR 400Gb/s, Management: 25Gb/s Ethernet NIC",
+            "4x NDR",
+        ),
         ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", "2x 400 Gb/s"),
         ("Ethernet, Infiniband", "Infiniband"),
         ("Infiniband; Data bandwidth for GPU-PCIe: 504GB/s; PCIe-NIC: 500GB/s", "Infiniband"),
@@ -59,7 +94,7 @@ def test_examples_are_read(words, gbit):
         ("N/A", ""),
         ("back-end: 8x 400G RoCE; front-end: 2x 200G Ethernet", "8x 400G RoCE"),
     ],
-)  # fmt: skip
+)
 def test_the_network_for_computing_is_told_from_the_others(words, network):
     for_computing = replace(read_network(words), other_counts=(), other_gbit_per_s=())
     assert for_computing == read_network(network)
@@ -140,10 +175,21 @@ def test_a_rate_that_no_adapter_of_a_device_has_is_the_node_s(device, gbit, open
 
 FAMILIES = ("InfiniBand", "RoCE", "RDMA", "Ethernet", "AWS EFA", "")
 UNITS = (
-    ("{0:g} Gb/s", 1), ("{0:g}Gbps", 1), ("{0:g} Gbit/s", 1), ("{0:g}G", 1), ("{0:g} Gb/Sec", 1), ("{0:g} gbps", 1),
-    ("{0:g} GB/s", 8), ("{0:g}GBps", 8), ("{0:.12g} Tb/s", 1e3), ("{0:.12g} Tbps", 1e3), ("{0:.12g} TB/s", 8e3),
-    ("{0:.12g} MB/s", 8e-3), ("{0:g} gigabits per second", 1), ("{0:g} GBytes/s", 8),
-)  # fmt: skip
+    ("{0:g} Gb/s", 1),
+    ("{0:g}Gbps", 1),
+    ("{0:g} Gbit/s", 1),
+    ("{0:g}G", 1),
+    ("{0:g} Gb/Sec", 1),
+    ("{0:g} gbps", 1),
+    ("{0:g} GB/s", 8),
+    ("{0:g}GBps", 8),
+    ("{0:.12g} Tb/s", 1e3),
+    ("{0:.12g} Tbps", 1e3),
+    ("{0:.12g} TB/s", 8e3),
+    ("{0:.12g} MB/s", 8e-3),
+    ("{0:g} gigabits per second", 1),
+    ("{0:g} GBytes/s", 8),
+)
 
 
 @given(
@@ -235,11 +281,21 @@ def test_words_that_are_not_understood_are_named_and_not_used():
 @pytest.mark.parametrize(
     ("words", "gb_per_s"),
     [
-        ("PCIe Gen4", 31.5), ("PCI-E 4.0", 31.5), ("PCI Express 4.0 x16", 31.5), ("PCIe4", 31.5), ("PCIe G5", 63),
-        ("PHB", 63), ("PIX", 63), ("NV18", 450), ("NVLink-C2C", 450), ("third-generation NVSwitch", 450),
-        ("HGX H100 baseboard", 450), ("NVLink, PCIe Gen5", 450), ("SXM5", 450),
+        ("PCIe Gen4", 31.5),
+        ("PCI-E 4.0", 31.5),
+        ("PCI Express 4.0 x16", 31.5),
+        ("PCIe4", 31.5),
+        ("PCIe G5", 63),
+        ("PHB", 63),
+        ("PIX", 63),
+        ("NV18", 450),
+        ("NVLink-C2C", 450),
+        ("third-generation NVSwitch", 450),
+        ("HGX H100 baseboard", 450),
+        ("NVLink, PCIe Gen5", 450),
+        ("SXM5", 450),
     ],
-)  # fmt: skip
+)
 def test_links_inside_a_node_are_pcie_by_every_spelling(words, gb_per_s):
     cluster = cluster_for("H100", 8, words, "")
     assert cluster.levels[0].bandwidth_bytes_per_s == pytest.approx(gb_per_s * 1e9)
@@ -276,11 +332,17 @@ def test_a_node_whose_parts_do_not_fit_together_is_refused(device, node, intra, 
 @pytest.mark.parametrize(
     ("words", "nics", "rate"),
     [
-        ("4x ConnectX-7", None, None), ("4x ConnectX-7 IB NDR 400 Gb/s", None, None), ("", 4, 400), ("", None, None),
-        ("400 Gb/s InfiniBand per GPU", None, None), ("NVL72 + 4x NDR per tray", None, None), ("72x NDR", None, None),
-        ("1.6 Tb/s per node", None, None), ("72x 400 Gb/s per rack", None, None),
+        ("4x ConnectX-7", None, None),
+        ("4x ConnectX-7 IB NDR 400 Gb/s", None, None),
+        ("", 4, 400),
+        ("", None, None),
+        ("400 Gb/s InfiniBand per GPU", None, None),
+        ("NVL72 + 4x NDR per tray", None, None),
+        ("72x NDR", None, None),
+        ("1.6 Tb/s per node", None, None),
+        ("72x 400 Gb/s per rack", None, None),
     ],
-)  # fmt: skip
+)
 def test_a_rack_of_nvlink_stays_one_whatever_its_trays_have(node, words, nics, rate):
     rack = cluster_for("GB200", node, "NVLink5", words, nics, rate)
     assert rack.devices_per_node == 72

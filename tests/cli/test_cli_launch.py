@@ -34,12 +34,16 @@ tensor_parallel_degree = 2
 mode = "full"
 """
 FLAGS = {
-    "train.sh": ("--model", "gpt3-1.3b", "--global-batch", "32", "--seq-len", "2048", "--dtype", "bf16", "--layout",
-                 "tp=2,pp=2,dp=2,micro_batch=2,overlap_grad_reduce=true,overlap_param_gather=false",
-                 "--framework", "megatron-core"),
-    "run.toml": ("--model", "llama3-8b", "--global-batch", "4", "--seq-len", "4096", "--dtype", "bf16", "--layout",
-                 "tp=2,dp=4,zero=3,recompute=full,micro_batch=1,sequence_parallel=true", "--framework", "torchtitan"),
-}  # fmt: skip
+    "train.sh": """
+        --model gpt3-1.3b --global-batch 32 --seq-len 2048 --dtype bf16 --framework megatron-core
+        --layout tp=2,pp=2,dp=2,micro_batch=2,overlap_grad_reduce=true,overlap_param_gather=false
+    """,
+    "run.toml": """
+        --model llama3-8b --global-batch 4 --seq-len 4096 --dtype bf16 --framework torchtitan
+        --layout tp=2,dp=4,zero=3,recompute=full,micro_batch=1,sequence_parallel=true
+    """,
+}
+"""Flags that state what each file does."""
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def test_a_file_predicts_what_its_flags_predict(name: str, files: Path, capsys) 
         "dgx-a100",
         "--json",
     )
-    of_flags = run(capsys, "predict", *FLAGS[name], "--cluster", "dgx-a100", "--json")
+    of_flags = run(capsys, "predict", *FLAGS[name].split(), "--cluster", "dgx-a100", "--json")
     assert of_file[0] == of_flags[0] == 0
     assert json.loads(of_file[1]) == json.loads(of_flags[1])
     assert "assumed: " in of_file[2]
@@ -70,9 +74,11 @@ def test_a_file_predicts_what_its_flags_predict(name: str, files: Path, capsys) 
 
 def test_flags_win_over_the_file(files: Path, capsys) -> None:
     status, out, _ = run(
-        capsys, "predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json", "--seq-len", "1024",
-        "--layout", "tp=4", "--global-batch", "16", "--model", "gpt3-2.7b",
-    )  # fmt: skip
+        capsys,
+        *("predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json"),
+        *("--seq-len", "1024", "--layout", "tp=4", "--global-batch", "16"),
+        *("--model", "gpt3-2.7b"),
+    )
     report = json.loads(out)
     assert status == 0
     assert (report["model"], report["seq_len"], report["global_batch"]) == ("gpt3-2.7b", 1024, 16)
@@ -133,16 +139,19 @@ def test_what_neither_flags_nor_file_say_is_asked_for(files: Path, capsys) -> No
 def test_search_writes_the_best_layout_that_the_framework_can_run(files: Path, capsys) -> None:
     best = files / "best.sh"
     status, out, err = run(
-        capsys, "search", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json", "--export", str(best),
-        "--fix", "vpp=1", "--top", "40",
-    )  # fmt: skip
+        capsys,
+        *("search", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json"),
+        *("--export", str(best), "--fix", "vpp=1", "--top", "40"),
+    )
     assert status == 0, err
     launch = read_launch(best)
     assert launch.model is not None
     assert (launch.model.name, launch.global_batch, launch.devices) == ("gpt3-1.3b", 32, 8)
     assert launch.layout is not None
-    ranked = [Layout.parse(one["layout"]) if isinstance(one["layout"], str) else Layout(**one["layout"])
-              for one in json.loads(out)["layouts"]]  # fmt: skip
+    ranked = [
+        Layout.parse(one["layout"]) if isinstance(one["layout"], str) else Layout(**one["layout"])
+        for one in json.loads(out)["layouts"]
+    ]
     found = [comparable(layout) for layout in ranked].index(comparable(launch.layout))
     assert err.count("skipped:  ") == min(found, 12)
     # the second of the two commands: the exported file predicts

@@ -174,10 +174,16 @@ def test_what_is_wrong_is_named_in_one_line(capsys, job, change, said):
 
 
 TOLD = [
-    ["predict"], ["search"], ["whatif"], ["timeline", "--out", "trace.json"], ["schedules"],
+    ["predict"],
+    ["search"],
+    ["whatif"],
+    ["timeline", "--out", "trace.json"],
+    ["schedules"],
     ["compare-clusters", "--devices", "16"],
-    ["report", "--html", "page.html"], ["plot", "gantt", "--out", "plot.png"], ["design", "memory"],
-]  # fmt: skip
+    ["report", "--html", "page.html"],
+    ["plot", "gantt", "--out", "plot.png"],
+    ["design", "memory"],
+]
 
 
 @pytest.mark.parametrize("command", TOLD, ids=lambda argv: argv[0])
@@ -253,8 +259,9 @@ def test_a_server_is_said_by_a_file_too(capsys, job):
     assert (
         "did you mean 'batch'" in run(capsys, "serve", "served.toml", "--set", "serving.bach=1")[2]
     )
-    assert "leave the other keys out" in run(capsys, "serve", job, "--prompt-tokens", "8", "--output-tokens", "8",
-                                       "--set", "layout.zero=1")[2]  # fmt: skip
+    tokens = ("--prompt-tokens", "8", "--output-tokens", "8")
+    _, _, err = run(capsys, "serve", job, *tokens, "--set", "layout.zero=1")
+    assert "leave the other keys out" in err
 
 
 def test_other_commands_take_the_job_where_a_model_or_a_name_stands(capsys, job):

@@ -17,17 +17,41 @@ def attention_s(name: str, **shape: object) -> float:
     return float(KernelModel.load().times(device(name), [op]).time_s[0])
 
 
-@pytest.mark.parametrize(("name", "seq", "shape", "measured_us"), [
-    ("GB200", 8192, {}, 1397), ("GB200", 32_768, {}, 21_692), ("GB200", 8192, {"causal": False}, 2483),
-    ("GB200", 32_768, {"pass_": "bwd"}, 71_756), ("H200", 16_384, {"batch": 1}, 6531),
-    ("GB200", 16_384, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128}, 13_103),
-    ("H200", 8192, {"batch": 1, "heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128}, 4278),
-    ("GB300", 8192, {}, 1166), ("GB300", 32_768, {}, 17_249), ("GB300", 16_384, {"causal": False}, 8330),
-    ("GB300", 8192, {"pass_": "bwd"}, 3872), ("GB300", 32_768, {"dtype": "fp8"}, 11_552),
-    ("GB300", 8192, {"dtype": "fp8", "pass_": "bwd"}, 3191),
-    ("GB300", 8192, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128}, 2851),
-    ("GB300", 8192, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128, "dtype": "fp8"}, 1706),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "seq", "shape", "measured_us"),
+    [
+        ("GB200", 8192, {}, 1397),
+        ("GB200", 32_768, {}, 21_692),
+        ("GB200", 8192, {"causal": False}, 2483),
+        ("GB200", 32_768, {"pass_": "bwd"}, 71_756),
+        ("H200", 16_384, {"batch": 1}, 6531),
+        (
+            "GB200",
+            16_384,
+            {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128},
+            13_103,
+        ),
+        (
+            "H200",
+            8192,
+            {"batch": 1, "heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128},
+            4278,
+        ),
+        ("GB300", 8192, {}, 1166),
+        ("GB300", 32_768, {}, 17_249),
+        ("GB300", 16_384, {"causal": False}, 8330),
+        ("GB300", 8192, {"pass_": "bwd"}, 3872),
+        ("GB300", 32_768, {"dtype": "fp8"}, 11_552),
+        ("GB300", 8192, {"dtype": "fp8", "pass_": "bwd"}, 3191),
+        ("GB300", 8192, {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128}, 2851),
+        (
+            "GB300",
+            8192,
+            {"heads": 128, "kv_heads": 128, "head_dim": 192, "head_dim_v": 128, "dtype": "fp8"},
+            1706,
+        ),
+    ],
+)
 def test_forward_and_backward(
     name: str, seq: int, shape: dict[str, object], measured_us: float
 ) -> None:

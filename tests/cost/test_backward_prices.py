@@ -158,12 +158,43 @@ def test_gradients_of_small_products_add_up_too(
 
 
 CONVOLUTIONS = (
-    {"batch": 32, "c_in": 64, "h_in": 56, "w_in": 56, "c_out": 64, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1},
-    {"batch": 64, "c_in": 256, "h_in": 28, "w_in": 28, "c_out": 256, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1},
+    {
+        "batch": 32,
+        "c_in": 64,
+        "h_in": 56,
+        "w_in": 56,
+        "c_out": 64,
+        "k_h": 3,
+        "k_w": 3,
+        "pad_h": 1,
+        "pad_w": 1,
+    },
+    {
+        "batch": 64,
+        "c_in": 256,
+        "h_in": 28,
+        "w_in": 28,
+        "c_out": 256,
+        "k_h": 3,
+        "k_w": 3,
+        "pad_h": 1,
+        "pad_w": 1,
+    },
     {"batch": 64, "c_in": 512, "h_in": 14, "w_in": 14, "c_out": 2048, "k_h": 1, "k_w": 1},
-    {"batch": 128, "c_in": 128, "h_in": 28, "w_in": 28, "c_out": 256, "k_h": 3, "k_w": 3, "stride_h": 2, "stride_w": 2,
-     "pad_h": 1, "pad_w": 1},
-)  # fmt: skip
+    {
+        "batch": 128,
+        "c_in": 128,
+        "h_in": 28,
+        "w_in": 28,
+        "c_out": 256,
+        "k_h": 3,
+        "k_w": 3,
+        "stride_h": 2,
+        "stride_w": 2,
+        "pad_h": 1,
+        "pad_w": 1,
+    },
+)
 
 
 @pytest.mark.parametrize("name", one_of_an_architecture())

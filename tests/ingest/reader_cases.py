@@ -109,27 +109,49 @@ def nccl_json(
         "version": 2,
         "start_time": "2026-01-01 00:00:00",
         "args": [f"{SECRETS[1]}/nccl-tests/build/{test}_perf", "-b", "8"],
-        "env": ["NCCL_PROTO=Simple", f"HOME={SECRETS[1]}", f"USER={SECRETS[2]}", f"NCCL_ALGO={SECRETS[3]}/x",
-                f"NCCL_SOCKET_IFNAME={SECRETS[0]}"],
+        "env": [
+            "NCCL_PROTO=Simple",
+            f"HOME={SECRETS[1]}",
+            f"USER={SECRETS[2]}",
+            f"NCCL_ALGO={SECRETS[3]}/x",
+            f"NCCL_SOCKET_IFNAME={SECRETS[0]}",
+        ],
         "nccl_version": 22809,
         "config": {
-            "nthreads": 1, "ngpus": gpus, "iterations": 20,
+            "nthreads": 1,
+            "ngpus": gpus,
+            "iterations": 20,
             "devices": [
-                {"rank": p * gpus, "group": 0, "pid": 1, "hostname": f"{SECRETS[0]}-{p // 2}", "device": 0,
-                 "device_hex": "0000:07:00", "device_info": "NVIDIA H100 80GB HBM3"}
+                {
+                    "rank": p * gpus,
+                    "group": 0,
+                    "pid": 1,
+                    "hostname": f"{SECRETS[0]}-{p // 2}",
+                    "device": 0,
+                    "device_hex": "0000:07:00",
+                    "device_info": "NVIDIA H100 80GB HBM3",
+                }
                 for p in range(processes)
             ],
         },
         "results": [
-            {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1",
-             "out_of_place": timing(size, out), "in_place": timing(size, in_), "actual_iterations": 20,
-             "experiment_name": f"{test}_perf"}
+            {
+                "size": size,
+                "count": size // 4,
+                "type": "float",
+                "redop": "sum",
+                "root": "    -1",
+                "out_of_place": timing(size, out),
+                "in_place": timing(size, in_),
+                "actual_iterations": 20,
+                "experiment_name": f"{test}_perf",
+            }
             for size, (out, in_) in rows.items()
         ],
         "out_of_bounds": {"count": 0, "okay": "true"},
         "average_bus_bandwidth": {"bandwidth": 12.3, "okay": "unchecked"},
         "errors": [],
-    }  # fmt: skip
+    }
 
 
 def osu_text(

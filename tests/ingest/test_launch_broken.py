@@ -3,6 +3,7 @@ else comes out."""
 
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,39 +15,171 @@ from perfmodel.ingest.launch import format_of_path, parse_launch, read_launch
 FILES = Path(__file__).parent / "launch_files"
 NAMES = sorted(path.name for path in FILES.iterdir())
 
+
+class Damage(NamedTuple):
+    """A change that breaks a launch file, and the error that it leads to."""
+
+    file: str
+    text: str
+    """The text of the file that is changed."""
+    damaged: str
+    """What the text becomes."""
+    message: str
+    """Words of the error, as a regular expression."""
+    lines_later: int = 0
+    """Lines behind the change that the error names."""
+
+
 BROKEN = {
-    # file, the text that is changed, what becomes of it, how many lines later it shows, words of
-    # the message
-    "quote": ("megatron_gpt3.sh", "NODE_RANK=0", "NODE_RANK='0", 0, "a quote is opened here and never closed"),
-    "array": ("megatron_gpt3.sh", "    ${PARALLEL[@]} ", "    A=( ", 0, "the array A is never closed; add its `.`"),
-    "number": ("megatron_gpt3.sh", "--num-layers 96", "--num-layers many", 0,
-               "num-layers must be a whole number of at least 1, got 'many'"),
-    "variable": ("megatron_gpt3.sh", "tensor-model-parallel-size 8", "tensor-model-parallel-size $TP", 0,
-                 r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; .* --layout tp="),
-    "recompute": ("megatron_arguments.txt", "full", "some", 0, "must be full or selective, got 'some'"),
-    "toml": ("torchtitan_8b.toml", "seq_len = 8192", "seq_len = ", 0, "not valid TOML.*fix that line"),
-    "toml value": ("torchtitan_8b.toml", "seq_len = 8192", 'seq_len = "long"', 0,
-                   "training.seq_len must be a whole number"),
-    "schedule": ("torchtitan_405b.toml", "Interleaved1F1B", "Interleaved9F9B", 0, "must be one of 1F1B, GPipe"),
-    "mode": ("torchtitan_8b.toml", 'mode = "selective"', 'mode = "most"', 0, "must be one of none, selective, full"),
-    "json": ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 256', 1, "not valid JSON.*fix"),
-    "stage": ("deepspeed_zero3.json", '"stage": 3', '"stage": -1', 0, "zero_optimization.stage must be"),
-    "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*fix this line"),
-    "template": ("nanotron_3d.yaml", "  tp: 4", "  tp: {{ tp }}", 0, "a template, not YAML; replace the parts in"),
-    "statement": ("nanotron_3d.yaml", "  tp: 4", "{% if tp %}", 0, "a template, not YAML"),
-    "no key": ("nanotron_3d.yaml", "  tp: 4", "  [a, b]: 4", 0, "a key must be plain text"),
-    "yaml value": ("nanotron_3d.yaml", "  pp: 2", "  pp: two", 0, "parallelism.pp must be a whole number"),
-    "itself": ("llm_foundry_7b.yaml", "  max_seq_len: 2048", "  max_seq_len: ${max_seq_len}", 0, "refers to itself"),
-    "nowhere": ("llm_foundry_7b.yaml", "max_seq_len: ${variables.max_seq_len}", "max_seq_len: ${variables.len}", 0,
-                "which the file does not define"),
-    "strategy": ("llm_foundry_7b.yaml", "FULL_SHARD", "ALL_OF_IT", 0, "must be one of FULL_SHARD, SHARD_GRAD_OP"),
-    "axis": ("maxtext_tpu.yml", "ici_tensor_parallelism: 4", "ici_tensor_parallelism: 0", 0, "must be -1"),
-    "precision": ("nemo_llama.yaml", "precision: bf16", "precision: bf61", 0, "trainer.precision must be one of"),
-    "activation": ("nemo_llama.yaml", "fast-swiglu", "slow-swiglu", 0, "model.activation must be one of"),
-    "granularity": ("bridge_fsdp.yaml", "recompute_granularity: full", "recompute_granularity: most", 0,
-                    "must be full or selective"),
-    "accelerate": ("accelerate_fsdp.yaml", "mixed_precision: bf16", "mixed_precision: bf17", 0, "must be one of bf16"),
-}  # fmt: skip
+    "quote": Damage(
+        file="megatron_gpt3.sh",
+        text="NODE_RANK=0",
+        damaged="NODE_RANK='0",
+        message="a quote is opened here and never closed",
+    ),
+    "array": Damage(
+        file="megatron_gpt3.sh",
+        text="    ${PARALLEL[@]} ",
+        damaged="    A=( ",
+        message="the array A is never closed; add its `.`",
+    ),
+    "number": Damage(
+        file="megatron_gpt3.sh",
+        text="--num-layers 96",
+        damaged="--num-layers many",
+        message="num-layers must be a whole number of at least 1, got 'many'",
+    ),
+    "variable": Damage(
+        file="megatron_gpt3.sh",
+        text="tensor-model-parallel-size 8",
+        damaged="tensor-model-parallel-size $TP",
+        message=r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; .* --layout tp=",
+    ),
+    "recompute": Damage(
+        file="megatron_arguments.txt",
+        text="full",
+        damaged="some",
+        message="must be full or selective, got 'some'",
+    ),
+    "toml": Damage(
+        file="torchtitan_8b.toml",
+        text="seq_len = 8192",
+        damaged="seq_len = ",
+        message="not valid TOML.*fix that line",
+    ),
+    "toml value": Damage(
+        file="torchtitan_8b.toml",
+        text="seq_len = 8192",
+        damaged='seq_len = "long"',
+        message="training.seq_len must be a whole number",
+    ),
+    "schedule": Damage(
+        file="torchtitan_405b.toml",
+        text="Interleaved1F1B",
+        damaged="Interleaved9F9B",
+        message="must be one of 1F1B, GPipe",
+    ),
+    "mode": Damage(
+        file="torchtitan_8b.toml",
+        text='mode = "selective"',
+        damaged='mode = "most"',
+        message="must be one of none, selective, full",
+    ),
+    "json": Damage(
+        file="deepspeed_zero3.json",
+        text='"train_batch_size": 256,',
+        damaged='"train_batch_size": 256',
+        lines_later=1,
+        message="not valid JSON.*fix",
+    ),
+    "stage": Damage(
+        file="deepspeed_zero3.json",
+        text='"stage": 3',
+        damaged='"stage": -1',
+        message="zero_optimization.stage must be",
+    ),
+    "yaml": Damage(
+        file="nanotron_3d.yaml",
+        text="  zero_stage: 1",
+        damaged="  zero_stage: [1",
+        lines_later=1,
+        message="not valid YAML.*fix this line",
+    ),
+    "template": Damage(
+        file="nanotron_3d.yaml",
+        text="  tp: 4",
+        damaged="  tp: {{ tp }}",
+        message="a template, not YAML; replace the parts in",
+    ),
+    "statement": Damage(
+        file="nanotron_3d.yaml",
+        text="  tp: 4",
+        damaged="{% if tp %}",
+        lines_later=0,
+        message="a template, not YAML",
+    ),
+    "no key": Damage(
+        file="nanotron_3d.yaml",
+        text="  tp: 4",
+        damaged="  [a, b]: 4",
+        lines_later=0,
+        message="a key must be plain text",
+    ),
+    "yaml value": Damage(
+        file="nanotron_3d.yaml",
+        text="  pp: 2",
+        damaged="  pp: two",
+        message="parallelism.pp must be a whole number",
+    ),
+    "itself": Damage(
+        file="llm_foundry_7b.yaml",
+        text="  max_seq_len: 2048",
+        damaged="  max_seq_len: ${max_seq_len}",
+        message="refers to itself",
+    ),
+    "nowhere": Damage(
+        file="llm_foundry_7b.yaml",
+        text="max_seq_len: ${variables.max_seq_len}",
+        damaged="max_seq_len: ${variables.len}",
+        message="which the file does not define",
+    ),
+    "strategy": Damage(
+        file="llm_foundry_7b.yaml",
+        text="FULL_SHARD",
+        damaged="ALL_OF_IT",
+        message="must be one of FULL_SHARD, SHARD_GRAD_OP",
+    ),
+    "axis": Damage(
+        file="maxtext_tpu.yml",
+        text="ici_tensor_parallelism: 4",
+        damaged="ici_tensor_parallelism: 0",
+        message="must be -1",
+    ),
+    "precision": Damage(
+        file="nemo_llama.yaml",
+        text="precision: bf16",
+        damaged="precision: bf61",
+        message="trainer.precision must be one of",
+    ),
+    "activation": Damage(
+        file="nemo_llama.yaml",
+        text="fast-swiglu",
+        damaged="slow-swiglu",
+        message="model.activation must be one of",
+    ),
+    "granularity": Damage(
+        file="bridge_fsdp.yaml",
+        text="recompute_granularity: full",
+        damaged="recompute_granularity: most",
+        message="must be full or selective",
+    ),
+    "accelerate": Damage(
+        file="accelerate_fsdp.yaml",
+        text="mixed_precision: bf16",
+        damaged="mixed_precision: bf17",
+        message="must be one of bf16",
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -79,17 +212,17 @@ def test_of_a_key_that_is_given_twice_the_last_counts(
 def test_a_broken_file_is_refused_in_one_line_that_names_the_line(
     case: str, tmp_path: Path
 ) -> None:
-    name, was, becomes, later, message = BROKEN[case]
-    text = (FILES / name).read_text()
-    line = text.count("\n", 0, text.index(was)) + 1 + later
-    path = tmp_path / name
-    path.write_text(text.replace(was, becomes, 1))
-    with pytest.raises(LaunchFileError, match=message) as error:
+    damage = BROKEN[case]
+    text = (FILES / damage.file).read_text()
+    line = text.count("\n", 0, text.index(damage.text)) + 1 + damage.lines_later
+    path = tmp_path / damage.file
+    path.write_text(text.replace(damage.text, damage.damaged, 1))
+    with pytest.raises(LaunchFileError, match=damage.message) as error:
         read_launch(path, devices=16)
-    said = str(error.value)
-    assert said.startswith(str(path))
-    assert f"line {line}" in said
-    assert "\n" not in said
+    message = str(error.value)
+    assert message.startswith(str(path))
+    assert f"line {line}" in message
+    assert "\n" not in message
 
 
 def test_files_that_are_none() -> None:

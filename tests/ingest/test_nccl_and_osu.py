@@ -188,8 +188,9 @@ def test_what_has_no_row_is_counted(tmp_path: Path) -> None:
     text = cases.nccl_text(ROWS, "hypercube") + cases.nccl_text({8: (5.0, 5.0)}, dtype="int32")
     found = import_measurements("nccl-tests", [text_file(tmp_path, text)])
     assert found.skipped == {
-        "no such collective in the tables: hypercube": 6, "no such element type in the tables: int32": 2,
-    }  # fmt: skip
+        "no such collective in the tables: hypercube": 6,
+        "no such element type in the tables: int32": 2,
+    }
     with pytest.raises(TableError, match="hypercube: 6"):
         read_measurements("nccl-tests", [text_file(tmp_path, text)])
 
@@ -202,20 +203,44 @@ def test_what_has_no_row_is_counted(tmp_path: Path) -> None:
         (cases.nccl_text(ROWS, layout="old", wrong=3), "computed 3 wrong values"),
         (cases.nccl_text(ROWS, units="(ms)"), r"times in \(us\), but the header has \(ms\)"),
         (cases.nccl_text(ROWS).replace("1234.50", "1.23"), "are units mixed"),
-        (cases.nccl_text(ROWS).replace("1234.50", "-1234.50"), "time must be a finite number of at least 0"),
+        (
+            cases.nccl_text(ROWS).replace("1234.50", "-1234.50"),
+            "time must be a finite number of at least 0",
+        ),
         (cases.nccl_text(ROWS).replace("1234.50", "nan"), "time must be a finite number"),
         (cases.nccl_text(ROWS).replace("1234.50", ""), "columns, the header"),
-        (cases.nccl_text(ROWS, "all_gather", named=False), "fit all_gather or all_to_all; say which with --coll"),
-        (cases.nccl_text({1024: (20.0, 21.0)}, named=False), "the log does not name the collective"),
-        ("\n".join(x for x in cases.nccl_text(ROWS, "sendrecv", ranks=2).splitlines() if "Rank" not in x),
-         "say how many with --ranks N"),
-        (cases.nccl_text(ROWS).replace("all_reduce_perf", "all_gather_perf"), r"is 1\.750, .* names all_gather_perf"),
-        (cases.nccl_text(ROWS).replace("#  Rank  7", "# Lost  7"), "fits 8 ranks, but .* all_reduce_perf among 7"),
-        (cases.nccl_text(ROWS).replace("A100-SXM4-80GB", "V100", 1), "the ranks are on different devices"),
+        (
+            cases.nccl_text(ROWS, "all_gather", named=False),
+            "fit all_gather or all_to_all; say which with --coll",
+        ),
+        (
+            cases.nccl_text({1024: (20.0, 21.0)}, named=False),
+            "the log does not name the collective",
+        ),
+        (
+            "\n".join(
+                x
+                for x in cases.nccl_text(ROWS, "sendrecv", ranks=2).splitlines()
+                if "Rank" not in x
+            ),
+            "say how many with --ranks N",
+        ),
+        (
+            cases.nccl_text(ROWS).replace("all_reduce_perf", "all_gather_perf"),
+            r"is 1\.750, .* names all_gather_perf",
+        ),
+        (
+            cases.nccl_text(ROWS).replace("#  Rank  7", "# Lost  7"),
+            "fits 8 ranks, but .* all_reduce_perf among 7",
+        ),
+        (
+            cases.nccl_text(ROWS).replace("A100-SXM4-80GB", "V100", 1),
+            "the ranks are on different devices",
+        ),
         ("hello\n", "no table of nccl-tests"),
         ("", "the file is empty"),
     ],
-)  # fmt: skip
+)
 def test_refused_texts(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(TableError, match=message) as caught:
         read_measurements("nccl-tests", [text_file(tmp_path, text)])
@@ -246,9 +271,11 @@ def test_refused_json(change: dict[str, object], message: str, tmp_path: Path) -
 
 
 SIZES = st.dictionaries(
-    st.integers(1, 2**33).map(lambda n: 4 * n), st.tuples(*[st.floats(0.5, 9e4).map(lambda t: round(t, 2))] * 2),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    st.integers(1, 2**33).map(lambda n: 4 * n),
+    st.tuples(*[st.floats(0.5, 9e4).map(lambda t: round(t, 2))] * 2),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=40)

@@ -50,9 +50,12 @@ def test_merged_intervals_cover_the_same_time_and_never_meet(spans: list[tuple[i
     found = np.array(merged_intervals(start_s, end_s)).T
     assert (found[1:, 0] > found[:-1, 1]).all()
     halves = np.arange(0, 40, 0.5)
-    covered = [((starts <= halves[:, None]) & (halves[:, None] <= ends)).any(axis=1)
-               for starts, ends in ((start_s, end_s), found.T)]  # fmt: skip
-    np.testing.assert_array_equal(*covered)
+
+    def covers(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        is_inside = (starts <= halves[:, None]) & (halves[:, None] <= ends)
+        return is_inside.any(axis=1)
+
+    np.testing.assert_array_equal(covers(start_s, end_s), covers(*found.T))
 
 
 def test_phases_are_the_kinds_of_programs() -> None:
@@ -293,8 +296,13 @@ def test_xplane_of_a_gpu(tmp_path: Path) -> None:
         t.to_dict(orient="records") for t in (found.kernels, found.collectives)
     )
     assert {name: product[name] for name in ("op", "dtype", "batch", "m", "n", "k")} == {
-        "op": "bmm", "dtype": "bf16", "batch": 4, "m": 64, "n": 32, "k": 16,
-    }  # fmt: skip
+        "op": "bmm",
+        "dtype": "bf16",
+        "batch": 4,
+        "m": 64,
+        "n": 32,
+        "k": 16,
+    }
     assert product["time_us"] == pytest.approx(7.0)
     assert (collective["collective"], collective["num_ranks"], collective["bytes"]) == (
         "all_reduce",

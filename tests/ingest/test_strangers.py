@@ -960,20 +960,34 @@ def model(launch: Launch) -> Transformer:
 SBATCH = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
 WORLDS = {
     # Kind 1: what srun really runs.
-    "double quotes": (SBATCH + f'L="torchrun --nproc_per_node 8 --nnodes 4"\nsrun bash -c "$L {TRAIN}"', 32),
-    "options of bash": (SBATCH + f"srun --label bash -lc 'torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}'", 32),
-    "sh": (SBATCH + f"export T='torchrun --nproc_per_node 4 --nnodes 4 {TRAIN}'\nsrun sh -c '$T'", 16),
+    "double quotes": (
+        SBATCH + f'L="torchrun --nproc_per_node 8 --nnodes 4"\nsrun bash -c "$L {TRAIN}"',
+        32,
+    ),
+    "options of bash": (
+        SBATCH + f"srun --label bash -lc 'torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}'",
+        32,
+    ),
+    "sh": (
+        SBATCH + f"export T='torchrun --nproc_per_node 4 --nnodes 4 {TRAIN}'\nsrun sh -c '$T'",
+        16,
+    ),
     "an echo is no launch": (
-        SBATCH + f'CMD="torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}"\necho "torchrun --nproc_per_node 1 {TRAIN}"\n'
-        'srun bash -c "$CMD"', 32,
+        SBATCH
+        + f'CMD="torchrun --nproc_per_node 8 --nnodes 4 {TRAIN}"\necho "torchrun --nproc_per_node 1 {TRAIN}"\n'
+        'srun bash -c "$CMD"',
+        32,
     ),
     "a container between": (
-        SBATCH + "srun --container-image=x.sqsh bash -c 'cd /x && export A=1; torchrun --nproc_per_node 8 --nnodes "
-        f"$SLURM_NNODES {TRAIN}'", 32,
+        SBATCH
+        + "srun --container-image=x.sqsh bash -c 'cd /x && export A=1; torchrun --nproc_per_node 8 --nnodes "
+        f"$SLURM_NNODES {TRAIN}'",
+        32,
     ),
     "gres where no launcher says it": (SBATCH + f"srun python {TRAIN}", 32),
     "tasks where srun starts every process": (
-        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" + f"srun python {TRAIN}", 32,
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" + f"srun python {TRAIN}",
+        32,
     ),
     "options of srun win": (SBATCH + f"srun --nodes=2 --ntasks-per-node=8 python {TRAIN}", 16),
     "tasks in all": ("#SBATCH --ntasks=16\n" + f"srun python {TRAIN}", 16),
@@ -984,25 +998,41 @@ WORLDS = {
     "all GPUs of a node": (SBATCH + f"srun torchrun --nnodes 4 --nproc_per_node gpu {TRAIN}", 32),
     "accelerate": (f"accelerate launch --num_processes 16 --num_machines 2 {TRAIN}", 16),
     "a path that nobody set": (f"torchrun --nproc_per_node 8 ${{HOME_OF_CODE}}/{TRAIN}", 8),
-    "a launcher that is a program": (f"python -u launch.py --nproc_per_node 8 --nnodes 2 {TRAIN}", 16),
+    "a launcher that is a program": (
+        f"python -u launch.py --nproc_per_node 8 --nnodes 2 {TRAIN}",
+        16,
+    ),
     # Kind 3: variables that SLURM sets.
-    "nodes": ("#SBATCH -N 4\n" + f"torchrun --nproc_per_node 8 --nnodes $SLURM_JOB_NUM_NODES {TRAIN}", 32),
-    "on the node": (SBATCH + f"torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes ${{SLURM_NNODES}} {TRAIN}", 32),
+    "nodes": (
+        "#SBATCH -N 4\n" + f"torchrun --nproc_per_node 8 --nnodes $SLURM_JOB_NUM_NODES {TRAIN}",
+        32,
+    ),
+    "on the node": (
+        SBATCH
+        + f"torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes ${{SLURM_NNODES}} {TRAIN}",
+        32,
+    ),
     "typed GPUs": (
         "#SBATCH --nodes 2\n#SBATCH --gpus-per-node=h100:4\n"
-        f"torchrun --nproc_per_node $SLURM_GPUS_PER_NODE --nnodes $SLURM_NNODES {TRAIN}", 8,
+        f"torchrun --nproc_per_node $SLURM_GPUS_PER_NODE --nnodes $SLURM_NNODES {TRAIN}",
+        8,
     ),
     "typed gres": ("#SBATCH -N2\n#SBATCH --gres=gpu:a100:4\n" + f"srun python {TRAIN}", 8),
     "product": (
         SBATCH + "W=$((SLURM_NNODES * SLURM_GPUS_ON_NODE))\n"
-        f"torchrun --nproc_per_node $((W / SLURM_NNODES)) --nnodes $SLURM_NNODES {TRAIN}", 32,
+        f"torchrun --nproc_per_node $((W / SLURM_NNODES)) --nnodes $SLURM_NNODES {TRAIN}",
+        32,
     ),
     "names of nodes counted": (
         SBATCH + "N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
-        f"torchrun --nproc_per_node 8 --nnodes $N {TRAIN}", 32,
+        f"torchrun --nproc_per_node 8 --nnodes $N {TRAIN}",
+        32,
     ),
-    "a default wins where SLURM sets nothing": (f"torchrun --nproc_per_node ${{SLURM_GPUS_ON_NODE:-4}} {TRAIN}", 4),
-}  # fmt: skip
+    "a default wins where SLURM sets nothing": (
+        f"torchrun --nproc_per_node ${{SLURM_GPUS_ON_NODE:-4}} {TRAIN}",
+        4,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -64,19 +64,50 @@ def test_a_model_that_nothing_holds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "words", "engine", "flags"),
     [
-        ("llama3-70b", "tp=4,dp=2", {"batch": 64, "dtype": "fp8", "kv_dtype": "fp8"}, "vllm",
-         {"--tensor-parallel-size": "4", "--data-parallel-size": "2", "--max-num-seqs": "32", "--max-model-len": "1280",
-          "--quantization": "fp8", "--kv-cache-dtype": "fp8"}),
-        ("llama3-70b", "tp=4,pp=2", {"batch": 64}, "vllm",
-         {"--pipeline-parallel-size": "2", "--max-num-seqs": "64", "--dtype": "bfloat16"}),
-        ("mixtral-8x7b", "dp=8,ep=8", {"batch": 64}, "sglang",
-         {"--tp-size": "8", "--dp-size": "8", "--ep-size": "8", "--max-running-requests": "64"}),
-        ("llama3-8b", "tp=2", {"batch": 16, "kv_dtype": "fp8"}, "sglang",
-         {"--tp-size": "2", "--kv-cache-dtype": "fp8_e4m3", "--context-length": "1280"}),
-        ("mixtral-8x7b", "tp=8,ep=8,etp=1", {"batch": 64}, "tensorrt-llm",
-         {"--tp_size": "8", "--ep_size": "8", "--max_batch_size": "64", "--max_seq_len": "1280"}),
+        (
+            "llama3-70b",
+            "tp=4,dp=2",
+            {"batch": 64, "dtype": "fp8", "kv_dtype": "fp8"},
+            "vllm",
+            {
+                "--tensor-parallel-size": "4",
+                "--data-parallel-size": "2",
+                "--max-num-seqs": "32",
+                "--max-model-len": "1280",
+                "--quantization": "fp8",
+                "--kv-cache-dtype": "fp8",
+            },
+        ),
+        (
+            "llama3-70b",
+            "tp=4,pp=2",
+            {"batch": 64},
+            "vllm",
+            {"--pipeline-parallel-size": "2", "--max-num-seqs": "64", "--dtype": "bfloat16"},
+        ),
+        (
+            "mixtral-8x7b",
+            "dp=8,ep=8",
+            {"batch": 64},
+            "sglang",
+            {"--tp-size": "8", "--dp-size": "8", "--ep-size": "8", "--max-running-requests": "64"},
+        ),
+        (
+            "llama3-8b",
+            "tp=2",
+            {"batch": 16, "kv_dtype": "fp8"},
+            "sglang",
+            {"--tp-size": "2", "--kv-cache-dtype": "fp8_e4m3", "--context-length": "1280"},
+        ),
+        (
+            "mixtral-8x7b",
+            "tp=8,ep=8,etp=1",
+            {"batch": 64},
+            "tensorrt-llm",
+            {"--tp_size": "8", "--ep_size": "8", "--max_batch_size": "64", "--max_seq_len": "1280"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_commands_say_the_server(
     model: str, layout: str, words: dict[str, Any], engine: str, flags: dict[str, str]
 ) -> None:

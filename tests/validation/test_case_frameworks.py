@@ -25,18 +25,44 @@ TABLE = [
     GPT | {"case_id": name, "framework": name} | more
     for name, more in {
         "megatron-lm@2021": {},
-        "megatron-core@2025": {"dtype": "bf16", "zero_stage": 1, "tp": 2, "dp": 4, "global_batch": 16},
-        "nemo@2025": {"dtype": "bf16", "zero_stage": None, "sequence_parallel": None, "tp": 4, "dp": 2,
-                      "global_batch": 8},
-        "nanotron@2024": {"dtype": "bf16", "pp": 4, "tp": 2, "num_microbatches": 8, "global_batch": 32, "zero_stage": 1,
-                          "recompute": None},
-        "maxtext@2024": {"dtype": "bf16", "tp": 1, "dp": 8, "zero_stage": None, "recompute": None, "global_batch": 32},
+        "megatron-core@2025": {
+            "dtype": "bf16",
+            "zero_stage": 1,
+            "tp": 2,
+            "dp": 4,
+            "global_batch": 16,
+        },
+        "nemo@2025": {
+            "dtype": "bf16",
+            "zero_stage": None,
+            "sequence_parallel": None,
+            "tp": 4,
+            "dp": 2,
+            "global_batch": 8,
+        },
+        "nanotron@2024": {
+            "dtype": "bf16",
+            "pp": 4,
+            "tp": 2,
+            "num_microbatches": 8,
+            "global_batch": 32,
+            "zero_stage": 1,
+            "recompute": None,
+        },
+        "maxtext@2024": {
+            "dtype": "bf16",
+            "tp": 1,
+            "dp": 8,
+            "zero_stage": None,
+            "recompute": None,
+            "global_batch": 32,
+        },
         "generic": {},
         "": {"model": "ours", "vocab": None},
         "somebody@2024": {"seq_len": 128, "tokenizer_vocab": 50257, "model": "ours", "vocab": None},
         "nanotron@2001": {},
     }.items()
-]  # fmt: skip
+]
 
 
 def words(row: dict[str, Any]) -> dict[str, Any]:

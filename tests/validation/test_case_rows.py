@@ -403,22 +403,57 @@ def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_length
 @pytest.mark.parametrize(
     ("cells", "gbit", "latency_us"),
     [
-        ({"inter_link": "Ethernet", "inter_link_as_stated":
-          "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC"}, 400, 5),
-        ({"inter_link": "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC"}, 400, 5),
-        ({"inter_link": "RoCE", "inter_link_as_stated": "BF3 200Gbps for NS and 2xBF3 400Gbps for EW"}, 100, 6),
+        (
+            {
+                "inter_link": "Ethernet",
+                "inter_link_as_stated": "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC",
+            },
+            400,
+            5,
+        ),
+        (
+            {
+                "inter_link": "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC"
+            },
+            400,
+            5,
+        ),
+        (
+            {
+                "inter_link": "RoCE",
+                "inter_link_as_stated": "BF3 200Gbps for NS and 2xBF3 400Gbps for EW",
+            },
+            100,
+            6,
+        ),
         ({"inter_link": "InfiniBand 8x50 GB/s"}, 400, 5),
         ({"inter_link": "EFA v2 3200"}, 400, 15),
         ({"nics_per_node": 4, "nic_gbit_per_s": 400, "inter_link": "8x 200 Gb/s RoCE"}, 200, 6),
         ({"inter_link": "InfiniBand", "nics_per_node": 4, "nic_gbit_per_s": 200}, 100, 5),
-        ({"inter_link": "InfiniBand NDR", "nics_per_node": 2, "nic_gbit_per_s": 400, "inter_link_as_stated":
-          "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s"}, 400, 5),
-        ({"inter_link": "InfiniBand", "nic_gbit_per_s": 100, "inter_link_as_stated": "100GbE InfiniBand"}, 400, 5),
+        (
+            {
+                "inter_link": "InfiniBand NDR",
+                "nics_per_node": 2,
+                "nic_gbit_per_s": 400,
+                "inter_link_as_stated": "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s",
+            },
+            400,
+            5,
+        ),
+        (
+            {
+                "inter_link": "InfiniBand",
+                "nic_gbit_per_s": 100,
+                "inter_link_as_stated": "100GbE InfiniBand",
+            },
+            400,
+            5,
+        ),
         ({"inter_link": "Ethernet", "inter_link_as_stated": "3x 100 GbE per card"}, 300, 25),
         ({"inter_link": "8x HDR 200 Gbps InfiniBand per node"}, 200, 5),
         ({"inter_link": None}, 400, 5),
     ],
-)  # fmt: skip
+)
 def test_the_network_of_a_row(cells, gbit, latency_us):
     level = read_case(ROW | cells).cluster.levels[-1]
     assert level.bandwidth_bytes_per_s == pytest.approx(gbit * 1e9 / 8)

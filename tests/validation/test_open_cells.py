@@ -22,10 +22,22 @@ from perfmodel.validation.unstated import (
 from perfmodel.validation.unstated.priors import choice_priors
 
 ROW = {
-    "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,
-    "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32,
+    "case_id": "one",
+    "source": "s",
+    "model": "llama3-8b",
+    "device": "H100",
+    "n_devices": 32,
+    "devices_per_node": 8,
+    "tp": 2,
+    "pp": 2,
+    "dp": 8,
+    "cp": 1,
+    "vpp": 1,
+    "micro_batch": 2,
+    "global_batch": 64,
+    "layers": 32,
     "sequence_parallel": 1,
-}  # fmt: skip
+}
 FEATURES = model_features(
     catalog.model("llama3-8b"),
     catalog.device("H100"),
@@ -210,9 +222,17 @@ def test_open_values_multiply_and_their_priors_are_products():
 def on_tpus(devices, **stated):
     """Completions of a run on slices of 256 chips that states no degrees."""
     row = ROW | {
-        "device": "TPU-v5e", "n_devices": devices, "devices_per_node": 4, "tp": None, "pp": 1, "dp": None,
-        "global_batch": 2 * devices, "micro_batch": 1, "zero_stage": 3, "framework": "maxtext@2024",
-    }  # fmt: skip
+        "device": "TPU-v5e",
+        "n_devices": devices,
+        "devices_per_node": 4,
+        "tp": None,
+        "pp": 1,
+        "dp": None,
+        "global_batch": 2 * devices,
+        "micro_batch": 1,
+        "zero_stage": 3,
+        "framework": "maxtext@2024",
+    }
     found, _ = completions(RowRun(row | stated), None, choice_priors())
     return found
 

@@ -40,58 +40,142 @@ def zero(stage: int, **fields: Any) -> dict[str, Any]:
 
 
 FULL, NONE = {"layout": {"recompute": "full"}}, {"layout": {"recompute": "none"}}
+# Meanings of a column, each with the wordings that have it.
 RECOMPUTE_SYNONYMS = [
-    (FULL, "full", "gradient checkpointing", "activation_checkpointing: true", "checkpointing on", "yes", "True",
-     "enabled", "full remat", "AC", "recompute=True", "all layers", "100 %", "full, uniform 1", "nothing_saveable",
-     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
-    (NONE, "none", "no recomputation", "gradient_checkpointing=False", "without checkpointing", "off", "0 %",
-     "activation checkpointing disabled", "not used", "w/o", "everything_saveable"),
-    (layers(12), "block 12", "12 layers", "12 layers per stage", "1 in 4 layers", "10 layers of 40", "12/48 layers",
-     "25 %", "25% of the layers", "a quarter", "every 4th layer", "every fourth layer", "recompute_num_layers=12",
-     "full, 12 out of 48 layers"),
-    (layers(24), "every other layer", "half", "one in two layers", "alternate layers", "50%", "every 2nd layer"),
-    (layers(32), "2 of 3 layers", "two thirds of the layers", "activation checkpointing: 2 of 3 layers"),
-    (modules("core_attn"), "selective attention", "core_attn", "attention only", "core attention",
-     "selective (attention core)"),
-    (modules("layernorm", "mlp"), "mlp, layernorm", "selective FFN + RMSNorm", "layer_norm; feed-forward"),
-    ({"layout": {"offload_layers": 47}}, "offload", "activation offloading", "CPU offload of activations"),
-]  # fmt: skip
+    (
+        FULL,
+        "full | gradient checkpointing | activation_checkpointing: true | checkpointing on | "
+        "yes | True | enabled | full remat | AC | recompute=True | all layers | 100 % | "
+        "full, uniform 1 | nothing_saveable | "
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    ),
+    (
+        NONE,
+        "none | no recomputation | gradient_checkpointing=False | without checkpointing | "
+        "off | 0 % | activation checkpointing disabled | not used | w/o | everything_saveable",
+    ),
+    (
+        layers(12),
+        "block 12 | 12 layers | 12 layers per stage | 1 in 4 layers | 10 layers of 40 | "
+        "12/48 layers | 25 % | 25% of the layers | a quarter | every 4th layer | "
+        "every fourth layer | recompute_num_layers=12 | full, 12 out of 48 layers",
+    ),
+    (
+        layers(24),
+        "every other layer | half | one in two layers | alternate layers | 50% | every 2nd layer",
+    ),
+    (
+        layers(32),
+        "2 of 3 layers | two thirds of the layers | activation checkpointing: 2 of 3 layers",
+    ),
+    (
+        modules("core_attn"),
+        "selective attention | core_attn | attention only | core attention | "
+        "selective (attention core)",
+    ),
+    (
+        modules("layernorm", "mlp"),
+        "mlp, layernorm | selective FFN + RMSNorm | layer_norm; feed-forward",
+    ),
+    (
+        {"layout": {"offload_layers": 47}},
+        "offload | activation offloading | CPU offload of activations",
+    ),
+]
 SCHEDULE_SYNONYMS = [
-    ({"layout": {"schedule": "1f1b"}}, "1F1B", "PipeDream-flush", "one forward one backward", "Schedule1F1B",
-     "non-interleaved 1F1B", "1F1B (PipeDream-Flush)", "DAPPLE"),
-    ({"layout": {"schedule": "interleaved", "vpp": 4}}, "interleaved 1F1B (v=4)", "VPP 4",
-     "interleaved, 4 model chunks", "1F1B-interleaved, vpp=4", "virtual pipeline (4 chunks)",
-     "virtual_pipeline_model_parallel_size=4"),
-    ({"layout": {"schedule": "gpipe"}}, "GPipe", "AFAB", "all-forward-all-backward", "F-then-B", "ScheduleGPipe"),
-    ({"layout": {"schedule": "zb-h1"}}, "ZB1P", "ZB-H1", "zb_h1", "ZB-1p", "Zero Bubble (ZB-H1)", "zero bubble"),
-    ({"layout": {"schedule": "dualpipe"}}, "DualPipe", "dual pipe", "DualPipe (DeepSeek-V3)"),
-]  # fmt: skip
+    (
+        {"layout": {"schedule": "1f1b"}},
+        "1F1B | PipeDream-flush | one forward one backward | Schedule1F1B | "
+        "non-interleaved 1F1B | 1F1B (PipeDream-Flush) | DAPPLE",
+    ),
+    (
+        {"layout": {"schedule": "interleaved", "vpp": 4}},
+        "interleaved 1F1B (v=4) | VPP 4 | interleaved, 4 model chunks | "
+        "1F1B-interleaved, vpp=4 | virtual pipeline (4 chunks) | "
+        "virtual_pipeline_model_parallel_size=4",
+    ),
+    (
+        {"layout": {"schedule": "gpipe"}},
+        "GPipe | AFAB | all-forward-all-backward | F-then-B | ScheduleGPipe",
+    ),
+    (
+        {"layout": {"schedule": "zb-h1"}},
+        "ZB1P | ZB-H1 | zb_h1 | ZB-1p | Zero Bubble (ZB-H1) | zero bubble",
+    ),
+    (
+        {"layout": {"schedule": "dualpipe"}},
+        "DualPipe | dual pipe | DualPipe (DeepSeek-V3)",
+    ),
+]
 SHARDING_SYNONYMS = [
-    (zero(0), "none", "DDP", "NO_SHARD", "FSDP NO_SHARD", "data parallel", "not sharded", "ZeRO-0"),
-    (zero(1), "ZeRO-1", "distopt", "--use-distributed-optimizer", "DDP with a distributed optimizer", "zero_stage=1",
-     "optimizer state sharding", "ZeroRedundancyOptimizer", "P_os"),
-    (zero(2), "ZeRO stage 2", "SHARD_GRAD_OP", "FSDP SHARD_GRAD_OP", "DeepSpeed stage 2",
-     "FSDP, no reshard after forward", "reshard_after_forward=False"),
-    (zero(3), "FULL_SHARD", "FSDP2", "ZeRO-III", "ds_z3", "fully sharded", "Fully Sharded Data Parallel", "ZeRO++"),
-    (zero(3, replicate=2), "HSDP 2x8", "hybrid shard 8", "MiCS", "dp_replicate=2, dp_shard=8", "FSDP over 8 GPUs",
-     "HSDP (shard 8, replicate 2)", "HYBRID_SHARD"),
-    (zero(3, offload_states="weights"), "ZeRO-Infinity", "FSDP + CPU offload", "ZeRO-3, offload parameters"),
-    (zero(2, offload_states="optimizer"), "ZeRO-2 + CPU offload", "zero2, optimizer offload"),
-    (zero(3) | {"job": {"secondary_shards": 8}}, "ZeRO++ hpz=8", "ZeRO-3 hpZ over 8 ranks",
-     "zero_hpz_partition_size=8"),
-]  # fmt: skip
+    (
+        zero(0),
+        "none | DDP | NO_SHARD | FSDP NO_SHARD | data parallel | not sharded | ZeRO-0",
+    ),
+    (
+        zero(1),
+        "ZeRO-1 | distopt | --use-distributed-optimizer | DDP with a distributed optimizer | "
+        "zero_stage=1 | optimizer state sharding | ZeroRedundancyOptimizer | P_os",
+    ),
+    (
+        zero(2),
+        "ZeRO stage 2 | SHARD_GRAD_OP | FSDP SHARD_GRAD_OP | DeepSpeed stage 2 | "
+        "FSDP, no reshard after forward | reshard_after_forward=False",
+    ),
+    (
+        zero(3),
+        "FULL_SHARD | FSDP2 | ZeRO-III | ds_z3 | fully sharded | "
+        "Fully Sharded Data Parallel | ZeRO++",
+    ),
+    (
+        zero(3, replicate=2),
+        "HSDP 2x8 | hybrid shard 8 | MiCS | dp_replicate=2, dp_shard=8 | FSDP over 8 GPUs | "
+        "HSDP (shard 8, replicate 2) | HYBRID_SHARD",
+    ),
+    (
+        zero(3, offload_states="weights"),
+        "ZeRO-Infinity | FSDP + CPU offload | ZeRO-3, offload parameters",
+    ),
+    (
+        zero(2, offload_states="optimizer"),
+        "ZeRO-2 + CPU offload | zero2, optimizer offload",
+    ),
+    (
+        zero(3) | {"job": {"secondary_shards": 8}},
+        "ZeRO++ hpz=8 | ZeRO-3 hpZ over 8 ranks | zero_hpz_partition_size=8",
+    ),
+]
 DTYPE_SYNONYMS = [
-    ({"job": {"dtype": "bf16"}}, "bf16", "bfloat16", "bf16-mixed", "mixed precision", "16-bit",
-     "bf16 + fp32 master weights", "BF16 (fp32 optimizer states)"),
-    ({"job": {"dtype": "bf16", "grad_dtype": "fp32"}}, "bf16 with fp32 gradients",
-     "param_dtype=bf16, reduce_dtype=fp32"),
-    ({"job": {"dtype": "fp16"}}, "O1", "O2", "apex O2", "16-mixed", "half precision", "fp16 (dynamic loss scaling)"),
-    ({"job": {"dtype": "fp8"}}, "BF16/FP8", "fp8-mixed", "FP8 hybrid", "float8_e4m3fn", "8-bit"),
-    ({"job": {"dtype": "fp8", "fp8_recipe": "mxfp8"}}, "MXFP8", "mx-fp8", "fp8 MX"),
-    ({"job": {"dtype": "int8"}}, "w8a8", "INT8 (AQT)"),
-    ({"job": {"dtype": "bf16", "base_weights": "nf4"}}, "nf4", "QLoRA 4-bit", "load_in_4bit",
-     "4-bit base, bf16 compute"),
-]  # fmt: skip
+    (
+        {"job": {"dtype": "bf16"}},
+        "bf16 | bfloat16 | bf16-mixed | mixed precision | 16-bit | "
+        "bf16 + fp32 master weights | BF16 (fp32 optimizer states)",
+    ),
+    (
+        {"job": {"dtype": "bf16", "grad_dtype": "fp32"}},
+        "bf16 with fp32 gradients | param_dtype=bf16, reduce_dtype=fp32",
+    ),
+    (
+        {"job": {"dtype": "fp16"}},
+        "O1 | O2 | apex O2 | 16-mixed | half precision | fp16 (dynamic loss scaling)",
+    ),
+    (
+        {"job": {"dtype": "fp8"}},
+        "BF16/FP8 | fp8-mixed | FP8 hybrid | float8_e4m3fn | 8-bit",
+    ),
+    (
+        {"job": {"dtype": "fp8", "fp8_recipe": "mxfp8"}},
+        "MXFP8 | mx-fp8 | fp8 MX",
+    ),
+    (
+        {"job": {"dtype": "int8"}},
+        "w8a8 | INT8 (AQT)",
+    ),
+    (
+        {"job": {"dtype": "bf16", "base_weights": "nf4"}},
+        "nf4 | QLoRA 4-bit | load_in_4bit | 4-bit base, bf16 compute",
+    ),
+]
 COLUMNS = {
     "recompute": (ROW, RECOMPUTE_SYNONYMS),
     "recompute_detail": (ROW | {"recompute": None}, RECOMPUTE_SYNONYMS),
@@ -103,8 +187,8 @@ COLUMNS = {
 WORDINGS = [
     (column, words, meaning)
     for column, (_, synonyms) in COLUMNS.items()
-    for meaning, *wordings in synonyms
-    for words in wordings
+    for meaning, wordings in synonyms
+    for words in wordings.split(" | ")
 ]
 
 

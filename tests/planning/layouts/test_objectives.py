@@ -80,19 +80,46 @@ def found(case, space, **options):
     ("objective", "of", "constraints", "holds"),
     [
         ("cost", lambda r: r["cost"], [], lambda r: True),
-        ("tokens_per_s", lambda r: -r["tokens_per_s"], ["devices <= 4"], lambda r: r["devices"] <= 4),
-        ("tokens_per_s_per_device", lambda r: -r["tokens_per_s"] / r["devices"], ["2 < pp"], lambda r: r["pp"] > 2),
-        ("train_time", lambda r: r["train_time_s"], ["memory_bytes<3e10"], lambda r: r["memory_bytes"] < 3e10),
-        ("memory", lambda r: r["memory_bytes"], ["step_time_s < 1.5"], lambda r: r["step_time_s"] < 1.5),
-        ("devices", lambda r: r["devices"], ["step_time_s < 1.5"], lambda r: r["step_time_s"] < 1.5),
+        (
+            "tokens_per_s",
+            lambda r: -r["tokens_per_s"],
+            ["devices <= 4"],
+            lambda r: r["devices"] <= 4,
+        ),
+        (
+            "tokens_per_s_per_device",
+            lambda r: -r["tokens_per_s"] / r["devices"],
+            ["2 < pp"],
+            lambda r: r["pp"] > 2,
+        ),
+        (
+            "train_time",
+            lambda r: r["train_time_s"],
+            ["memory_bytes<3e10"],
+            lambda r: r["memory_bytes"] < 3e10,
+        ),
+        (
+            "memory",
+            lambda r: r["memory_bytes"],
+            ["step_time_s < 1.5"],
+            lambda r: r["step_time_s"] < 1.5,
+        ),
+        (
+            "devices",
+            lambda r: r["devices"],
+            ["step_time_s < 1.5"],
+            lambda r: r["step_time_s"] < 1.5,
+        ),
         (
             "step_time_s * devices**0.5 + memory_gib / 100",
             lambda r: r["step_time_s"] * r["devices"] ** 0.5 + r["memory_bytes"] / 2**30 / 100,
             ["cost / 2 >= train_time_s / 1000", "max(pp, devices / 2) == 2"],
-            lambda r: r["cost"] / 2 >= r["train_time_s"] / 1000 and max(r["pp"], r["devices"] / 2) == 2,
+            lambda r: (
+                r["cost"] / 2 >= r["train_time_s"] / 1000 and max(r["pp"], r["devices"] / 2) == 2
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_the_best_is_that_of_brute_force(
     case, space, every, monkeypatch, objective, of, constraints, holds
 ):
