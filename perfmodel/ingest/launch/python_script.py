@@ -16,13 +16,23 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch._entries import Neighbours
 from perfmodel.ingest.launch._python_calls import Call
 from perfmodel.ingest.launch._python_statements import Follower
-from perfmodel.ingest.launch._python_values import MISSING, Function, Scope, parsed_module
+from perfmodel.ingest.launch._python_values import (
+    MISSING,
+    Choice,
+    Class,
+    Function,
+    Scope,
+    ScriptObject,
+    Symbol,
+    Unknown,
+    parsed_module,
+)
 
 
 class Followed:
     """The known state of a script after it was followed."""
 
-    def __init__(self, follower: "Follower", scope: Scope) -> None:
+    def __init__(self, follower: Follower, scope: Scope) -> None:
         self._follower = follower
         self._scope = scope
 
