@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def selection_report(runs: Sequence[Run]) -> str:
-    """The study as Markdown."""
+    """Format the study as Markdown."""
     lines = [_HEAD]
     for held_out, title in (
         (False, "Any shape may be measured"),
@@ -136,7 +136,8 @@ def _grids(runs: Sequence[Run]) -> list[str]:
 
 
 def _intervals(runs: Sequence[Run]) -> str:
-    """Mean error and mean width of our intervals after every second number of points."""
+    """Table of our intervals' mean error and mean width after every second number of measured
+    points."""
     head = ("points", "mean error", "mean half-width of the 90 % interval", "layouts inside it")
     # Runs end at different numbers of points; beyond the shortest the means would change members.
     shortest = min(len(run["points"]["ours"]) for run in runs)
@@ -167,7 +168,7 @@ def _mean_curve(runs: Sequence[Run], strategy: str) -> tuple[np.ndarray, np.ndar
 
 
 def _as_good(points: np.ndarray, error: np.ndarray, largest_error: float) -> float | None:
-    """Number of points from which on the error stays at or below `largest_error`."""
+    """Number of measured points from which on the error stays at or below `largest_error`."""
     too_large = np.flatnonzero(error > largest_error)
     first_good = too_large[-1] + 1 if len(too_large) else 0
     return float(points[first_good]) if first_good < len(points) else None

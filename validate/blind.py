@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def record(folders: Sequence[Path]) -> None:
-    """Give every source without one its first look."""
+    """Record first looks at all sources that have none."""
     # A look is worth something only with the code that gave it: the commit is kept beside it.
     commit = commit_of_package(FOLDER.parents[1])
     for folder in folders:

@@ -122,7 +122,7 @@ def _add_baselines(rows: dict[str, Any]) -> None:
 
 
 def _add_explanations(rows: dict[str, Any]) -> None:
-    """Add figures that may explain why our choice is not the paper's, where it is not."""
+    """Add figures that may explain why our choice differs from the paper's."""
     # Inference: whether prices of the paper's own form lead to its choice.
     for model in INFERENCE:
         row = rows[f"{model} inference"]
@@ -147,7 +147,7 @@ def ranks(minutes: float) -> None:
 
 
 def training_row(model: str, batch: int) -> dict[str, Any]:
-    """One row of table 2."""
+    """Search one row of table 2."""
     program = model_program(catalog.model(model), batch, dtype="fp16")
     counts = MICRO_BATCHES if model == "mlp-1b" else TO_32
     search = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=counts)
@@ -156,7 +156,7 @@ def training_row(model: str, batch: int) -> dict[str, Any]:
 
 
 def inference_row(model: str) -> dict[str, Any]:
-    """One row of table 3: the batch is free."""
+    """Search one row of table 3, where the batch is free."""
     paper_batch, paper = INFERENCE[model]
     searches = []
     for batch in (int(paper_batch * factor) for factor in NEAR):
@@ -182,7 +182,7 @@ def inference_row(model: str) -> dict[str, Any]:
 
 
 def inference_program(model: str, batch: int) -> Program:
-    """A row of table 3 as a program of one device."""
+    """The one-device program of a row of table 3."""
     program = model_program(
         catalog.model(model), batch, seq_len=TOKENS, dtype="fp16", mode="inference"
     )
@@ -190,8 +190,8 @@ def inference_program(model: str, batch: int) -> Program:
 
 
 def additive_choice(model: str) -> str:
-    """The best layout of a row of table 3 at the paper's batch, with kernels priced by the form of
-    the paper's regressions; and how much faster than the paper's choice that makes it."""
+    """The best layout of a row of table 3 when kernels have the paper's regression form, and its
+    speed-up over the paper's choice."""
     batch, paper = INFERENCE[model]
     search = search_programs(
         inference_program(model, batch),
@@ -253,7 +253,8 @@ def _additive_timer(fixed_s: float) -> Timer:
 
 
 def _beside(search: ProgramSearch, paper: str) -> dict[str, Any]:
-    """Our choice beside the paper's by our simulation, and how many layouts were tried."""
+    """Our choice in our simulation beside the paper's, and the number of layouts that were
+    tried."""
     best = search.candidates[0]
     theirs = next((c.step_time_s for c in search.candidates if c.dtpk == paper), float("inf"))
     ratio = theirs / best.step_time_s
@@ -293,7 +294,7 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _step_time_s(program: Program, layout: str) -> float:
-    """Simulated time of one layout, infinite where its values do not fit."""
+    """Simulated time of one layout; infinite where its values do not fit."""
     degrees, cluster = Degrees.parse(layout), catalog.cluster(CLUSTER)
     # Weights that do not fit even if they divide evenly rule a layout out before it is written
     # down.
@@ -329,14 +330,15 @@ def with_speedups(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(value: float | None) -> str:
-    """As the tables have it: `-` what does not fit, `?` what was not computed yet."""
+    """Format a ratio as the tables do: `-` where a layout does not fit, `?` where it is not
+    computed yet."""
     if value is not None and np.isnan(value):
         return "?"
     return "-" if value is None or np.isinf(value) else f"{value:.1f}"
 
 
 def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as the page prints them."""
+    """Format rows as the page prints them."""
     table = pd.DataFrame([with_speedups(row) for row in rows])
     if "additive" in table:
         table["additive"] = table["additive"].fillna("")
@@ -368,7 +370,8 @@ def speedup_text(rows: list[dict[str, Any]]) -> str:
 
 
 def _speedup_ratios(rows: list[dict[str, Any]], baseline: str, is_small: bool) -> list[float]:
-    """Our speed-up over a baseline per the paper's, of rows below or from `_LARGE_BATCH` on."""
+    """Our speed-up over a baseline divided by the paper's, for rows below or from `_LARGE_BATCH`
+    on."""
     ratios = []
     for row in rows:
         if (row["batch"] < _LARGE_BATCH) != is_small:
@@ -404,7 +407,7 @@ def not_held_text(rows: list[dict[str, Any]]) -> str:
 
 
 def stages_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Why stages of a pipeline beat data parallelism in inference, where they do."""
+    """Sentence on why pipeline stages beat data parallelism in inference, where they do."""
     row = rows.get("gpt2-13b inference")
     if row is None or row["held"] or "/1/1/1" in row["ours"]:
         return ""
@@ -416,7 +419,7 @@ def stages_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def additive_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Whether prices of the paper's form lead to its choice for GPT-2 175B."""
+    """Sentence on whether prices of the paper's form lead to its choice for GPT-2 175B."""
     row = rows.get("gpt2-175b inference", {})
     if "additive" not in row:
         return ""
@@ -438,8 +441,8 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def fixed_cost_text(fixed: pd.DataFrame) -> str:
-    """From which fixed cost on the paper's choice of K beats more micro-batches on the same
-    devices."""
+    """Sentence on the fixed cost from which the paper's choice of K beats more micro-batches on the
+    same devices."""
     # Choices that differ from the paper's in the number of micro-batches alone.
     paper_choice, *alternatives = FIXED_COST_CHOICES
     degrees, _, paper_count = paper_choice.rpartition("/")
@@ -463,7 +466,7 @@ pipeline; whether it explains the gap is not shown.
 
 
 def page() -> str:
-    """The page of tables 2 to 4, from all that was computed and measured so far."""
+    """Format the page of tables 2 to 4 from everything computed and measured so far."""
     computed = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     fixed = pd.DataFrame(computed.pop(FIXED, {"rows": []})["rows"])
     rows = list(computed.values())
@@ -527,7 +530,7 @@ have cost it {_span(TENSOR_ALONE / fixed["1/16/1/1"])} times what the prices her
 
 
 def _span(ratios: Any) -> str:
-    """The least and the largest of ratios."""
+    """The smallest and the largest of some ratios, as text."""
     return f"{ratios.min():.2f} to {ratios.max():.2f}"
 
 

@@ -105,7 +105,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Real and emulated runs in turn, of which the slower rank counts.
+    """Run real and emulated ranks in turn; the slower rank counts.
 
     Emulated are `both` ranks, which wait for one another (`Orders.apart`) while their calls take
     what the prices say, and `each` by itself on its own core, both awake. The cores of a shared
@@ -116,7 +116,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     prices = priced(table)
 
     def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
-        """Some ranks of two, each on a core of its own."""
+        """Run some of two ranks in the emulator, each on a core of its own."""
         return Emulation(
             command=command,
             world_size=2,
@@ -198,7 +198,7 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The paper's figure 4: iterations as every all-reduce is delayed by more and more."""
+    """The paper's figure 4: iteration times as every all-reduce is delayed by more and more."""
     delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
     table = prices_of(out)
     for name, occupancy in (
@@ -220,7 +220,7 @@ def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Less bandwidth and slower ranks: emulated, and predicted from one run without either.
+    """Emulate less bandwidth and slower ranks, and predict both from one undisturbed run.
 
     Half the bandwidth doubles what the network takes; with a straggler everybody's next collective
     waits until it has computed as long as it does.
@@ -228,7 +228,7 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     table, result = prices_of(out), {}
 
     def run(slower: float, **conditions: object) -> EmulatedRun:
-        """The script on a network that is `slower` times as slow, under further conditions."""
+        """Run the script on a network that is `slower` times as slow, under further conditions."""
         # Three times what gloo takes here, so that communication is a part of the step worth
         # changing.
         network = Prices(catalog.cluster("localhost"), lambda op: slower * 3 * table.time_s(op))
@@ -266,7 +266,8 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Calls answered per second and memory, by world size; what takes no time in the model."""
+    """Calls answered per second and memory, by world size, where calls take no time in the
+    model."""
     result = {}
     for ranks in (2, 64, 1024):
         with tempfile.TemporaryDirectory() as folder:
@@ -289,8 +290,8 @@ def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against
-    the prediction.
+    """Peak memory of a real rank since it joined its world, of the same rank emulated, and as
+    predicted.
 
     What the libraries take for themselves, as a context does on a GPU, is what a model of next to
     no size takes.

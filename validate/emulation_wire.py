@@ -73,7 +73,7 @@ ENDLESS = 10**6
 
 
 def both(command: tuple[str, ...]) -> dict[str, Emulation]:
-    """Two real ranks, and one of them with the other on the wire."""
+    """Run two real ranks, then one of them with the other on the wire."""
     common: dict[str, Any] = {
         "command": command,
         "world_size": 2,
@@ -126,7 +126,7 @@ def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Table 3, and whose processor time it takes."""
+    """Table 3: iterations of real and emulated models, and processor time by process."""
     rows = []
     for name in arguments.models or MODELS:
         runs = {
@@ -156,8 +156,8 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The process of the others as the world grows: its processor time beside that of the one real
-    rank."""
+    """Processor time of the process that answers for all other ranks, as the world grows, beside
+    that of the one real rank."""
     rows, steps = [], 12
     for world_size in RANKS:
         # One reduction a step: what the peer does per message is all there is.
@@ -180,7 +180,7 @@ def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def delay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figure 4: iterations as every all-reduce is delayed."""
+    """Figure 4: iteration times as every all-reduce is delayed."""
     rows = []
     for delay_s in DELAYS_S:
         emulation = both(script("bert", 16))["wire"]
@@ -253,13 +253,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
 
 
 def _paper_overhead(row: dict[str, Any]) -> str:
-    """By how much the paper's emulated call takes longer than its real one."""
+    """Overhead of the paper's emulated call over its real one."""
     real_us, emulated_us = PAPER_TABLE_1_US[row["collective"]][SIZES.index(row["bytes"])]
     return f"{emulated_us / real_us - 1:+.1%}"
 
 
 def _judged_call(row: dict[str, Any]) -> str:
-    """Whether a call takes at most the bar longer, whatever the noise adds or takes away."""
+    """Verdict on whether a call's overhead is below the bar, given its noise."""
     # Noise may hide an overhead as well as make one.
     if row["overhead"] + row["noise"] <= BARS["micro"]:
         return "yes"
@@ -267,12 +267,12 @@ def _judged_call(row: dict[str, Any]) -> str:
 
 
 def _core_noise_text(row: dict[str, Any]) -> str:
-    """The noise of a rank's processor time, where it was measured."""
+    """The noise of a rank's processor time, where it was measured, as text."""
     return f"{row['core_noise']:.1%}" if "core_noise" in row else "not measured"
 
 
 def _judged_core(row: dict[str, Any]) -> str:
-    """Whether a rank's processor time is within the bar; of earlier runs its noise is not known."""
+    """Verdict on whether a rank's processor time is within the bar; earlier runs lack its noise."""
     return (
         judged(row["core_error"], row["core_noise"], BARS["turns"])
         if "core_noise" in row
@@ -281,7 +281,7 @@ def _judged_core(row: dict[str, Any]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """A time for a table, in milliseconds below a second."""
+    """Format a time for a table, in milliseconds below a second."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -370,7 +370,7 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
 
 
 def report(results: dict[str, Any]) -> str:
-    """The page of all parts that were measured so far."""
+    """Format the page of all parts that were measured so far."""
     lines = [
         "# One rank real, the others on the wire",
         "",
@@ -396,7 +396,7 @@ def report(results: dict[str, Any]) -> str:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """What is above its bar, and how busy the machine was."""
+    """Sentences on what is above its bar, and on how busy the machine was."""
     lines = ["## What is missing or missed", ""]
     if calls := results.get("micro", {}).get("rows", ()):
         lines.append(f"- {COLUMNS['micro'][0]}: {_calls_text(calls)}")
@@ -422,7 +422,7 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 
 def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
-    """How many overheads are within the bar, and which are not."""
+    """Sentence on how many overheads are within the bar, and which are not."""
     bar, judgements = BARS["micro"], [_judged_call(row) for row in rows]
     longer = sorted(
         (row for row in rows if row["overhead"] > bar), key=lambda row: -row["overhead"]
@@ -442,7 +442,7 @@ def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cores_text(rows: Sequence[dict[str, Any]], neighbour: bool) -> str:
-    """What processor times say, and what kept the second core busy."""
+    """Sentence on processor times, and on what kept the second core busy."""
     # Such turns flatter the emulation.
     if not neighbour:
         return (
@@ -459,7 +459,7 @@ def _cores_text(rows: Sequence[dict[str, Any]], neighbour: bool) -> str:
 
 
 def _language_text(results: dict[str, Any]) -> str:
-    """Which message loop was measured."""
+    """Sentence on which message loop was measured."""
     parts = [
         part
         for part in ("micro", "turns")

@@ -94,7 +94,8 @@ def one_against_rest(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.nd
 
 
 def predicted(run: Run, fitted: dict[str, EndToEnd]) -> tuple[float, float]:
-    """Error relative to the measured time, and whether the interval covers that."""
+    """Relative error of a run's prediction, and whether its interval covers the measured time (1 or
+    0)."""
     model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
     device = run.cluster.device.name
     if device in fitted:
@@ -148,7 +149,7 @@ def table(rows: list[dict]) -> str:
 
 
 def worst(runs: list[Run]) -> str:
-    """How much of the mean the runs make up that are off by most, were all runs fitted at once."""
+    """Section on the runs with the largest errors, with parameters fitted to all runs at once."""
     fitted = calibrate_end_to_end(runs)
     # Without what is learned of each run beside the parameters: that would hide how far off it is.
     parameters_only = {device: fit.adjustment.without_runs() for device, fit in fitted.items()}
@@ -178,7 +179,7 @@ def worst(runs: list[Run]) -> str:
 
 
 def parameters(runs: list[Run]) -> str:
-    """Parameters from all runs of vTrain on several nodes."""
+    """Fit parameters on all multi-node runs of vTrain."""
     (fitted,) = calibrate_end_to_end(runs).values()
     lines = [
         "Parameters from all of them (logs of factors; losses as amounts), those that the runs narrowed:",

@@ -28,8 +28,7 @@ HERE = Path(__file__).parent
 
 
 def without_factors(source: str) -> Site:
-    """Constants fitted without a source's teams, none of which multiplies a time because of the
-    framework's name."""
+    """Site constants fitted without a source's teams, with no factor for the framework's name."""
     return replace(Site.without(source), population=NEUTRAL)
 
 

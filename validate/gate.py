@@ -87,7 +87,7 @@ def figures(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def worse(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What became less accurate, in words; both by source as `figures` has them.
+    """Sentences on what became less accurate; both arguments hold figures by source (`figures`).
 
     Compared are the mean errors of step times and of peak memory, on the same rows: a source whose
     rows have become fewer is named too.

@@ -77,7 +77,7 @@ class Card:
 
     @property
     def catalog_name(self) -> str | None:
-        """Device of the catalog that this card is; `None`: none, or several."""
+        """Name of the catalog's device that this card is; None if there is none or several."""
         from perfmodel.measure.backends import same_device
 
         # A driver's name may fit several entries of the catalog, such as two sizes of memory.
@@ -105,8 +105,8 @@ def find_card(stand_in: bool) -> Card:
 
 
 def kernels(card: Card) -> tuple[KernelOp, ...]:
-    """A few of every family: a transformer layer's of hidden size 4,096, and of 64 for a
-    stand-in."""
+    """A few kernels of every family, as in a transformer layer of hidden size 4,096 (64 on a
+    stand-in)."""
     h, tokens = (64, 32) if card.is_stand_in else (4096, 4096)
     dtype = "fp32" if card.is_stand_in else "bf16"
     # Products of attention and of both halves of a feed-forward, and one of few rows.
@@ -175,8 +175,8 @@ def kernel_table(card: Card, folder: Path) -> pd.DataFrame:
 
 
 def one_rank_table(card: Card) -> pd.DataFrame:
-    """Seconds of a collective of one rank alone: what launching it takes, by graphs where it is
-    NCCL's."""
+    """Seconds of a collective of one rank alone, which is the time to launch it, with CUDA graphs
+    where it is NCCL's."""
     # In a process of its own, as ranks are.
     session = GlooSession if card.is_stand_in else NcclSession
     place = Place(0, 1, f"127.0.0.1:{free_port()}")
@@ -225,8 +225,7 @@ def _answer(process: RankProcess) -> Any:
 
 
 def group_table(card: Card) -> pd.DataFrame:
-    """Collectives between all GPUs; between two processes for a stand-in, and nothing where there
-    is one GPU."""
+    """Collectives between all GPUs; between two processes on a stand-in; empty with one GPU."""
     from perfmodel.measure.timing import NoMeter, machine_meter
 
     ranks = 2 if card.is_stand_in else card.gpus
@@ -287,8 +286,8 @@ def emulation_table(card: Card) -> pd.DataFrame:
 
 
 def program_table(card: Card) -> pd.DataFrame:
-    """A training step of a small network by torch's kernels on the card: its largest error, and how
-    long it takes."""
+    """Largest error and time of a small network's training step, run by torch's kernels on the
+    card."""
     import torch  # pyright: ignore[reportMissingImports]
 
     step = training_step(mlp(64, (256, 256, 256)))
@@ -298,17 +297,15 @@ def program_table(card: Card) -> pd.DataFrame:
 
     def run() -> dict[str, Any]:
         """Outputs of the program by torch's kernels, on the host."""
-        values = {
-            name: torch.tensor(a, dtype=torch_dtype(types[name]), device=device)
-            for name, a in inputs.items()
-        }
+        values = {}
+        for name, array in inputs.items():
+            values[name] = torch.tensor(array, dtype=torch_dtype(types[name]), device=device)
         for instruction in program.instructions:
-            kernel = torch_kernel(
-                instruction, [types[name] for name in instruction.outputs], device
-            )
-            values.update(
-                zip(instruction.outputs, kernel(*map(values.get, instruction.inputs)), strict=True)
-            )
+            output_types = [types[name] for name in instruction.outputs]
+            kernel = torch_kernel(instruction, output_types, device)
+            operands = [values[name] for name in instruction.inputs]
+            results = kernel(*operands)
+            values.update(zip(instruction.outputs, results, strict=True))
         return {name: values[name].cpu().numpy() for name in program.outputs}
 
     # The first run loads and compiles kernels; the second is timed.
@@ -393,7 +390,7 @@ def sections(card: Card, folder: Path) -> Iterator[tuple[str, pd.DataFrame | str
 
 
 def page(card: Card, folder: Path) -> tuple[str, bool]:
-    """The page of a card, and whether all parts ran."""
+    """Format the page of a card; also returns whether all parts ran."""
     text = [f"<!-- written by `python validate/gpu.py` -->\n\n# {card.name}\n"]
     complete = True
     for title, result, seconds in sections(card, folder):

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bool) -> bool:
-    """One run of the command; whether it came to its end."""
+    """Run the command once; returns whether it came to its end."""
     options = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
@@ -118,13 +118,13 @@ def written(folder: Path) -> dict[str, int]:
 
 
 def points(folder: Path) -> list[str]:
-    """Keys of the plan's rows."""
+    """Keys of the rows that the plan asks for."""
     plan = read_plan(folder / "plan.toml")
     return [point_key(point) for point in (*plan.kernel_points, *plan.collective_points)]
 
 
 def rows(folder: Path) -> dict[str, float]:
-    """Times of the rows that the folder holds, by their keys; whatever is there must be whole."""
+    """Times of the rows in the folder, by their keys; fails if a row is damaged."""
     # A card that is not whole does not parse.
     for table in (folder / "kernels.csv", folder / "collectives.csv"):
         if card_path(table).exists():
@@ -136,7 +136,7 @@ def rows(folder: Path) -> dict[str, float]:
 
 
 def check_finished(folder: Path) -> None:
-    """Both tables with their cards, every row of the plan once, and nothing else."""
+    """Check that both tables have their cards and every row of the plan exactly once."""
     tables = [folder / "kernels.csv", folder / "collectives.csv"]
     assert sum(read_card(table).rows for table in tables) == len(points(folder))
     assert sum(len(read_table(table)) for table in tables) == len(points(folder))

@@ -39,7 +39,7 @@ def main() -> int:
                 def show(
                     what: str, n: int, total: int, bar: Progress = bar, task: TaskID = task
                 ) -> None:
-                    """Say what is done, and how many of how many."""
+                    """Print which part runs, and its place among all parts."""
                     bar.update(task, description=what, completed=n, total=total or None)
 
                 report = validate_live(LiveSettings(at_once=is_allowed), cases(), progress=show)

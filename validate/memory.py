@@ -97,7 +97,7 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
 
 
 def says_all_of_memory(assumed: str) -> bool:
-    """Whether nothing that a run leaves open decides its memory.
+    """Whether a row states everything that decides the run's memory.
 
     Args:
         assumed: what was assumed of it, as `predict_cases` lists it: names, with what they do to
@@ -113,8 +113,8 @@ def says_all_of_memory(assumed: str) -> bool:
 
 
 def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many rows of every source, spread evenly over those with a measured peak and over
-    the others."""
+    """At most a given number of rows of every source, spread evenly over those with a measured peak
+    and over the others."""
     # Rows without a peak still say whether the run fitted, and are drawn beside the others.
     has_peak = np.isfinite(memory_bytes(runs))
     chosen = []
@@ -144,7 +144,7 @@ def memory_page(table: pd.DataFrame) -> str:
 
 
 def unlikely_lines(unlikely: pd.DataFrame) -> list[str]:
-    """Runs that ran though they were told not to fit, with the reason where it is known."""
+    """Lines on runs that ran although predicted not to fit, with the reason where it is known."""
     known = KnownSources.read()
     lines = []
     for case_id, probability in zip(unlikely["case_id"], unlikely["fits_probability"], strict=True):
@@ -182,7 +182,8 @@ def memory_table(errors: pd.DataFrame) -> str:
 
 
 def brier_score(table: pd.DataFrame) -> float:
-    """Mean squared distance of the probability to fit from what came out."""
+    """Mean squared distance between the predicted probability to fit and the outcome (Brier
+    score)."""
     return float(_squared_distance(table).mean())
 
 
@@ -192,7 +193,7 @@ def brier_over_sources(table: pd.DataFrame) -> float:
 
 
 def reliability_table(table: pd.DataFrame) -> str:
-    """How many runs ran, by the probability to fit that they were told."""
+    """Share of runs that ran, by their predicted probability to fit."""
     # Narrow ranges at both ends, where a probability says most.
     ranges = pd.cut(table["fits_probability"], EDGES, include_lowest=True)
     rows = []

@@ -46,7 +46,7 @@ def main(chosen: list[str]) -> None:
 
 
 def models() -> str:
-    """How much uneven stages shorten the step of layouts of the catalog's models."""
+    """How much uneven stages shorten the step, for layouts of the catalog's models."""
     table = model_partitions()
     table["gain"] = 1 - table.found_s / table.even_s
     return (
@@ -114,7 +114,7 @@ def partition() -> str:
 
 
 def continuous() -> str:
-    """Seconds that gradients and methods without gradients take to split bandwidth well."""
+    """Seconds that methods with and without gradients take to split bandwidth well."""
     table = continuous_study()
     # Seconds and shares are two tables: one is too wide to read.
     times = table[["problem", "gain", "gap", "relaxation", "with compilation", *OPTIMISERS]]
@@ -130,7 +130,7 @@ def continuous() -> str:
 
 
 def mixed() -> str:
-    """What finding cuts, recompute and bandwidth together shortens the step by."""
+    """How much choosing cuts, recompute and bandwidth together shortens the step."""
     table = mixed_study(range(4), patience=3)
     names = {
         "uniform_s": "even, equal",
@@ -155,7 +155,7 @@ def mixed() -> str:
 
 
 def sizes() -> str:
-    """What micro-batches of unequal sizes, and gradient buckets, gain."""
+    """What unequal micro-batches and gradient buckets save."""
     return (
         "## Unequal micro-batches and gradient buckets\n\n`usual_s`: the best equal micro-batches of any size; equal "
         "buckets, at most four per stage.\n\n" + frame_table(size_table(), ".4g")

@@ -27,8 +27,8 @@ _LAUNCHES_UNKNOWN: Final = "launch blocking state not stated"
 
 
 def prepared(files: Iterable[Path], folder: Path) -> list[Path]:
-    """The tables of runs among some files as `prepare` has them, written to a folder under their
-    own names; the other files as they are."""
+    """Write prepared tables of runs (`prepare`) to a folder under their own names; files of other
+    kinds are returned as they are."""
     paths = []
     for file in files:
         table = pd.read_csv(file, low_memory=False) if file.suffix == ".csv" else pd.DataFrame()
@@ -45,8 +45,8 @@ def prepared(files: Iterable[Path], folder: Path) -> list[Path]:
 
 
 def prepare(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of runs with the settings that its notes state in columns of their own. Cells that
-    are filled stay."""
+    """Add columns for the settings that the notes of a table's rows state. Cells that are filled
+    stay."""
     records: list[Row] = table.astype(object).where(table.notna(), None).to_dict("records")  # pyright: ignore[reportAssignmentType]
     settings_of_rows = [_settings_in_notes(row) for row in records]
 
@@ -62,7 +62,7 @@ def prepare(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings_in_notes(row: Row) -> Row:
-    """All settings that a row's notes state, by column; a later rule overrides an earlier one."""
+    """The settings that a row's notes state, by column; a later rule overrides an earlier one."""
     settings: Row = {}
     for change in CHANGES:
         settings |= change(row)
@@ -76,12 +76,13 @@ def _text(row: Row, name: str) -> str:
 
 
 def _is_empty(row: Row, name: str) -> bool:
-    """Whether a cell says nothing."""
+    """Whether a cell is empty."""
     return not _text(row, name).strip()
 
 
 def adapters(row: Row) -> Row:
-    """LoRA: all weights are frozen; the rank is 0 where the notes do not say it."""
+    """Read LoRA from a row: all weights are frozen, and the rank is 0 where the notes do not state
+    it."""
     notes = _text(row, "notes")
     if not re.search(r"(?<![\w])lora\b", notes, re.IGNORECASE):
         return {}
@@ -96,14 +97,15 @@ def adapters(row: Row) -> Row:
 
 
 def sequence_length(row: Row) -> Row:
-    """`sequence length 2048`."""
+    """Read `sequence length 2048` from the notes."""
     # A cell of the column counts before the notes: it was collected on purpose.
     noted = re.search(r"sequence length (\d+)", _text(row, "notes").lower())
     return {"seq_len": int(noted[1])} if noted and _is_empty(row, "seq_len") else {}
 
 
 def vocabulary(row: Row) -> Row:
-    """The tokenizer's entries, which frameworks pad: `V=50257`, `vocabulary about 250k`."""
+    """Read the number of the tokenizer's entries, which frameworks pad: `V=50257`, `vocabulary
+    about 250k`."""
     notes = _text(row, "notes").lower()
     if not _is_empty(row, "vocab"):
         return {}
@@ -116,7 +118,7 @@ def vocabulary(row: Row) -> Row:
 
 
 def dense_layers(row: Row) -> Row:
-    """Leading layers without experts: `1 dense layer`, `first layer dense`."""
+    """Read the number of leading layers without experts: `1 dense layer`, `first layer dense`."""
     noted = re.search(
         r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b",
         _text(row, "notes").lower(),
@@ -128,7 +130,7 @@ def dense_layers(row: Row) -> Row:
 
 
 def decoder_length(row: Row) -> Row:
-    """Tokens of the decoder of a T5: `decoder length 128`."""
+    """Read the tokens of a T5's decoder: `decoder length 128`."""
     noted = re.search(r"decoder length (\d+)", _text(row, "notes").lower())
     return (
         {"model.decoder_seq_len": int(noted[1])}
@@ -138,7 +140,7 @@ def decoder_length(row: Row) -> Row:
 
 
 def experts(row: Row) -> Row:
-    """The dispatcher of tokens, and whether it runs beside kernels."""
+    """Read which dispatcher sends tokens to experts, and whether it overlaps with computation."""
     notes = _text(row, "notes").lower()
     dispatchers = (
         ("hybridep", "hybridep"),
@@ -155,9 +157,9 @@ def experts(row: Row) -> Row:
 
 
 def overlap(row: Row) -> Row:
-    """Communication that runs beside kernels: none where notes say `no comm overlap`; torchtitan's
-    tensor parallelism is `async` (training.enable_async_tensor_parallel, which cuts collectives
-    between products) or `vanilla`.
+    """Read which communication overlaps with computation: none where notes say `no comm overlap`;
+    torchtitan's tensor parallelism is `async` (training.enable_async_tensor_parallel, which counts
+    from `torch.compile` on).
 
     What the README of Megatron-LM times overlaps by `--tp-comm-overlap` as well (NVIDIA/Megatron-LM
     README.md of Core 0.8, Training Speed and Scalability; read with times in view), which its rows
@@ -197,7 +199,7 @@ def recipe(row: Row) -> Row:
 
 
 def batch_per_replica(row: Row) -> Row:
-    """`batch per DP rank 36`."""
+    """Read the batch of a replica: `batch per DP rank 36`."""
     noted = re.search(r"batch per dp rank (\d+)", _text(row, "notes").lower())
     if not noted or not _is_empty(row, "global_batch"):
         return {}
@@ -211,13 +213,14 @@ def batch_per_replica(row: Row) -> Row:
 
 
 def shards(row: Row) -> Row:
-    """`FSDP+DP`: weights are sharded over some of the replicas, which ones is not said."""
+    """Read `FSDP+DP`: weights are sharded over some of the replicas, but the notes do not state
+    over how many."""
     noted = re.search(r"fsdp\s*\+\s*dp\b", _text(row, "notes").lower())
     return {"sharding": "FSDP+DP"} if noted and _text(row, "sharding").lower() == "fsdp" else {}
 
 
 def sharded_optimizer(row: Row) -> Row:
-    """`optimizer states sharded`, where no stage of ZeRO is said."""
+    """Read `optimizer states sharded` as ZeRO-1, where no stage of ZeRO is stated."""
     notes = _text(row, "notes").lower()
     return (
         {"zero_stage": 1}
@@ -227,8 +230,8 @@ def sharded_optimizer(row: Row) -> Row:
 
 
 def compiled(row: Row) -> Row:
-    """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at
-    the end of the framework's name."""
+    """Read whether the step is compiled: `torch.compile=yes`, `torch.compile off`, or `... compile`
+    at the end of the framework's name."""
     noted = re.search(r"torch\.compile\b[ =]*(no|off)?", _text(row, "notes").lower())
     named = re.search(r"[ ,]compile$", _text(row, "framework_as_stated").lower())
     in_recipe = re.search(r"\bcompile\b", _text(row, "dtype_recipe").lower())
@@ -241,8 +244,8 @@ def compiled(row: Row) -> Row:
 
 
 def liger_kernels(row: Row) -> Row:
-    """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss
-    together."""
+    """Read `liger kernels`: fused norms, rotary embeddings and activations, and the head fused with
+    the loss."""
     if "liger kernels" not in _text(row, "notes").lower():
         return {}
     return {
@@ -253,9 +256,8 @@ def liger_kernels(row: Row) -> Row:
 
 
 def benchmark_scripts(row: Row) -> Row:
-    """FlagPerf's scripts for DeepSpeed (training/benchmarks/*/deepspeed/run_pretraining.py of the
-    page's repository): `zero.Init(mem_efficient_linear=False)`, and models of Hugging Face without
-    gradient checkpointing."""
+    """Settings of FlagPerf's DeepSpeed scripts, which gather weights that they keep for backward,
+    and train models of Hugging Face without gradient checkpointing."""
     page = _text(row, "url_or_repo")
     if "FlagOpen/FlagPerf" not in page or not re.search(r"/[^/]+(?<!megatron)-deepspeed/", page):
         return {}
@@ -300,7 +302,7 @@ _ORDINALS: Final = {"other": 2, "second": 2, "third": 3, "fourth": 4}
 
 
 def experts_in_some_layers(row: Row) -> Row:
-    """`experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop
+    """Read `experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop
     tokens."""
     notes = _text(row, "notes").lower()
     settings: Row = {}
@@ -312,7 +314,7 @@ def experts_in_some_layers(row: Row) -> Row:
 
 
 def framework_as_stated(row: Row) -> Row:
-    """ATorch's own entry of the catalog, for rows that were collected before there was one."""
+    """Use ATorch's entry of the catalog for rows that were collected before there was one."""
     return (
         {"framework": "atorch@2023"}
         if _text(row, "framework_as_stated").startswith("ATorch")
@@ -330,8 +332,8 @@ def memory_unit(row: Row) -> Row:
 
 
 def collected_adapters(row: Row) -> Row:
-    """Columns of adapters that were collected from other numbers of the same words (storage, the
-    name of an instance) are emptied."""
+    """Empty the columns of network adapters where the stated link contradicts them: they were
+    collected from other numbers, such as an instance's name."""
     nics_per_node = row.get("nics_per_node")
     link = _text(row, "inter_link_as_stated")
     if nics_per_node is None or not link:

@@ -74,7 +74,7 @@ _QUANTILE: Final = 0.25
 
 @dataclass(frozen=True)
 class Compared:
-    """One configuration."""
+    """One configuration, measured and predicted."""
 
     case: str
     measured_s: float
@@ -103,7 +103,7 @@ class ProfileStudy:
         return mean_before, mean_after
 
     def text(self) -> str:
-        """As a page."""
+        """Format the study as a page."""
         before, after = self.errors()
         lines = [
             "# One profile of one layout",
@@ -161,7 +161,8 @@ def profile_study(rounds: int, steps: int) -> ProfileStudy:
 def _compared(
     case: RankCase, measured_s: float, turns_s: list[float], base: Path, profiled: Path
 ) -> Compared:
-    """A configuration as measured and as predicted, by the tables alone and by the profile too."""
+    """Compare one configuration's measured step with predictions from the tables alone, and from
+    the profile too."""
     problem = _problem(case)
     before_s, after_s = (
         predict(problem, layout=case.layout, calibration=calibration).step_time_s
@@ -171,14 +172,14 @@ def _compared(
 
 
 def _problem(case: RankCase) -> Problem:
-    """The prediction's question about a configuration."""
+    """The problem that predicts a configuration."""
     cluster = _cluster()
     job = SERIAL.job(MODEL, cluster.device, global_batch=case.global_batch, dtype="fp32")
     return Problem(model=MODEL, cluster=cluster, job=job, framework=SERIAL)
 
 
 def _cluster() -> Cluster:
-    """Cores of this machine as devices, those that the tables measured."""
+    """This machine as a cluster whose devices are the cores that the tables measured."""
     core = catalog.device("EPYC-Genoa-core")
     level = NetworkLevel(
         name="loopback",

@@ -98,7 +98,7 @@ def model_of(name: str) -> Model:
 
 
 def cluster_of(name: str) -> Cluster:
-    """Of the catalog, or what a page says otherwise of one that it has."""
+    """A cluster of the catalog, changed where a page states other facts."""
     h100 = catalog.cluster("dgx-h100")
     node, fabric = h100.levels
     if name == "h800":
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def _summary(name: str, part: list[tuple[float, bool]]) -> str:
-    """A paragraph about some of the runs: how many are inside, and how far off they are."""
+    """Paragraph on some of the runs: how many are inside their interval, and the errors."""
     ratios = [ratio for ratio, _ in part]
     # The median of logarithms takes twice as long and half as long as equally wrong.
     off = 100 * np.expm1(np.median(np.abs(np.log(ratios))))

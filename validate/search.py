@@ -147,12 +147,13 @@ def megatron_search(case: Case) -> Ranked:
 
 
 def within_rule(ranked: Ranked) -> Ranked:
-    """What takeaway 1 leaves of layouts that fit: pp > 1 only with a full node of tp."""
+    """Layouts that takeaway 1 leaves of those that fit: pp > 1 only with a full node of tp."""
     return ranked.only([layout.pp == 1 or layout.tp == NODE for layout in ranked.layouts])
 
 
 def _standing(ranked: Ranked, layout: Layout) -> dict[str, Any]:
-    """Where a layout ranks, what it takes more than the best, and whether both hold the bars."""
+    """Where a layout ranks, how much longer than the best it takes, and whether both meet the
+    bars."""
     place = ranked.place(layout)
     if place is None:
         return {"rank": None, "of": len(ranked.layouts), "over best": np.inf, "held": False}

@@ -39,7 +39,7 @@ DEVICES_OUT = ("GB300-NVL72", "H100-SXM5-80GB", "L40S", "RTX-PRO-6000-Server")
 
 
 def compared(every: int = 1) -> pd.DataFrame:
-    """Published rows, or every so many-th, with what is predicted for them, and its interval."""
+    """Published rows, or every n-th, with their predicted figures and intervals."""
     table = pd.read_csv(PUBLISHED, keep_default_na=False)[::every].reset_index(drop=True)
     # Nothing is fitted to these rows.
     table[["predicted", "low", "high"]] = [predicted(row) for _, row in table.iterrows()]
@@ -49,8 +49,8 @@ def compared(every: int = 1) -> pd.DataFrame:
 
 
 def predicted(row: pd.Series) -> tuple[float, float, float]:
-    """The quantity of a published row with its interval; with as many requests as fit where the row
-    says none."""
+    """The predicted quantity of a published row, with its interval; rows without a number of
+    requests get as many as fit."""
     settings: dict[str, Any] = {name: row[name] for name in COLUMNS}
     model, cluster, layout = (settings.pop(name) for name in COLUMNS[:3])
     server = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **settings)
@@ -69,7 +69,7 @@ def predicted(row: pd.Series) -> tuple[float, float, float]:
 
 
 def published() -> str:
-    """Errors by source, and the rows that are furthest off."""
+    """Errors by source, and the rows with the largest errors."""
     table = compared()
     table["ape"] = table["error"].abs()
     by_server = table.groupby(["source", "cluster", "quantity"], sort=False)
@@ -105,7 +105,7 @@ def published() -> str:
 
 
 def decode() -> None:
-    """Errors of the regressor of attention on decode rows that its training did not see."""
+    """Errors of the attention regressor on decode rows outside its training data."""
     # Fewer steps than the shipped regressor's: errors on what is left out are asked for.
     recipe = Recipe(
         name="attention",

@@ -57,7 +57,8 @@ def amount(nbytes):
 
 
 def call_of(kind, nbytes):
-    """A call on buffers of this size; maxima instead of sums, so that numbers stay ones."""
+    """Make a call on buffers of this size; it takes maxima instead of sums, so that numbers stay
+    ones."""
     ranks = dist.get_world_size()
     full = torch.ones(max(ranks, nbytes // 4))
     if kind == "all_reduce":

@@ -30,7 +30,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both ways added up."""
+        """Add the convolutions' result to the shortcut's."""
         return torch.relu(self.body(x) + self.skip(x))
 
 

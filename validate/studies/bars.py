@@ -13,7 +13,7 @@ Chosen = Callable[[pd.DataFrame], pd.Series]
 
 @dataclass(frozen=True)
 class Bar:
-    """An error to reach."""
+    """An error that the predictions are to reach."""
 
     name: str
     rows: Chosen
@@ -30,7 +30,7 @@ class Bar:
 
 
 def _starts(column: str, *starts: str) -> Chosen:
-    """Chooses runs of which a column begins with any of some texts."""
+    """A filter that chooses runs by how the text of a column begins."""
     return lambda runs: pd.Series(runs[column].astype(str).str.startswith(starts))
 
 
@@ -175,12 +175,12 @@ def _all(runs: pd.DataFrame) -> pd.Series:
 
 
 def _no_mlperf(runs: pd.DataFrame) -> pd.Series:
-    """Runs that are not logs of MLPerf, which are more sources than all others."""
+    """Choose runs outside the logs of MLPerf, which have more sources than all others together."""
     return ~runs["source"].astype(str).str.startswith("MLPerf")
 
 
 def _number(runs: pd.DataFrame, column: str) -> pd.Series:
-    """Cells of a column of degrees or counts, 1 where nothing is said."""
+    """Numbers in a column of degrees or counts; 1 where a cell is empty."""
     cells: Any = runs[column] if column in runs else pd.Series(1.0, index=runs.index)
     # Cells may hold text; what is no number says nothing.
     numbers: Any = pd.to_numeric(cells, errors="coerce")
@@ -214,7 +214,7 @@ GROUPS = (
 
 
 def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """By name of each of `GROUPS` that has any timed run.
+    """Mean errors of each of `GROUPS` that has a timed run, by the group's name.
 
     Args:
         frame: of `published_record`.

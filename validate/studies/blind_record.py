@@ -71,7 +71,7 @@ def runs_of(collection: Path) -> pd.DataFrame:
 
 
 def recorded_looks(collection: str, folder: Path = FOLDER) -> pd.DataFrame:
-    """First looks at a collection's rows, columns `RECORDED`; empty where there are none."""
+    """First looks at a collection's rows (columns `RECORDED`); empty if there are none."""
     path = folder / f"{collection}.csv"
     return pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=list(RECORDED))
 
@@ -83,8 +83,8 @@ def record_first_looks(
     predict: Callable[[pd.DataFrame], pd.DataFrame],
     folder: Path = FOLDER,
 ) -> tuple[list[str], list[str]]:
-    """Predict the sources that have no first look and add the answers to the record. What is
-    recorded stays.
+    """Predict the sources without a first look and add the predictions to the record, whose old
+    rows stay.
 
     Args:
         collection: its name.
@@ -124,7 +124,7 @@ def record_first_looks(
 
 
 def write_looks(looks: pd.DataFrame, collection: str, folder: Path = FOLDER) -> None:
-    """Write first looks, times to six digits."""
+    """Write first looks, with times of six digits."""
     folder.mkdir(parents=True, exist_ok=True)
     # Rounded as text: another platform's last bits would change the file, which is committed.
     rounded = looks.copy()
@@ -159,8 +159,8 @@ def commit_of_package(root: Path) -> str:
 
 
 def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.DataFrame]) -> "Look":
-    """The present version's look at a collection's rows, with the settings that their notes state
-    in columns.
+    """Predict a collection's rows with the present version, with the settings that their notes
+    state as columns.
 
     The package never reads notes; constants of sites are fitted to rows that were prepared in the
     same way.
@@ -179,7 +179,7 @@ def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.Dat
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that was changed with results of some sources in view."""
+    """A change of the package that was made with results of some sources in view."""
 
     sources: tuple[str, ...]
     """Patterns of their names."""
@@ -188,7 +188,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class ToldNotToFit:
-    """Why runs that ran are told to fit with a probability below `UNLIKELY`."""
+    """The reason why runs that ran were predicted to fit with a probability below `UNLIKELY`."""
 
     runs: tuple[str, ...]
     """Patterns of their names."""
@@ -197,7 +197,7 @@ class ToldNotToFit:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSources:
-    """What `sources.toml` says."""
+    """The record in `sources.toml` of which sources anybody looked at."""
 
     before_first_look: tuple[str, ...]
     """Patterns of sources whose results had been seen, in another form, before their first look."""
@@ -206,7 +206,7 @@ class KnownSources:
 
     @classmethod
     def read(cls, path: Path = FOLDER / "sources.toml") -> "KnownSources":
-        """What a file of this form says."""
+        """Read a file of this format."""
         content = tomllib.loads(path.read_text())
         changes = (
             Change(sources=tuple(entry["sources"]), what=entry["what"])
@@ -227,7 +227,7 @@ class KnownSources:
         return not _matches(source, self.before_first_look)
 
     def why_not_to_fit(self, case_id: str) -> str:
-        """Why a run that ran is told not to fit; empty where nobody knows."""
+        """The reason why a run that ran is predicted not to fit; empty if it is not known."""
         reasons = [entry.why for entry in self.told_not_to_fit if _matches(case_id, entry.runs)]
         return "; ".join(reasons)
 
@@ -242,12 +242,12 @@ class KnownSources:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name has any of some patterns."""
+    """Whether a name matches any of some patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def looked_at(source: str, collection: str, known: KnownSources) -> str:
-    """Whether anybody ever looked at the errors of a source, in words."""
+    """Text on whether anybody looked at the errors of a source."""
     if collection == WITHOUT_A_LOOK:
         return "from the beginning"
     if not known.was_blind(source):
@@ -256,7 +256,7 @@ def looked_at(source: str, collection: str, known: KnownSources) -> str:
 
 
 def not_predicted(runs: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of rows of which none is made."""
+    """Empty predictions, for rows that cannot be predicted."""
     return pd.DataFrame({name: np.full(len(runs), np.nan) for name in _TIMES})
 
 
@@ -290,8 +290,7 @@ class Look:
 
     @classmethod
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
-        """Of rows and their predictions, in the same order. Adapters are known of rows that were
-        prepared."""
+        """Make a look from rows and their predictions, in the same order."""
         # Rows that were not prepared lack the column of adapters.
         has_adapters = runs[ADAPTERS].notna() if ADAPTERS in runs else np.full(len(runs), False)
         cells = pd.Series("", index=runs.index)
@@ -312,12 +311,12 @@ class Look:
         )
 
     def take(self, chosen: np.ndarray) -> "Look":
-        """Some of the rows."""
+        """The look at some of the rows."""
         return Look(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     @classmethod
     def joined(cls, looks: Sequence["Look"]) -> "Look":
-        """All rows of several looks, in their order."""
+        """The look at the rows of several looks, in their order."""
         columns = {}
         for field in fields(cls):
             columns[field.name] = np.concatenate([getattr(look, field.name) for look in looks])
@@ -329,11 +328,11 @@ class Look:
         return np.isfinite(self.measured_s) & np.isfinite(self.predicted_s)
 
     def described(self) -> "Look":
-        """Rows that leave nothing open which would move the step time."""
+        """Whether a row leaves open no setting that would move the step time."""
         return self.take(self.open_deviation <= DESCRIBED)
 
     def narrower_half(self) -> "Look":
-        """The half of the rows whose intervals say most."""
+        """The half of the rows with the narrower intervals."""
         compared = self.take(self.compared)
         ratio = compared.hi_s / compared.lo_s
         return compared.take(ratio <= np.median(ratio)) if len(ratio) else compared
@@ -406,14 +405,14 @@ class Look:
 
 
 def _numbers(predictions: pd.DataFrame, name: str) -> Float[np.ndarray, " runs"]:
-    """A column of predictions; NaN where it is missing, as some are from first looks."""
+    """A column of predictions; NaN if it is missing, as in some first looks."""
     if name not in predictions:
         return np.full(len(predictions), np.nan)
     return np.asarray(pd.to_numeric(predictions[name]), float)
 
 
 def _texts(predictions: pd.DataFrame, name: str) -> np.ndarray:
-    """A column of predictions; empty texts where it is missing, as some are from first looks."""
+    """A column of predictions; empty texts if it is missing, as in some first looks."""
     if name not in predictions:
         return np.full(len(predictions), "")
     return predictions[name].fillna("").to_numpy(str)
@@ -486,7 +485,8 @@ def blind_page(
 
 
 def _summary_table(figures: Mapping[str, Any]) -> str:
-    """Scores over all blind sources, of the first looks and of today where it was predicted."""
+    """Scores over all blind sources: of the first looks, and of today's predictions where there are
+    any."""
     head = (
         "sources that nobody had looked at",
         "sources",
@@ -509,7 +509,8 @@ def _summary_table(figures: Mapping[str, Any]) -> str:
 def _sources_table(
     sources: Mapping[str, Any], looks: Sequence[pd.DataFrame], known: KnownSources
 ) -> str:
-    """A row a source: its first look and today's, and whether anybody looked at it."""
+    """Table with a row per source: its first look, today's score, and whether anybody looked at
+    it."""
     head = (
         "source",
         "commit",
@@ -537,7 +538,7 @@ def _sources_table(
 
 
 def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Figures of `Look.by_group`, the groups of all columns one below the other."""
+    """Table of the figures of `Look.by_group`, for all columns one below the other."""
     rows = []
     for by_value in groups.values():
         for name, figures in by_value.items():
@@ -575,7 +576,7 @@ def _details(figures: Mapping[str, Any]) -> str:
 
 
 def _summary_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
-    """A `Look.score` with its scores of intervals, as cells."""
+    """Cells of a score (`Look.score`) and of the scores of its intervals."""
     intervals = score["intervals"]
     return (
         str(score["sources"]),
@@ -593,7 +594,7 @@ def _summary_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
 def _source_cells(
     source: str, commit: str, scores: Mapping[str, Any], known: KnownSources
 ) -> tuple[str, ...]:
-    """A source's row: both scores, and what was changed for it alone."""
+    """Cells of a source's row: both scores, and what was changed for this source alone."""
     for_all = known.changes_for_all
     changes = "; ".join(change for change in known.changes_of(source) if change not in for_all)
     cells = [*_look_cells(scores["first"]), *_look_cells(scores["today"])]
@@ -602,7 +603,8 @@ def _source_cells(
 
 
 def _look_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
-    """Rows that are predicted, mean error, share inside, and how far ends are apart."""
+    """Cells of a look: number of predicted rows, mean error, coverage, and the ratio of the
+    interval's ends."""
     if not score["predicted"]:
         return "0", "-", "-", "-"
     error, inside = percent(score["mean_over_sources"]), percent(score["inside"])

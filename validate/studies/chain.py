@@ -33,7 +33,7 @@ _TIMED = (Kind.FORWARD, Kind.BACKWARD, Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Layers, ways to recompute them, and the pipeline to cut them for.
+    """Layers with their ways of recomputation, and the pipeline that they are cut for.
 
     Raises:
         PerfModelError: arrays that do not belong together, or fewer layers than stages.
@@ -108,14 +108,14 @@ class Chain:
         return _between(_prefix(self.forward_s)) * self.slowness[:, None, None]
 
     def exact(self) -> list[Cuts]:
-        """Least sum + (m - 1) max by dynamic programming: the best cut and those near it."""
+        """Minimise sum + (m - 1) max by dynamic programming: the best cut and those near it."""
         seconds, _ = self.tables
         return least_sum_plus_max(
             (seconds + self._both_sends)[None], (self.micro_batches - 1) * seconds[None]
         )
 
     def brute_force(self) -> float:
-        """Least sum + (m - 1) max over all partitions, one by one."""
+        """Minimise sum + (m - 1) max over all partitions, one by one."""
         seconds, _ = self.tables
         best = np.inf
         for inner in product(range(1, self.layers), repeat=self.stages - 1):
@@ -128,7 +128,7 @@ class Chain:
 
     @property
     def _both_sends(self) -> Float[np.ndarray, "1 1 cuts"]:
-        """Both transfers at every cut; none after the last layer."""
+        """Seconds of both transfers at every cut; 0 after the last layer."""
         return np.append(0.0, 2 * np.append(self.boundary_s[:-1], 0.0))[None, None]
 
     @property
@@ -249,8 +249,8 @@ class Chain:
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    """Seconds of the classes (JAX) with layers dealt to stages (a cut layer in proportion) and
-    modes mixed."""
+    """Seconds of the event classes (JAX) for a relaxed partition: a cut layer counts by its shares,
+    and recompute modes are mixed."""
     forward_s = _stage_sums(values, values["forward"]) * values["slowness"]
     backward_s = _mixed(values, values["backward"]) * values["slowness"]
     # Cuts are real numbers here: between two layers the transfer is interpolated.
@@ -265,7 +265,7 @@ def _durations(values: Values) -> Float[Array, " classes"]:
 
 
 def _limits(values: Values) -> Float[Array, " stages"]:
-    """By what share every stage exceeds its memory."""
+    """Share by which each stage exceeds its memory."""
     saved = _mixed(values, values["saved"]) * values["in_flight"]
     return (_stage_sums(values, values["state"]) + saved) / values["capacity"] - 1
 
@@ -289,8 +289,8 @@ def _mixed(values: Values, prefix: Float[Array, "modes cuts"]) -> Float[Array, "
 def _entries(
     program: CompiledStructure,
 ) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
-    """Row and column of each class in a table of forwards, backwards and transfers by stage; 1 for
-    those in it."""
+    """Row and column of each event class in a table of forwards, backwards and transfers by
+    stage."""
     structure = program.structure
     row = np.full(structure.n_classes, 2)
     row[structure.class_kind == Kind.FORWARD] = 0

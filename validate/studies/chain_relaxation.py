@@ -27,7 +27,7 @@ _EQUAL: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ChainResult:
-    """Cuts, modes and shares of the links."""
+    """The optimised cuts, recompute modes and shares of the links."""
 
     partition: tuple[int, ...]
     mode: tuple[int, ...]
@@ -121,8 +121,8 @@ def share_links(
 
 
 def _lower_bound_s(chain: Chain) -> float:
-    """A bound of 1F1B's makespan: all stages once, then the rest of the slowest (as `lower_bound_s`
-    of pipelines), over all partitions.
+    """Lower bound of 1F1B's makespan over all partitions: each stage once, then the slowest stage
+    for the rest (as `lower_bound_s` of pipelines).
 
     n hops of transfer b / x whose shares x add up to n take n b together at least (the harmonic
     mean).

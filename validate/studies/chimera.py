@@ -24,7 +24,7 @@ Choice = tuple[int, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One model on so many nodes of one P100."""
+    """One model on a number of nodes with one P100 each."""
 
     model: str
     nodes: int
@@ -44,7 +44,7 @@ class Study:
     stored)."""
 
     def at(self, nodes: int) -> "Study":
-        """The same at another scale."""
+        """This study on another number of nodes, with the same batch per node."""
         return replace(self, nodes=nodes, batch=self.batch * nodes // self.nodes)
 
 
@@ -95,8 +95,8 @@ STUDIES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PipeDream:
-    """PipeDream in figures 14 and 15, which updates after every micro-batch and stashes weights for
-    each under way."""
+    """PipeDream as in figures 14 and 15: it updates after every micro-batch, and stashes weights
+    for each micro-batch in flight."""
 
     sequences_per_node: float
     """Of one update: 24 on 16 nodes to 96 on 64, and 128 on 512 to 512 on 2,048."""
@@ -123,7 +123,7 @@ NAMES_PER_LAYER: Final = 14
 
 @dataclass(frozen=True)
 class ScaledKernels:
-    """The shipped prices of kernels times a factor."""
+    """The shipped kernel prices, times a factor."""
 
     factor: float
 
@@ -134,14 +134,14 @@ class ScaledKernels:
 
 @cache
 def scaled_kernels(factor: float) -> ScaledKernels:
-    """One object per factor for as long as the process lives: sessions tell prices apart by
+    """One `ScaledKernels` per factor for the whole process, because sessions tell prices apart by
     identity."""
     return ScaledKernels(factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the schemes run on, term by term."""
+    """The hardware and software that the schemes run on, term by term."""
 
     cluster: Cluster = field(default_factory=lambda: catalog.cluster("piz-daint-gloo"))
     framework: Framework = field(default_factory=lambda: catalog.framework("chimera@2021"))
@@ -159,20 +159,20 @@ class Conditions:
 
     @property
     def kernels(self) -> PricesKernels | None:
-        """Prices of kernels; None for the shipped ones."""
+        """Kernel prices; None for the shipped ones."""
         return None if self.kernel_factor == 1.0 else scaled_kernels(self.kernel_factor)
 
     def at_rate(self, bytes_per_s: float) -> "Conditions":
-        """The same where the network carries so much."""
+        """These conditions with another rate of the network."""
         level = replace(self.cluster.levels[0], bandwidth_bytes_per_s=bytes_per_s)
         return replace(self, cluster=replace(self.cluster, levels=(level,)))
 
     def with_margin(self, share: float) -> "Conditions":
-        """The same where so much of the memory is lost."""
+        """These conditions with another share of the memory that is lost."""
         return replace(self, framework=self.framework.replace(memory_margin=share))
 
     def job(self, study: Study, model: Model) -> Job:
-        """What a step computes: fp32 and Adam, as in the authors' code."""
+        """The job of a step: fp32 and Adam, as in the authors' code."""
         # GELU written out is several kernels more, each with memory of its own.
         kernels = self.framework.default_job.kernels.eager_kernels
         if study.formula_gelu and self.formula_gelu:
@@ -228,8 +228,8 @@ def chimera_search(study: Study, scheme: str, conditions: Conditions | None = No
 def _stashed(
     ranked: Ranked, study: Study, conditions: Conditions, model: Model, job: Job
 ) -> Ranked:
-    """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their
-    loading."""
+    """Layouts that fit PipeDream-2BW as its code runs it: with a third copy of the weights, and the
+    time to load them."""
     problem = step_problem(model, conditions.cluster, job, framework=conditions.framework)
     peak_bytes = []
     for layout in ranked.layouts:
@@ -258,7 +258,7 @@ def loads_s(layout: Layout, job: Job, model: Model) -> float:
 
 
 def choices_of(ranked: Ranked) -> list[Choice]:
-    """Layouts as the paper tells them."""
+    """Depth, micro-batch and recompute of each layout, as the paper states them."""
     return [(layout.pp, layout.micro_batch, layout.recompute) for layout in ranked.layouts]
 
 
@@ -298,12 +298,12 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
 
 
 def written(choice: Choice) -> str:
-    """As in the paper's figures: R for recompute."""
+    """Format a choice as the paper's figures do, with R for recompute."""
     return f"{choice[0]}, {choice[1]}" + (", R" if choice[2] == "full" else "")
 
 
 def name_load_s() -> float:
-    """`NAME_LOAD_S` on this machine; needs torch."""
+    """Measure `NAME_LOAD_S` on this machine; needs torch."""
     from time import perf_counter
 
     import torch  # pyright: ignore[reportMissingImports]

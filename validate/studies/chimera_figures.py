@@ -45,7 +45,7 @@ AVERAGE_SPEEDUPS: Final = {
 
 
 def problem_of(study: Study, conditions: Conditions) -> StepProblem:
-    """The study as a problem."""
+    """The prediction problem of a study."""
     model = catalog.model(study.model)
     problem = step_problem(
         model, conditions.cluster, conditions.job(study, model), framework=conditions.framework
@@ -55,7 +55,8 @@ def problem_of(study: Study, conditions: Conditions) -> StepProblem:
 
 
 def layout_of(study: Study, scheme: str, pp: int, micro_batch: int, recompute: str) -> Layout:
-    """A scheme at a depth, the nodes that are left in data parallelism."""
+    """The layout of a scheme at a pipeline depth, with data parallelism over the remaining
+    nodes."""
     return Layout(
         pp=pp,
         dp=study.nodes // pp,
@@ -67,7 +68,7 @@ def layout_of(study: Study, scheme: str, pp: int, micro_batch: int, recompute: s
 
 
 def rate_s(study: Study, layout: Layout, conditions: Conditions) -> float:
-    """Sequences per second, whether it fits or not."""
+    """Sequences per second of a layout, whether it fits or not."""
     problem = problem_of(study, conditions)
     step_s = float(evaluate(problem, [layout]).step_time_s[0])
     if layout.schedule == "pipedream-2bw" and study.weight_loads and conditions.stashes:
@@ -128,7 +129,7 @@ def synchronisation_table(
 
 
 def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> float:
-    """Step time of Chimera at the paper's choice where gradients are reduced in some way."""
+    """Step time of Chimera's layout in the paper, for one way of reducing gradients."""
     problem = problem_of(study, conditions)
     (layout_batch,) = layout_batches(problem, [layout_of(study, "chimera", *study.best["chimera"])])
     # The program with another reduction of gradients; all else of the layout stays.
@@ -194,8 +195,8 @@ def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
 
 
 def _gain(study: Study, conditions: Conditions) -> float:
-    """Chimera's throughput over that of `CALIBRATED_ON` at the largest scale, both at the paper's
-    choices."""
+    """Ratio of Chimera's throughput to that of `CALIBRATED_ON` at the largest scale, both with the
+    paper's layouts."""
     at_scale = study.at(study.scales[-1])
     chimera_rate, reference_rate = (
         rate_s(at_scale, layout_of(at_scale, scheme, *study.best[scheme]), conditions)
@@ -265,7 +266,7 @@ def scaling_table(study: Study) -> pd.DataFrame:
 
 
 def _rates_at(study: Study, conditions: Conditions) -> dict[str, float]:
-    """Sequences per second of every scheme at the paper's choice for it."""
+    """Sequences per second of every scheme with the paper's layout for it."""
     rates = {}
     for scheme, choice in study.best.items():
         rates[scheme] = rate_s(study, layout_of(study, scheme, *choice), conditions)
@@ -325,8 +326,8 @@ def speedup_table(study: Study, rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def pipelines_table() -> pd.DataFrame:
-    """Figure 19: GPT-2 of 32 layers on 64 nodes, 64 sequences, in 2 to 8 pipelines; sequences per
-    second."""
+    """Figure 19: sequences per second of GPT-2 with 32 layers on 64 nodes, 64 sequences, in 2 to 8
+    pipelines."""
     # Few sequences for each pipeline, so that bubbles weigh.
     study = replace(STUDIES[1], model="gpt2-32", nodes=64, batch=64)
     rows = []
@@ -341,8 +342,8 @@ def pipelines_table() -> pd.DataFrame:
 
 
 def memory_table() -> pd.DataFrame:
-    """Figure 9: least and most memory of a worker, GB; 32 nodes, 512 sequences, micro-batches of 8
-    (Bert-48) and 1."""
+    """Figure 9: smallest and largest memory of a worker, GB; 32 nodes, 512 sequences, micro-batches
+    of 8 (Bert-48) and 1."""
     rows = []
     for study, micro_batch in zip(STUDIES, (8, 1), strict=True):
         study_of_figure = replace(study, nodes=32, batch=512)
@@ -365,7 +366,7 @@ def memory_table() -> pd.DataFrame:
 
 
 def v100_table() -> pd.DataFrame:
-    """Section 4.2.3 on 32 V100 of 32 GB: every scheme at its own best layout by our evaluation.
+    """Section 4.2.3 on 32 V100 of 32 GB: every scheme with the best layout that we find for it.
 
     Stated are speed-ups of 1.10 to 2.39 over synchronous and 1.05 to 1.89 over asynchronous
     schemes; model, length and batch are not in the text at hand: Bert-48 at its full length and 8

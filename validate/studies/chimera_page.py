@@ -37,7 +37,7 @@ MARGINS: Final = (0.04, 0.12, 0.2, 0.25)
 
 
 def chimera_page(folder: Path) -> str:
-    """All tables; a picture of speed-ups beside the paper's into `folder`."""
+    """Format the page of all tables, and draw speed-ups beside the paper's into `folder`."""
     scaling = {study.model: scaling_table(study) for study in STUDIES}
     draw_speedups(scaling, folder / "chimera.png")
     parts = [
@@ -56,7 +56,7 @@ def chimera_page(folder: Path) -> str:
 
 
 def _terms_parts() -> list[str]:
-    """Which terms of the description decide, and the two that are known least."""
+    """Section on which terms of the description decide, and on the two least known terms."""
     grid = sensitivity_table()
     return [
         "### Which terms decide\n",
@@ -69,7 +69,7 @@ def _terms_parts() -> list[str]:
 
 
 def _choices_parts() -> list[str]:
-    """Each scheme's choice under both ways of sending messages."""
+    """Section on each scheme's choice under both ways of sending messages."""
     parts = []
     for study in STUDIES:
         parts += [
@@ -83,7 +83,7 @@ def _choices_parts() -> list[str]:
 
 
 def _stage_time_parts() -> list[str]:
-    """What stage times calibrated on one row change, and the paper's closed form."""
+    """Section on stage times calibrated on one row, and on the paper's closed form."""
     parts = ["### T_f calibrated beside T_f predicted (section 3.4)\n", _MEASURED]
     for study in STUDIES:
         parts += [f"{study.model}:\n", markdown_table(calibrated_table(study))]
@@ -94,7 +94,7 @@ def _stage_time_parts() -> list[str]:
 
 
 def _scaling_parts(scaling: dict[str, pd.DataFrame]) -> list[str]:
-    """Weak scaling, and what reducing gradients early gains."""
+    """Section on weak scaling, and on the gain from reducing gradients early."""
     parts = ["### Weak scaling (figures 14 and 15)\n", _SCALING]
     for study in STUDIES:
         parts += [
@@ -110,7 +110,7 @@ def _scaling_parts(scaling: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def _large_batch_parts() -> list[str]:
-    """Batches far above the depth, at a fixed depth."""
+    """Section on batches far above the depth, at a fixed depth."""
     parts = ["### Large batches on fixed nodes (figures 17 and 18)\n", _LARGE]
     for study in STUDIES:
         rates = large_batch_table(study)
@@ -123,7 +123,7 @@ def _large_batch_parts() -> list[str]:
 
 
 def _pipelines_and_memory_parts() -> list[str]:
-    """More than two pipelines, and the memory of workers."""
+    """Section on more than two pipelines, and on the memory of workers."""
     pipelines, memory = pipelines_table(), memory_table()
     return [
         "### More pipelines (figure 19)\n",
@@ -137,7 +137,8 @@ def _pipelines_and_memory_parts() -> list[str]:
 
 
 def cumulative_terms() -> list[tuple[str, Conditions]]:
-    """From the description that knows the hardware alone to that of the software that ran."""
+    """Descriptions of the conditions, from the hardware alone to the software that ran, one term
+    after another."""
     # Each description below differs from the one before it in one term, so that a term's worth is
     # the difference of two rows.
     hardware = Conditions(
@@ -215,7 +216,7 @@ def sensitivity_table() -> pd.DataFrame:
 
 
 def best_agreement(grid: pd.DataFrame) -> str:
-    """Which rate and memory of the grid agree best with the paper, in words."""
+    """Sentence on the rate and memory of the grid that agree best with the paper."""
     # Cells say `7 of 10`.
     count = grid["choices"].str.split().str[0].astype(int)
     most = grid.iloc[int(count.argmax())]
@@ -236,7 +237,8 @@ def best_agreement(grid: pd.DataFrame) -> str:
 
 
 def fastest_pipelines(table: pd.DataFrame) -> str:
-    """The paper's finding on figure 19 and how many pipelines are fastest here, in words."""
+    """Sentence on the paper's finding in figure 19 and on the number of pipelines that is fastest
+    here."""
     # Columns are named by the number of pipelines.
     counts = [name for name in table.columns if name.endswith(" pipelines")]
     fastest = table[counts].astype(float).idxmax(axis=1).astype(str).str.removesuffix(" pipelines")
@@ -250,7 +252,7 @@ def fastest_pipelines(table: pd.DataFrame) -> str:
 
 
 def memory_verdict(table: pd.DataFrame) -> str:
-    """Which of the paper's statements on figure 9 hold here, in words."""
+    """Sentence on which of the paper's statements on figure 9 hold here."""
     gpipe, coarse = table["gpipe"].str.contains("OOM"), table["pipedream-2bw"].str.contains("OOM")
     below = table["chimera/1f1b"] < 1
     # Cells say `least to fullest` in GB, with `(OOM)` where that does not fit.

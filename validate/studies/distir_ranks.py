@@ -66,7 +66,7 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """One program."""
+    """A program and its layout."""
 
     model: str
     degrees: Degrees
@@ -78,7 +78,7 @@ class Configuration:
         return f"{degrees.data}/{degrees.tensor}/{degrees.pipeline}/{degrees.micro_batches}"
 
     def program(self) -> Program:
-        """On one stream, as ranks run one instruction at a time."""
+        """The program on one stream, because ranks run one instruction at a time."""
         return on_one_stream(distribute(_model(self.model)[1], self.degrees))
 
 
@@ -106,8 +106,8 @@ def configurations() -> Iterator[Configuration]:
 
 
 def measure_round(path: Path, until: float) -> None:
-    """Every configuration once: two ranks measure what all programs consist of, then each is
-    simulated and run.
+    """Measure every configuration once: two ranks measure the parts of all programs, then each
+    program is simulated and run.
 
     Rounds follow one another, so that what else the machine does meets all programs alike; a row is
     kept as soon as it is there, and an interrupted round is gone on with, from new measurements.
@@ -155,7 +155,7 @@ def measure_round(path: Path, until: float) -> None:
 
 
 def _simulated_s(program: Program, pair: PairTimes, cluster: Cluster, ranks: int) -> float:
-    """Step time that the measurements of two ranks predict, ranks on the cores in turn."""
+    """Step time simulated from measurements of two ranks; ranks take turns on the cores."""
     cores = usable_cores()
     return predict_ranks(
         program.function, cluster, pair, [cores[r % len(cores)] for r in range(ranks)]
@@ -163,8 +163,8 @@ def _simulated_s(program: Program, pair: PairTimes, cluster: Cluster, ranks: int
 
 
 def _most_alike(program: Program, group: RankGroup) -> tuple[float, float]:
-    """The fastest of several runs, and by how much their median is longer; repeated until that is
-    little."""
+    """Run a program several times: its fastest time, and the excess of the median over it, of the
+    steadiest attempt."""
     attempts: list[tuple[float, float]] = []
     # A disturbed run is repeated at once, while the disturbance may pass.
     for _ in range(ATTEMPTS):
@@ -177,7 +177,8 @@ def _most_alike(program: Program, group: RankGroup) -> tuple[float, float]:
 
 
 def host_cluster() -> Cluster:
-    """Four ranks on one host; nothing is priced by it."""
+    """A cluster of four ranks on one host; it only describes the topology, no price comes from
+    it."""
     level = NetworkLevel(
         name="loopback", size=max(RANKS), bandwidth_bytes_per_s=1e9, latency_s=1e-5
     )
@@ -218,14 +219,14 @@ The paper's r on 16 V100: {paper}, each over 71 to 94 configurations.
 
 
 def _how_undisturbed(runs: pd.DataFrame) -> str:
-    """Whether other work ran beside the ranks, a sentence."""
+    """Sentence on whether other work ran beside the ranks."""
     if runs["ran_at_once"].all():
         return "Ranks ran at real-time priority, so that other work waited for them."
     return "Other work ran beside the ranks, as the system did not allow them real-time priority."
 
 
 def _correlation(model: str, programs: pd.DataFrame) -> dict[str, str]:
-    """Spearman's r of simulated and real throughput, and by how much the simulation is off."""
+    """Spearman's r of simulated and real throughput, and the simulation's error."""
     # The paper ranks throughputs, so that batches of all models can be in one list.
     r, p = spearmanr(
         programs["batch"] / programs["simulated_s"], programs["batch"] / programs["measured_s"]
@@ -241,7 +242,7 @@ def _correlation(model: str, programs: pd.DataFrame) -> dict[str, str]:
 
 
 def _errors_text(programs: pd.DataFrame) -> str:
-    """Where the simulation is off: with a core for every rank, and with cores that ranks share."""
+    """Sentence on the simulation's errors: with a core for every rank, and with shared cores."""
     ratio = programs["simulated_s"] / programs["measured_s"]
     # Two ranks have a core each, four share them.
     alone, shared = (float(ratio[programs["ranks"] == ranks].median()) - 1 for ranks in RANKS)
@@ -251,5 +252,5 @@ the other rank of a core has filled, is not simulated."""
 
 
 def _more_or_less(share: float) -> str:
-    """A share in words."""
+    """A relative difference of times as text, such as `3% longer`."""
     return f"{abs(share):.0%} {'longer' if share > 0 else 'less'}"

@@ -34,8 +34,8 @@ SIMULATED: Final = {"best/worst": 7.379, "best/second": 2.94 / 2.92, "iterations
 
 
 def distsim_search(job: Job = ASSUMED, order: str = Layout().order) -> Ranked:
-    """All 15 strategies. A micro-batch is one sequence: the only size that all of them, 16D too,
-    can run."""
+    """Evaluate all 15 strategies, with one sequence per micro-batch, the only size that all of them
+    (16D too) can run."""
     powers = tuple(1 << i for i in range(5))
     # Dapple's schedule; Megatron-LM of the time reduced gradients after the last backward
     space = replace(USUAL, tp=powers, pp=powers, overlap_grad_reduce=(False,), order=(order,))
@@ -74,7 +74,8 @@ def distsim_sensitivity() -> pd.DataFrame:
 
 
 def _figures(ranked: Ranked) -> dict[str, Any]:
-    """What the paper says of a search: its best, second and worst layouts and their ratios."""
+    """Figures that the paper reports of a search: its best, second and worst layouts and their
+    ratios."""
     step_s = ranked.step_s
     return {
         "best": strategy(ranked.layouts[0]),
@@ -138,8 +139,8 @@ def batch_table() -> pd.DataFrame:
 
 
 def recompute_figures(table: pd.DataFrame) -> tuple[float, float]:
-    """What recompute costs at the same batch at most, and its best throughput over the best that
-    fits without it."""
+    """The largest cost of recompute at equal batch, and the ratio of its best throughput to the
+    best that fits without it."""
     cost = float((1 - table["recompute"] / table["none"]).max())
     # Without recompute, large batches may not fit.
     without = table.loc[table["none fits"], "none"]
@@ -147,7 +148,7 @@ def recompute_figures(table: pd.DataFrame) -> tuple[float, float]:
 
 
 def distsim_page(_folder: Path) -> str:
-    """All tables."""
+    """Format the page of all tables."""
     table, ours = distsim_table()
     paper = PAPER
     share = tensor_share()

@@ -16,7 +16,7 @@ _CALLS_BAR: Final = 200
 
 
 def emulation_report(report: Mapping[str, Any]) -> str:
-    """Every part that was run."""
+    """Format the report of every part that was run."""
     lines = [
         "# Emulation against reality",
         "",
@@ -253,7 +253,7 @@ def _mib(size_bytes: float) -> str:
 
 
 def _missed(report: Mapping[str, Any]) -> list[str]:
-    """What is missing or missed: every figure of the run that is described above it."""
+    """Sentences on what is missing, and on figures that missed their bar."""
     lines = [
         "## What is missing or missed",
         "",
@@ -309,7 +309,7 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
 
 
 def _met(errors: Mapping[str, float], bar: float) -> str:
-    """How many are within a bar, and the others by name."""
+    """Sentence on how many figures are within a bar, with the names of the others."""
     # Those that miss are named.
     missed = [f"{name} {error:+.1%}" for name, error in errors.items() if abs(error) > bar]
     within = f"{len(errors) - len(missed)} of {len(errors)} within the bar of {bar:.0%}, all {_span([*errors.values()])}"

@@ -55,28 +55,29 @@ LEAST = 30
 
 
 def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
-    """A command with environment variables of its own beside `MALLOC`, which they go before."""
+    """The command of one of the emulated scripts, with environment variables that override
+    `MALLOC`."""
     variables = [f"{key}={value}" for key, value in (MALLOC | options).items()]
     return ("env", *variables, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
 
 
 def data_file(out: Path, name: str) -> Path:
-    """A table of what was measured, beside the reports."""
+    """Path of a measured table, beside the reports."""
     return out / "emulation_data" / f"{name}.csv"
 
 
 def prices_of(out: Path, name: str = "prices") -> PriceTable:
-    """A table of prices that was measured before."""
+    """Read a table of prices that was measured before."""
     return PriceTable.read(data_file(out, name))
 
 
 def priced(table: PriceTable) -> Prices:
-    """What the table holds, times and core seconds."""
+    """The times and core seconds in a table of prices."""
     return Prices(catalog.cluster("localhost"), table.time_s, table)
 
 
 def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
-    """Run all ranks of a world for real, a core each as far as there are enough."""
+    """Run all ranks of a world, each on a core of its own while there are enough."""
     return emulate(
         Emulation(
             command=tuple(command),
@@ -91,7 +92,7 @@ def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRu
 def run_emulated(
     command: Sequence[str], world_size: int, table: PriceTable, **more: Any
 ) -> EmulatedRun:
-    """Rank 0 alone, on the first core."""
+    """Run rank 0 alone in the emulator, on the first core."""
     conditions = table.conditions | more.pop("conditions", {})
     prices = priced(table)
     return emulate(
@@ -109,7 +110,7 @@ def run_emulated(
 def blocks_in_turn(
     real: Emulation, emulated: Emulation, command: Callable[..., tuple[str, ...]]
 ) -> pd.DataFrame:
-    """Run two worlds beside each other, of which one makes a block of calls while the other waits.
+    """Run two worlds beside each other; one makes a block of calls while the other waits.
 
     Args:
         real: world without a command.
@@ -152,8 +153,8 @@ def in_turn(
     start_s: float,
     patience_s: float = 0.0,
 ) -> pd.DataFrame:
-    """Start all runs, then wake one kind after another until the time is up; scripts are cut off,
-    so let them be long.
+    """Start all runs, then wake one kind after another until the time is up. Scripts are cut off,
+    so that they should be long.
 
     No run is awake between turns. So whatever is busy then is other work, and the next turn waits
     for its end.
@@ -209,19 +210,19 @@ def in_turn(
 
 
 def _start(name: str, together: Sequence[Emulation], folder: Path) -> "list[_Run]":
-    """Start the runs of one kind, which are awake together."""
+    """Start the runs of one kind, which are always awake together."""
     return [_Run(kind, folder / f"{name}{number}") for number, kind in enumerate(together)]
 
 
 def _sleep_until_all_train(runs: "Mapping[str, Sequence[_Run]]", start_s: float) -> None:
-    """Wait for the usual time of a start, and on a busy machine until every script trains."""
+    """Wait for the usual start-up time, and on a busy machine until every script trains."""
     time.sleep(start_s)
     while not all(run.trains() for run in chain(*runs.values())):
         time.sleep(1.0)
 
 
 def _print_wait(name: str, waited_s: float, patience_s: float) -> None:
-    """Say that a turn waited, and what comes of it."""
+    """Print how long a turn waited for a quiet machine, and how much patience is left."""
     outlook = "runs on a busy machine now"
     if patience_s > 0:
         outlook = f"{patience_s:.0f} s of patience left"
@@ -229,8 +230,8 @@ def _print_wait(name: str, waited_s: float, patience_s: float) -> None:
 
 
 def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
-    """Medians over all iterations of turns that others left alone, as far as there are enough of
-    them."""
+    """Compare medians over the iterations of undisturbed turns, as long as there are enough of
+    these."""
     # The quietest turns that are enough for a median of each kind.
     quiet: Any = table
     for most_stolen in (0.03, 0.06, 0.1, 0.2, 2.0):
@@ -264,7 +265,7 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Medians over all iterations, and by launch."""
+    """Compare medians over all iterations, and of each launch."""
     # Iterations of all launches count alike.
     real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
     by_launch = [float(np.median(s)) for s in real]
@@ -281,8 +282,7 @@ def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict
 
 @contextmanager
 def at_once() -> Iterator[bool]:
-    """Context in which started processes run at once whatever else runs here, where the system
-    allows it.
+    """Context in which started processes run ahead of all other work, if the system allows it.
 
     For a minute or two: meanwhile nothing else gets more than what they leave (sched(7):
     `SCHED_FIFO`).
@@ -303,8 +303,7 @@ def at_once() -> Iterator[bool]:
 
 
 def come_before_others() -> None:
-    """Let ranks that are started from now on run before what else runs here, as far as the system
-    lets us."""
+    """Let ranks that are started from now on run before other work, as far as the system allows."""
 
     def watch() -> None:
         """Raise the sessions of ranks as they appear."""
@@ -320,14 +319,15 @@ def come_before_others() -> None:
 
 
 def judged(error: float, noise: float, bar: float) -> str:
-    """Whether an error is within its bar, where the noise of real runs allows to say so."""
+    """Verdict on whether an error is within its bar, where the noise of real runs allows one."""
     if noise > NOISE_OF_CLAIMS:
         return "too noisy"
     return "yes" if abs(error) <= bar else "no"
 
 
 def claims(judgements: Sequence[str], bar: float) -> str:
-    """What may be claimed of several errors."""
+    """Text on how many errors are within their bar, counting only those that noise allows to
+    judge."""
     judgeable = [judgement for judgement in judgements if judgement != "too noisy"]
     within = f"{judgeable.count('yes')} of the {len(judgeable)} whose noise is at most {NOISE_OF_CLAIMS:.0%} within {bar:.0%}"
     noisy = len(judgements) - len(judgeable)
@@ -335,14 +335,14 @@ def claims(judgements: Sequence[str], bar: float) -> str:
 
 
 def waited_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How long runs waited for a quiet machine, a sentence."""
+    """Sentence on how long runs waited for a quiet machine."""
     if not all("waited_s" in row for row in rows):
         return "Some of them ran before turns waited for a quiet machine."
     return f"Turns waited {sum(row['waited_s'] for row in rows):.0f} s in all for a quiet machine."
 
 
 class _Turns:
-    """When runs were awake."""
+    """The intervals in which runs were awake."""
 
     def __init__(self) -> None:
         self.awake_s: list[tuple[float, float]] = []
@@ -399,7 +399,7 @@ class _Run:
                 os.killpg(group, sign)
 
     def trains(self) -> bool:
-        """Whether its first real rank has finished an iteration.
+        """Whether the first real rank has finished an iteration.
 
         Raises:
             PerfModelError: its script has ended.
@@ -410,14 +410,14 @@ class _Run:
         return any(text.startswith("finished iteration") for text in progress)
 
     def check(self) -> None:
-        """Raises `PerfModelError` for a script that ended."""
+        """Raise `PerfModelError` if the script has ended."""
         if not self._thread.is_alive():
             raise PerfModelError(
                 f"{self.out.name}: the script ended before its turns did; give it more iterations"
             )
 
     def end(self) -> None:
-        """End the script as from the keyboard, at which it leaves what it recorded."""
+        """Interrupt the script as from the keyboard; it then writes what it recorded."""
         self.send(signal.SIGINT)
         self.send(signal.SIGCONT)
         self._thread.join()
@@ -434,8 +434,8 @@ def _children() -> set[int]:
 
 
 def _used_by_others_s(groups: set[int]) -> float:
-    """Core seconds so far of all processes but those of these sessions and this one, and of the
-    hypervisor's other machines (proc(5))."""
+    """Core seconds so far of all processes but ours, and of the hypervisor's other machines
+    (proc(5))."""
     # The order of proc(5); idle and waiting for disks are no use of a core.
     user, nice, system, _, _, irq, soft, steal = map(
         int, Path("/proc/stat").read_text().split()[1:9]
@@ -451,7 +451,7 @@ def _used_by_others_s(groups: set[int]) -> float:
 
 
 def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
-    """Complete iterations within a turn, but for its first, which is cold."""
+    """Complete iterations within a turn, without its first one, which is cold."""
     parts = []
     for turn, (begin_s, end_s) in enumerate(turns.awake_s):
         inside = table[(table.start_s > begin_s) & (table.start_s + table.time_s < end_s)]

@@ -23,9 +23,8 @@ FAR = 2.0
 
 
 def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per number of devices: runs with one stage and with several, the shares of each that took
-    `FAR` times their prediction or more, and the regret of the layouts predicted fastest
-    (`ranking`).
+    """Figures by number of devices: shares of runs that took `FAR` times their prediction or more,
+    with one stage and with several, and the regret of the layouts predicted fastest.
 
     Args:
         runs: as of `pipeline_excess`.
@@ -115,7 +114,8 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What the playbook's sweep takes beyond its prediction, which is most of the sweep's error."""
+    """Section on how much longer than predicted the playbook's runs take, which is most of the
+    sweep's error."""
     if not excess["by_tp"]:
         return []
     return [
@@ -139,7 +139,7 @@ def excess_text(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _stages_table(by_pp: list[dict[str, Any]]) -> str:
-    """By number of stages: how many runs are slow, and by how much."""
+    """Table by number of stages: how many runs are slow, and by how much."""
     rows = []
     for row in by_pp:
         more = "-" if row["more_s"] is None else f"{row['more_s']:.2f} s"
@@ -148,7 +148,7 @@ def _stages_table(by_pp: list[dict[str, Any]]) -> str:
 
 
 def _layers_table(by_tp: list[dict[str, Any]]) -> str:
-    """By tensor-parallel degree: what a layer takes more, with one stage and with several."""
+    """Table by tensor-parallel degree: excess per layer, with one stage and with several."""
     rows = []
     for row in by_tp:
         one_stage, several_stages = _ms(row["one_stage_ms"]), _ms(row["several_stages_ms"])
@@ -157,7 +157,7 @@ def _layers_table(by_tp: list[dict[str, Any]]) -> str:
 
 
 def _ms(value_ms: float | None) -> str:
-    """Milliseconds; a dash for none."""
+    """Format milliseconds; a dash for none."""
     return "-" if value_ms is None else f"{value_ms:.1f} ms"
 
 

@@ -54,8 +54,7 @@ view."""
 
 
 class FactsInView:
-    """What was looked up with the results of some sources in view (`perfmodel.validation.fit_sites`
-    takes both)."""
+    """Facts that were looked up with the results of some sources in view."""
 
     def __init__(self, sources: Collection[str]) -> None:
         self.sources = frozenset(sources)
@@ -66,8 +65,7 @@ class FactsInView:
         return source in self.sources or source.partition(" (")[0] in self.sources
 
     def undo(self, source: str, framework: Framework) -> Framework | None:
-        """A framework without such facts; None where there are none, or the source was not in
-        view."""
+        """The framework without such facts; None if it has none, or the source was not in view."""
         names = FIELDS_IN_VIEW.get(framework.name, ())
         if not names or not self.looked_at(source):
             return None

@@ -45,7 +45,7 @@ Case = LiveCase | CollectiveCase
 
 @dataclass(frozen=True, kw_only=True)
 class LiveSettings:
-    """How the emulated cluster looks and how often each configuration runs."""
+    """Links of the emulated cluster, and the number of runs of each configuration."""
 
     bandwidth_bytes_per_s: float = 5e6
     """Of each host's link, one way."""
@@ -88,7 +88,7 @@ class LiveResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveReport:
-    """All configurations."""
+    """Results of all configurations."""
 
     results: tuple[LiveResult, ...]
     check_errors: tuple[float, ...]
@@ -103,7 +103,7 @@ class LiveReport:
     """Whether ranks ran at real-time priority."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures of the whole, and the rows."""
+        """Figures over all configurations, and a row for each."""
         from scipy.stats import spearmanr
 
         # Everything a report prints is computed here, so that page and JSON agree.
@@ -196,7 +196,8 @@ def _fit_core_factor(
     checked: dict[Case, list[Run]],
     settings: LiveSettings,
 ) -> tuple[PairTimes, Float[np.ndarray, " checks"]]:
-    """The factor of least squares of log(predicted / measured), and these."""
+    """Fit the core factor by least squares of log(predicted / measured); returns it with the
+    residuals."""
     from scipy.optimize import minimize_scalar
 
     measured_s = np.array([_result_s(runs, settings) for runs in checked.values()])
@@ -218,7 +219,7 @@ def _fit_core_factor(
 
 
 def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
-    """Half-width of the 90 % interval of a further log error, as `validate_live` says."""
+    """Half-width of the 90 % prediction interval of a further log error."""
     from scipy.stats import t
 
     k = len(log_errors)
@@ -226,7 +227,7 @@ def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
 
 
 def _cluster(case: Case, settings: LiveSettings) -> Cluster:
-    """The emulated hosts of a case; their figures price nothing but tell levels apart."""
+    """The emulated hosts of a case as a cluster, which tells levels apart and prices nothing."""
     inner = NetworkLevel(
         name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5
     )
@@ -249,7 +250,8 @@ def _predict(case: Case, program: Program, pair: PairTimes, settings: LiveSettin
 def _measure(
     programs: dict[Case, Program], hosts: Sequence[Host], settings: LiveSettings, progress: Progress
 ) -> dict[Case, list[Run]]:
-    """Every configuration twice, on ranks started once per number of ranks and hosts."""
+    """Measure every configuration twice, on ranks that are started once per number of ranks and
+    hosts."""
     runs: dict[Case, list[Run]] = {}
     # Ranks are started once for all programs of a size: starting takes seconds.
     ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
@@ -262,8 +264,7 @@ def _measure(
 
 
 def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> Run:
-    """A run of which at least half of the iterations are undisturbed, or the last attempt at
-    one."""
+    """A run of which at least half of the iterations are undisturbed, or the last attempt."""
     inputs = random_inputs(program)
     for attempts_left in reversed(range(_ATTEMPTS)):
         result = run_program(program, inputs, repeats=settings.iterations, ranks=group)
@@ -275,13 +276,13 @@ def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> 
 
 
 def _is_undisturbed(result: Run, settings: LiveSettings) -> Bool[np.ndarray, " runs"]:
-    """Which iterations others took little processor time from; at real-time priority they get what
-    ranks leave."""
+    """Whether other work took little processor time from each iteration."""
     return settings.at_once | (result.interference <= INTERFERENCE_LIMIT)
 
 
 def _clean(runs: Sequence[Run], settings: LiveSettings) -> tuple[list[list[Timeline]], bool]:
-    """Undisturbed iterations of each measurement, or all where one of them has none (then True)."""
+    """Undisturbed iterations of each measurement; all iterations, and True, if a measurement has
+    none."""
     # An iteration that others disturbed says nothing of a prediction.
     clean = [list(compress(r.timelines, _is_undisturbed(r, settings))) for r in runs]
     return (clean, False) if all(clean) else ([list(r.timelines) for r in runs], True)
@@ -301,7 +302,7 @@ def _median_s(timelines: Sequence[Timeline]) -> float:
 def _result(
     case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float, settings: LiveSettings
 ) -> LiveResult:
-    """A case as predicted and as measured."""
+    """The result of one case: predicted and measured."""
     used, disturbed = _clean(runs, settings)
     # The same configuration measured twice: the difference is noise.
     first_s, second_s = map(_median_s, used)
@@ -386,7 +387,7 @@ def live_report(report: LiveReport) -> str:
 
 
 def _disturbances_text(figures: Mapping[str, Any]) -> str:
-    """How other work was kept from the figures, or how much of it there was."""
+    """Sentence on how other work was kept away from the figures, or how much of it there was."""
     if figures["ran_at_once"]:
         return "Ranks ran at real-time priority, so that other work waited for them."
     return (

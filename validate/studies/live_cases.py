@@ -33,7 +33,8 @@ class LiveCase:
 
     @property
     def name(self) -> str:
-        """DistSim's notation with what is not usual, as `mlp-s 1M4P2D gpipe m8 zero1`."""
+        """The configuration in DistSim's notation with its unusual settings, as `mlp-s 1M4P2D gpipe
+        m8 zero1`."""
         degrees = self.degrees
         parts = [self.model, f"{degrees.tensor}M{degrees.pipeline}P{degrees.data}D"]
         if degrees.pipeline > 1:
@@ -48,7 +49,7 @@ class LiveCase:
         return " ".join(parts)
 
     def program(self) -> Program:
-        """On one stream, as real ranks run one instruction at a time."""
+        """The program on one stream, because real ranks run one instruction at a time."""
         return on_one_stream(distribute(_model(self.model), self.degrees))
 
 
@@ -70,8 +71,7 @@ def _model(name: str) -> Program:
 
 
 def check_cases() -> list[LiveCase]:
-    """Two-rank programs that belong to the calibration: they tell how far a prediction may be
-    off."""
+    """Two-rank programs of the calibration, which show how far a prediction may be off."""
     # One of each kind of parallelism, for each kind of model.
     degrees = (Degrees(data=2), Degrees(tensor=2), Degrees(pipeline=2, micro_batches=4))
     cases = product(("check-mlp", "check-gpt"), degrees)
@@ -79,8 +79,8 @@ def check_cases() -> list[LiveCase]:
 
 
 def live_cases() -> list[LiveCase]:
-    """What is predicted and then measured, none of it part of the calibration; by number of
-    ranks."""
+    """Configurations that are predicted and then measured, by number of ranks; none is part of the
+    calibration."""
     return sorted(_live_cases(), key=lambda case: (case.ranks, case.hosts))
 
 
@@ -170,8 +170,8 @@ class CollectiveCase:
         return f"{self.algorithm} all-reduce of {self.bytes // 1024} KiB, {self.ranks} ranks, {per_host}"
 
     def program(self) -> Program:
-        """Calls of the ranks' collectives; every group's in turn of the list, all groups at the
-        same time."""
+        """The program of the collectives: of each group in the order of the list, of all groups at
+        the same time."""
         body = {
             "ring": self._ring,
             "hierarchical": self._hierarchical,
@@ -228,7 +228,7 @@ class CollectiveCase:
 def _calls(
     op: str, source: str, target: str, groups: list[list[int]], attributes: str = ""
 ) -> tuple[list[str], list[str]]:
-    """A line per group, and the names of the results."""
+    """A line of the program for each group, and the names of the results."""
 
     lines: list[str] = []
     results: list[str] = []
@@ -241,7 +241,7 @@ def _calls(
 
 
 def collective_cases() -> list[CollectiveCase]:
-    """None of them on two ranks, which is what the calibration has."""
+    """Collectives on more than two ranks; the calibration has those of two."""
     shapes: list[tuple[Algorithm, int, int]] = [
         ("ring", 4, 1),
         ("ring", 8, 1),

@@ -156,14 +156,14 @@ def partition_study() -> pd.DataFrame:
 
 
 def _even_partition(chain: Chain) -> tuple[int, ...]:
-    """As many layers on every stage, but for rounding."""
+    """A partition with the same number of layers on every stage, but for rounding."""
     cuts = np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)
     return tuple(np.diff(cuts).tolist())
 
 
 def brute_force_agrees() -> tuple[int, int]:
-    """On how many small instances the dynamic program finds the minimum over all partitions, and of
-    how many."""
+    """Number of small instances on which the dynamic program finds the minimum over all partitions,
+    and the number of all."""
     agree = []
     for seed in range(20):
         chain = random_chain(seed, layers=9, stages=4, micro_batches=6)
@@ -312,7 +312,7 @@ def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCH
 
 
 def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[PartitionResult]:
-    """The exact partition for every micro-batch and kind of recompute of which one fits."""
+    """The exact partition for every micro-batch and kind of recompute that has one which fits."""
     cuts = []
     for micro_batch, recompute in product(choices.micro_batches, choices.recomputes):
         with suppress(LayoutError):  # nothing fits
@@ -325,22 +325,22 @@ def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[Pa
 
 
 def _relaxed(problem: StepProblem, base: Layout, choices: LaunchChoices) -> PartitionResult | None:
-    """What gradients find over all choices at once; None where nothing fits."""
+    """The best layout by gradients over all choices at once; None if nothing fits."""
     with suppress(LayoutError):
         return relax_layout(problem, base, choices)
     return None
 
 
 def _changes(layout: Layout) -> str:
-    """What a launch states of a layout: stages, micro-batch and recompute."""
+    """Settings of a layout that a launch states: stages, micro-batch and recompute."""
     stages = "-".join(map(str, layout.partition or ()))
     recompute = layout.recompute + _suffix(layout.recompute_full_layers)
     return f"{stages}, micro-batch {layout.micro_batch}, recompute {recompute}"
 
 
 def mixed_device_table() -> pd.DataFrame:
-    """Pipelines over several kinds of devices: even stages in the given order, and the best
-    found."""
+    """Pipelines over several kinds of devices: even stages in the given order, and the best order
+    and cut."""
     rows = []
     for name, clusters, supply, layout in MIXED_DEVICES:
         laid_out = Layout.parse(layout)
@@ -370,7 +370,8 @@ def mixed_device_table() -> pd.DataFrame:
 
 
 def hardware_table() -> pd.DataFrame:
-    """A machine designed for two training runs, at the price of today's and at twice that."""
+    """The machine that is optimal for two training runs, at the price of today's and at twice
+    that."""
     runs = [
         Run(
             _model("gpt3-13b", "dgx-a100", 256, 2048),
@@ -462,12 +463,12 @@ def _model(name: str, cluster: str, batch: int, seq_len: int) -> StepProblem:
 
 
 def _suffix(full_layers: tuple[int, ...] | None) -> str:
-    """How many layers of each stage recompute in full, where stages differ."""
+    """The number of fully recomputed layers of each stage, where stages differ, as text."""
     return f", full in {'-'.join(map(str, full_layers))}" if full_layers else ""
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of some work, and its result."""
+    """Run a function; returns its seconds and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result

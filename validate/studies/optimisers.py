@@ -19,7 +19,7 @@ _HOT, _COLD = 0.03, 1e-4
 
 
 class _Stop(Exception):
-    """The target or the limit of time is reached."""
+    """Raised when the target or the time limit is reached."""
 
 
 class Timed:
@@ -75,8 +75,8 @@ class Timed:
 def run_optimiser(
     name: str, problem: Relaxation, target: float, limit_s: float
 ) -> tuple[float, float]:
-    """Seconds until the target (or the limit) and the best value; from the middle of the range,
-    compiled before.
+    """Run an optimiser from the middle of the range; returns the seconds until the target (or the
+    limit) and the best value.
 
     Args:
         name: of `OPTIMISERS`; CMA-ES evaluates its population in one call.
@@ -103,8 +103,8 @@ def run_optimiser(
 
 
 def anneal(chain: Chain, seconds: float) -> float:
-    """Simulated annealing of cuts and links by exact evaluation, sixteen walks at a time; the best
-    makespan.
+    """Minimise the exact makespan over cuts and links by simulated annealing, sixteen walks at a
+    time.
 
     A step moves a layer to the next stage or changes one link's share; the temperature falls with
     the time used.

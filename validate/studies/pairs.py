@@ -68,7 +68,7 @@ def ranking(
 
 @dataclass(frozen=True, eq=False)
 class PredictedRun:
-    """A run as predicted without its source, with what its prediction may err by."""
+    """A run's prediction without its source, and the distribution of its error."""
 
     log_s: float
     sources: Mapping[str, float]
@@ -95,15 +95,15 @@ class Choice:
 
     @property
     def regret(self) -> float:
-        """How much longer the layout that is most probably faster than any other takes than the
-        fastest measured."""
+        """How much longer than the fastest measured layout the one takes that is most probably the
+        fastest."""
         return float(np.expm1(self.measured[self.predicted.argmin()] - self.measured.min()))
 
 
 def choices(
     runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, PredictedRun]
 ) -> list[Choice]:
-    """The groups of at least two layouts of one job of the record, of `runs` by their places."""
+    """Groups of at least two layouts of one job in the record; `runs` are given by their places."""
     timed = [place for place in predicted if np.isfinite(measured_s[place])]
     frame = runs.iloc[timed].assign(_place=timed)
     groups = []
@@ -132,7 +132,7 @@ def _choice(
 
 
 def reliability(groups: Sequence[Choice]) -> dict[str, Any]:
-    """How often the layout predicted faster was faster, by its probability.
+    """Share of pairs in which the layout predicted faster was faster, by predicted probability.
 
     Pairs of one source weigh as many as its square root of them: 1,000 pairs of one sweep are not
     1,000 witnesses, nor is a source with 3 as good as one with 300.
@@ -209,12 +209,12 @@ def pairs_report(groups: Sequence[Choice], apart: Sequence[str]) -> dict[str, An
 
 
 def _of_source(groups: Sequence[Choice], source: str) -> list[Choice]:
-    """The groups of one source."""
+    """The choices of one source."""
     return [group for group in groups if group.source == source]
 
 
 def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
-    """What `choices` needs of a run that was predicted at a site."""
+    """The predicted log time of a run, with what decides the distribution of its error."""
     # Which errors two layouts share depends on what they have in common.
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
     return PredictedRun(
@@ -304,7 +304,7 @@ def pairs_text(pairs: dict[str, Any]) -> list[str]:
 
 
 def _bins_table(of_frameworks: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Probabilities beside how often they came true, bin by bin."""
+    """Table of predicted probabilities beside how often they came true."""
     rows = []
     for name, figures in of_frameworks:
         for of_bin in figures["bins"]:
@@ -321,7 +321,7 @@ def _bins_table(of_frameworks: Sequence[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _regrets_table(sources: Mapping[str, Mapping[str, Any]]) -> str:
-    """Regret by source, those that are reported apart last."""
+    """Table of regret by source; sources that are reported apart come last."""
     rows = [
         (
             name,

@@ -202,7 +202,7 @@ class _Step:
             self.optimizer.step()
 
     def _forward(self, i: int) -> tuple[int, Any, torch.Tensor]:
-        """The forward of a micro-batch: its number, what the stage received and what it made."""
+        """Run the forward of a micro-batch; returns its number, its input and its output."""
         received: Any = None
         if not self.first:
             received = torch.empty(self.layout.micro_batch, self.model.seq_len, self.model.hidden)
@@ -222,7 +222,7 @@ class _Step:
         return i, received, x
 
     def _backward(self, i: int, received: torch.Tensor | None, x: torch.Tensor) -> None:
-        """The backward of a micro-batch, whose gradient goes to the stage before."""
+        """Run the backward of a micro-batch, and send its gradient to the stage before."""
         grad = None
         if not self.last:
             grad = torch.empty_like(x)
@@ -233,7 +233,7 @@ class _Step:
             self._send(received.grad, self.stage - 1)
 
     def _send(self, x: torch.Tensor, receiver: int) -> None:
-        """Begin to send a tensor, which stays until it is sent."""
+        """Start sending a tensor, which is kept until it is sent."""
         self.sends.append((dist.isend(x, receiver), x))
 
 
@@ -280,7 +280,7 @@ def serve(
 def _stamps(
     step: _Step | None, steps: int, after: Callable[[], None] = lambda: None
 ) -> list[tuple[float, float]]:
-    """Start and end of some steps of this rank; of a rank without a part in them too."""
+    """Start and end of some steps on this rank, also on ranks that take no part in them."""
     stamps = []
     for _ in range(steps):
         # All ranks begin together, so that no step waits for the end of another's last one.

@@ -46,7 +46,7 @@ MOST_GENERIC = 40
 def published_record(
     files: Sequence[Path | str], progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Everything that is known of predictions of published runs.
+    """Predict all published runs, and collect every figure that the reports show.
 
     Every run is predicted under its framework, by constants that were fitted without its source.
 
@@ -120,8 +120,7 @@ def published_record(
 
 
 def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
-    """By source of the tables of runs among some files, whether anybody ever looked at its errors
-    (`looked_at`)."""
+    """Text on whether anybody ever looked at a source's errors (`looked_at`), by source."""
     # A source is of the first collection that has it.
     known, answers = KnownSources.read(), {}
     for file in map(Path, files):
@@ -133,7 +132,7 @@ def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
 
 
 def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
-    """Errors over sources and of every source."""
+    """Errors of runs predicted as `generic`, over sources and by source."""
     sources = {}
     for name, figures in report["sources"].items():
         memory = figures["memory"]
@@ -147,7 +146,7 @@ def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
-    """What a bar asks for and what its runs come to."""
+    """The error that a bar asks for, and the error of its runs."""
     # A bar is of named runs, not of a source.
     chosen = frame[bar.rows(frame)]
 
@@ -179,7 +178,8 @@ def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
 def _beside(
     runs: pd.DataFrame, measured: np.ndarray, ours: np.ndarray, theirs: np.ndarray
 ) -> dict[str, dict[str, float | int]]:
-    """By source, on the rows that both predict: `n`, and the mean errors of `ours` and `theirs`."""
+    """Mean errors of `ours` and `theirs` and their number `n`, by source, on rows that both
+    predict."""
     by_source = {}
     # Only rows that both predict are fair to compare: each may leave out the ones that are hard.
     both = np.isfinite(measured) & np.isfinite(ours) & np.isfinite(theirs)

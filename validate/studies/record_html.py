@@ -24,8 +24,8 @@ _MARKERS = "osv^xD"
 
 
 def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
-    """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn
-    with matplotlib."""
+    """Format the Markdown report, the runs and the `pairs` of `published_record` as HTML with drawn
+    plots."""
     # Pictures come after the heading, before what explains them.
     heading, _, rest = text.strip().partition("\n\n")
     # Tables are an extension of CommonMark; HTML in a report would be a mistake.
@@ -56,7 +56,7 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
 
 
 def _times_plot(timed: Any, looks: dict[str, dict[str, Any]]) -> "Figure":
-    """Predicted over measured step time, a point a run."""
+    """Draw predicted over measured step time, with a point per run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -76,7 +76,8 @@ def _times_plot(timed: Any, looks: dict[str, dict[str, Any]]) -> "Figure":
 
 
 def _errors_plot(timed: Any) -> "Figure":
-    """Spread of relative errors, a box a source, the one with most runs on top."""
+    """Draw the spread of relative errors with a box per source, the source with most runs on
+    top."""
     from matplotlib.figure import Figure
 
     names: list[str] = timed["source"].value_counts().index.tolist()
@@ -100,7 +101,7 @@ def _errors_plot(timed: Any) -> "Figure":
 
 
 def _memory_plot(frame: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> "Figure":
-    """Predicted over measured peak memory, a point a run."""
+    """Draw predicted over measured peak memory, with a point per run."""
     from matplotlib.figure import Figure
 
     memory: Any = frame[
@@ -128,7 +129,7 @@ def _memory_plot(frame: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> "Figu
 
 
 def _reliability(pairs: dict[str, Any]) -> "Figure":
-    """How often the layout predicted faster was, by how probable that was."""
+    """Draw how often the layout predicted faster was faster, by its probability."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 5), layout="constrained")
@@ -151,7 +152,7 @@ def _reliability(pairs: dict[str, Any]) -> "Figure":
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Colour and marker of the so-manyth source."""
+    """Colour and marker of the n-th source."""
     return {
         "color": LINES[place % len(LINES)],
         "marker": _MARKERS[place // len(LINES) % len(_MARKERS)],
@@ -159,7 +160,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _png(figure: "Figure") -> str:
-    """A picture as text for an address of the kind `data:`."""
+    """A picture as a `data:` address."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     return base64.b64encode(buffer.getvalue()).decode()

@@ -28,7 +28,7 @@ STEPS = (
 
 
 def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str, Any]) -> str:
-    """The report of everything.
+    """Format the whole report.
 
     Args:
         record: of `published_record`.
@@ -173,7 +173,7 @@ def _steps(record: dict[str, Any]) -> str:
 
 
 def _groups(groups: dict[str, Any]) -> str:
-    """Means over sources of every group beside what they are to reach."""
+    """Table of mean errors over sources for every group, beside the errors to reach."""
     rows = [
         (
             name,
@@ -191,7 +191,7 @@ def _groups(groups: dict[str, Any]) -> str:
 
 
 def _terms(terms: dict[str, Any]) -> str:
-    """A row per source; a column per term that any run has."""
+    """Table of the physical terms: a row per source, and a column per term that any run has."""
     mean = terms["over_sources"]
     names = [name for name, term in mean.get("without", {}).items() if term["adds"]]
 
@@ -218,7 +218,8 @@ def _ratio(value: float | None) -> str:
 
 
 def _bars(bars: dict[str, Any]) -> str:
-    """Errors beside what they are to reach and what is known of others, a row a quantity."""
+    """Table of errors beside the errors to reach and those of other predictors, with a row per
+    quantity."""
     rows = []
     for name, bar in bars.items():
         for quantity in ("time", "memory"):
@@ -253,7 +254,7 @@ def _bars(bars: dict[str, Any]) -> str:
 
 
 def _missing(bars: dict[str, Any]) -> str:
-    """What is missing where a bar is missed."""
+    """Text on what is missing where a bar is missed."""
     missed = []
     for name, bar in bars.items():
         if _is_missed(bar, "time") or _is_missed(bar, "memory"):
@@ -262,14 +263,14 @@ def _missing(bars: dict[str, Any]) -> str:
 
 
 def _is_missed(bar: dict[str, Any], quantity: str) -> bool:
-    """Whether a bar asks for an error of a quantity, and its runs do not reach it."""
+    """Whether a bar asks for an error of a quantity that its runs exceed."""
     if quantity not in bar or not bar[quantity]["n"]:
         return False
     return bar[quantity]["error"] > bar[quantity]["to_reach"]
 
 
 def _intervals(scores: dict[str, float]) -> str:
-    """Beside one interval for everybody."""
+    """Table of our intervals beside one fixed interval for all runs."""
     return (
         "Interval score of log step times at 90 %, mean over sources, the less the better: "
         f"{scores['ours']:.3f}; of the one interval for everybody that scores best on these runs (its ends a factor "
@@ -278,7 +279,7 @@ def _intervals(scores: dict[str, float]) -> str:
 
 
 def _fits(fits: dict[str, Any]) -> list[str]:
-    """What was told of runs that ran, and of those that ran out of memory."""
+    """Table of the predicted fit of runs that ran, and of those that ran out of memory."""
     rows = [
         (
             name,
@@ -336,7 +337,7 @@ def _others(by_predictor: dict[str, Any]) -> str:
 
 
 def _live(live: dict[str, Any]) -> str:
-    """Figures of live runs, and where those of papers' tables stand."""
+    """Section with the figures of live runs, and where those of papers' tables are."""
     # Tables of papers have pages of their own.
     papers = (
         "Papers' own tables: bubbles, memory and staleness of schedules and Zero Bubble's throughput in "
@@ -364,7 +365,7 @@ def _figures(head: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _figure(name: str, value: float | None) -> str:
-    """One of `FIGURES` in its usual form: a count, a ratio or a share."""
+    """Format one of `FIGURES` as a count, a ratio or a share."""
     if value is None:
         return "-"
     if name == "n":

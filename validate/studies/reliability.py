@@ -30,8 +30,8 @@ def width_deciles(
     lo_s: Float[np.ndarray, " runs"],
     hi_s: Float[np.ndarray, " runs"],
 ) -> list[WidthDecile]:
-    """Runs from the narrowest intervals to the widest, in tenths; only those that are predicted and
-    timed count."""
+    """Tenths of the runs, from the narrowest intervals to the widest; only predicted and timed runs
+    count."""
     counted = (
         np.isfinite(measured_s) & np.isfinite(predicted_s) & np.isfinite(lo_s) & np.isfinite(hi_s)
     )
@@ -60,7 +60,7 @@ def width_deciles(
 
 
 def deciles_table(deciles: list[WidthDecile]) -> str:
-    """As Markdown."""
+    """Format the deciles as Markdown."""
     rows = [
         (
             number,

@@ -41,7 +41,8 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Factors by class that all sites of a framework and architecture share, a row for each."""
+    """Posteriors of factors by class that all sites of a framework and architecture share, a row
+    for each."""
 
     names: tuple[str, ...]
     mean: Float[np.ndarray, "2 pairs classes"]
@@ -66,7 +67,7 @@ def subset(runs: SiteRuns, sources: Sequence[str], most: int = RUNS) -> SiteRuns
 
 
 def compared(runs: SiteRuns, vector: np.ndarray, seed: int = 0) -> Compared:
-    """Both posteriors under the same variances.
+    """Compare both posteriors under the same variances.
 
     Args:
         vector: logs of the hyperparameters (`START`).
@@ -98,7 +99,7 @@ def compared(runs: SiteRuns, vector: np.ndarray, seed: int = 0) -> Compared:
 def _factors(
     runs: SiteRuns, score: Score, state: State, pairs: Sequence[tuple[str, str]]
 ) -> tuple[Float[np.ndarray, "pairs classes"], Float[np.ndarray, "pairs classes"]]:
-    """Means and variances of what is not a site's own of its factors, given how much sources
+    """Means and variances of the factors without the site's own part, given how much sources
     scatter."""
     every_run = np.ones(len(runs.log), bool)
     by_pair = posterior(runs, score, state, every_run, {*pairs})["of"]
@@ -117,8 +118,7 @@ def _factors(
 
 
 def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
-    """Draws of by how much sources scatter, and of how far runs lie off: given them, factors are
-    normal."""
+    """Draws of the sources' scatter and of the runs' deviations, given which factors are normal."""
     import jax
     import jax.numpy as jnp
     import numpyro  # pyright: ignore[reportMissingImports]
@@ -161,7 +161,7 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
 
 
 def of_fit(fit: PopulationFit) -> str:
-    """Section of the model card."""
+    """Section of the model card on the sampled posterior of a fit."""
     comparison = compared(subset(fit.score.runs, SOURCES), fit.state.vector)
     heads = ("framework", "architecture", *CLASSES)
     (fitted, sampled), (fitted_sd, sampled_sd) = comparison.mean, comparison.sd

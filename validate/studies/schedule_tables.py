@@ -25,8 +25,8 @@ _TIMES = re.compile(r"TF ([\d.]+) TB ([\d.]+) TW ([\d.]+) Tcomm ([\d.]+)")
 
 
 def bubble_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
-    """Bubble fractions against the formulas of Chimera's table 2; backwards twice as long unless
-    said."""
+    """Bubble fractions beside the formulas of Chimera's table 2; backwards take twice as long as
+    forwards unless stated."""
     rows = []
     for p in depths:
         m = 2 * p
@@ -58,7 +58,7 @@ def memory_table(depths: Iterable[int] = (4, 8, 16, 32)) -> pd.DataFrame:
 
 
 def _span(ends: tuple[float, float]) -> str:
-    """The least and the most, or the one where they are equal."""
+    """The smallest and the largest value as text, or the one value if they are equal."""
     low, high = (f"{end:g}" for end in ends)
     return low if low == high else f"{low} to {high}"
 

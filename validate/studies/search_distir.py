@@ -126,7 +126,7 @@ class AdditiveProducts:
     """
 
     def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
-        """Bytes over bandwidth plus FLOPs over the peak of each kernel."""
+        """Seconds of each kernel: bytes over bandwidth plus FLOPs over the peak rate."""
         # The two are added, where our kernels overlap them.
         memory_s = np.array([op.bytes for op in ops]) / device.memory_bandwidth_bytes_per_s
         time_s = memory_s + np.array([op.flops / device.peak.flops_per_s(op.dtype) for op in ops])
@@ -176,7 +176,7 @@ def training_table() -> pd.DataFrame:
 
 
 def _compare(ranked: Ranked, batch: int, paper: str) -> dict[str, object]:
-    """Our choice of a row, and what the paper's takes more."""
+    """Our choice for a row, and how much longer the paper's takes."""
     names = [name(layout, batch) for layout in ranked.layouts]
     # A choice that does not fit here takes infinitely long.
     ratio = ranked.step_s[names.index(paper)] / ranked.step_s[0] if paper in names else np.inf
@@ -189,7 +189,8 @@ def _compare(ranked: Ranked, batch: int, paper: str) -> dict[str, object]:
 
 
 def inference_search(model: str) -> pd.DataFrame:
-    """Every batch and layout of one row of table 3 that fits, highest throughput first."""
+    """Evaluate every batch and layout that fits for one row of table 3, highest throughput
+    first."""
     parts = []
     # The batch is free, so that throughputs are compared instead of times.
     for batch in BATCHES:
@@ -245,7 +246,7 @@ def name(layout: Layout, batch: int) -> str:
 def _rank(
     model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None
 ) -> Ranked:
-    """Layouts of the paper's space on its machine, fastest first."""
+    """Evaluate layouts of the paper's space on its machine, fastest first."""
     return rank(
         catalog.model(model),
         catalog.cluster(CLUSTER),

@@ -37,7 +37,7 @@ class Ranked:
     step_s: Float[np.ndarray, " layouts"]
 
     def only(self, chosen: ArrayLike) -> "Ranked":
-        """Those that a mask chooses."""
+        """The layouts that a mask chooses."""
         chosen_places = np.flatnonzero(chosen)
         return Ranked(
             tuple(self.layouts[i] for i in chosen_places.tolist()), self.step_s[chosen_places]
@@ -64,7 +64,7 @@ def rank(
     framework: Framework = EAGER,
     kernels: PricesKernels | None = None,
 ) -> Ranked:
-    """Every layout of a space that fits and satisfies the constraints, evaluated exactly.
+    """Evaluate every layout of a space that fits and satisfies the constraints.
 
     `kernels`: prices instead of the shipped calibration's.
 

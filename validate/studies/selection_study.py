@@ -41,7 +41,7 @@ MOST: Final = 60
 
 
 class Entry(NamedTuple):
-    """The table row that an event is timed by, and the event's share of it."""
+    """The table row that times an event, and the event's share of that row."""
 
     op: Op
     share: float
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """Layouts of interest on one device, and the table that stands for measuring."""
+    """Layouts of interest on one device, and the table that takes the place of measuring."""
 
     device: Device
     layouts: tuple[tuple[StepProblem, Layout], ...]
@@ -70,7 +70,7 @@ class Case:
         return self._steps(lambda ops: roofline_seconds(self.device, ops), frozenset()).ops  # pyright: ignore
 
     def true_step_s(self) -> Float[np.ndarray, " layouts"]:
-        """Step times with every studied event at its table time."""
+        """Step times with every studied event at its time in the table."""
         return self.steps(lambda ops: np.array([self.table[op] for op in ops])).step_time_s
 
     def at(self, beliefs: Beliefs) -> StepShares:
@@ -78,11 +78,11 @@ class Case:
         return self.steps(lambda ops: np.exp(beliefs.log_time(ops)))
 
     def steps(self, prices: Prices) -> StepShares:
-        """Step times at some prices of the table's rows."""
+        """Step times for some prices of the table's rows."""
         return self._steps(prices, frozenset(self._needed))
 
     def _steps(self, prices: Prices, needed: frozenset[Op]) -> StepShares:
-        """Step times, and the share of each that rests on every row of the table."""
+        """Step times, and each one's share that rests on every row of the table."""
         by_layout = []
         for problem, layout in self.layouts:
             kernels = _Looked(self, prices, needed)
@@ -106,7 +106,8 @@ class Case:
 
 @dataclass(frozen=True)
 class _Looked:
-    """Kernel prices: studied events by their table row, others by the analytical bound."""
+    """Kernel prices that take studied events from their table row, and others from the analytical
+    bound."""
 
     case: Case
     prices: Prices
@@ -128,7 +129,7 @@ class _Looked:
 
 
 class Point(NamedTuple):
-    """What a strategy knows after so many measurements."""
+    """The knowledge of a strategy after a number of measurements."""
 
     measurements: int
     error: float
@@ -184,7 +185,7 @@ def _sequence(
     pool: list[Op],
     pick: Callable[[Beliefs, StepShares, list[Op]], list[int]],
 ) -> list[Point]:
-    """What a strategy knows after every batch of points that it picks."""
+    """The knowledge of a strategy after every batch of points that it picks."""
     beliefs = _believed(case, [])
     state = case.at(beliefs)
     points = [_point(truth, beliefs, state)]
@@ -199,7 +200,7 @@ def _sequence(
 
 
 def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None = None) -> Beliefs:
-    """What is known of kernels once some rows are measured."""
+    """Beliefs on kernel times after some rows are measured."""
 
     def roofline(kernels: Sequence[Op]) -> Float[np.ndarray, " kernels"]:
         """Analytical seconds, which beliefs are relative to."""
@@ -222,7 +223,7 @@ def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
 
 
 def within(ops: Sequence[Op], needed: Sequence[Op]) -> list[Op]:
-    """Rows whose every size lies between the smallest and the largest that is needed of their
+    """Rows whose sizes all lie between the smallest and the largest that is needed of their
     kind."""
     in_range = []
     for kind, members in _kinds(needed).items():

@@ -85,8 +85,8 @@ def _gemms(table: Any, device: str, dtype: str) -> dict[Op, float]:
 
 
 def as_is(op: Op) -> Entry | None:
-    """An event's own row; the vocabulary projection, whose widths the grids lack, is not
-    studied."""
+    """The event's own row; the vocabulary projection is not studied, because the grids lack its
+    widths."""
     if isinstance(op, Gemm) and op.op == "linear":
         return Entry(replace(op, accumulate=False), 1.0)
     if isinstance(op, Attention):
@@ -95,8 +95,8 @@ def as_is(op: Op) -> Entry | None:
 
 
 def halved_backward(op: Op) -> Entry | None:
-    """Rows of a table that times both gradient products of a linear layer together: half of it
-    each."""
+    """The event's share in a table that times both gradient products of a linear layer together:
+    half of the row for each."""
     if not (isinstance(op, Gemm) and op.op == "linear"):
         return None
     # No row of the table accumulates into its output.

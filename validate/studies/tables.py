@@ -8,7 +8,7 @@ import pandas as pd
 
 
 def markdown_table(table: pd.DataFrame) -> str:
-    """A frame as a Markdown table: numbers right-aligned, four digits."""
+    """Format a frame as a Markdown table, with numbers right-aligned and of four digits."""
     # Truth values are numbers to pandas, and words to a reader.
     numeric = [
         pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
@@ -21,7 +21,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value as reports have it: `-` for none, and a miss in bold."""
+    """Format a value for a report: `-` for none, and a miss in bold."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "**no**"
     # Empty cells of frames are NaN.
@@ -33,14 +33,15 @@ def _cell(value: Any) -> str:
 
 
 def rows_table(head: Sequence[str], rows: Iterable[Sequence[Any]], columns_on_left: int = 1) -> str:
-    """Rows of cells as they are; the first columns are aligned on the left, the others on the
-    right."""
+    """Format rows of text as a Markdown table; the first columns are aligned on the left, the
+    others on the right."""
     columns_on_right = len(head) - columns_on_left
     return _lines(head, ["---"] * columns_on_left + ["--:"] * columns_on_right, rows)
 
 
 def frame_table(table: pd.DataFrame, digits: str) -> str:
-    """A frame with all cells on the left, its floats in a format such as `.4f`."""
+    """Format a frame as a Markdown table with all cells on the left, and floats in a format such as
+    `.4f`."""
     rows = []
     for row in table.itertuples(index=False):
         rows.append([f"{value:{digits}}" if isinstance(value, float) else value for value in row])
@@ -49,18 +50,18 @@ def frame_table(table: pd.DataFrame, digits: str) -> str:
 
 
 def _lines(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table of Markdown from its cells."""
+    """Lines of a Markdown table from its cells."""
     rows_text = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *rows_text])
 
 
 def percent(value: float | None, sign: bool = False) -> str:
-    """A share, to a tenth of a per cent; a dash for None."""
+    """Format a share in per cent with one digit; a dash for None."""
     return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
 
 
 def held(rows: Iterable[bool]) -> str:
-    """How many of some rows meet their bar."""
+    """Text on how many of some rows meet their bar."""
     # Rows may be a generator, and are counted twice.
     rows = list(rows)
     return f"**{sum(rows)} of {len(rows)}**"

@@ -47,7 +47,7 @@ ACCURACIES: Final = {
 
 
 def two_machines(gbit_per_s: float) -> Cluster:
-    """Two hosts of one Turing device each (the chip of the paper's RTX 6000)."""
+    """A cluster of two hosts with one Turing device each (the chip of the paper's RTX 6000)."""
     device = catalog.device("Titan-RTX")
     levels = (
         NetworkLevel(
@@ -64,7 +64,7 @@ def two_machines(gbit_per_s: float) -> Cluster:
 
 
 def variants(micro_batches: int) -> dict[str, str]:
-    """nF1B in the order of the paper's figures, in the default order, and run freely."""
+    """Orders of nF1B: that of the paper's figures, the default, and one that runs freely."""
     return {"order of figures": "nf1b:1", "default": "nf1b", "free": f"nf1b:{2 * micro_batches}"}
 
 
@@ -128,12 +128,12 @@ def _peaks_of_stages(problem: StepProblem, layout: Layout) -> list[float]:
 
 
 def _saved(peaks: list[float], base_peaks: list[float]) -> list[float]:
-    """Share of a base's memory that is saved on each stage."""
+    """Share of a baseline's memory that is saved on each stage."""
     return [1 - peak / base_peak for peak, base_peak in zip(peaks, base_peaks, strict=True)]
 
 
 def networks() -> dict[str, ConvNet]:
-    """VGG-16 and ResNet-50 for the images of each data set."""
+    """VGG-16 and ResNet-50 at the image size of each data set."""
     by_title: dict[str, ConvNet] = {}
     for data, (size, classes) in IMAGES_OF.items():
         for net in (catalog.vgg16(size, classes), catalog.resnet(50, size, classes)):
@@ -246,12 +246,12 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def dominating(table: pd.DataFrame) -> pd.Series:
-    """Which settings train faster than PipeDream with no more memory on either stage."""
+    """Settings that train faster than PipeDream with no more memory on either stage."""
     return (table[SPEED] > 1) & (table["stage 0 saved"] >= 0) & (table["stage 1 saved"] >= 0)
 
 
 def usual_table(table: pd.DataFrame) -> pd.DataFrame:
-    """The cut that is fastest for PipeDream, at 10 Gbit/s, the larger mini-batch and N = 4."""
+    """The fastest cut for PipeDream, at 10 Gbit/s, the larger mini-batch and N = 4."""
     is_usual = (table["Gbit/s"] == 10) & (table["mini-batch"] == BATCHES[-1]) & (table["N"] == 4)
     usual = table[is_usual]
     # Users cut for speed: PipeDream's best cut is the fair one to compare at.
@@ -300,7 +300,8 @@ def accuracy_table(data: str) -> pd.DataFrame:
 
 
 def _span(ends: tuple[float, float] | None) -> str:
-    """The least and the most, the one where they are equal, a dash where no seed got there."""
+    """The smallest and the largest value as text, one value if they are equal, a dash if no seed
+    reached the accuracy."""
     if ends is None:
         return "-"
     least, most = ends
@@ -308,7 +309,7 @@ def _span(ends: tuple[float, float] | None) -> str:
 
 
 def timeprest_page(_folder: Path) -> str:
-    """All tables."""
+    """Format the page of all tables."""
     settings = settings_table()
     summary = summary_table(settings)
     first, second = PAPER
@@ -367,7 +368,7 @@ The paper finds nF1B slower in epochs and faster in time than PipeDream. {map_se
 
 
 def _whole_sentence(summary: pd.DataFrame) -> str:
-    """How many settings have the paper's memory on both stages and are faster, against each
+    """Sentence on how many settings have the paper's memory on both stages and are faster, by
     baseline."""
     counts = []
     for versions, rows in summary.groupby("PipeDream with", sort=False):
@@ -380,7 +381,7 @@ def _whole_sentence(summary: pd.DataFrame) -> str:
 
 
 def _stage_1_sentence(summary: pd.DataFrame) -> str:
-    """How much any setting saves on stage 1, and what there is to save."""
+    """Sentence on the largest saving on stage 1 of any setting, and on what can be saved there."""
     by_baseline = summary.groupby("PipeDream with", sort=False)
     most = [f"{rows['stage 1 saves, most'].max():.0%} with {name}" for name, rows in by_baseline]
     reached = int(summary["stage 1 as paper"].sum())
@@ -396,8 +397,7 @@ def _stage_1_sentence(summary: pd.DataFrame) -> str:
 
 
 def _images_sentence(images: pd.DataFrame) -> str:
-    """Where the default order wins, and how much it saves on stage 1 with the paper's network and
-    with the other."""
+    """Sentence on where the default order wins, and on its savings on stage 1 by network."""
     sentences = []
     for versions, rows in images.groupby("PipeDream with", sort=False):
         winning = rows[rows["no more memory and faster"] > 0]
@@ -419,8 +419,8 @@ def _images_sentence(images: pd.DataFrame) -> str:
 
 
 def _faster_sentence(settings: pd.DataFrame) -> str:
-    """How many settings of the default order win in time without losing memory, by link, and by how
-    much."""
+    """Sentence on how many settings of the default order save time without losing memory, by link,
+    and by how much."""
     sentences = []
     of_default = settings[settings["order"] == "default"]
     for versions, of_versions in of_default.groupby("PipeDream with", sort=False):
@@ -443,7 +443,7 @@ def _faster_sentence(settings: pd.DataFrame) -> str:
 
 
 def _accuracy_sentence(data: str, table: pd.DataFrame, epochs: int) -> str:
-    """What nF1B takes here beside PipeDream, in epochs and in time."""
+    """Sentence on nF1B's epochs and time beside PipeDream's."""
     # The paper compares its default order with PipeDream's.
     by_name = table.set_index("schedule")
     ours, pipedream = by_name.loc["nf1b"], by_name.loc["pipedream"]
@@ -460,7 +460,7 @@ def _accuracy_sentence(data: str, table: pd.DataFrame, epochs: int) -> str:
 
 
 def _versions() -> str:
-    """The section on the version difference: the paper's formula and ours, simulated."""
+    """Section on the version difference: the paper's formula and ours, simulated."""
     versions = version_table()
     # The formula is shown wrong by its smallest counterexample.
     wrong = versions[versions.simulated != versions.paper]

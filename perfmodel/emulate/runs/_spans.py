@@ -109,10 +109,8 @@ class _Cutter:
     def wait(self, moment_s: float, place: int) -> None:
         """Cut where the thread waits for a collective: the next span comes after that one."""
         self._close(moment_s)
-        self._start_s, self._after = (
-            max(self._start_s, float(self._calls.wait_end_s[place])),
-            (place,),
-        )
+        self._start_s = max(self._start_s, float(self._calls.wait_end_s[place]))
+        self._after = (place,)
         # The thread does not work while it waits.
         self._known_thread_s += max(0.0, moment_s - self._known_s)
         self._known_s = self._start_s
