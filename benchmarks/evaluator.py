@@ -128,7 +128,8 @@ def run() -> dict[str, Result]:
 
 
 def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result]:
-    """One set of durations: against Python's loop, a compiled one, and its own gradient."""
+    """Time one set of durations: beside a Python loop, beside a compiled loop, and with its
+    gradient."""
     durations = durations_of(large)
     end = np.zeros(large.n_ops)
     simulate, values = event_loop(large), durations.tolist()
@@ -198,7 +199,7 @@ def _many_structures() -> dict[str, Result]:
 
 
 def _building(large: Structure) -> dict[str, Result]:
-    """Building a structure, and loading it from disk instead."""
+    """Time to build and compile a structure, and to load it from disk instead."""
     build_s = _best_s(lambda: compile_structure(build(LARGE)), 3)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -241,7 +242,8 @@ for function in (_span, _span_and_counts):
 
 
 def _compilation() -> dict[str, Result]:
-    """What the first call of a process waits for, with an empty cache of JAX and a full one."""
+    """Seconds that a process's first call waits for compilation, with JAX's disk cache empty and
+    full."""
     # A process of its own each time: compiled functions stay in memory.
     with tempfile.TemporaryDirectory() as folder:
         cold, warm = (_first_calls_s(folder) for _ in range(2))
@@ -260,7 +262,7 @@ def _first_calls_s(cache: str) -> list[float]:
 
 
 def _reported(compiled: CompiledStructure) -> dict[str, Result]:
-    """What a report waits for, and what single precision loses."""
+    """Time of a whole report, and the accuracy that single precision loses."""
     usual = compile_structure(build(ProgramSpec(stages=16, micro_batches=192)))
     durations = durations_of(usual.structure)
     times_s = _best_s(lambda: times(usual, durations), 20)
@@ -284,7 +286,7 @@ def _best_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def _faster(baseline_s: float, seconds: float, baseline: str, target: str = "") -> Result:
-    """How many times as fast as a baseline."""
+    """Entry on how many times as fast as a baseline a function is."""
     result: Result = {"ratio": baseline_s / seconds, "baseline": baseline, "unit": "x faster"}
     result |= {"seconds": seconds, "baseline_seconds": baseline_s}
     if target:
@@ -293,7 +295,7 @@ def _faster(baseline_s: float, seconds: float, baseline: str, target: str = "") 
 
 
 def _slower(seconds: float, baseline_s: float, baseline: str, target: str) -> Result:
-    """How many times as long as a baseline."""
+    """Entry on how many times as long as a baseline a function takes."""
     ratio = {"ratio": seconds / baseline_s, "baseline": baseline, "unit": "x", "target": target}
     return ratio | {"seconds": seconds, "baseline_seconds": baseline_s}
 

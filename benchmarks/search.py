@@ -54,7 +54,7 @@ def whole_space(devices: int) -> SearchSpace:
 
 
 def priced(problem: StepProblem, space: SearchSpace, devices: int) -> tuple[Candidates, float]:
-    """All layouts with memory and bound, and the seconds that took."""
+    """Price all layouts with memory and bound; also returns the seconds that this took."""
     start = time.perf_counter()
     grids = enumerate_grids(space, problem_on(devices), Counter())
     candidates = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())

@@ -61,7 +61,7 @@ def plain_build(spec: ProgramSpec) -> list[tuple[int, Phase, int, int, int]]:
 
 
 def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
-    """Of every device its passes in order: phase, stage and micro-batch."""
+    """The passes (phase, stage and micro-batch) of every device, in order."""
     columns = (schedule.phase, schedule.instruction_stage, schedule.micro_batch)
     work = list(zip(*(column.tolist() for column in columns), strict=True))
     offsets = schedule.offsets.tolist()

@@ -96,7 +96,7 @@ def _efficiency(weights: CollectiveWeights, tier: str, link: str, kind: str) -> 
 
 
 def _scope_text(scope: Scope) -> str:
-    """What an interval is for, in words."""
+    """Text that says which collectives an interval holds for."""
     size = "large" if scope.large else "small"
     return " ".join(part for part in (scope.what, scope.tier, scope.kind, size) if part)
 

@@ -33,8 +33,8 @@ def main() -> None:
 
 
 def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]]) -> str:
-    """One line per regressor: errors on kept-out shapes against the baselines, and beyond the
-    data."""
+    """Format the report: a line per regressor with its errors on left-out shapes, beside the
+    baselines, and beyond the data."""
     lines = [
         "# Kernel regressors: mean absolute error in per cent on shapes that training never saw",
         "",

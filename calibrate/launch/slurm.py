@@ -17,7 +17,7 @@ import submitit  # pyright: ignore[reportMissingImports]
 
 
 class Calibrate:
-    """What every task of the job runs: one rank's process."""
+    """The task of each process of the job: one rank."""
 
     def __init__(self, plan: Path, out: Path, options: list[str]) -> None:
         self.arguments = ["calibrate", "--plan", str(plan), "--out", str(out), *options]
@@ -37,13 +37,13 @@ class Calibrate:
             raise RuntimeError("the calibration did not finish; its standard error says why")
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """The same again: what is measured stays on disk."""
+        """Run the task again after a preemption: measured rows stay on disk."""
         return submitit.helpers.DelayedSubmission(self)
 
 
 def slurm_options(given: argparse.Namespace) -> dict[str, object]:
-    """What submitit hands to sbatch and srun; nothing for what was not given, which the site then
-    chooses."""
+    """The options that submitit hands to sbatch and srun; the site chooses those that were not
+    given."""
     options: dict[str, object] = {}
     for name in ("partition", "account", "qos", "constraint"):
         if value := getattr(given, name):

@@ -88,7 +88,8 @@ def _number_of(kind: str) -> int:
 
 
 def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
-    """One record per name that contains `word`: SI units, as `--json` prints them."""
+    """Entries of the catalog whose name contains `word`, one record each, in SI units, as `--json`
+    prints them."""
     from perfmodel import catalog
 
     if kind in VOCABULARY:

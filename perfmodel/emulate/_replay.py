@@ -173,7 +173,7 @@ class _Ops:
         return ops
 
     def finished(self, thread: int) -> Replay:
-        """All ops, and one for the end of the thread."""
+        """Add an operation that ends a thread, and return all operations."""
         ops = [*self._ops, _Op(0.0, Kind.ZERO, -1, [thread])]
         n = len(ops)
         pred = np.full((n, 2), -1)

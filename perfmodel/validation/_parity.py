@@ -77,7 +77,8 @@ def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | No
 
 
 def _origins(times: EventTimes) -> dict[str, list[str]]:
-    """`provenance` of every time, or the `skipped_reason` why there is none; the other is empty."""
+    """Columns `provenance` and `skipped_reason` of event times; in each row one of them is
+    empty."""
     # Cost models say in place of a provenance why they have no time for a row.
     known, reasons = [], []
     for provenance in times.provenance:

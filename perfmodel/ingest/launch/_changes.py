@@ -48,7 +48,7 @@ class SettingChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
-    """What to change in a launch file so that it runs another layout."""
+    """Changes of a launch file after which it runs another layout."""
 
     settings: tuple[SettingChange, ...]
     by_hand: tuple[str, ...] = ()

@@ -198,7 +198,8 @@ def _written(
 
 
 def without_own_cut(framework: str, layout: Layout, model: Model | None) -> Layout:
-    """The layout without stages that the framework chooses by itself, which files do not state."""
+    """The layout without the stages that the framework chooses by itself, which files do not
+    state."""
     if model is None or not catalog.framework(framework).launch.stages_by_cost:
         return layout
     if layout.partition == partition_by_cost(model, layout.pp):

@@ -267,7 +267,7 @@ def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFor
 
 
 def _of_flag(name: str, entry: Entry) -> Entry:
-    """The entry of a flag; words that mean no value leave it open."""
+    """The entry of a flag, with one value where the flag takes only one."""
     if isinstance(entry.value, list) and name in ("config", "model", "deepspeed", *LAUNCHING):
         # A word after the value of a single-valued flag is a separate argument.
         return Entry(entry.value[0], entry.line)
@@ -333,8 +333,8 @@ _SUBCOMMANDS: Final = ("sft", "pt", "rlhf", "train", "run")
 
 
 def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
-    """A command without the options of what starts its front end (`timeout`, `apptainer exec`), but
-    for processes."""
+    """A command without what starts its front end (`timeout`, `apptainer exec`); options that set
+    the number of processes stay."""
     names = [Path(word.text).name for word in argv]
     starts = [
         i
@@ -361,7 +361,7 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
 def _named_file(
     training: _Training, neighbours: Neighbours
 ) -> tuple[dict[str, Entry], list[str], tuple[str, ...]]:
-    """Entries and notes of the file of settings that a command names, and the doubt if it is not
+    """Entries and notes of the settings file that a command names; a doubt if the file is not
     beside the script."""
     name = _name_of_settings(training)
     if name is None:
@@ -437,8 +437,8 @@ def _name_of_file(training: _Training) -> str | None:
 def _world(
     training: _Training, job: Mapping[str, int], neighbours: Neighbours
 ) -> tuple[dict[str, Entry], list[str]]:
-    """Number of processes from the launcher, from variables of front ends, or from the scheduler,
-    with remarks."""
+    """The number of processes, from the launcher, variables of front ends or the scheduler, and
+    remarks on it."""
     command = training.command
     line = command.argv[0].line
     # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with

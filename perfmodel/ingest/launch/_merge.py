@@ -120,7 +120,7 @@ def _fields_written(rule: Rule, stated: Mapping[str, Any]) -> Fields:
 
 
 def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
-    """Whether values agree with all fields that they state, and state at least one."""
+    """Whether a rule's settings agree with all fields that they state, and state at least one."""
     written = _fields_written(rule, stated)
     if "model" in written:
         return _same_model(written["model"], fields)

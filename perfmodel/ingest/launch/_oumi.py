@@ -76,7 +76,7 @@ def is_oumi(entries: Entries) -> bool:
 
 
 def in_words_of_trainer(entries: Entries) -> dict[str, Entry]:
-    """Settings of Oumi under the names of the Trainer's arguments."""
+    """Oumi's settings under the names of the Trainer's arguments."""
     renamed: dict[str, Entry] = {}
     for key, entry in entries.items():
         switch = next((s for block, s in _SWITCHED.items() if key.startswith(block)), None)

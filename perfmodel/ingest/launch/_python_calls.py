@@ -377,7 +377,7 @@ class Calls(Expressions):
         return None
 
     def _got(self, positional: list[Any]) -> Any:
-        """`getattr(owner, name, default)`."""
+        """Evaluate `getattr(owner, name, default)`."""
         owner, name = positional[0], positional[1]
         if isinstance(owner, ScriptObject) and name not in owner.fields and len(positional) > 2:
             return positional[2] if owner.maker == command_line.NAMESPACE else Unknown(name)

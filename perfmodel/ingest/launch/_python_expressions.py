@@ -140,7 +140,7 @@ class Expressions(ABC):
                 return MISSING
 
     def _connected(self, node: ast.BoolOp, scope: Scope) -> Any:
-        """`a and b or c`, as far as the known ones decide it."""
+        """Evaluate `a and b or c`, as far as the known operands decide it."""
         stops = isinstance(node.op, ast.Or)
         value: Any = MISSING
         is_undecided = False

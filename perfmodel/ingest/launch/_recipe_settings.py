@@ -162,8 +162,8 @@ def _add(key: str, value: Any, line: int, settings: RecipeSettings) -> None:
 
 
 def _add_callback(key: str, value: Any, settings: RecipeSettings) -> None:
-    """NeMo's callback of overlapped communication holds the settings that Megatron-Bridge has in
-    `comm_overlap`."""
+    """Add the settings of NeMo's callback for overlapped communication, under Megatron-Bridge's
+    names (`comm_overlap`)."""
     if (
         key == "trainer.callbacks"
         and isinstance(value, ScriptObject)
@@ -195,7 +195,7 @@ _HAS_THESE: Final = re.compile(r"^(Mock|PreTraining|FineTuning|Squad|Dolly|Alpac
 
 
 def _usual(key: str, thing: ScriptObject) -> dict[str, Any]:
-    """Defaults of a part that a script puts in the place of the recipe's."""
+    """Defaults of a part that a script puts in the place of the recipe's part."""
     name = class_of(thing)
     if key == "data" and _HAS_THESE.match(name):
         return _DATA_MODULES
@@ -213,8 +213,8 @@ def _usual(key: str, thing: ScriptObject) -> dict[str, Any]:
 
 
 def _precision(value: Any) -> Any:
-    """A precision by the function that makes it: `bf16_with_fp8_mixed()`, or a function of one word
-    that names it."""
+    """A precision under the name that its function has (`bf16_with_fp8_mixed()`), or that its
+    argument states."""
     if isinstance(value, (list, tuple)):
         plugins = [
             part

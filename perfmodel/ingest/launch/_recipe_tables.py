@@ -16,7 +16,7 @@ from perfmodel.spec import Model
 
 
 def recipe_tables(framework: str) -> dict[str, Any]:
-    """All recipes of a framework, of torchtitan by module."""
+    """Settings of all recipes of a framework; those of torchtitan are grouped by module."""
     tables = parse_toml(files("perfmodel.ingest.launch").joinpath("recipes.toml").read_text())
     recipes = dict(tables[framework])
     if framework == "nemo":

@@ -67,7 +67,7 @@ def _swift_model(settings: Mapping[str, Any]) -> Fields:
 
 
 def _old_length(settings: Mapping[str, Any]) -> Fields:
-    """The longest sequence of versions 1 and 2 where nothing says it."""
+    """The default sequence length of versions 1 and 2, where the settings do not state one."""
     if "max_length" in settings or not _is_old_swift(settings):
         return {}
     return {"seq_len": 2048, "note.length": "max_length=2048 (default of Swift's versions 1 and 2)"}

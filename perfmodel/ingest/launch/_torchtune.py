@@ -97,8 +97,8 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _types(settings: Mapping[str, Any]) -> Fields:
-    """Optimizer and precision: with `dtype: bf16` weights, gradients and moments are all kept in 16
-    bits."""
+    """Optimizer and precision: with `dtype: bf16`, torchtune keeps weights, gradients and moments
+    in 16 bits."""
     if "optimizer._component_" in settings:
         fields = optimizer_fields(settings["optimizer._component_"])
     else:

@@ -44,7 +44,7 @@ from perfmodel.ingest.launch._trainer_names import (
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int | None:
-    """The first of several settings that is stated."""
+    """The value of the first of several settings that is stated."""
     for name in names:
         if name in settings:
             return WHOLE.read(settings[name])
@@ -70,8 +70,8 @@ WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
 
 
 def trainer_batches(settings: Mapping[str, Any]) -> Fields:
-    """The Trainer's defaults are 8 sequences per device and no accumulation. A program of a user's
-    own may call its batch anything, and has none of these defaults."""
+    """Batch per device and accumulation, by default 8 sequences and no accumulation; a user's own
+    program has no such defaults."""
     if OWN_PROGRAM in settings and MICRO not in settings:
         return {}
     return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
@@ -133,8 +133,8 @@ def named_model(settings: Mapping[str, Any]) -> Fields:
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together,
-    which is its default."""
+    """Fused kernels of Liger: norms, rotary embeddings, activations, and (by default) the head with
+    the loss."""
     if not any(is_on(value) for value in settings.values()):
         return {}
     return {"eager_kernels": (), "chunked_loss": True, "in_place_activation": True}

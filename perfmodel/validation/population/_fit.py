@@ -227,7 +227,8 @@ def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"])
 
 
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
-    """Each of `UNKNOWNS` for each run with its fold left out; 0 for runs without a fold."""
+    """Unknown factors (`UNKNOWNS`) of each run if its fold is left out; 0 for runs without a
+    fold."""
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):

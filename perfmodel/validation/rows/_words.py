@@ -331,7 +331,7 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row, as `name@year`, by its columns framework, device, sharding.
+    """The framework of a row as `name@year` or `name`; empty if it is not stated.
 
     A column that names DeepSpeed's ZeRO means DeepSpeed, even if it names others too. On Gaudi,
     Megatron-DeepSpeed is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel names

@@ -358,7 +358,7 @@ def _memory_of_run(
 
 
 def _surprise(could_fit: float) -> float:
-    """`_MemoryOfRun.surprise` of a run that fitted with this probability."""
+    """Surprise at a run's fitting in memory, given its predicted probability to fit."""
     beyond = log(UNLIKELY_TO_FIT / max(could_fit, IMPOSSIBLE)) / log(UNLIKELY_TO_FIT / IMPOSSIBLE)
     return max(0.0, beyond)
 

@@ -288,7 +288,7 @@ class Builtins(Expander):
         return None if unknown(name) else self.script_beside(name)
 
     def map_file(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        """`mapfile -t LINES < <(command)` makes every line an element of an array."""
+        """Run `mapfile -t LINES < <(command)`, which makes every line an element of an array."""
         if node.here is None:
             return None
         here_text = self.known_text(node.here)
@@ -303,7 +303,8 @@ class Builtins(Expander):
         return True
 
     def getopts(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
+        """Run `getopts`, which reads one option of the script's arguments, as in `while getopts
+        "n:g:" option`."""
         if len(argv) < 3:
             return None
         # The position of the next option is a variable of the script, OPTIND,

@@ -378,8 +378,8 @@ def pieces(word: Word) -> list[Word]:
 
 
 def _slice(text: str, start: int, size: int | None) -> str:
-    """`${text:start:size}`: negative numbers count from the end of the text, which has nothing
-    before its start."""
+    """Evaluate `${text:start:size}`: negative numbers count from the end of the text, and nothing
+    lies before its start."""
     if start < -len(text):
         return ""
     return text[start:size] if size is not None and size < 0 else text[start:][:size]

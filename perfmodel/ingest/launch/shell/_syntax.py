@@ -353,7 +353,7 @@ class _Parser(PlainCommandParser):
                 raw_words.append(self.word())
 
     def calculation(self, line: int) -> Calculation | None:
-        """`((...))`; None if the parentheses belong to subshells."""
+        """Parse `((...))`; None if the parentheses belong to subshells."""
         # If it turns out to be subshells, the parser goes back and reads it again.
         before, before_line = self.at, self.line
         inside = self.enclosed("(", ")")
