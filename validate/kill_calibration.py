@@ -50,37 +50,43 @@ bytes = 1024
 
 
 def main() -> None:
-    """Kill, check, report."""
+    """Kill calibrations at random times, check what they leave, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--backend", default="jax", choices=("jax", "torch"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     # Kills come at random times, so that they meet every stage of a run.
-    draw, seen, folders = random.Random(arguments.seed), Counter[str](), 0
-    while seen["killed"] < arguments.kills:
+    draw = random.Random(arguments.seed)
+    counts = Counter[str]()
+    folders = 0
+    while counts["killed"] < arguments.kills:
         folders += 1
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "plan.toml").write_text(PLAN)
             finished = False
             while not finished:
-                before, going = rows(folder), seen["killed"] < arguments.kills
-                # while Python, the framework and the ranks start; else that long after something
-                # was written
-                kill_after_s = draw.uniform(0.1, 3.0) if going else math.inf
+                before = rows(folder)
+                kills_are_left = counts["killed"] < arguments.kills
+                kill_after_s = draw.uniform(0.1, 3.0) if kills_are_left else math.inf
+                # Most kills come so long after a row was written; the others while Python, the
+                # framework and the ranks start.
+                from_first_write = draw.random() < 0.8
                 finished = run(
-                    folder, arguments.backend, kill_after_s, from_first_write=draw.random() < 0.8
+                    folder, arguments.backend, kill_after_s, from_first_write=from_first_write
                 )
                 after = rows(folder)
-                # what was measured before is there still, with the very same time
+
+                # Rows that were measured before are still there, with the very same time.
                 assert before.items() <= after.items(), "a row was lost or measured again"
-                seen["ended" if finished else "killed"] += 1
+                counts["ended" if finished else "killed"] += 1
                 if not finished:
-                    seen["of them amid measuring"] += len(after) > len(before)
-                    seen["of them with a table there already"] += (folder / "kernels.csv").exists()
+                    counts["of them amid measuring"] += len(after) > len(before)
+                    has_table = (folder / "kernels.csv").exists()
+                    counts["of them with a table there already"] += has_table
             check_finished(folder)
-    print(json.dumps({"backend": arguments.backend, "folders": folders, **seen}))
+    print(json.dumps({"backend": arguments.backend, "folders": folders, **counts}))
 
 
 def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bool) -> bool:

@@ -228,7 +228,8 @@ class Chain:
         Raises:
             NothingFitsError: none of `start` fits.
         """
-        ranked = sorted(zip(self.step_s(start := list(start)).tolist(), start, strict=True))
+        start = list(start)
+        ranked = sorted(zip(self.step_s(start).tolist(), start, strict=True))
         ends = [descend([partition], self.moved, self.step_s) for _, partition in ranked[:8]]
         first = min(ends, key=lambda end: end.value)
         best, best_s = first.best, first.value

@@ -208,18 +208,20 @@ def _narrow_masters(settings: Mapping[str, Any]) -> Fields:
     }
 
 
-_AUTOCAST: Final = ("torch_autocast.enabled", "torch_autocast.dtype")
+_AUTOCAST: Final = "torch_autocast.enabled"
+_AUTOCAST_DTYPE: Final = "torch_autocast.dtype"
 
 
 def _autocast(settings: Mapping[str, Any]) -> Fields:
-    """PyTorch's autocast under DeepSpeed (`runtime/torch_autocast.py`): products in 16 bits, while
-    weights, gradients and states stay in fp32. They take the 16 bytes of an element that mixed
-    precision takes."""
-    if not FLAG.read(settings.get(_AUTOCAST[0], False)):
+    """The dtype of products under PyTorch's autocast (`runtime/torch_autocast.py` of DeepSpeed).
+
+    Weights, gradients and states stay in fp32. They take 16 bytes per element, as in mixed
+    precision.
+    """
+    if not FLAG.read(settings.get(_AUTOCAST, False)):
         return {}
-    dtype = words({"bfloat16": "bf16", "float16": "fp16"}).read(
-        settings.get(_AUTOCAST[1], "bfloat16")
-    )
+    stated = settings.get(_AUTOCAST_DTYPE, "bfloat16")
+    dtype = words({"bfloat16": "bf16", "float16": "fp16"}).read(stated)
     return {
         "dtype": dtype,
         "note.dtype": f"torch_autocast is predicted as mixed precision in {dtype}; its weights and gradients are fp32",
@@ -367,7 +369,7 @@ DEEPSPEED: Final = LaunchFormat(
         ),
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
         Rule(keys=(_NARROW_MASTERS,), read=_narrow_masters),
-        Rule(keys=_AUTOCAST, read=_autocast, fields=("dtype",)),
+        Rule(keys=(_AUTOCAST, _AUTOCAST_DTYPE), read=_autocast, fields=("dtype",)),
     ),
     harmless=(
         # Numbers of optimizer and loss scaling.

@@ -225,7 +225,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     argv, of_launcher = _of_accelerate(whole_argv)
     known = _KNOWN_OF_PROGRAMS if form is None else _KNOWN[form.name]
     flags = command_entries(_behind_containers(argv), known, _SWITCHES)
-    entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items()}
+    entries = {name.replace("-", "_"): _single_valued(name, entry) for name, entry in flags.items()}
     entries |= _settings(whole_argv)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
         form = OLMO_CORE if trains_on_olmo_core(texts) else finetuning_format(entries) or TRAINER
@@ -266,7 +266,7 @@ def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFor
     return finetuning_format(entries)
 
 
-def _of_flag(name: str, entry: Entry) -> Entry:
+def _single_valued(name: str, entry: Entry) -> Entry:
     """The entry of a flag, with one value where the flag takes only one."""
     if isinstance(entry.value, list) and name in ("config", "model", "deepspeed", *LAUNCHING):
         # A word after the value of a single-valued flag is a separate argument.
