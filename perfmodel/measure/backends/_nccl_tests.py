@@ -40,7 +40,7 @@ ALIGNMENT: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class NcclTests:
-    """How nccl-tests is started; one process per rank, one GPU per process."""
+    """The way to start nccl-tests, with one process per rank and one GPU per process."""
 
     launcher: str = ""
     """Command line before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are
@@ -187,8 +187,10 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
     """The out-of-place time of a size that nccl-tests printed, which has no interval."""
-    rows: list[Row] = table.rename(columns=str).to_dict("records")
-    same_size = [row for row in rows if row["bytes"] == op.bytes]
+    same_size: list[Row] = []
+    for record in table.to_dict("records"):
+        if record["bytes"] == op.bytes:
+            same_size.append({str(name): value for name, value in record.items()})
     # Times in place are measured too, but frameworks call collectives out of place.
     row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
     if row is None:
