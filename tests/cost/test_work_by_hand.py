@@ -7,6 +7,7 @@ import pytest
 from perfmodel.ops import (
     NUMBERS,
     Attention,
+    Collective,
     Convolution,
     Embedding,
     Gemm,
@@ -249,3 +250,16 @@ def test_kernels_are_called_by_their_shape() -> None:
     )
     assert Gemm(op="bmm", m=3, n=5, k=7, batch=2).label == "bmm 2x3x5x7 fwd"
     assert attention(32, 48).label == "attention b3 h8/2 q32 kv48 d16 fwd"
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 3, 8])
+def test_a_collective_lies_on_the_nodes_that_hold_its_ranks(ranks_per_node: int) -> None:
+    """Also where the last node holds fewer of them than the others."""
+    for num_ranks in range(max(2, ranks_per_node), 18):
+        op = Collective(
+            collective="all_reduce", bytes=1e6, num_ranks=num_ranks, ranks_per_node=ranks_per_node
+        )
+        nodes = {rank // ranks_per_node for rank in range(num_ranks)}
+        assert op.num_nodes == len(nodes)
+        place = "intra-node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        assert op.label == f"all_reduce 1 MB x{num_ranks} ({place})"

@@ -507,6 +507,36 @@ def test_a_framework_without_a_hook(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("checkpoint", "mode"),
+    [
+        ({"_target_": "FullAC.Config"}, "full"),
+        ({"_target_": "SelectiveAC.Config"}, "selective"),
+        ({"_target_": "NoAC.Config"}, "none"),
+        (None, "none"),
+    ],
+)
+def test_a_class_of_torchtitans_checkpointing_is_read_as_its_mode(
+    checkpoint: Any, mode: str
+) -> None:
+    """The mode is of the years until 2026. Other settings without a value say nothing of it."""
+
+    def layout_with(activation_checkpoint: Any) -> pm.Layout | None:
+        settings = {
+            "model_spec": {"name": "llama3", "flavor": "8B"},
+            "training": {"local_batch_size": 2, "global_batch_size": 32, "seq_len": 4096},
+            "comm": None,
+            "activation_checkpoint": activation_checkpoint,
+            "profiling": None,
+        }
+        content = {"perfmodel_hook": "torchtitan", "devices": 8, "settings": settings}
+        return parse_launch(json.dumps(content), "args.json").layout
+
+    layout = layout_with(checkpoint)
+    assert layout == layout_with({"mode": mode})
+    assert (layout == layout_with({"mode": "full"})) == (mode == "full")
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (

@@ -1,6 +1,7 @@
 """What a row of published runs says is what is predicted; what it leaves open is named."""
 
 import re
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from test_cases import KORTHIKANTI_22B
 from perfmodel import catalog
 from perfmodel.catalog import cluster_for
 from perfmodel.errors import PerfModelError
-from perfmodel.validation import read_case, validate_cases
+from perfmodel.validation import read_case, read_runs, validate_cases
 from perfmodel.validation.rows import open_shapes, read_rows, rows_of, with_heads
 from perfmodel.workload import parameter_count
 
@@ -485,6 +486,18 @@ def test_runs_of_doubtful_status_are_predicted_but_not_compared(tmp_path):
         f"predicted, but not compared: the run's status is {s}": 1
         for s in ("duplicate", "suspect", "oom")
     }
+
+
+def test_only_sound_runs_with_a_time_are_fitted_to():
+    """`read_runs` drops a run of doubtful status and one without a step time, each for that
+    alone."""
+    rows = []
+    for status, seconds in product(("ok", None, "oom", "suspect"), (1.5, None)):
+        name = f"{status} {seconds}"
+        rows.append(ROW | {"case_id": name, "status": status, "measured_iter_time_s": seconds})
+    runs, skipped = read_runs(pd.DataFrame(rows))
+    assert [run.name for run in runs] == ["ok 1.5", "None 1.5"]
+    assert skipped == {"no step time was measured": 6}
 
 
 def test_a_mutated_row_is_a_sound_case_or_refused():

@@ -1,6 +1,7 @@
 """Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and
 framework."""
 
+import itertools
 from dataclasses import replace
 from typing import get_args
 
@@ -291,8 +292,8 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
     assert once <= each * (1 + 1e-12) if zero >= 2 else once == pytest.approx(each, rel=1e-12)
 
 
-@pytest.mark.parametrize("pp", [1, 2])
-def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp):
+@pytest.mark.parametrize(("pp", "expert_parallel"), [(1, 2), (2, 4)])
+def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp, expert_parallel):
     """What grids share is found by all that it follows from: asked together, each is priced as it
     is alone."""
     problem = step_problem(
@@ -302,7 +303,7 @@ def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp):
     )
     layouts = [
         Layout(pp=pp, dp=8 // pp, ep=ep, ep_overlap=overlaps)
-        for ep, overlaps in ((1, False), (1, True), (8 // pp, False), (8 // pp, True))
+        for ep, overlaps in itertools.product((1, expert_parallel), (False, True))
     ]
     alone_s = []
     for layout in layouts:

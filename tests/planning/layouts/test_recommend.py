@@ -1,16 +1,19 @@
 """Which layout a search recommends: the best of those that are likely to fit into memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import perfmodel as pm
+from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts import SearchResult, restrict, search
+from perfmodel.planning.layouts import SearchResult, evaluation, restrict, search
 from perfmodel.planning.layouts import default_space as space_of
 from perfmodel.prediction import explain
 from perfmodel.prediction.memory import fit_probabilities
 from perfmodel.prediction.sites.constants import memory_spread
+from perfmodel.spec import Cluster
 from perfmodel.units import fit_words
 
 SPACE = "micro_batch=1,schedule=1f1b,vpp=1"
@@ -106,6 +109,65 @@ def test_a_safe_layout_is_sought_beyond_the_first_that_are_looked_at(
     found = pm.search("llama3-8b", top=1, **TIGHT)
     assert found.layouts[0].fits_probability < 0.9
     assert found.first_to_try.layout == tight.first_to_try.layout
+
+
+def test_an_interrupt_ends_the_search_for_a_safe_layout(
+    tight: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The likeliest of what is known by then is recommended."""
+    searched = []
+
+    def interrupted(*arguments: Any) -> evaluation.Evaluated:
+        searched.append(arguments)
+        return replace(evaluation.evaluate(*arguments), complete=False)
+
+    monkeypatch.setattr("perfmodel.planning.layouts._recommend.FIRST_SOUGHT", 1)
+    monkeypatch.setattr("perfmodel.planning.layouts._recommend.evaluate", interrupted)
+    pm.search("llama3-8b", top=1, **TIGHT)
+    assert len(searched) == 1
+
+
+def test_nothing_is_searched_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that surely fits is not looked for beyond the ranking."""
+    evaluate_some, calls = evaluation.evaluate_some, []
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        evaluate_some(*arguments)
+
+    monkeypatch.setattr(evaluation, "FIRST_BATCH", 4)
+    monkeypatch.setattr(evaluation, "BATCH", 4)
+    monkeypatch.setattr(evaluation, "evaluate_some", interrupted)
+    partial = pm.search("llama3-8b", top=3, **TIGHT)
+    assert not partial.complete
+    assert len(calls) == 2
+    likeliest = max(prediction.fits_probability for prediction in partial.layouts)
+    assert likeliest < 0.9  # or the case shows nothing
+    assert partial.first_to_try.fits_probability == likeliest
+
+
+def test_a_layout_may_need_what_only_the_larger_devices_have() -> None:
+    """On nodes of two kinds, the fastest layout that surely fits puts most layers on one of
+    them."""
+    kinds = []
+    for name, like, memory_bytes in (("small", "dgx-a100", 5e9), ("large", "dgx-h100", 10e9)):
+        node = catalog.cluster(like)
+        device = replace(node.device, memory_bytes=memory_bytes)
+        kinds.append(replace(node, name=name, max_devices=1, device=device))
+    found = pm.search(
+        replace(catalog.model("gpt3-1.3b"), layers=6),
+        Cluster.of_kinds("mixed", kinds),
+        devices=2,
+        global_batch=8,
+        seq_len=1024,
+        fix="pp=2,micro_batch=1,schedule=1f1b",
+        top=1,
+    )
+    assert found.layouts[0].fits_probability < 0.9  # or the case shows nothing
+    assert found.first_to_try.fits_probability >= 0.9
+    assert found.first_to_try.memory.peak > 5e9
 
 
 def test_any_probability_is_enough_for_several_batches_too() -> None:
