@@ -506,6 +506,16 @@ def test_a_framework_without_a_hook(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def titan_launch(**settings: Any) -> Launch:
+    """A job of torchtitan as its hook writes it, with some settings beside its sizes."""
+    sizes = {
+        "model_spec": {"name": "llama3", "flavor": "8B"},
+        "training": {"local_batch_size": 2, "global_batch_size": 32, "seq_len": 4096},
+    }
+    content = {"perfmodel_hook": "torchtitan", "devices": 8, "settings": sizes | settings}
+    return parse_launch(json.dumps(content), "args.json")
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "mode"),
     [
@@ -519,21 +529,37 @@ def test_a_class_of_torchtitans_checkpointing_is_read_as_its_mode(
     checkpoint: Any, mode: str
 ) -> None:
     """The mode is of the years until 2026. Other settings without a value say nothing of it."""
+    layout = titan_launch(comm=None, activation_checkpoint=checkpoint, profiling=None).layout
+    assert layout == titan_launch(activation_checkpoint={"mode": mode}).layout
+    of_full = titan_launch(activation_checkpoint={"mode": "full"}).layout
+    assert (layout == of_full) == (mode == "full")
 
-    def layout_with(activation_checkpoint: Any) -> pm.Layout | None:
-        settings = {
-            "model_spec": {"name": "llama3", "flavor": "8B"},
-            "training": {"local_batch_size": 2, "global_batch_size": 32, "seq_len": 4096},
-            "comm": None,
-            "activation_checkpoint": activation_checkpoint,
-            "profiling": None,
-        }
-        content = {"perfmodel_hook": "torchtitan", "devices": 8, "settings": settings}
-        return parse_launch(json.dumps(content), "args.json").layout
 
-    layout = layout_with(checkpoint)
-    assert layout == layout_with({"mode": mode})
-    assert (layout == layout_with({"mode": "full"})) == (mode == "full")
+@pytest.mark.parametrize(
+    ("objects", "tables"),
+    [
+        (
+            {"model_converters": {"converters": [{"_target_": "Float8LinearConverter.Config"}]}},
+            {"model": {"converters": ["float8"]}},
+        ),
+        (
+            {"model_converters": {"converters": [{"_target_": "MXLinearConverter.Config"}]}},
+            {"model": {"converters": ["mx"]}},
+        ),
+        ({"loss": {"_target_": "ChunkedCELoss.Config"}}, {"loss": {"chunked": True}}),
+        ({"loss": {"_target_": "CELoss.Config"}}, {}),
+        ({"optimizer": {"_target_": "ChunkedAdam.Config"}}, {}),
+        ({"model_converters": {"converters": []}}, {}),
+        ({"debug": {"ranks": [0]}}, {}),
+    ],
+)
+def test_objects_of_torchtitan_are_read_as_the_tables_before_them(
+    objects: dict[str, Any], tables: dict[str, Any]
+) -> None:
+    """Neither a loss that is computed whole nor an object of another kind changes anything."""
+    fields = titan_launch(**objects).job_fields
+    assert fields == titan_launch(**tables).job_fields
+    assert (fields == titan_launch().job_fields) == (not tables)
 
 
 @pytest.mark.parametrize(
