@@ -21,6 +21,7 @@ from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
+from perfmodel.spec.encoders import encoders_of
 from perfmodel.spec.keywords import StepKeywords
 from perfmodel.spec.unet import UNet
 from perfmodel.timeline import times
@@ -252,10 +253,25 @@ def _warnings(
     left_out: tuple[str, ...] = ()
     if isinstance(model, Transformer | UNet) and model.left_out:
         left_out = (f"{model.name}: {model.left_out}",)
+    left_out += _cached_encoders(model, problem.job)
     warnings = (*left_out, *layout.remarks, *problem.job.assumed)
     if provenance["extrapolated"] + provenance["analytical"] < 0.01:
         return warnings
     return (*warnings, f"{_without_measurement(provenance, devices)}, which widens the interval")
+
+
+def _cached_encoders(model: Model, job: Job) -> tuple[str, ...]:
+    """What is assumed of frozen encoders that the step does not run, and how to say otherwise."""
+    cached: dict[str, list[str]] = {}
+    for encoder in encoders_of(model):
+        key = "cached_text" if encoder.is_of_text else "cached_latents"
+        if getattr(job.fine_tuning, key):
+            cached.setdefault(key, []).append(encoder.name)
+    return tuple(
+        f"{model.name}: outputs of {' and '.join(names)} are taken to be computed before the step; if the step "
+        f"computes them, set job.{key}=false"
+        for key, names in cached.items()
+    )
 
 
 def _without_measurement(provenance: dict[str, float], devices: Sequence[Device]) -> str:

@@ -12,6 +12,7 @@ from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import ConvNet, Model, Transformer
 from perfmodel.spec._sections import flat_keywords, require_switches, section
+from perfmodel.spec.encoders import encoders_of
 from perfmodel.spec.unet import UNet
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
@@ -323,8 +324,15 @@ _OF_CONVOLUTIONS: Final[dict[str, tuple[type, ...]]] = {
 """Fields of `Job` that matter only for convolutional networks, with the kinds of these."""
 
 
+_OF_ENCODERS: Final = {"cached_latents": False, "cached_text": True}
+"""Fields of `Job` that matter only for models with frozen encoders, and whether these encode
+text."""
+
+
 def concerns(name: str, model: Model) -> bool:
     """Whether a field of a job, or a kernel, matters for a model."""
+    if name in _OF_ENCODERS:
+        return any(encoder.is_of_text == _OF_ENCODERS[name] for encoder in encoders_of(model))
     if name in _OF_CONVOLUTIONS:
         return isinstance(model, _OF_CONVOLUTIONS[name])
 

@@ -355,7 +355,8 @@ class SavedActivations:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Which weights are trained: all, none, or adapters with frozen base weights."""
+    """Which weights are trained: all, none, or adapters with frozen base weights; and frozen
+    encoders."""
 
     frozen: bool = False
     """All weights are frozen: no gradients, no reduction, no optimizer."""
@@ -374,6 +375,12 @@ class FineTuning:
     adapter_all_to_all: bool = False
     """Adapters of row-parallel products redistribute their result from columns to the sequence by
     an all-to-all, instead of an all-gather (NeMo `LoRA`, `a2a_experimental`)."""
+    cached_latents: bool = True
+    """Latents of images were computed before; false: the frozen encoder of a diffusion model runs
+    in every step."""
+    cached_text: bool = True
+    """Outputs of text encoders were computed before; false: the frozen text encoders of a diffusion
+    model run in every step."""
 
     def __post_init__(self) -> None:
         require_whole("job", {"adapter_rank": self.adapter_rank}, least=0)

@@ -8,6 +8,7 @@ from perfmodel.spec.parts import (
     AdaLN,
     DeltaNet,
     Distances,
+    FrozenEncoder,
     Indexer,
     LayerEmbedding,
     Mamba,
@@ -161,6 +162,9 @@ class Inputs(Stated):
     text_condition: TextCondition | None = None
     """Text that a diffusion transformer is conditioned on, in layers with letters X, D, O and N;
     sequence lengths count tokens of the image alone."""
+    encoders: tuple[FrozenEncoder, ...] = ()
+    """Frozen encoders that make the latents and the text of a diffusion transformer; part of a step
+    unless their outputs are cached (`Job.cached_latents`, `Job.cached_text`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

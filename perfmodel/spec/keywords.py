@@ -25,6 +25,7 @@ from perfmodel.spec.parts import (
     DeltaNet,
     Distances,
     Experts,
+    FrozenEncoder,
     Indexer,
     LatentAttention,
     LayerEmbedding,
@@ -125,6 +126,8 @@ class FineTuningKeywords(TypedDict, total=False):
     adapter_dropout: bool
     base_weights: BaseWeights
     adapter_all_to_all: bool
+    cached_latents: bool
+    cached_text: bool
 
 
 class JobKeywords(
@@ -206,6 +209,7 @@ class InputKeywords(TypedDict, total=False):
     patches: Patches | None
     spectrogram: Spectrogram | None
     text_condition: TextCondition | None
+    encoders: tuple[FrozenEncoder, ...]
 
 
 class OutputHeadKeywords(TypedDict, total=False):

@@ -1,9 +1,9 @@
 """Further parts of transformers: experts, mixers, patches, conditioning."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec._documented import Stated
 from perfmodel.units import require_whole
 
@@ -482,3 +482,29 @@ class TextCondition(Stated):
         sizes = {name: getattr(self, name) for name in ("tokens", "width", "projections")}
         require_whole("text_condition", sizes)
         require_whole("text_condition", {"pooled": self.pooled}, least=0)
+
+
+EncoderName = Literal[
+    "clip-l", "openclip-h", "openclip-bigg", "t5-xxl", "umt5-xxl", "sd-vae", "flux-vae"
+]
+"""Frozen encoders of texts and images; `perfmodel.spec.encoders` has their sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenEncoder(Stated):
+    """An encoder that makes the inputs of a diffusion model, without gradients."""
+
+    name: EncoderName
+    """The encoder's name."""
+    tokens: int = 77
+    """Tokens of each text; without meaning for images."""
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it encodes texts, not images."""
+        return not self.name.endswith("-vae")
+
+    def __post_init__(self) -> None:
+        require_whole("encoders", {"tokens": self.tokens})
+        if self.name not in get_args(EncoderName):
+            raise UnknownNameError("encoder", str(self.name), get_args(EncoderName))

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
+from perfmodel.spec.parts import FrozenEncoder
 from perfmodel.units import require_whole
 
 
@@ -43,7 +44,7 @@ class UNet(Stated):
 
     Residual units with transformer layers behind them, at ever coarser scales and back, each unit
     of the way up beside what the way down left (Rombach et al., arXiv 2112.10752, section 3.3;
-    diffusers `UNet2DConditionModel`). The encoders of image and text are not part of it.
+    diffusers `UNet2DConditionModel`).
     """
 
     name: str
@@ -68,6 +69,9 @@ class UNet(Stated):
     added_width: int = 0
     """Elements of further conditions, embedded like the time step (Stable Diffusion XL: sizes and
     the pooled text); 0 for none."""
+    encoders: tuple[FrozenEncoder, ...] = ()
+    """Frozen encoders that make latents and text; part of a step unless their outputs are cached
+    (`Job.cached_latents`, `Job.cached_text`)."""
     seq_len: int = 1
     left_out: str = ""
     """Parts that are not counted."""

@@ -14,6 +14,7 @@ from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp, Model, Transformer
 from perfmodel.spec.unet import UNet
 from perfmodel.workload._block import BlockOps, Blocks, Comm, Shard
 from perfmodel.workload._convolution import convolution, norm_at_bandwidth, require_unsplit_images
+from perfmodel.workload._frozen_encoders import with_encoders
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Precision, divide
 from perfmodel.workload._piece import Piece, assemble, memory, pointwise
@@ -33,8 +34,21 @@ def blocks(model: Model, job: Job, shard: Shard) -> Blocks:
     raise TypeError(f"not a model: {model!r}")
 
 
-blocks.register(Transformer, transformer_blocks)
-blocks.register(UNet, unet_blocks)
+@blocks.register
+def _of_transformer(model: Transformer, job: Job, shard: Shard) -> Blocks:
+    """Blocks of a transformer, the first with the encoders of a diffusion transformer."""
+    latent_size = model.inputs.patches.image_size if model.inputs.patches else 0
+    return with_encoders(
+        transformer_blocks(model, job, shard), model.inputs.encoders, latent_size, job, shard
+    )
+
+
+@blocks.register
+def _of_unet(model: UNet, job: Job, shard: Shard) -> Blocks:
+    """Blocks of a U-Net, the first with the encoders of its image and text."""
+    return with_encoders(
+        unet_blocks(model, job, shard), model.encoders, model.latent_size, job, shard
+    )
 
 
 @blocks.register

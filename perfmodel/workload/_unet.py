@@ -4,15 +4,12 @@ them, on square images."""
 from dataclasses import dataclass
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import ConvLayer, Job, Transformer
+from perfmodel.spec import Job, Transformer
 from perfmodel.spec.unet import UNet, UNetPart
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import Blocks, Shard
-from perfmodel.workload._convolution import (
-    convolution,
-    norm_at_bandwidth,
-    require_unsplit_images,
-)
+from perfmodel.workload._convolution import require_unsplit_images
+from perfmodel.workload._image_pieces import ImagePieces
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Precision, local_sizes
 from perfmodel.workload._piece import Piece, assemble, memory, pointwise
@@ -31,7 +28,13 @@ def unet_blocks(model: UNet, job: Job, shard: Shard) -> Blocks:
     require_unsplit_images(model, shard)
     if job.varied_lengths:
         raise LayoutError(f"{model.name}: images have no varied lengths; leave mean_tokens out")
-    parts = _Parts(model, job, shard, Precision.of(job))
+    parts = _Parts(
+        images=shard.micro_batch,
+        precision=Precision.of(job),
+        model=model,
+        job=job,
+        shard=shard,
+    )
     blocks = []
     waiting_bytes = 0.0
     for place, part in enumerate(model.parts):
@@ -62,23 +65,13 @@ def unet_blocks(model: UNet, job: Job, shard: Shard) -> Blocks:
     return tuple(blocks)
 
 
-@dataclass(frozen=True)
-class _Parts:
+@dataclass(frozen=True, kw_only=True)
+class _Parts(ImagePieces):
     """The pieces of a network's parts for one micro-batch."""
 
     model: UNet
     job: Job
     shard: Shard
-    precision: Precision
-
-    @property
-    def images(self) -> int:
-        """Images of a micro-batch."""
-        return self.shard.micro_batch
-
-    def image_bytes(self, channels: int, size: int) -> float:
-        """Bytes of the micro-batch's images with so many channels."""
-        return float(self.images * channels * size**2 * self.precision.act_bytes)
 
     def pieces(self, part: UNetPart) -> list[Piece]:
         """A residual unit with its transformer layers, or a convolution alone."""
@@ -87,10 +80,10 @@ class _Parts:
         doubled: list[Piece] = []
         if part.kind == "doubling":
             # Each pixel is repeated twice in both directions before the convolution.
-            doubled = [self._copy(part.c_in, part.size_out)]
+            doubled = [self.copied(part.c_in, part.size_out)]
         stride = 2 if part.kind == "halving" else 1
         size = part.size_out if part.kind == "doubling" else part.size_in
-        return [*doubled, self._convolution(part.name, part.c_in, part.c_out, size, stride=stride)]
+        return [*doubled, self.convolution(part.name, part.c_in, part.c_out, size, stride=stride)]
 
     def embedded_conditions(self) -> list[Piece]:
         """Two products for the time step, and two for further conditions where there are any."""
@@ -101,14 +94,10 @@ class _Parts:
         for input_width in inputs:
             pieces += [
                 linear(self.precision, self.images, width, input_width, bias=width),
-                self._silu(width, 1),
+                self.silu(width, 1),
                 linear(self.precision, self.images, width, width, bias=width),
             ]
         return pieces
-
-    def norm_and_silu(self, channels: int, size: int) -> list[Piece]:
-        """A group norm and SiLU, each of which keeps its input."""
-        return [self._group_norm(channels, size), self._silu(channels, size)]
 
     def _unit(self, part: UNetPart) -> list[Piece]:
         """Norm, SiLU and convolution, twice, with the time step added in between, beside a shortcut
@@ -124,18 +113,18 @@ class _Parts:
         width = self.model.embedding_width
         pieces += [
             *self.norm_and_silu(c_in, size),
-            self._convolution(f"{part.name}.1", c_in, c_out, size, kernel=3),
-            self._silu(width, 1),
+            self.convolution(f"{part.name}.1", c_in, c_out, size, kernel=3),
+            self.silu(width, 1),
             linear(self.precision, self.images, c_out, width, bias=c_out),
             pointwise(self.precision, [("add", 1)], self.images * c_out, size**2),
             *self.norm_and_silu(c_out, size),
-            self._convolution(f"{part.name}.2", c_out, c_out, size, kernel=3),
+            self.convolution(f"{part.name}.2", c_out, c_out, size, kernel=3),
         ]
         # The shortcut is a convolution of single pixels where the number of channels changes.
         if c_in != c_out:
-            shortcut = self._convolution(f"{part.name}.shortcut", c_in, c_out, size, kernel=1)
+            shortcut = self.convolution(f"{part.name}.shortcut", c_in, c_out, size, kernel=1)
             pieces.append(shortcut)
-        return [*pieces, self._sum(c_out, size)]
+        return [*pieces, self.summed(c_out, size)]
 
     def _transformer(self, part: UNetPart) -> list[Piece]:
         """Transformer layers over the pixels of an image, each with attention on its text, between
@@ -146,9 +135,9 @@ class _Parts:
         layer = transformer_of(self.model, part)
         local = local_sizes(layer, self.job, self.shard, pixels)
         text = {"memory_len": self.model.text_tokens, "memory_width": self.model.text_width}
-        pieces = [self._group_norm(width, part.size_in)]
+        pieces = [self.group_norm(width, part.size_in)]
         # The pixels of an image are put next to one another unless its channels already are last.
-        permuted = [] if self.job.kernels.channels_last else [self._copy(width, part.size_in)]
+        permuted = [] if self.job.kernels.channels_last else [self.copied(width, part.size_in)]
         rows = self.images * pixels
         pieces += [*permuted, linear(self.precision, rows, width, width, bias=width)]
         for _ in range(part.layers):
@@ -156,48 +145,7 @@ class _Parts:
             pieces += sub_layer(layer, local, cross_attention(layer, local, **text))
             pieces += sub_layer(layer, local, feed_forward(layer, local))
         pieces += [linear(self.precision, rows, width, width, bias=width), *permuted]
-        return [*pieces, self._sum(width, part.size_in)]
-
-    def _convolution(
-        self, name: str, c_in: int, c_out: int, size: int, *, kernel: int = 3, stride: int = 1
-    ) -> Piece:
-        """A convolution with biases."""
-        layer = ConvLayer(
-            name=name,
-            op="conv",
-            c_in=c_in,
-            c_out=c_out,
-            size_in=size,
-            kernel=kernel,
-            stride=stride,
-            pad=kernel // 2,
-        )
-        return convolution(layer, self.precision, self.images)
-
-    def _group_norm(self, channels: int, size: int) -> Piece:
-        """A norm over groups of channels, which moves what a batch norm moves."""
-        rows, area = self.images * channels, size**2
-        norm = Piece(params=2 * channels, saved_bytes=self.image_bytes(channels, size))
-        return norm_at_bandwidth(norm, self.precision, rows, area, 1)
-
-    def _silu(self, channels: int, size: int) -> Piece:
-        """SiLU, which keeps its input."""
-        return pointwise(
-            self.precision,
-            [("silu", 1)],
-            self.images * channels,
-            size**2,
-            saved_bytes=self.image_bytes(channels, size),
-        )
-
-    def _copy(self, channels: int, size: int) -> Piece:
-        """A copy of the images in another order."""
-        return pointwise(self.precision, [("add", 1)], self.images * channels, size**2)
-
-    def _sum(self, channels: int, size: int) -> Piece:
-        """The sum of two branches; backward sums the gradients of their common input."""
-        add = memory(self.precision, "add", self.images * channels, size**2, 2)
-        return Piece(forward=(add,), backward_input=(add,))
+        return [*pieces, self.summed(width, part.size_in)]
 
 
 def transformer_of(model: UNet, part: UNetPart) -> Transformer:

@@ -49,7 +49,8 @@ def test_a_published_configuration_is_the_model_of_the_catalog(name: str) -> Non
     assert parameter_count(read) == parameter_count(known)
     assert read.inputs.text_condition is not None
     assert "VAE" in read.left_out
-    assert "VAE" in known.left_out
+    # Encoders of the catalog's models can be part of a step; others are left out.
+    assert known.inputs.encoders or "VAE" in known.left_out
     job = Job(global_batch=1, seq_len=1024)
     same_text = known.replace(text_condition=read.inputs.text_condition)
     assert step_flops(read, job) == step_flops(same_text, job)

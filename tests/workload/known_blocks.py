@@ -142,6 +142,14 @@ BASES = {
         _streams("flux-dev", "DNN"), LAYOUT.replace(cp=2), JOB.replace(seq_len=4096)
     ),
     "adapters of streams": Base(_streams("flux-dev", "DNN"), job=ADAPTERS),
+    "encoders in the step": Base(
+        _streams("sd3-medium", "DO"),
+        Layout(micro_batch=2),
+        FEW_TOKENS.replace(cached_latents=False, cached_text=False),
+    ),
+    "encoders of a network": _base(
+        "sd-1.5", layout=Layout(micro_batch=2), job=FEW_TOKENS.replace(cached_latents=False)
+    ),
     "resnet-50": _base("resnet-50", layout=Layout(micro_batch=2)),
     "vgg-16": _base("vgg-16", layout=Layout(micro_batch=2)),
     "mlp-1b": _base("mlp-1b", layout=Layout(micro_batch=2)),

@@ -129,7 +129,7 @@ def test_a_search_finds_a_layout_and_a_prediction_says_what_is_left_out() -> Non
     found = pm.search("sdxl", "dgx-h100", devices=8, global_batch=64)
     best = found.best
     assert best.layout.tp == best.layout.cp == best.layout.ep == 1
-    assert any("encoders of images and texts" in warning for warning in best.warnings)
+    assert any("outputs of sd-vae are taken" in warning for warning in best.warnings)
 
 
 # The networks' own config.json, without what is the class's default or of no weight.
