@@ -341,6 +341,11 @@ def long_duration(seconds: float) -> str:
     return duration(seconds)
 
 
+def span(low: str, high: str) -> str:
+    """A range in words; a single figure if both ends read alike."""
+    return low if low == high else f"{low} to {high}"
+
+
 def plural(noun: str, count: int) -> str:
     """The form of a noun that goes with a count: `1 node`, `2 nodes`, `2 processes`."""
     if count == 1:

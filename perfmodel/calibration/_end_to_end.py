@@ -33,7 +33,7 @@ from perfmodel.prediction.sites import (
     SitePrior,
     save_adjustments,
 )
-from perfmodel.units import plural
+from perfmodel.units import plural, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -364,7 +364,7 @@ def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
         return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"
     shift = expm1(value)
     shift_text = f"{prior.name} {abs(shift):.0%} {'slower' if shift > 0 else 'faster'}"
-    allowed = f"90 % prior {expm1(-edge):+.0%} to {expm1(edge):+.0%}, {runs} runs"
+    allowed = f"90 % prior {span(f'{expm1(-edge):+.0%}', f'{expm1(edge):+.0%}')}, {runs} runs"
     if prior.name in KERNEL_FACTORS:
         against = f"{prior.measured:,} measured kernels of {device}"
         return f"runs contradict the kernel tables: {shift_text} than {against} ({allowed})"

@@ -24,6 +24,7 @@ from perfmodel.prediction import (
     step_problem_of,
 )
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
+from perfmodel.units import figure, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +144,7 @@ class ModelPlan:
 
     def _repr_html_(self) -> str:
         least, most = self.measure_device_s
-        line = f"measuring takes {least:,.0f} to {most:,.0f} device-seconds, running {self.run_device_s:,.0f}"
+        line = f"measuring takes {span(f'{least:,.0f}', f'{most:,.0f}')} device-seconds, running {self.run_device_s:,.0f}"
         return frame_html(self.to_frame(), line)
 
 
@@ -353,14 +354,19 @@ def saving_text(saving: dict[str, Any]) -> str:
         f"{'layout':40} {'devices':>7} {'step s':>9} {'events run':>12} {'distinct':>8} {'new':>4} {'device-s':>16}",
     ]
     for cost in saving["per_layout"]:
-        device_s = f"{cost['measure_device_s']:7.1f} to {cost['measure_device_most_s']:5.0f}"
+        device_s = span(
+            figure(cost["measure_device_s"], 2), figure(cost["measure_device_most_s"], 2)
+        )
         lines.append(
             f"{cost['layout']:40} {cost['devices']:7} {cost['step_time_s']:9.4f} {cost['executions']:12,.0f} "
             f"{cost['distinct']:8} {cost['new']:4} {device_s:>16}"
         )
+    measuring = span(
+        f"{saving['measure_device_s']:,.0f}", f"{saving['measure_device_most_s']:,.0f}"
+    )
     lines += [
         "",
-        f"measuring takes {saving['measure_device_s']:,.0f} to {saving['measure_device_most_s']:,.0f} device-seconds; "
+        f"measuring takes {measuring} device-seconds; "
         f"running {saving['iterations']} steps of every layout {saving['run_device_s']:,.0f}",
         f"every event and every step once: {saving['relative_scale']:.2%} of the device-seconds "
         "(DistSim, table 3: 12.96%)",

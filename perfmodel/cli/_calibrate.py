@@ -249,7 +249,7 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
 
     problem = problem_of(arguments)
-    layouts = layouts_of(arguments, ";".join(arguments.layouts), problem.model)
+    layouts = layouts_of(problem, ";".join(arguments.layouts))
     made = model_plan(
         problem.model,
         problem.cluster,

@@ -25,7 +25,7 @@ from perfmodel.display import say
 from perfmodel.emulate.environment import delayed_as
 from perfmodel.errors import PerfModelError
 from perfmodel.files import data_limit_bytes, read_text
-from perfmodel.units import duration, number_of
+from perfmodel.units import duration, number_of, span
 
 if TYPE_CHECKING:
     from perfmodel.emulate import EmulatedCurve, EmulatedProgram, EmulatedRun, Emulation, Prices
@@ -445,7 +445,7 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
     """Print the times of iterations, the cost of delays, and the prediction."""
     say(
         f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
-        f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "
+        f"{span(duration(report['iteration_p10_s']), duration(report['iteration_p90_s']))}): "
         f"forward {duration(report['forward_s'])}, backward {duration(report['backward_s'])}, "
         f"optimizer {duration(report['optimizer_s'])}"
     )

@@ -387,18 +387,17 @@ def predicted_step(
         dtype=arguments.dtype or "fp32",
         **{"flash_attention": False} | job_fields(arguments) | arguments.of_job,
     )
-    layout = layout_of(arguments, arguments.layout, model)
+    # The script's memory is measured from when it joined its world, on no GPU: no context is in
+    # it.
+    framework = named.replace(context_bytes=0.0)
+    asked = Problem(model=model, cluster=cluster, job=job, framework=framework)
+    layout = layout_of(asked, arguments.layout)
     if layout.devices != arguments.world_size:
         raise PerfModelError(
             f"emulate: layout {layout.label} has {layout.devices} devices, but --world-size is "
             f"{arguments.world_size}; make them equal"
         )
     check_layout(model, cluster, job, layout)
-
-    # The script's memory is measured from when it joined its world, on no GPU: no context is in
-    # it.
-    framework = named.replace(context_bytes=0.0)
-    asked = Problem(model=model, cluster=cluster, job=job, framework=framework)
     problem = step_problem_of(asked, arguments.calibration)
     for kind, delay_s in delays_s.items():
         # Collectives that a predicted step does not have cannot delay it.

@@ -16,7 +16,6 @@ from perfmodel.spec import (
     Cluster,
     Framework,
     Layout,
-    Model,
     Problem,
     RecomputeModule,
 )
@@ -80,14 +79,14 @@ def framework_of(arguments: argparse.Namespace) -> Framework:
     return catalog.framework(arguments.framework or "generic")
 
 
-def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
+def layout_of(problem: "Problem | StepProblem", text: str) -> Layout:
     """Parse a layout, complete it by the framework's defaults, check it, print assumptions.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse`.
     """
-    framework = framework_of(arguments)
-    layout, assumed = framework.layout(text, model)
+    framework = problem.framework
+    layout, assumed = framework.layout(text, problem.model)
     sentences = list(framework.cannot_run(layout))
     if assumed:
         sentences.insert(0, assumed)
@@ -95,11 +94,9 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     return layout
 
 
-def layouts_of(arguments: argparse.Namespace, text: str, model: Model) -> list[Layout]:
+def layouts_of(problem: "Problem | StepProblem", text: str) -> list[Layout]:
     """Layouts separated by ';', each as `layout_of`."""
-    return [
-        layout_of(arguments, notation, model) for notation in text.split(";") if notation.strip()
-    ]
+    return [layout_of(problem, notation) for notation in text.split(";") if notation.strip()]
 
 
 def add_job(

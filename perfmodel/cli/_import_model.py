@@ -8,7 +8,7 @@ from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration, figure, scaled
+from perfmodel.units import duration, figure, scaled, span
 
 if TYPE_CHECKING:
     from perfmodel.ir.importers import OpTable
@@ -94,9 +94,11 @@ def show(report: dict[str, Any]) -> None:
     )
     predicted = report.get("prediction")
     if predicted:
+        interval = span(
+            duration(predicted["step_time_lo_s"]), duration(predicted["step_time_hi_s"])
+        )
         console.print(
-            f"predicted {duration(predicted['step_time_s'])} ({duration(predicted['step_time_lo_s'])} to "
-            f"{duration(predicted['step_time_hi_s'])}); {duration(predicted['overlapped_time_s'])} if all "
+            f"predicted {duration(predicted['step_time_s'])} ({interval}); {duration(predicted['overlapped_time_s'])} if all "
             f"communication were hidden; MFU {predicted['mfu']:.1%}"
         )
 

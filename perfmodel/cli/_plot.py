@@ -148,7 +148,7 @@ def _draw_breakdown(arguments: argparse.Namespace, width_keyword: dict[str, Any]
 
     problem = _step_problem(arguments)
     if arguments.layouts:
-        chosen = layouts_of(arguments, arguments.layouts, problem.model)
+        chosen = layouts_of(problem, arguments.layouts)
         for layout in chosen:
             require_measured(arguments, problem, layout)
         layouts = [_explained(problem, layout, arguments.devices) for layout in chosen]
@@ -246,7 +246,7 @@ def _draw_whatif(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -
     # Sweeps are parsed before the first is computed, so that a wrong one costs no time.
     problem = _step_problem(arguments)
     scenario = Scenario.parse(arguments.set)
-    layout = layout_of(arguments, arguments.layout, problem.model)
+    layout = layout_of(problem, arguments.layout)
     require_measured(arguments, problem, layout)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
     curves = []
@@ -408,12 +408,16 @@ def _scored(
     from perfmodel.prediction import evaluate
     from perfmodel.prediction.memory import peak_memory
 
-    generic_problem = Problem(
-        model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices
+    asked = Problem(
+        model=problem.model,
+        cluster=problem.cluster,
+        job=problem.job,
+        framework=problem.framework,
+        devices=devices,
     )
 
     # Memory is cheap and rules out most layouts before step times are evaluated.
-    candidates = list(enumerate_layouts(default_space(generic_problem), generic_problem, Counter()))
+    candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(candidates))
         layouts: list[Layout] = []

@@ -21,7 +21,7 @@ from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.notation import written_values
-from perfmodel.units import duration, number_of
+from perfmodel.units import duration, number_of, span
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -142,13 +142,8 @@ def _predicted_with_settings(
 
 def with_timeline(arguments: argparse.Namespace) -> "Prediction":
     """The prediction that the flags describe, with its timeline; prints assumptions."""
-    from perfmodel import catalog
-
-    return predicted(
-        arguments,
-        layout_of(arguments, arguments.layout, catalog.model(arguments.model)),
-        timeline=True,
-    )
+    problem = problem_of(arguments, quiet=True)
+    return predicted(arguments, layout_of(problem, arguments.layout), timeline=True)
 
 
 def note_layout(prediction: "Prediction") -> None:
@@ -255,9 +250,10 @@ def _show_open(run: "RunPrediction") -> None:
         f"{case.job.global_batch}, sequence {case.job.seq_len}: {number_of(len(run.completions), 'combination')} of the open "
         "settings"
     )
+    interval = span(duration(run.step_time_lo_s), duration(run.step_time_hi_s))
     console.print(
-        f"step time {duration(run.step_time_s)} (90 %: {duration(run.step_time_lo_s)} to "
-        f"{duration(run.step_time_hi_s)}); probability that it fits into memory: {run.fits_probability:.2f}"
+        f"step time {duration(run.step_time_s)} (90 %: {interval}); probability that it fits "
+        f"into memory: {run.fits_probability:.2f}"
     )
     console.print(
         f"likeliest: {case.framework.label}, layout {case.layout}", soft_wrap=True, markup=False

@@ -11,7 +11,7 @@ from perfmodel.cli._search_flags import add_search, options_of, reliability_of, 
 from perfmodel.cli._show import emit, written
 from perfmodel.display import new_console, say, say_verbatim, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration
+from perfmodel.units import duration, span
 
 TOP: Final = 100
 """Number of layouts on the page."""
@@ -191,7 +191,7 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
 def _show(data: dict[str, Any], files: list[str]) -> None:
     """Print the recommended layout, and the file of the page."""
     best = data["rows"][data["recommended"]]
-    interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
+    interval = span(duration(best["lo_s"]), duration(best["hi_s"]))
     is_search = data["kind"] == "search"
     say_verbatim(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
     say(

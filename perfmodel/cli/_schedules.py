@@ -27,7 +27,7 @@ from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import GIB, duration, figure, number_of
+from perfmodel.units import GIB, duration, figure, number_of, span
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -216,7 +216,7 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
         return "-"
     if isinstance(value, (tuple, list)):
         low, high = (_cell(name, end, in_seconds) for end in value)
-        return low if low == high else f"{low} to {high}"
+        return span(low, high)
     if name in ("bubble_fraction", "mfu"):
         return f"{value:.1%}"
     if name == "peak_memory_gib":
@@ -381,4 +381,4 @@ def _step_of_flags(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
     if flags:
         raise PerfModelError(f"schedules: --model needs {flags} too")
     problem = problem_on(arguments, catalog.cluster(arguments.cluster), None)
-    return problem, layout_of(arguments, arguments.layout, problem.model)
+    return problem, layout_of(problem, arguments.layout)

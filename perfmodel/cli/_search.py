@@ -82,7 +82,7 @@ class _Script:
 
     text: str = ""
     error: LaunchFileError | None = None
-    """Reason why the framework can run none of the layouts."""
+    """Reason why no layout can be written as a launch file."""
 
 
 def _execute(arguments: argparse.Namespace) -> int:
@@ -292,19 +292,19 @@ def _launch_text(
     framework: str,
     template: str | None,
 ) -> str:
-    """The launch file of the recommended layout, or of the first that the framework can run.
+    """The launch file of the recommended layout, or of the first that a file can state.
 
     Layouts that are passed over are noted with the reason.
 
     Raises:
-        LaunchFileError: it can run none of them; with the reason for the first.
+        LaunchFileError: none of them can be written; with the reason for the first.
     """
     from perfmodel.ingest.launch import export_launch
 
     problem = problem_of(arguments, quiet=True)
     node = problem.cluster.devices_per_node
 
-    # The recommended layout first, then the ranking, until the framework can run one.
+    # The recommended layout first, then the ranking, until a file can state one.
     refused: list[str] = []
     ranked = [p for p in result.layouts if p is not result.first_to_try]
     for p in [result.first_to_try, *ranked]:
@@ -326,8 +326,8 @@ def _launch_text(
             note([f"exported: {p.layout_notation}"])
         return text
     raise LaunchFileError(
-        f"search: {framework} can run none of the {len(result.layouts)} best layouts: {refused[0]}; increase "
-        "--top, or use --fix"
+        f"search: none of the {len(result.layouts)} best layouts can be written as a launch file: {refused[0]}; "
+        "increase --top, or fix these settings with --fix"
     )
 
 

@@ -11,7 +11,7 @@ from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts
-from perfmodel.units import GIB, dtype_name, duration, number_of, parse_seconds
+from perfmodel.units import GIB, dtype_name, duration, number_of, parse_seconds, span
 
 if TYPE_CHECKING:
     from perfmodel.serving import Serving, ServingSweep
@@ -199,7 +199,7 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
         f"{requests.output_tokens:,} out\n{types}"
     )
     rows = [
-        (name, duration(value), f"{duration(low)} to {duration(high)}")
+        (name, duration(value), span(duration(low), duration(high)))
         for name, value, (low, high) in (
             ("time to first token", server.ttft_s, server.ttft_interval_s),
             ("time per output token", server.tpot_s, server.tpot_interval_s),
@@ -217,7 +217,7 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
         (
             "output tokens per second",
             f"{server.tokens_per_s:,.0f}",
-            f"{low:,.0f} to {high:,.0f}",
+            span(f"{low:,.0f}", f"{high:,.0f}"),
         )
     )
     rows.append(("  per device", f"{server.tokens_per_s_per_device:,.0f}", ""))

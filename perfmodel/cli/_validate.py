@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
 from perfmodel.cli._show import emit, error_figure, error_head, reporting
 from perfmodel.display import new_console, progress, say, table
-from perfmodel.units import duration
+from perfmodel.units import duration, span
 
 if TYPE_CHECKING:
     from perfmodel.validation import CaseResidual
@@ -171,7 +171,7 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
     for residual in residuals:
         console.print(
             f"{residual.case_id}: measured {duration(residual.measured_s)}, predicted {duration(residual.predicted_s)} "
-            f"({residual.error:+.1%}; 90 %: {duration(residual.lo_s)} to {duration(residual.hi_s)}), "
+            f"({residual.error:+.1%}; 90 %: {span(duration(residual.lo_s), duration(residual.hi_s))}), "
             f"{residual.extrapolated:.0%} extrapolated"
         )
         parts = sorted(residual.breakdown_s.items(), key=lambda item: -item[1])

@@ -56,7 +56,7 @@ def _whatif(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = parse_sweep(arguments.sweep) if arguments.sweep else []
     problem = problem_of(arguments)
     step_problem = step_problem_of(problem, arguments.calibration)
-    layout = layout_of(arguments, arguments.layout, problem.model)
+    layout = layout_of(problem, arguments.layout)
     note(layout.remarks)
     require_measured(arguments, step_problem, layout)
     report = in_scenario(step_problem, layout, scenario).to_dict()
@@ -179,11 +179,11 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
     problem = problem_of(arguments)
     if arguments.question in ("memory", "overtake"):
         step_problem = step_problem_of(problem, arguments.calibration)
-        layout = layout_of(arguments, arguments.layout, problem.model)
+        layout = layout_of(problem, arguments.layout)
         require_measured(arguments, step_problem, layout)
         if arguments.question == "memory":
             return {"question": "memory"} | design.memory_to_fit(step_problem, layout).to_dict()
-        against = layout_of(arguments, arguments.against, problem.model)
+        against = layout_of(problem, arguments.against)
         require_measured(arguments, step_problem, against)
         return {"question": "overtake"} | design.overtake(
             step_problem, layout, against, arguments.parameter

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.cli._predict import predicted
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
-from perfmodel.units import duration
+from perfmodel.units import duration, span
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import FileChanges, Launch
@@ -34,7 +34,7 @@ class UserLayout:
         p = self.prediction
         if p is None:
             return f"yours: {self.why_not}"
-        interval = f"90 %: {duration(p.step_time_lo_s)} to {duration(p.step_time_hi_s)}"
+        interval = f"90 %: {span(duration(p.step_time_lo_s), duration(p.step_time_hi_s))}"
         return f"yours: {duration(p.step_time_s)} per step ({interval})\n  {memory_words(p)}\n  {p.layout_notation}"
 
     def to_dict(self) -> dict[str, Any]:

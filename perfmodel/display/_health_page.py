@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from perfmodel.display._html import escaped, paragraph, table
-from perfmodel.units import GIB, duration
+from perfmodel.units import GIB, duration, span
 
 _WIDTH, _HEIGHT, _MARGIN = 720, 190, 46
 _MOST_POINTS: Final = 1500
@@ -30,7 +30,7 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
         step_s: seconds of each of these steps.
     """
     measured, predicted = values["measured"], values["predicted"]
-    interval = f"{duration(predicted['step_time_lo_s'])} to {duration(predicted['step_time_hi_s'])}"
+    interval = span(duration(predicted["step_time_lo_s"]), duration(predicted["step_time_hi_s"]))
     rows = [
         (
             "step time",

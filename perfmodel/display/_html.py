@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
 from perfmodel.errors import plain_text
-from perfmodel.units import GIB, duration, figure, fit_words, number_of
+from perfmodel.units import GIB, duration, figure, fit_words, number_of, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +89,9 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     """
     step_s, capacity = values["step_time_s"], values["memory_capacity_bytes"]
     needed = values["memory_needed_bytes"]
-    interval = f"90 %: {duration(values['step_time_lo_s'])} to {duration(values['step_time_hi_s'])}"
+    interval = (
+        f"90 %: {span(duration(values['step_time_lo_s']), duration(values['step_time_hi_s']))}"
+    )
     summary = [
         ("step time", f"{duration(step_s)} ({interval})"),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
@@ -152,7 +154,7 @@ def search_html(values: Mapping[str, Any]) -> str:
                 _rank(p, place),
                 p["layout"],
                 duration(p["step_time_s"]),
-                f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
+                span(duration(p["step_time_lo_s"]), duration(p["step_time_hi_s"])),
                 f"{p['mfu']:.1%}",
                 f"{p['bubble_fraction']:.1%}",
                 f"{p['memory_needed_bytes'] / GIB:.1f}",

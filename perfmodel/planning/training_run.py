@@ -13,7 +13,7 @@ from perfmodel.planning.layouts import MILLION, Goal, Tariff
 from perfmodel.planning.layouts.expressions import Interval
 from perfmodel.prediction import Prediction, step_problem_of
 from perfmodel.spec import Problem
-from perfmodel.units import counted, figure, long_duration, positive, scaled
+from perfmodel.units import counted, figure, long_duration, positive, scaled, span
 
 DAY_S = 86400.0
 JOULES_PER_MWH = 3.6e9
@@ -154,7 +154,7 @@ def run_lines(run: TrainingRun) -> list[str]:
     if run.energy_mwh is not None:
         energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
     return [
-        f"{days} ({counted(run.tokens)}; 90 %: {figure(run.days_lo, 3)} to {figure(run.days_hi, 3)} days), "
+        f"{days} ({counted(run.tokens)}; 90 %: {span(figure(run.days_lo, 3), figure(run.days_hi, 3))} days), "
         f"{', '.join([priced, *energy])}",
         f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
     ]
@@ -171,7 +171,9 @@ def failures(goodput: Goodput) -> str:
     by_stage = ""
     if goodput.stages:
         stage_bytes = [stage.bytes for stage in goodput.stages]
-        by_stage = f" by stage ({scaled(min(stage_bytes), 'B')} to {scaled(max(stage_bytes), 'B')})"
+        by_stage = (
+            f" by stage ({span(scaled(min(stage_bytes), 'B'), scaled(max(stage_bytes), 'B'))})"
+        )
     size = scaled(goodput.checkpoint_bytes, "B")
     return (
         f"{interruptions} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.display import table
-from perfmodel.units import GIB, duration, fit_words, number_of
+from perfmodel.units import GIB, duration, fit_words, number_of, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +20,9 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     )
     # Never broken, or else it could not be copied.
     console.print(f"layout {result.layout_notation}", soft_wrap=True, markup=False)
+    interval = span(duration(result.step_time_lo_s), duration(result.step_time_hi_s))
     console.print(
-        f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
-        f"{duration(result.step_time_hi_s)}), "
+        f"step time {duration(result.step_time_s)} (90 %: {interval}), "
         f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
         f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
     )

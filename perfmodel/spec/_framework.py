@@ -148,6 +148,35 @@ class Framework(Stated, Sectioned):
         )
         return replace(self, host=running_host)
 
+    def for_job(self, job: Job) -> "Framework":
+        """The framework as it runs a job.
+
+        Where training in bf16 shards the optimizer's states in any case, stage 0 of ZeRO is neither
+        a default nor a choice. Narrower products have bf16 weights, too.
+        """
+        can = self.capabilities
+        in_bf16 = job.dtype == "bf16" or dtype_bytes(job.dtype) < 2
+        is_trained = job.mode == "train" and not job.fine_tuning.frozen
+        if not (can.shards_bf16_states and in_bf16 and is_trained):
+            return self
+        sharded = replace(
+            can,
+            zero_stages=tuple(stage for stage in can.zero_stages if stage > 0),
+            zero_stages_in_pipelines=tuple(
+                stage for stage in can.zero_stages_in_pipelines if stage > 0
+            ),
+        )
+        default_zero = max(1, self.default_layout.zero)
+        launch = self.launch
+        if launch.zero_in_pipelines is not None:
+            launch = replace(launch, zero_in_pipelines=max(1, launch.zero_in_pipelines))
+        return replace(
+            self,
+            capabilities=sharded,
+            launch=launch,
+            default_layout=replace(self.default_layout, zero=default_zero),
+        )
+
     @property
     def costs_steps(self) -> bool:
         """Whether a step has costs beyond passes and communication."""
@@ -361,9 +390,13 @@ class Framework(Stated, Sectioned):
         zero_stages = can.zero_stages_in_pipelines if layout.pp > 1 else can.zero_stages
         schedule = layout.effective_schedule
         one_run, _ = schedule_and_drains(schedule)
+        beside = [name for name in can.zero_0_excludes if getattr(layout, name) > 1]
+        # Without replicas there is nothing to shard, and no stage of ZeRO is asked for.
+        is_unsharded = layout.zero == 0 and layout.replicated
         # A degree of one asks for nothing, whatever the framework can.
         runs = {
-            "zero": layout.zero in zero_stages,
+            "zero": (layout.zero in zero_stages or not layout.replicated)
+            and not (is_unsharded and beside),
             "schedule": layout.pp == 1 or not can.schedules or one_run in can.schedules,
             "recompute": layout.recompute in can.recomputes,
             "sequence_parallel": layout.tp == 1
@@ -380,8 +413,15 @@ class Framework(Stated, Sectioned):
             "offload_layers": not layout.offload_layers
             or self._offloads_layers_beside(layout.recompute),
         }
+        zero = f"zero={layout.zero}"
+        if layout.zero == 0 and can.shards_bf16_states:
+            zero += " in bf16, which shards optimizer states: use zero=1"
+        elif is_unsharded and beside:
+            zero += f" beside {beside[0]}={getattr(layout, beside[0])}"
+        elif layout.pp > 1:
+            zero += " in a pipeline"
         notations = {
-            "zero": f"zero={layout.zero} in a pipeline" if layout.pp > 1 else f"zero={layout.zero}",
+            "zero": zero,
             "schedule": f"schedule={schedule}",
             "partition": "partition",
         }
@@ -459,6 +499,9 @@ class Problem:
     as it needs."""
 
     def __post_init__(self) -> None:
+        # What the framework runs, and its defaults, depend on the job. Both are settled here, so
+        # that every reader of the problem sees the same.
+        object.__setattr__(self, "framework", self.framework.for_job(self.job))
         if self.job.cached_tokens and self.job.mode == "train":
             raise PerfModelError(
                 "job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0"

@@ -245,6 +245,12 @@ class Capabilities:
     """ZeRO stages that run without pipeline stages."""
     zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that run with pipeline stages."""
+    shards_bf16_states: bool = False
+    """Training in bf16 shards the optimizer's states even without ZeRO, so that stage 0 runs as
+    stage 1 (DeepSpeed's `BF16_Optimizer`)."""
+    zero_0_excludes: tuple[str, ...] = ()
+    """Degrees that stage 0 of ZeRO, plain data parallelism, does not run beside (torchtitan's
+    DistributedDataParallel)."""
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     """Kinds of recompute that a layout may have."""
     expert_dispatchers: tuple[Dispatcher, ...] = ("alltoall",)

@@ -409,6 +409,7 @@ DEEPSPEED: Final = LaunchFormat(
         "zero_force_ds_cpu_optimizer",
     ),
     limits={
+        "dtype": "it states bf16, fp16 or fp32",
         "pp": "a DeepSpeed pipeline is built in the training script, not in this file",
         "cp": "sequence parallelism is built in the training script, not in this file",
         "ep": "expert groups are built in the training script, not in this file",

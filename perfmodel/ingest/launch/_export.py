@@ -126,7 +126,7 @@ def export_launch(
             values = form.write(fields)
             values_without_model = form.write(without_model(fields))
     except LaunchFileError as error:
-        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {error}") from None
+        raise LaunchFileError(f"a {form.name} file cannot state {layout.label}: {error}") from None
     # Formats describe models with fewer sizes than `Transformer` has (torchtitan only names them).
     if model is not None and not _holds(form, values, place, layout, model):
         # A model that would be another one when read back is left to the user.
@@ -271,7 +271,9 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     """Raise an error that names the fields that are not read back unchanged, with the reason if it
     is known."""
     if back.layout is None:
-        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
+        raise LaunchFileError(
+            f"a {form.name} file cannot state {layout.label}: {'; '.join(back.missing)}"
+        )
     # Fields that the file does not state follow from the framework on both sides and need no
     # comparison.
     expected = vars(comparable(layout))
@@ -299,5 +301,6 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
             if name != "dp" and got[name] is not None
         )
         raise LaunchFileError(
-            f"{form.name} cannot run {layout.label}: {reasons}" + (f"; use {fix}" if fix else "")
+            f"a {form.name} file cannot state {layout.label}: {reasons}"
+            + (f"; use {fix}" if fix else "")
         )

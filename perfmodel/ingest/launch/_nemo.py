@@ -79,20 +79,36 @@ def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
 _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
 
 
+_STRATEGIES: Final = {"full": 3, "hybrid": 3, "grad": 2}
+"""Strategies of NeMo's FSDP (documentation, parallelisms: `fsdp_sharding_strategy`) -> ZeRO
+stage."""
+_ZERO: Final = ("model.optim.name", "model.fsdp", "model.fsdp_sharding_strategy")
+
+
 def _nemo_zero(settings: Mapping[str, Any]) -> Fields:
+    # Without FSDP its strategy means nothing.
+    optimizer, sharded, strategy = (settings.get(name) for name in _ZERO)
+    if optimizer is None and sharded is None:
+        return {}
+    if sharded and strategy is not None:
+        fields: Fields = {"zero": words(_STRATEGIES).read(strategy)}
+        return fields | ({"shard_ranks": "node"} if strategy == "hybrid" else {})
     # In NeMo 1 the name of the optimizer chooses its sharding.
-    return zero_of(
-        bool(settings.get("model.fsdp")),
-        settings.get("model.optim.name") in _SHARDED_OPTIMIZERS,
-        None,
-    )
+    return zero_of(bool(sharded), optimizer in _SHARDED_OPTIMIZERS, None)
 
 
 def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
     require_no_pipeline(fields)
-    if fields["zero"] in (0, 3):
-        return {"model.optim.name": "fused_adam", "model.fsdp": True if fields["zero"] else None}
-    return {"model.optim.name": _SHARDED_OPTIMIZERS[0] if fields["zero"] == 1 else None}
+    if fields["zero"] == 1:
+        return {"model.optim.name": _SHARDED_OPTIMIZERS[0]}
+    values: dict[str, Any] = {"model.optim.name": "fused_adam"}
+    if fields["zero"] > 1:
+        values["model.fsdp"] = True
+        # Left out, NeMo shards everything.
+        values["model.fsdp_sharding_strategy"] = "grad" if fields["zero"] == 2 else None
+    else:
+        values["model.fsdp"] = None
+    return values
 
 
 def _nemo_dtype(settings: Mapping[str, Any]) -> Fields:
@@ -173,7 +189,7 @@ NEMO: Final = LaunchFormat(
         *TUNING_RULES,
         # Data parallelism and overlap. Apex's distributed Adam and Megatron-Core's both shard
         # optimizer states.
-        Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
+        Rule(keys=_ZERO, read=_nemo_zero, write=_write_nemo_zero),
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
         key("model.ub_tp_comm_overlap", "tp_overlap", FLAG),
@@ -265,5 +281,5 @@ NEMO: Final = LaunchFormat(
         "model.masked_softmax_fusion",
         "model.rampup_batch_size",
     ),
-    limits=CONFIG_LIMITS | {"zero": "NeMo has only zero=1 (optimizer states) and zero=3 (FSDP)"},
+    limits=CONFIG_LIMITS,
 )

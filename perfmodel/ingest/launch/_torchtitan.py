@@ -465,6 +465,7 @@ TORCHTITAN: Final = LaunchFormat(
         "compile.*",
     ),
     limits={
+        "dtype": "it trains in bf16, fp32 or fp8",
         "sequence_parallel": "its tensor parallelism always shards norms",
         "overlap_grad_reduce": "FSDP and DDP always overlap gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",

@@ -408,7 +408,9 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
             files.append(
                 {
                     "name": form.name,
-                    "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: "),
+                    "why": str(error).removeprefix(
+                        f"a {form.name} file cannot state {layout.label}: "
+                    ),
                 }
             )
     return sorted(files, key=lambda file: "why" in file)

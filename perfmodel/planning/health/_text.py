@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from perfmodel.planning.health._causes import REPORTED
-from perfmodel.units import GIB, duration, number_of, plural
+from perfmodel.units import GIB, duration, number_of, plural, span
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._run_health import RunHealth
@@ -72,11 +72,11 @@ def _causes(health: "RunHealth") -> list[str]:
 def _measured(health: "RunHealth") -> list[str]:
     """Lines that compare the measured step with the prediction."""
     prediction, series = health.prediction, health.series
+    interval = span(duration(prediction.step_time_lo_s), duration(prediction.step_time_hi_s))
     lines = [
         f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)}, "
         f"{health.excess_share:+.1%}",
-        f"nine in ten comparable sites take {duration(prediction.step_time_lo_s)} to "
-        f"{duration(prediction.step_time_hi_s)}; the fastest tenth takes at most "
+        f"nine in ten comparable sites take {interval}; the fastest tenth takes at most "
         f"{duration(health.good_site_s)}",
     ]
     tokens_per_s = prediction.tokens_per_s_per_device * prediction.step_time_s / series.mean_s
@@ -103,10 +103,7 @@ def _over_the_run(health: "RunHealth") -> list[str]:
         ranges = []
         for phase, timer in health.timers.items():
             # Some frameworks time one rank only, and phases that a job does not have.
-            most = duration(timer.most_s)
-            of_ranks = (
-                most if timer.least_s == timer.most_s else f"{duration(timer.least_s)} to {most}"
-            )
+            of_ranks = span(duration(timer.least_s), duration(timer.most_s))
             if timer.most_s > 0:
                 ranges.append(f"{phase.replace('_', ' ')} {of_ranks}")
         head = "timers"

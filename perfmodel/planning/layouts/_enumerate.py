@@ -133,7 +133,7 @@ def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]
 class _Runnable:
     """Choices of layouts that a framework can run. Each axis is judged by its own fields
     (`Framework.refused`), because refusals depend on other fields only by whether a degree is above
-    one."""
+    one, and whether there are replicas."""
 
     def __init__(
         self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]
@@ -186,7 +186,7 @@ class _Runnable:
 
 
 def _above_one(degrees: Layout) -> tuple[bool, ...]:
-    return tuple(getattr(degrees, name) > 1 for name in _DEGREES)
+    return (*(getattr(degrees, name) > 1 for name in _DEGREES), degrees.replicated)
 
 
 def _degrees(

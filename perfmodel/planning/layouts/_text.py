@@ -330,4 +330,4 @@ def interval(lo_s: float, hi_s: float) -> str:
     # Both ends have as many decimals as the one with more.
     decimals = max(len(end.partition(".")[2]) for end in ends)
     lower, upper = (f"{end_s * scale:,.{decimals}f}" for end_s in (lo_s, hi_s))
-    return f"{lower}-{upper} {unit}"
+    return f"{upper} {unit}" if lower == upper else f"{lower}-{upper} {unit}"

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.display import shorten_reprs
 from perfmodel.normal import normal_cdf
+from perfmodel.units import span
 
 _GAUSS_95: Final = 1.6448536269514722
 """95 % quantile of the normal distribution."""
@@ -204,7 +205,7 @@ class ChoiceEffect:
     @property
     def text(self) -> str:
         """The effect in words, such as `recompute (-12% to +18%)`."""
-        return f"{self.name} ({self.lowest:+.0%} to {self.highest:+.0%})"
+        return f"{self.name} ({span(f'{self.lowest:+.0%}', f'{self.highest:+.0%}')})"
 
 
 def choice_effects(
