@@ -119,7 +119,11 @@ JOURNEYS: Final = (
         20.0,
     ),
     Journey(
-        "gradient", "How does the step follow its parameters?", GRADIENT, 5.0, limits_first=True
+        "gradient",
+        "How does the step time depend on its parameters?",
+        GRADIENT,
+        5.0,
+        limits_first=True,
     ),
 )
 

@@ -99,8 +99,8 @@ def _add_site_fit(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sites",
         action="store_true",
-        help="each TABLE holds published runs: fit to them the clocks under load and the prior of "
-        "unknown sites",
+        help="fit clocks under load and the prior of unknown sites to published runs; each TABLE "
+        "holds such runs",
     )
     command.add_argument(
         "--unstated",

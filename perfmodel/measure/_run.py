@@ -85,7 +85,7 @@ class TableRun:
 
     @property
     def partial(self) -> PartialFile:
-        """Rows of this table while it is not finished."""
+        """The file that holds this table's rows until the table is finished."""
         header = {"device": self.device, "collector": collector_sha256(), **software(self.packages)}
         return PartialFile(self.path.with_name(f".{self.path.name}.partial"), header)
 

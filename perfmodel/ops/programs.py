@@ -50,8 +50,8 @@ class Program:
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if
-    that is smaller."""
+    """Standard normal float32 values of the shape. Larger shapes get `MOST_RANDOM` values, which
+    the caller repeats."""
     size = prod(shape)
     drawn_shape = shape if size <= MOST_RANDOM else MOST_RANDOM
     return rng.standard_normal(drawn_shape, np.float32)

@@ -145,9 +145,9 @@ def kernels_of_framework(problem: StepProblem, ops: Sequence[Op], times: EventTi
 def no_longer_than_backward(
     problem: StepProblem, ops: Sequence[Op], times: EventTimes
 ) -> EventTimes:
-    """Let a training forward of attention take no longer than its share of the backward's products.
+    """Cap the time of a training forward of attention on TPUs, in proportion to its backward.
 
-    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer
+    For TPUs the tables hold the paged attention of inference servers, whose forward takes longer
     than a backward. A training kernel keeps its keys and values in one piece, and its forward has
     no atomics and fewer products: of those of a flash attention 2 are forward and 5 backward.
     """

@@ -106,9 +106,10 @@ def serve_sweep(
             servings.append(served_with(server, batch))
         servings.append(most_requests)
     if not servings:
-        raise PerfModelError(
-            f"serve: no layout fits and meets the limits; {next(iter(rejected.values()), 'none divides the model')}"
+        first_reason = next(
+            iter(rejected.values()), "no number of devices divides the model evenly"
         )
+        raise PerfModelError(f"serve: no layout fits and meets the limits; {first_reason}")
     return ServingSweep(tuple(servings), rejected)
 
 

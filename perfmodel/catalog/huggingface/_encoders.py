@@ -50,9 +50,9 @@ class Roberta(Bert):
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaV2(Roberta):
-    """DeBERTa v2 and v3: attention also scores distances, which have a table and may have a norm
-    (transformers models/deberta_v2/modeling_deberta_v2.py `DebertaV2Encoder`). Scores of distances
-    are left out."""
+    """DeBERTa v2 and v3: attention also scores relative positions, whose embeddings come from a
+    table and may be normalised (transformers models/deberta_v2/modeling_deberta_v2.py
+    `DebertaV2Encoder`). Scores of relative positions are left out."""
 
     type_vocab_size: CountOrNone = 0
     relative_attention: bool = False

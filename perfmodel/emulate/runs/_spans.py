@@ -186,7 +186,7 @@ def users_of(calls: "pd.DataFrame") -> list[User]:
 
 
 def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
-    """Seconds of the core that the users leave free in an interval; inverse of `done_at_s`."""
+    """Core seconds in an interval that the core's users leave free; the inverse of `done_at_s`."""
     return sum(
         (high - low) * _free_share(low, users)
         for low, high in pairwise(_moments_s(start_s, end_s, users))

@@ -267,7 +267,7 @@ def read_table(path: Path | str) -> "pd.DataFrame":
             row = int(np.argmax(spread))
             nodes, ranks = table["num_nodes"].iloc[row], table["num_ranks"].iloc[row]
             raise TableError(
-                f"{path}: row {row} has {nodes:g} nodes for {ranks:g} ranks; each node has one or more"
+                f"{path}: row {row} has {nodes:g} nodes for {ranks:g} ranks; a node has at least one rank"
             )
     return table.reset_index(drop=True)
 

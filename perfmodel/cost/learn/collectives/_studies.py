@@ -369,5 +369,6 @@ def _interpolation(rows: CollectiveRows) -> np.ndarray:
 
 
 def left_out_exchanges(rows: moe.MoeRows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Errors and half-widths of exchanges by what was left out; nothing without rows."""
+    """Errors and half-widths of held-out exchanges, by which rows were held out; empty without
+    rows."""
     return moe.moe_left_out(rows, moe.fit_moe_series(rows)) if len(rows) else {}

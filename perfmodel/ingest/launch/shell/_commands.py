@@ -70,7 +70,7 @@ class Stop(Exception):
 
 
 class Commands(Builtins):
-    """Runs simple commands; the blocks and lists around them are `_script`'s.
+    """Runs simple commands. `_script` runs the blocks and lists that contain them.
 
     Statuses are True (success), False, or None where the script does not say.
     """
