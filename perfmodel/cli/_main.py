@@ -4,6 +4,7 @@ Names are a contract: others script against them.
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -171,12 +172,26 @@ def _run_command(argv: Sequence[str] | None) -> int:
         # Without a name it is standard output, which the caller closed.
         if error.filename is None:
             raise
-        say(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
+        say(f"perfmodel: {error.filename}: {error.strerror}{_remedy(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         with uninterrupted():
             say(f"perfmodel: {str(stop) or 'interrupted'}", file=sys.stderr)
             return INTERRUPTED
+
+
+def _remedy(error: OSError) -> str:
+    """What to change after an error of the file system; empty if that is not known."""
+    path = Path(os.fsdecode(error.filename))
+    if isinstance(error, FileNotFoundError):
+        if path.parent.is_dir():
+            return "; give a file that exists"
+        return f"; create the folder {path.parent}, or give another path"
+    return "; give another path, or change its permissions" if _is_denied(error) else ""
+
+
+def _is_denied(error: OSError) -> bool:
+    return isinstance(error, PermissionError) or error.errno == errno.EROFS
 
 
 def _require_outputs(arguments: argparse.Namespace) -> None:
@@ -190,6 +205,11 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
 
         # `--out` is a file for some commands and a folder for others.
         folder = name == "out" and arguments.command in _FOLDERS
+        # What takes long to compute must not fail when it is written. `--out` may make its folder.
+        if name != "out" and not path.parent.is_dir():
+            raise PerfModelError(
+                f"{path}: the folder {path.parent} does not exist; create it, or give another --{name}"
+            )
         if path.exists() and path.is_dir() != folder:
             raise PerfModelError(
                 f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}"
@@ -272,6 +292,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = plain_text(message)
+        # argparse takes a value that begins with a dash for another flag.
+        if message.endswith("expected one argument"):
+            flag = message.removeprefix("argument ").partition(":")[0].split("/")[0]
+            message += f" (write {flag}=VALUE if the value begins with -)"
         say(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 

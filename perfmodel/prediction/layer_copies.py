@@ -90,7 +90,7 @@ class CopyClasses(NamedTuple):
     def of(
         cls, copies: LayerCopies, structure: Structure, per_segment: Sequence[int]
     ) -> "CopyClasses":
-        """Find where the passes of a program of one stage wait.
+        """Find the copies that each pass of a single-stage program waits for.
 
         Args:
             per_segment: layers of each segment.

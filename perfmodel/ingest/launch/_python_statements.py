@@ -54,7 +54,7 @@ class Follower(Calls):
         self.open_returns: list[list[Choice]] = []
 
     def guarded(self, run: Callable[[], Any]) -> Any:
-        """Follow a part of the script; an error that it ends with is one of the file."""
+        """Follow a part of the script. An error in it is reported as an error of the file."""
         try:
             return run()
         except Stopped as error:
