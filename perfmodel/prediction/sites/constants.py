@@ -151,7 +151,7 @@ def sustained(without: str = "") -> Sustained:
 
 
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
-    """Compute `sustained` from medians by architecture and source, without the teams of a
+    """Compute `sustained` from medians by architecture and source, leaving out the teams of one
     source."""
     by_architecture = []
     for architecture, by_source in sorted(medians.items()):

@@ -189,9 +189,7 @@ def count(row: Row, name: str, default: int | None = None, least: int = 1) -> in
             raise Unusable(f"{name} is not stated")
         return default
     if not least <= value <= MOST or value != int(value):
-        raise Unusable(
-            f"{name} is not a whole number {'above' if least else 'of at least'} zero, up to {MOST:,}"
-        )
+        raise Unusable(f"{name} must be a whole number from {least} to {MOST:,}, got {value:g}")
     return int(value)
 
 
