@@ -160,10 +160,15 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
     }
 
 
+_STAGE: Final = "deepspeed_config.zero_stage"
+
+
 def _offload(settings: Mapping[str, Any]) -> Fields:
     """Model states that DeepSpeed keeps on the host."""
     weights, optimizer = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
-    return offloaded_states(weights, optimizer)
+    # Accelerate's default is stage 2 (`DeepSpeedPlugin`).
+    stage = WHOLE_OR_NONE.read(settings.get(_STAGE, 2))
+    return offloaded_states(weights, optimizer, stage)
 
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
@@ -226,7 +231,7 @@ ACCELERATE: Final = LaunchFormat(
         *_WORLD,
         # One of four engines decides what is sharded and where states are kept.
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
-        Rule(keys=_OFFLOADS, read=_offload),
+        Rule(keys=(*_OFFLOADS, _STAGE), read=_offload),
         key(
             _DTYPE,
             "dtype",

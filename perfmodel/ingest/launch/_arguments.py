@@ -236,6 +236,7 @@ def read_arguments(
     # `megatron sft` starts torchrun by itself, with NPROC_PER_NODE and NNODES from the environment
     # (swift/cli/main.py).
     if _starts_processes_itself(best):
+        entries.setdefault(SCRIPT, Entry("megatron", best.argv[0].line))
         for name, number in processes_in_variables(best).items():
             entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
@@ -415,7 +416,11 @@ def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
             break
         is_module = i > 0 and argv[i - 1].text == "-m" and _is_module(word.text, has_python)
         has_python = has_python or Path(word.text).name.startswith(("python", "torchrun"))
-        if (word.text.endswith(".py") and not word.text.startswith("-")) or is_module:
+        is_file = word.text.endswith(".py") and not word.text.startswith("-")
+        # Hydra's settings (`env_path=env.py`), and files of settings behind a program, are none.
+        is_setting = re.match(r"[\w.+]+=", word.text) is not None
+        is_config = last == i - 1 and "config" in word.text
+        if (is_file and not is_setting and not is_config) or is_module:
             last = i
     return last
 

@@ -82,6 +82,8 @@ def _bridge_adapters(settings: Mapping[str, Any]) -> Fields:
 _BRIDGE_ACTIVATIONS: Final = {
     "silu": "silu",
     "gelu": "gelu",
+    "quick_gelu": "gelu",
+    "fast_gelu": "gelu",
     "squared_relu": "relu2",
     "relu": "relu",
 }

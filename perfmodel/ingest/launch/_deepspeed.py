@@ -120,10 +120,10 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
     return values
 
 
-def offloaded_states(weights: bool, optimizer: bool) -> Fields:
-    """States that are offloaded; weights are offloaded only together with the optimizer's
-    states."""
-    if weights:
+def offloaded_states(weights: bool, optimizer: bool, stage: int = 3) -> Fields:
+    """States that are offloaded; weights are offloaded only together with the optimizer's states,
+    and only where stage 3 shards them (`deepspeed/runtime/zero/config.py`, `offload_param`)."""
+    if weights and stage == 3:
         return {"offload_states": "weights"}
     return {"offload_states": "optimizer"} if optimizer else {}
 
@@ -133,7 +133,8 @@ def _offload(settings: Mapping[str, Any]) -> Fields:
     memory."""
     fields: Fields = {}
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
-    fields |= offloaded_states(weights, optimizer)
+    stage = WHOLE_OR_NONE.read(settings.get(_STAGE[0], 0))
+    fields |= offloaded_states(weights, optimizer, stage)
     if "nvme" in settings.values():
         fields["note.nvme"] = "states on NVMe are predicted as if they were in host memory"
     return fields
@@ -162,7 +163,8 @@ _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_
 def _old_offload(settings: Mapping[str, Any]) -> Fields:
     """Model states on the host, in the notation before DeepSpeed 0.4, which is still accepted."""
     optimizer, weights = (FLAG.read(settings.get(name, False)) for name in _OLD_OFFLOADS)
-    return offloaded_states(weights, optimizer)
+    stage = WHOLE_OR_NONE.read(settings.get(_STAGE[0], 0))
+    return offloaded_states(weights, optimizer, stage)
 
 
 _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
@@ -344,8 +346,8 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(
             keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)
         ),
-        Rule(keys=_OLD_OFFLOADS, read=_old_offload),
-        Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
+        Rule(keys=(*_OLD_OFFLOADS, _STAGE[0]), read=_old_offload),
+        Rule(keys=(*_OFFLOADS, _STAGE[0]), read=_offload, write=_write_offload),
         Rule(keys=(_SHARE_ON_HOST,), read=_partial_offload),
         Rule(keys=_SECONDARY, read=_secondary),
         Rule(

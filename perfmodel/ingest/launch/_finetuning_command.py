@@ -83,7 +83,14 @@ def _known_arguments(form: LaunchFormat) -> frozenset[str]:
 # A program expands abbreviations of its own arguments alone: `--model_id` of one is no
 # `--model_id_or_path` of another.
 _KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL)}
-_KNOWN_OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
+_OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
+_NO_ABBREVIATIONS: Final = frozenset(
+    name
+    for name in frozenset[str]().union(*_KNOWN.values())
+    if any(longer.startswith(name) for longer in _OF_PROGRAMS)
+)
+"""Arguments of front ends that begin like others (`--lora_target`, `--lora_target_modules`)."""
+_KNOWN_OF_PROGRAMS: Final = _OF_PROGRAMS | _NO_ABBREVIATIONS
 _SWITCHES: Final = frozenset(
     {
         "do-train",

@@ -28,7 +28,7 @@ from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import TRAINER
 from perfmodel.ingest.launch._trainer_names import MICRO, OWN_PROGRAM
-from perfmodel.ingest.launch._xtuner import XTUNER
+from perfmodel.ingest.launch._xtuner import XTUNER, is_xtuner
 
 FINETUNING: Final = (
     AXOLOTL,
@@ -132,6 +132,8 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
             continue
         if form is SWIFT and "tensor_model_parallel_size" in entries:
             continue  # of Megatron-SWIFT, whose arguments are Megatron's
+        if form is XTUNER and not is_xtuner(entries):
+            continue
         if form.recognises(entries):
             return form
     return None
@@ -353,6 +355,9 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
     `entries` (DeepSpeed-Chat, dschat/utils/ds_utils.py `get_train_ds_config`)."""
     stage = entries.pop(_STAGE_FLAG)
     offload = entries.pop("offload", None)
+    # OpenRLHF's switch keeps the optimizer's states alone on the host, under every stage
+    # (`openrlhf/utils/deepspeed/deepspeed_utils.py`, `get_train_ds_config`).
+    offloaded_adam = entries.pop("adam_offload", None)
     inside = {"zero_optimization.stage": stage}
     # Its programs run in 16 bits where no flag says otherwise (`--dtype`, which older ones do not
     # have).
@@ -362,6 +367,8 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
         inside["zero_optimization.offload_optimizer.device"] = replace(offload, value="cpu")
         if str(stage.value) == "3":
             inside["zero_optimization.offload_param.device"] = replace(offload, value="cpu")
+    if offloaded_adam is not None and is_on(offloaded_adam.value):
+        inside["zero_optimization.offload_optimizer.device"] = replace(offloaded_adam, value="cpu")
     return inside
 
 

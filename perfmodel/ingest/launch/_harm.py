@@ -88,6 +88,8 @@ _PHRASES: Final = (
     (re.compile(r"(^|-)(q|kv|o)-lora-(rank|dim)"), Harm.MODEL),
     # Gates by other names, and their kernels where no other switch names the gate.
     (re.compile(r"^(use-)?(fused-|quick-|clamped-)?(swi|ge|re|li|i)?glu$"), Harm.MODEL),
+    # Feed-forwards and losses that run over one part of the sequence after another.
+    (re.compile(r"(^|-)(tiled|tiling)(-|$)"), Harm.MEMORY),
     # MindSpeed frees activations of experts (`--moe-zero-memory`).
     (re.compile(r"zero-memory"), Harm.MEMORY),
     # Programs that fine-tune call the rank of adapters so.

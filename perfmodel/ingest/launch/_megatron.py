@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, Final
 
-from perfmodel.ingest.launch._arguments import LAUNCHING
+from perfmodel.ingest.launch._arguments import LAUNCHING, SCRIPT
 from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat, undefined
@@ -385,3 +385,34 @@ MEGATRON: Final = LaunchFormat(
         "order": "ranks are numbered tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp",
     },
 )
+
+_OF_OTHERS_TOO: Final = "micro-batch-size"
+"""A mark that programs of every kind have."""
+_SIGNS: Final = frozenset(
+    (
+        "global-batch-size",
+        "seq-length",
+        "num-layers",
+        "hidden-size",
+        "train-iters",
+        "train-samples",
+        "sequence-parallel",
+        "recompute-granularity",
+        "context-parallel-size",
+        "expert-model-parallel-size",
+        "use-distributed-optimizer",
+        "use-mcore-models",
+    )
+)
+"""Further arguments that tell Megatron from programs that only have a micro-batch as it does."""
+
+
+def is_of_megatron(entries: Entries) -> bool:
+    """Whether arguments are Megatron's: more than a size of micro-batches, which other programs
+    have too."""
+    if not MEGATRON.recognises(entries):
+        return False
+    marks = set(MEGATRON.marks) & set(entries)
+    program = entries.get(SCRIPT)
+    is_named = program is not None and "megatron" in str(program.value).lower()
+    return marks != {_OF_OTHERS_TOO} or is_named or bool(_SIGNS & set(entries))

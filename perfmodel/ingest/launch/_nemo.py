@@ -48,6 +48,9 @@ _TRUE_16_BITS: Final = ("bf16-true", "16-true")
 """Precisions of Lightning that keep weights only in 16 bits."""
 _ACTIVATIONS: Final = {
     "gelu": ("gelu", False),
+    # x * sigmoid(1.702 x), which costs as much as the exact function.
+    "quick-gelu": ("gelu", False),
+    "quick-geglu": ("gelu", True),
     "swiglu": ("silu", True),
     "fast-swiglu": ("silu", True),
     "geglu": ("gelu", True),

@@ -169,10 +169,12 @@ def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]
     devices = {
         key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")
     }
-    if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in (
+    # Only stage 3 shards weights, and can keep them elsewhere.
+    on_host = values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in (
         "cpu",
         "nvme",
-    ):
+    )
+    if on_host and values.get(f"{zero}stage") == 3:
         say(OFFLOADED_WEIGHTS, True, f"{zero}cpu-offload-params")
     elif values.get(f"{zero}cpu-offload") is True or devices["offload-optimizer"] in (
         "cpu",

@@ -6,6 +6,7 @@ few names, which are translated here to those of Hugging Face's Trainer (DeepSpe
 `training/`, `benchmarks/`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,21 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
+from perfmodel.ingest.launch._table import read_only
 from perfmodel.ingest.launch._trainer import TRAINER
 from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR
 
-OWN_FORM: Final = replace(TRAINER, name="own-program")
+_WHOLE_BATCH: Final = "train_batch_size"
+_DEVICE_BATCH: Final = "train_micro_batch_size_per_gpu"
+OWN_FORM: Final = replace(
+    TRAINER,
+    name="own-program",
+    table=(
+        *TRAINER.table,
+        read_only(_WHOLE_BATCH, "global_batch"),
+        read_only(_DEVICE_BATCH, "micro_batch"),
+    ),
+)
 """Format of commands of such programs, once their arguments are renamed to the Trainer's."""
 _NAMES: Final[Mapping[str, str]] = {
     "batch_size": MICRO,
@@ -50,7 +62,6 @@ _NAMES: Final[Mapping[str, str]] = {
     "max_sequence_length": "max_length",
     "pretrain": "model_name_or_path",
     "packing_samples": "packing",
-    "adam_offload": "offload",
     "param_dtype": "torch_dtype",
     "ds_tensor_parallel_size": TENSOR,
     "flash_attn": "attn_implementation",
@@ -60,7 +71,9 @@ _NAMES: Final[Mapping[str, str]] = {
     "pretrained_model_name_or_path": "model_name_or_path",
 }
 """Arguments of such programs, with the corresponding names of Hugging Face's Trainer."""
-OWN_NAMES: Final = frozenset(name.replace("_", "-") for name in _NAMES)
+OWN_NAMES: Final = frozenset(
+    name.replace("_", "-") for name in (*_NAMES, "adam_offload", "target_modules", "cutoff_len")
+)
 """Arguments of such programs, written with hyphens."""
 _MODELS: Final = ("model_name_or_path", "model_name", "model", "base_model")
 _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
@@ -97,6 +110,8 @@ def in_words_of_trainer(
     program = _program_at(names)
     if program is None or any(size in entries for size in _SIZES):
         return None
+    if _is_alpaca(entries):
+        return _of_alpaca(names[program], entries)
     # Without one of these launchers, programs with such arguments are of every kind (torchvision's,
     # for one).
     is_launched = any(name in _LAUNCHERS for name in names[:program])
@@ -105,6 +120,8 @@ def in_words_of_trainer(
     renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
         renamed[_NAMES.get(name, name)] = entry
+    if "pretrain" in entries:
+        renamed = _with_adapters_of_openrlhf(renamed)
     model = next((renamed[name] for name in _MODELS if name in renamed), None)
     if (
         model is None
@@ -121,11 +138,68 @@ def in_words_of_trainer(
             renamed["bf16"] = Entry(True, renamed["zero_stage"].line)
     # A batch of the whole step together with one per device are the settings that DeepSpeed
     # receives.
-    if "train_batch_size" in renamed and MICRO in renamed and ACCUMULATION not in renamed:
-        renamed["train_micro_batch_size_per_gpu"] = renamed.pop(MICRO)
+    if _WHOLE_BATCH in renamed and MICRO in renamed and ACCUMULATION not in renamed:
+        renamed[_DEVICE_BATCH] = renamed.pop(MICRO)
     renamed.pop("module", None)
     name = Entry(names[program], model.line)
     return renamed | {OWN_PROGRAM: name, PROGRAM: name}
+
+
+_ALPACA: Final[Mapping[str, str]] = {
+    "base_model": "model_name_or_path",
+    "batch_size": _WHOLE_BATCH,
+    "micro_batch_size": _DEVICE_BATCH,
+    "cutoff_len": "max_length",
+}
+"""Arguments of alpaca-lora's program and its many copies, which call the batch of the whole step
+`batch_size` (`finetune.py` of tloen/alpaca-lora)."""
+_ALPACA_DEFAULTS: Final[Mapping[str, object]] = {
+    _WHOLE_BATCH: 128,
+    _DEVICE_BATCH: 4,
+    "max_length": 256,
+    "lora_r": 8,
+    "lora_target_modules": ["q_proj", "v_proj"],
+    "load_in_8bit": True,
+    "fp16": True,
+    # peft's preparation of weights in 8 bits turns it on.
+    "gradient_checkpointing": True,
+}
+
+
+def _is_alpaca(entries: Mapping[str, Entry]) -> bool:
+    """Whether a command is of alpaca-lora's kind."""
+    names = set(entries)
+    return {"base_model", "data_path"} <= names and bool({"micro_batch_size", "cutoff_len"} & names)
+
+
+def _of_alpaca(program: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Entries of a command of alpaca-lora's kind, with the program's defaults."""
+    line = entries["base_model"].line
+    renamed = {name: Entry(value, line) for name, value in _ALPACA_DEFAULTS.items()}
+    for name, entry in entries.items():
+        renamed[_ALPACA.get(name, name)] = entry
+    # Fire, which reads the arguments, takes a list in brackets.
+    targets = renamed["lora_target_modules"]
+    if isinstance(targets.value, str):
+        names = re.findall(r"[\w.-]+", targets.value)
+        renamed["lora_target_modules"] = replace(targets, value=names)
+    name_of_program = Entry(program, line)
+    return renamed | {OWN_PROGRAM: name_of_program, PROGRAM: name_of_program}
+
+
+def _with_adapters_of_openrlhf(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Entries of a program of OpenRLHF with its defaults for adapters: rank 0 for none, and
+    adapters on all linear layers (`openrlhf/cli/train_sft.py`)."""
+    completed = dict(entries)
+    rank = completed.get("lora_rank")
+    if rank is None:
+        return completed
+    if str(rank.value) == "0":
+        del completed["lora_rank"]
+        return completed
+    targets = completed.pop("target_modules", Entry("all-linear", rank.line))
+    completed.setdefault("lora_target_modules", targets)
+    return completed
 
 
 def makes_engine(entries: Mapping[str, Entry]) -> bool:

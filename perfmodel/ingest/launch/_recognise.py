@@ -26,7 +26,7 @@ from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command, over_slices
-from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._megatron import MEGATRON, is_of_megatron
 from perfmodel.ingest.launch._megatron_forks import in_known_names
 from perfmodel.ingest.launch._megatron_yaml import factory_arguments, megatron_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
@@ -197,7 +197,7 @@ def _of_script(
         text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables
     )
     source = replace(source, entries=in_known_names(source.entries))
-    if MEGATRON.recognises(source.entries):
+    if is_of_megatron(source.entries):
         return source, MEGATRON
     # The command may stand in a file that the script sources.
     if not is_likely:
@@ -281,7 +281,7 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
             refuse_plain_lightning(source.entries, place, NEMO.table)
         # A file of Accelerate may leave everything but the processes to one of DeepSpeed.
         return with_deepspeed_file(source, folder) if form is ACCELERATE else (source, form)
-    if syntax == "yaml":
+    if syntax in ("json", "yaml"):
         of_table = megatron_arguments(source)
         if of_table is not None:
             return replace(of_table, entries=in_known_names(of_table.entries)), MEGATRON

@@ -82,8 +82,15 @@ class Rule:
 # and a list where more words follow a flag than it takes. Each kind of value is coerced here, once
 # for all formats.
 def _first(value: Any) -> Any:
-    """The value itself, or the first one of a list."""
-    return value[0] if isinstance(value, list) and value else value
+    """The value itself, or the first of the words behind a flag.
+
+    A list of several numbers is what a search tries in turn (DeepSpeed's autotuning, sweeps), and
+    none of them is the value.
+    """
+    if not isinstance(value, list) or not value:
+        return value
+    is_of_shell = all(isinstance(word, str) for word in value)
+    return value[0] if is_of_shell or len(value) == 1 else value
 
 
 def _whole(minimum: int) -> Callable[[Any], int]:

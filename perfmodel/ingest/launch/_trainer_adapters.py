@@ -127,8 +127,12 @@ def trl_adapters(settings: Mapping[str, Any]) -> Fields:
         return _chat_adapters(settings)
     stated = any(name in settings for name in (*ADAPTER_SWITCHES, "lora_r", "lora_rank"))
     trained = trains_adapters(settings)
-    # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
-    usual_rank = 64 if "lora_enable" in settings else 16
+    # Programs that copy LLaVA's or Qwen's switch have their ranks and targets too
+    # (`llava/train/train.py`, `finetune.py` of QwenLM/Qwen); trl takes its own rank, and peft's
+    # targets for most models.
+    is_copy = "lora_enable" in settings or "use_lora" in settings
+    usual_rank = 64 if is_copy else 16
+    usual_targets = "all-linear" if is_copy else "q_proj,v_proj"
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have
     # only the ranks.
     bits = bits_of(settings)
@@ -140,13 +144,25 @@ def trl_adapters(settings: Mapping[str, Any]) -> Fields:
             "predicted to be trained"
         }
     if trained:
-        rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
-        return Adapters(
-            rank=rank,
-            targets=settings.get("lora_target_modules"),
+        rank = settings.get("lora_r", settings.get("lora_rank"))
+        targets = settings.get("lora_target_modules")
+        assumed = []
+        if rank is None:
+            assumed.append(f"rank {usual_rank}")
+        if not targets:
+            assumed.append("all linear layers" if is_copy else "q_proj and v_proj")
+        fields = Adapters(
+            rank=usual_rank if rank is None else rank,
+            targets=targets or usual_targets,
             dropout=settings.get("lora_dropout"),
             bits=bits,
         ).fields
+        if assumed:
+            fields["note.adapters"] = (
+                f"adapters: {', '.join(assumed)} (the file does not state it; most programs with "
+                "these arguments have this default)"
+            )
+        return fields
     if bits:
         return {
             "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, but "

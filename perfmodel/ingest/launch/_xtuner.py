@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final
 
-from perfmodel.ingest.launch._entries import Entry, Source, broken
+from perfmodel.ingest.launch._entries import Entries, Entry, Source, broken
 from perfmodel.ingest.launch._finetuning import (
     Adapters,
     accumulation_fields,
@@ -274,6 +274,11 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
         dropout=settings.get(f"{table}lora_dropout", 0),
         bits=bits,
     ).fields
+
+
+def is_xtuner(entries: Entries) -> bool:
+    """Whether settings with a model's path are XTuner's, which state the class of the model too."""
+    return _WHOLE not in entries or "model.type" in entries
 
 
 XTUNER: Final = LaunchFormat(
