@@ -91,6 +91,8 @@ def command_output(
         return folder + "\n"
     if head == "cat" and stdin is not None and operands in ([], ["-"]):
         return stdin
+    if head == "tee" and stdin is not None:
+        return stdin
     if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(
         " ".join(arguments)
     ):

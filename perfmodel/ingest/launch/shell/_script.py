@@ -389,15 +389,22 @@ class _Interpreter(Commands):
     def case_block(self, node: tree.Case) -> bool | None:
         subject = self.condition_text(node.subject)
         if unknown(subject):
-            for _, body in node.clauses:
+            for clause in node.clauses:
                 self.left_out(
-                    body, node.line, f"{subject} is not defined, and no case can be chosen"
+                    clause.body, node.line, f"{subject} is not defined, and no case can be chosen"
                 )
             return None
-        for patterns, body in node.clauses:
-            if any(fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
-                return self.sequence(body)
-        return True
+        status: bool | None = True
+        goes_on = False
+        for clause in node.clauses:
+            patterns = (self.pattern(pattern) for pattern in clause.patterns)
+            if not goes_on and not any(fnmatchcase(subject, pattern) for pattern in patterns):
+                continue
+            status = self.sequence(clause.body)
+            if clause.end not in (";&", ";;&"):
+                return status
+            goes_on = clause.end == ";&"
+        return status
 
     def while_loop(self, node: tree.While) -> bool | None:
         """Run `while` or `until`; a loop whose end is not known is left out."""

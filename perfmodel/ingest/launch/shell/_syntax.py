@@ -14,6 +14,7 @@ from perfmodel.ingest.launch.shell._tree import (
     AndOr,
     Calculation,
     Case,
+    Clause,
     CountingFor,
     Fed,
     For,
@@ -290,7 +291,7 @@ class _Parser(PlainCommandParser):
         self.blanks()
         subject = self.word()
         self.expect("in", "case", line)
-        clauses: list[tuple[tuple[RawWord, ...], Sequence]] = []
+        clauses: list[Clause] = []
         self.newlines()
         while self.reserved() != "esac":
             if self.at >= len(self.text):
@@ -312,11 +313,10 @@ class _Parser(PlainCommandParser):
                 )
             self.at += 1
             body = self.sequence(("esac",))
-            clauses.append((tuple(patterns), body))
-            # `;;` ends a clause; `;&` and `;;&` of bash fall through to others, which is not
-            # followed.
+            begin = self.at
             while self.char() in (";", "&"):
                 self.at += 1
+            clauses.append(Clause(tuple(patterns), body, self.text[begin : self.at]))
             self.newlines()
         self.at += len("esac")
         return Case(subject, tuple(clauses), line)

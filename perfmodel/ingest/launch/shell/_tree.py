@@ -180,8 +180,19 @@ class Case:
     """A word, and the commands that run if it matches patterns."""
 
     subject: RawWord
-    clauses: tuple[tuple[tuple[RawWord, ...], Sequence], ...]
+    clauses: tuple["Clause", ...]
     line: int
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The commands of a `case` for some patterns."""
+
+    patterns: tuple[RawWord, ...]
+    body: Sequence
+    end: str
+    """What ends it: `;;` leaves the `case`, `;&` goes on with the next clause whatever its patterns
+    are, and `;;&` tries those of the next clauses."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class WordParser:
             if inside.startswith("((") and inside.endswith("))"):
                 self.parts.append(Part("arithmetic", inside[2:-2], quoted, line))
             else:
-                self.parts.append(Part("output", inside[1:-1], quoted, line))
+                self.parts.append(Part("output", _read_file(inside[1:-1]), quoted, line))
         elif self.char() == "{":
             self.parts.append(Part("parameter", self.enclosed("{", "}")[1:-1], quoted, line))
         else:
@@ -249,7 +249,8 @@ class WordParser:
         line, end = self.line, self.text.find("`", self.at + 1)
         if end < 0:
             raise broken(self.place, line, "a ` is opened here and never closed; add its `")
-        self.parts.append(Part("output", self.text[self.at + 1 : end], quoted, line))
+        command = _read_file(self.text[self.at + 1 : end])
+        self.parts.append(Part("output", command, quoted, line))
         self.line += self.text.count("\n", self.at, end)
         self.at = end + 1
 
@@ -287,3 +288,8 @@ class WordParser:
                 return self.text[start : self.at]
         message = f"a `{opening}` is opened here and never closed; add its `{closing}`"
         raise broken(self.place, opened, message)
+
+
+def _read_file(command: str) -> str:
+    """A command whose output is wanted; bash takes `<FILE` alone for `cat FILE`."""
+    return re.sub(r"^\s*<(?![<(])", "cat ", command)
