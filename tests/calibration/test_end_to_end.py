@@ -367,6 +367,11 @@ def test_many_runs_that_contradict_the_tables_say_so(site: Site, slower: float) 
         "much slower than comparable published ones" in t for t in found.contradictions
     )
     assert kernels_differ or (site is SHIPPED and site_differs)
+
+
+def test_runs_that_contradict_the_tables_may_be_refused() -> None:
+    kernels = {"gemm": 0.25, "attention": 0.25, "memory": 0.25}
+    runs = synthetic(kernels, site=site_of(common=0.05, own=0.05))
     with pytest.raises(PerfModelError, match="check the runs and the tables"):
         fitted(runs, strict=True)
 

@@ -543,14 +543,16 @@ def test_a_class_of_torchtitans_checkpointing_is_read_as_its_mode(
             {"model": {"converters": ["float8"]}},
         ),
         (
-            {"model_converters": {"converters": [{"_target_": "MXLinearConverter.Config"}]}},
+            {
+                "model_converters": {"converters": [{"_target_": "MXLinearConverter.Config"}]},
+                "debug": {"ranks": [0]},
+            },
             {"model": {"converters": ["mx"]}},
         ),
         ({"loss": {"_target_": "ChunkedCELoss.Config"}}, {"loss": {"chunked": True}}),
         ({"loss": {"_target_": "CELoss.Config"}}, {}),
         ({"optimizer": {"_target_": "ChunkedAdam.Config"}}, {}),
         ({"model_converters": {"converters": []}}, {}),
-        ({"debug": {"ranks": [0]}}, {}),
     ],
 )
 def test_objects_of_torchtitan_are_read_as_the_tables_before_them(
