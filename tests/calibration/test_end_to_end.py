@@ -8,6 +8,7 @@ from math import log
 import numpy as np
 import pandas as pd
 import pytest
+from published_rows import KORTHIKANTI_22B
 
 import perfmodel as pm
 from perfmodel import catalog
@@ -497,39 +498,7 @@ def test_calibration_directory(tmp_path) -> None:
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options)
 
 
-RUN = {
-    "case_id": "k22",
-    "source": "Korthikanti et al. 2022 Table 5",
-    "model": "gpt-22B",
-    "family": "gpt",
-    "params_b": 22.1,
-    "layers": 48,
-    "hidden": 6144,
-    "heads": 64,
-    "ffn_hidden": 24576,
-    "vocab": 51200,
-    "seq_len": 2048,
-    "device": "A100-SXM4-80GB",
-    "n_devices": 8,
-    "devices_per_node": 8,
-    "intra_link": "NVLink3/NVSwitch",
-    "inter_link": "8x HDR 200 Gbps InfiniBand per node",
-    "dtype": "fp16",
-    "tp": 8,
-    "pp": 1,
-    "vpp": 1,
-    "dp": 1,
-    "zero_stage": 0,
-    "schedule": "none",
-    "micro_batch": 4,
-    "num_microbatches": 1,
-    "global_batch": 4,
-    "recompute": "full",
-    "sequence_parallel": 0,
-    "flash_attention": 0,
-    "measured_iter_time_s": 1.42,
-    "status": "ok",
-}
+RUN = {name: cell for name, cell in KORTHIKANTI_22B.items() if name != "framework"}
 
 
 def test_command_line(tmp_path, capsys) -> None:

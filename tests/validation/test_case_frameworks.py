@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_cases import KORTHIKANTI_22B
+from published_rows import KORTHIKANTI_22B
 
 import perfmodel as pm
 from perfmodel import catalog

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from mutations import VALUES, mutations, refusal
-from test_cases import KORTHIKANTI_22B
+from published_rows import KORTHIKANTI_22B
 
 from perfmodel import catalog
 from perfmodel.catalog import cluster_for

@@ -5,47 +5,13 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from published_rows import KORTHIKANTI_22B
 
 from perfmodel.cli import main
 from perfmodel.errors import TableError
 from perfmodel.validation import errors, predict_run, read_case, validate_cases
 from perfmodel.validation.rows import Unusable
 
-# Korthikanti et al. 2022 (arXiv 2205.05198), table 5: 22B and 175B on A100s
-KORTHIKANTI_22B = {
-    "case_id": "k22",
-    "source": "Korthikanti et al. 2022 Table 5",
-    "framework": "megatron-lm@2022",
-    "model": "gpt-22B",
-    "family": "gpt",
-    "params_b": 22.1,
-    "layers": 48,
-    "hidden": 6144,
-    "heads": 64,
-    "ffn_hidden": 24576,
-    "vocab": 51200,
-    "seq_len": 2048,
-    "device": "A100-SXM4-80GB",
-    "n_devices": 8,
-    "devices_per_node": 8,
-    "intra_link": "NVLink3/NVSwitch",
-    "inter_link": "8x HDR 200 Gbps InfiniBand per node",
-    "dtype": "fp16",
-    "tp": 8,
-    "pp": 1,
-    "vpp": 1,
-    "dp": 1,
-    "zero_stage": 0,
-    "schedule": "none",
-    "micro_batch": 4,
-    "num_microbatches": 1,
-    "global_batch": 4,
-    "recompute": "full",
-    "sequence_parallel": 0,
-    "flash_attention": 0,
-    "measured_iter_time_s": 1.42,
-    "status": "ok",
-}
 SELECTIVE = KORTHIKANTI_22B | {
     "case_id": "k22s",
     "recompute": "selective",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from published_rows import SMALL_GPT
 from studies.pairs import ranking
 from studies.record import naive_times_s, published_record
 from studies.record_html import record_html
@@ -33,29 +34,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (8, 1, 4),
     ):
         rows.append(
-            {
+            SMALL_GPT
+            | {
                 "case_id": f"vtrain-single-{tp}-{dp}-{micro_batch}",
                 "source": "vTrain validation measurements",
                 "framework": "megatron-deepspeed@2022",
-                "device": "A100-SXM4-80GB",
-                "n_devices": 8,
-                "devices_per_node": 8,
-                "inter_link": "none (one node)",
-                "model": "small",
-                "family": "gpt",
-                "layers": 8,
-                "hidden": 2048,
-                "heads": 16,
-                "seq_len": 1024,
-                "dtype": "fp16",
                 "tp": tp,
-                "pp": 1,
                 "dp": dp,
                 "micro_batch": micro_batch,
-                "global_batch": 64,
-                "recompute": "full",
                 "measured_iter_time_s": 0.3 + 0.02 * tp,
-                "status": "ok",
                 "measured_peak_memory_gb": 20.0,
                 "memory_unit": "GiB",
             }

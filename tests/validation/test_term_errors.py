@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from published_rows import SMALL_GPT
 from studies.bars import group_means
 
 from perfmodel.prediction import Site
@@ -18,28 +19,14 @@ CLOCK = "clock under load"
 def runs(measured_by: Site) -> pd.DataFrame:
     """Runs of two sources that took exactly what is predicted at a site."""
     rows = [
-        {
+        SMALL_GPT
+        | {
             "case_id": f"{source}-{tp}",
             "source": source,
             "framework": "megatron-lm@2022",
-            "status": "ok",
-            "device": "A100-SXM4-80GB",
-            "n_devices": 8,
-            "devices_per_node": 8,
-            "inter_link": "none (one node)",
-            "model": "small",
-            "family": "gpt",
-            "layers": 8,
-            "hidden": 2048,
-            "heads": 16,
-            "seq_len": 1024,
-            "dtype": "fp16",
             "tp": tp,
-            "pp": 1,
             "dp": 8 // tp,
             "micro_batch": 4,
-            "global_batch": 64,
-            "recompute": "full",
             "zero_stage": 0,
             "sequence_parallel": 0,
             "flash_attention": 0,

@@ -37,19 +37,23 @@ def test_grid(model: str, degrees: Degrees) -> None:
     assert largest_error(execute(spread, inputs(model)), model) < TOLERANCE
 
 
+EVERYTHING = Degrees(
+    tensor=4,
+    sequence_parallel=True,
+    data=2,
+    zero=2,
+    pipeline=2,
+    micro_batches=2,
+    checkpoint=True,
+)
+"""Tensor, data and pipeline parallelism at once, with sharded states and recomputation."""
+
+
 @pytest.mark.parametrize(
     "degrees",
     [
         Degrees(tensor=2, sequence_parallel=True),
-        Degrees(
-            tensor=4,
-            sequence_parallel=True,
-            data=2,
-            zero=2,
-            pipeline=2,
-            micro_batches=2,
-            checkpoint=True,
-        ),
+        EVERYTHING,
         Degrees(pipeline=2, micro_batches=4, schedule="gpipe", send_stream="send"),
         Degrees(pipeline=2, micro_batches=4, chunks=2, schedule="interleaved", data=2, zero=3),
         Degrees(pipeline=4, micro_batches=4, schedule="chimera", tensor=2),
@@ -73,15 +77,7 @@ def test_further_combinations(degrees: Degrees) -> None:
     "degrees",
     [
         Degrees(tensor=2, sequence_parallel=True),
-        Degrees(
-            tensor=4,
-            sequence_parallel=True,
-            data=2,
-            zero=2,
-            pipeline=2,
-            micro_batches=2,
-            checkpoint=True,
-        ),
+        EVERYTHING,
         Degrees(pipeline=2, micro_batches=4, schedule="seq1f1b", tensor=2, zero=3, data=2),
     ],
     ids=str,

@@ -1,0 +1,60 @@
+"""Rows of tables of published runs, from which tests make others."""
+
+from typing import Any, Final
+
+KORTHIKANTI_22B: Final[dict[str, Any]] = {
+    "case_id": "k22",
+    "source": "Korthikanti et al. 2022 Table 5",
+    "framework": "megatron-lm@2022",
+    "model": "gpt-22B",
+    "family": "gpt",
+    "params_b": 22.1,
+    "layers": 48,
+    "hidden": 6144,
+    "heads": 64,
+    "ffn_hidden": 24576,
+    "vocab": 51200,
+    "seq_len": 2048,
+    "device": "A100-SXM4-80GB",
+    "n_devices": 8,
+    "devices_per_node": 8,
+    "intra_link": "NVLink3/NVSwitch",
+    "inter_link": "8x HDR 200 Gbps InfiniBand per node",
+    "dtype": "fp16",
+    "tp": 8,
+    "pp": 1,
+    "vpp": 1,
+    "dp": 1,
+    "zero_stage": 0,
+    "schedule": "none",
+    "micro_batch": 4,
+    "num_microbatches": 1,
+    "global_batch": 4,
+    "recompute": "full",
+    "sequence_parallel": 0,
+    "flash_attention": 0,
+    "measured_iter_time_s": 1.42,
+    "status": "ok",
+}
+"""A GPT of 22 billion parameters on eight A100s (Korthikanti et al. 2022, arXiv 2205.05198, table
+5)."""
+SMALL_GPT: Final[dict[str, Any]] = {
+    "device": "A100-SXM4-80GB",
+    "n_devices": 8,
+    "devices_per_node": 8,
+    "inter_link": "none (one node)",
+    "model": "small",
+    "family": "gpt",
+    "layers": 8,
+    "hidden": 2048,
+    "heads": 16,
+    "seq_len": 1024,
+    "dtype": "fp16",
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "global_batch": 64,
+    "recompute": "full",
+    "status": "ok",
+}
+"""A small GPT on one node of A100s, without a time."""
