@@ -17,7 +17,9 @@ from timing import entry
 
 import perfmodel as pm
 
-JOB = ("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8")
+MODEL = "gpt3-175b"
+CLUSTER = "dgx-a100"
+LAYOUT = "tp=8,pp=16,dp=8"
 BATCH = 1536
 STEPS = 2000
 LAYERS = 96
@@ -27,7 +29,7 @@ def run() -> dict[str, dict[str, object]]:
     """Seconds to compile and to run 2,000 steps, what they save, and one gradient against the
     predictions of central differences."""
     began = time.perf_counter()
-    function = pm.step_time_function(*JOB, global_batch=BATCH)
+    function = pm.step_time_function(MODEL, CLUSTER, LAYOUT, global_batch=BATCH)
     prices_s = time.perf_counter() - began
     nominal, (low, high) = function.nominal, function.bounds
 
@@ -70,11 +72,11 @@ def run() -> dict[str, dict[str, object]]:
     # Each prediction is of a machine of its own, as differences need it.
     began = time.perf_counter()
     for factor in np.linspace(0.9, 1.1, 5):
-        cluster = pm.cluster(JOB[1])
+        cluster = pm.cluster(CLUSTER)
         inner, outer = cluster.levels
         slower = replace(outer, latency_s=outer.latency_s * float(factor))
         machine = replace(cluster, levels=(inner, slower))
-        pm.predict(JOB[0], machine, JOB[2], global_batch=BATCH)
+        pm.predict(MODEL, machine, LAYOUT, global_batch=BATCH)
     predict_s = (time.perf_counter() - began) / 5
     n = sum(np.size(leaf) for leaf in jax.tree.leaves(nominal))
     gradient_s = descent_s / STEPS

@@ -53,10 +53,11 @@ SERVER_KERNELS: Final = "aiconfigurator"
 """Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in
 CUDA graphs."""
 _SERVING_PROFILER: Final = "llmservingsim"
-_QUANTISES: Final = (SERVER_KERNELS, "trtllm")
-"""Source, and beginning of its software, whose products of 8 bits are whole layers: they find the
-scale of their 16-bit operand and quantise it first. Their times tend to about 14 us and 5 bytes for
-each of its elements where the product gets narrow, those of 16 bits to nothing."""
+_QUANTISING_SOURCE: Final = SERVER_KERNELS
+_QUANTISING_SOFTWARE: Final = "trtllm"
+"""Beginning of the software, in `_QUANTISING_SOURCE`, whose products of 8 bits are whole layers:
+they find the scale of their 16-bit operand and quantise it first. Their times tend to about 14 us
+and 5 bytes for each of its elements where the product gets narrow, those of 16 bits to nothing."""
 OWN_ORDER: Final = -1
 """Rank of a user's own measurements, before all of these."""
 FILL_CACHES: Final = (SERVER_KERNELS, _SERVING_PROFILER)
@@ -131,7 +132,7 @@ def stand_in_order(source: str, software: str) -> int:
 
 def quantises_operands(source: str, software: str) -> bool:
     """Whether a source's 8-bit matrix products include the time to quantise their first operand."""
-    return source == _QUANTISES[0] and software.startswith(_QUANTISES[1])
+    return source == _QUANTISING_SOURCE and software.startswith(_QUANTISING_SOFTWARE)
 
 
 def times_host_launch(source: str) -> bool:

@@ -87,15 +87,16 @@ def killed_or_done(
 
 
 def random_kill(draw: random.Random) -> tuple[Callable[[], None], float]:
-    """What to do in the child, and how long to wait for its end."""
+    """A function that arms the child process, and the seconds to wait for the child's end."""
     if draw.random() < 0.5:
         return lambda: None, draw.uniform(0, LONGEST_S)
-    step, how = draw.randrange(1, draw.choice((12, 50))), draw.random()
-    return lambda: kill_at(step, how), 60.0
+    write = draw.randrange(1, draw.choice((12, 50)))
+    share = draw.random()
+    return lambda: kill_at(write, share), 60.0
 
 
 def one_run(out: Path, arm: Callable[[], None], wait_s: float) -> bool:
-    """Fork a run; whether it was killed before its end."""
+    """Fork a run; returns whether it was killed before its end."""
     child = os.fork()
     if child == 0:
         arm()
@@ -125,18 +126,23 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_at(step: int, how: float) -> None:
-    """Kill this process at the given one of its writing steps: before it, after it, or in the
-    middle of a line."""
-    steps = count(1)
+def kill_at(write: int, share: float) -> None:
+    """Kill this process at its n-th write: before it, after it, or in the middle of a line.
+
+    Args:
+        write: number of the write, counted from 1.
+        share: share of the write that is done. Writes that cannot be divided are left undone below
+            one half.
+    """
+    writes = count(1)
 
     def hooked(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            mine = next(steps) == step
-            if mine and how < 0.5:
+            is_last = next(writes) == write
+            if is_last and share < 0.5:
                 die()
             result = function(*arguments, **named)
-            if mine:
+            if is_last:
                 die()
             return result
 
@@ -144,7 +150,7 @@ def kill_at(step: int, how: float) -> None:
 
     for name in ("replace", "fsync", "chmod", "unlink"):
         setattr(os, name, hooked(getattr(os, name)))
-    tear(lambda: next(steps) == step, how)
+    tear(lambda: next(writes) == write, share)
 
 
 def kill_aimed(aim: str) -> None:
@@ -167,7 +173,7 @@ def kill_aimed(aim: str) -> None:
 
 
 def tear(now: Callable[[], bool], share: float) -> None:
-    """Kill this process when it appends a row and `now()` says so, that share of the line
+    """Kill this process when it appends a row and `now()` is true, with this share of the line
     written."""
     append = PartialFile.append
 
@@ -182,7 +188,8 @@ def tear(now: Callable[[], bool], share: float) -> None:
 
 
 def check(out: Path) -> frozenset[str]:
-    """Whatever is there is whole; the keys of rows that need not be measured again."""
+    """Check that the files in a folder are complete; returns the keys of rows that need not be
+    measured again."""
     table = out / "kernels.csv"
     if table.exists():
         assert len(read_table(table)) == ROWS

@@ -39,23 +39,32 @@ _HALVES: Final = ("bf16.enabled", "fp16.enabled")
 _FRAMEWORKS: Final = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron-lm"}
 _KIND: Final = "distributed_type"
 _HOST: Final = "fsdp_config.fsdp_offload_params"
+_FSDP_STRATEGY: Final = "fsdp_config.fsdp_sharding_strategy"
+_FSDP_RESHARDS: Final = "fsdp_config.fsdp_reshard_after_forward"
+_ZERO_STAGE: Final = "deepspeed_config.zero_stage"
+_SHARDED_OPTIMIZER: Final = "megatron_lm_config.megatron_lm_use_distributed_optimizer"
 _ZERO: Final = (
     _KIND,
-    "fsdp_config.fsdp_sharding_strategy",
-    "fsdp_config.fsdp_reshard_after_forward",
-    "deepspeed_config.zero_stage",
-    "megatron_lm_config.megatron_lm_use_distributed_optimizer",
+    _FSDP_STRATEGY,
+    _FSDP_RESHARDS,
+    _ZERO_STAGE,
+    _SHARDED_OPTIMIZER,
     _HOST,
 )
 _DEGREES: Final = "parallelism_config.parallelism_config_"
 """Prefix of the degrees of parallelism."""
-_COPIES: Final = (f"{_DEGREES}dp_replicate_size", f"{_DEGREES}dp_shard_size")
+_REPLICATE: Final = f"{_DEGREES}dp_replicate_size"
+_SHARD: Final = f"{_DEGREES}dp_shard_size"
+_COPIES: Final = (_REPLICATE, _SHARD)
 """Number of sharding groups, and of replicas within each."""
+_CONTEXT_SIZE: Final = f"{_DEGREES}cp_size"
+_SEQUENCE_SIZE: Final = f"{_DEGREES}sp_size"
+_CONTEXT_EXCHANGE: Final = f"{_DEGREES}cp_comm_strategy"
 _CONTEXT: Final = (
-    f"{_DEGREES}cp_size",
-    f"{_DEGREES}sp_size",
+    _CONTEXT_SIZE,
+    _SEQUENCE_SIZE,
     f"{_DEGREES}sp_backend",
-    f"{_DEGREES}cp_comm_strategy",
+    _CONTEXT_EXCHANGE,
 )
 DEEPSPEED_FILE: Final = "deepspeed_config.deepspeed_config_file"
 """The key of a separate DeepSpeed file, which then determines ZeRO, precision and batches."""
@@ -72,26 +81,26 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
         return {}
     # One file configures four engines, and the kind says whose block counts;
     # blocks of others may stand beside it unused.
-    kind, by_name, reshards, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
+    kind = settings.get(_KIND)
     if kind == "DEEPSPEED":
-        return stage_as_it_runs(
-            WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, "")
-        )
+        stage = settings.get(_ZERO_STAGE)
+        stage = WHOLE_OR_NONE.read(2 if stage is None else stage)
+        return stage_as_it_runs(stage, settings.get(_DTYPE, ""))
     if kind == "MEGATRON_LM":
-        return {"zero": int(bool(distributed))}
+        return {"zero": int(bool(settings.get(_SHARDED_OPTIMIZER)))}
     if kind != "FSDP":
         return {"zero": 0}
-    fields = _sharded(by_name, reshards)
-    copies = _degree(settings, _COPIES[0])
+    fields = _sharded(settings.get(_FSDP_STRATEGY), settings.get(_FSDP_RESHARDS))
+    copies = _degree(settings, _REPLICATE)
     if copies > 1:
         # The file's own groups, instead of those of a node.
         fields.pop("shard_ranks", None)
-        if _degree(settings, _COPIES[1]) == 1:
+        if _degree(settings, _SHARD) == 1:
             return {"zero": 0}
         fields["replicate"] = copies
-    return fields | (
-        fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {}
-    )
+    if fields["zero"]:
+        fields |= fsdp_offload(fields["zero"], FLAG.read(settings.get(_HOST) or False))
+    return fields
 
 
 def _sharded(by_name: Any, reshards: Any) -> Fields:
@@ -117,12 +126,12 @@ def _context(settings: Mapping[str, Any]) -> Fields:
     """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's
     Ulysses)."""
     # `sp_size` is DeepSpeed's Ulysses, `cp_size` PyTorch's context parallelism.
-    ranks = _degree(settings, _CONTEXT[0])
-    by_heads = _degree(settings, _CONTEXT[1])
+    ranks = _degree(settings, _CONTEXT_SIZE)
+    by_heads = _degree(settings, _SEQUENCE_SIZE)
     if by_heads > 1:
         return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
     fields: Fields = {"cp": ranks}
-    exchanged = settings.get(_CONTEXT[3])
+    exchanged = settings.get(_CONTEXT_EXCHANGE)
     if ranks > 1 and exchanged is not None:
         fields["cp_kind"] = words({"allgather": "all_gather", "alltoall": "ring"}).read(exchanged)
     return fields
@@ -155,7 +164,7 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
         return {_KIND: "MULTI_GPU"}
     return {
         _KIND: "FSDP",
-        _ZERO[1]: strategy(fields),
+        _FSDP_STRATEGY: strategy(fields),
         **({_HOST: True} if offloads_to_host(fields) else {}),
     }
 
@@ -266,7 +275,7 @@ ACCELERATE: Final = LaunchFormat(
         Rule(
             keys=_CONTEXT,
             read=_context,
-            write=lambda fields: {_CONTEXT[0]: fields["cp"]},
+            write=lambda fields: {_CONTEXT_SIZE: fields["cp"]},
             defaults={"cp": 1},
         ),
     ),

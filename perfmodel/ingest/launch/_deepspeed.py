@@ -38,9 +38,11 @@ _HALVES: Final = {
 }
 """Keys that turn 16-bit training on, with the element type; the short keys need only `true` or
 `auto`."""
+_ZERO_STAGE: Final = "zero_optimization.stage"
+_OVERLAP: Final = "zero_optimization.overlap_comm"
 _STAGE: Final = (
-    "zero_optimization.stage",
-    "zero_optimization.overlap_comm",
+    _ZERO_STAGE,
+    _OVERLAP,
     "zero_optimization.stage3_prefetch_bucket_size",
 )
 
@@ -244,7 +246,7 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
     `runtime/zero/stage3.py`)."""
     if not any(name in settings for name in _BUCKETS):
         return {}
-    stage = WHOLE_OR_NONE.read(settings.get(_STAGE[0], 0))
+    stage = WHOLE_OR_NONE.read(settings.get(_ZERO_STAGE, 0))
     if stage == 0:
         return {}
     reduced, gathered = (NUMBER.read(settings.get(name, _USUAL_BUCKET)) for name in _BUCKETS)
@@ -255,7 +257,7 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
         # Weights of stage 3 are gathered parameter by parameter, not into a bucket.
         elements = reduced
     else:
-        overlaps = FLAG.read(settings.get(_STAGE[1], False))
+        overlaps = FLAG.read(settings.get(_OVERLAP, False))
         # A bucket fills while the one before it is being reduced.
         elements = (2 if overlaps else 1) * reduced + gathered
     return {"bucket_bytes": elements * (4.0 if dtype == "fp32" else 2.0)}
@@ -271,8 +273,9 @@ def _sequence(settings: Mapping[str, Any]) -> Fields:
     return {"cp": ranks, "cp_kind": "ulysses"} if ranks > 1 else {}
 
 
+_SECONDARY_RANKS: Final = "zero_optimization.zero_hpz_partition_size"
 _SECONDARY: Final = (
-    "zero_optimization.zero_hpz_partition_size",
+    _SECONDARY_RANKS,
     "zero_optimization.zero_quantized_weights",
     "zero_optimization.zero_quantized_gradients",
     "zero_optimization.zero_quantized_nontrainable_weights",
@@ -285,7 +288,7 @@ def _secondary(settings: Mapping[str, Any]) -> Fields:
     fields: Fields = {}
     # hpZ keeps a second 16-bit copy of the weights, sharded over the ranks of a node (ZeRO++, arXiv
     # 2306.10209).
-    ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
+    ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY_RANKS, 1))
     if ranks > 1:
         fields["secondary_shards"] = ranks
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
@@ -351,7 +354,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=(_SHARE_ON_HOST,), read=_partial_offload),
         Rule(keys=_SECONDARY, read=_secondary),
         Rule(
-            keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES),
+            keys=(*_BUCKETS, _ZERO_STAGE, _OVERLAP, *_HALVES),
             read=_buckets,
             auto_keys=tuple(_HALVES),
         ),

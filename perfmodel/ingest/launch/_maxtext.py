@@ -90,19 +90,18 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     }
 
 
-_BATCH: Final = (
-    "per_device_batch_size",
-    "gradient_accumulation_steps",
-    "num_pipeline_microbatches",
-)
+_DEVICE_BATCH: Final = "per_device_batch_size"
+_ACCUMULATION: Final = "gradient_accumulation_steps"
+_PIPELINE_PIECES: Final = "num_pipeline_microbatches"
+_BATCH: Final = (_DEVICE_BATCH, _ACCUMULATION, _PIPELINE_PIECES)
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
-    fields: Fields = {"device_batch": NUMBER.read(settings.get(_BATCH[0], 12))}
-    if _BATCH[1] in settings:
-        fields["grad_accum"] = WHOLE.read(settings[_BATCH[1]])
-    if settings.get(_BATCH[2], -1) != -1:
-        fields["pipeline_micro_batches"] = WHOLE.read(settings[_BATCH[2]])
+    fields: Fields = {"device_batch": NUMBER.read(settings.get(_DEVICE_BATCH, 12))}
+    if _ACCUMULATION in settings:
+        fields["grad_accum"] = WHOLE.read(settings[_ACCUMULATION])
+    if settings.get(_PIPELINE_PIECES, -1) != -1:
+        fields["pipeline_micro_batches"] = WHOLE.read(settings[_PIPELINE_PIECES])
     return fields
 
 
@@ -113,10 +112,10 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     # the pipeline, unless the schedule itself runs several times.
     if fields["pp"] > 1:
         _, drains = schedule_and_drains(fields["schedule"])
-        several_runs = {_BATCH[1]: drains} if drains > 1 else {}
+        several_runs = {_ACCUMULATION: drains} if drains > 1 else {}
         per_device = fields["global_batch"] / (devices * drains)
-        return {_BATCH[0]: per_device, _BATCH[2]: passes // drains, **several_runs}
-    return {_BATCH[0]: fields["micro_batch"] * fields["dp"] / devices, _BATCH[1]: passes}
+        return {_DEVICE_BATCH: per_device, _PIPELINE_PIECES: passes // drains, **several_runs}
+    return {_DEVICE_BATCH: fields["micro_batch"] * fields["dp"] / devices, _ACCUMULATION: passes}
 
 
 def _stages(settings: Mapping[str, Any]) -> Fields:

@@ -70,8 +70,9 @@ def _zero(fields: Fields) -> Mapping[str, Any]:
     return {"optimizer.zero_stage": fields["zero"]}
 
 
+_HAS_SHARED_EXPERT: Final = f"{_MIXTURE}enable_shared_expert"
 _SHARED: Final = (
-    f"{_MIXTURE}enable_shared_expert",
+    _HAS_SHARED_EXPERT,
     f"{_MIXTURE}shared_expert_intermediate_size",
     f"{_CONFIG}intermediate_size",
 )
@@ -79,7 +80,7 @@ _SHARED: Final = (
 
 def _shared_expert(settings: Mapping[str, Any]) -> Fields:
     """An expert that all tokens pass, behind a gate (`src/nanotron/nn/moe.py` `Qwen2MoELayer`)."""
-    if settings.get(_SHARED[0]) is not True:
+    if settings.get(_HAS_SHARED_EXPERT) is not True:
         return {}
     stated = [settings[name] for name in _SHARED[1:] if settings.get(name) is not None]
     if not stated:
@@ -90,32 +91,37 @@ def _shared_expert(settings: Mapping[str, Any]) -> Fields:
     return {"experts.shared_ffn_hidden": WHOLE.read(stated[0]), "experts.shared_gate": True}
 
 
-_EXPERT_LAYERS: Final = (f"{_MIXTURE}layers", f"{_CONFIG}num_hidden_layers")
+_LAYERS_WITH_EXPERTS: Final = f"{_MIXTURE}layers"
+_LAYER_COUNT: Final = f"{_CONFIG}num_hidden_layers"
+_EXPERT_LAYERS: Final = (_LAYERS_WITH_EXPERTS, _LAYER_COUNT)
 
 
 def _layers_with_experts(settings: Mapping[str, Any]) -> Fields:
     """Numbers of the layers that have experts; -1 stands for all of them."""
-    listed = settings.get(_EXPERT_LAYERS[0])
-    if not isinstance(listed, list) or -1 in listed or _EXPERT_LAYERS[1] not in settings:
+    listed = settings.get(_LAYERS_WITH_EXPERTS)
+    if not isinstance(listed, list) or -1 in listed or _LAYER_COUNT not in settings:
         return {}
-    return expert_fields(
-        [layer in listed for layer in range(WHOLE.read(settings[_EXPERT_LAYERS[1]]))]
-    )
+    return expert_fields([layer in listed for layer in range(WHOLE.read(settings[_LAYER_COUNT]))])
 
 
+_IS_STARCODER: Final = f"{_CONFIG}is_starcoder2_config"
+_HIDDEN: Final = f"{_CONFIG}hidden_size"
+_INNER: Final = f"{_CONFIG}intermediate_size"
+_HAS_GROUPS: Final = f"{_CONFIG}grouped_query"
+_KV_HEADS: Final = f"{_CONFIG}num_kv_heads"
 _STARCODER: Final = (
-    f"{_CONFIG}is_starcoder2_config",
-    f"{_CONFIG}hidden_size",
-    f"{_CONFIG}intermediate_size",
-    f"{_CONFIG}grouped_query",
-    f"{_CONFIG}num_kv_heads",
+    _IS_STARCODER,
+    _HIDDEN,
+    _INNER,
+    _HAS_GROUPS,
+    _KV_HEADS,
 )
 
 
 def _starcoder(settings: Mapping[str, Any]) -> Fields:
     """Starcoder2's layers (`Starcoder2Config`): GELU without a gate, layer norms, biases, and few
     heads of keys."""
-    if settings.get(_STARCODER[0]) is not True:
+    if settings.get(_IS_STARCODER) is not True:
         return {}
     fields: Fields = {
         "model.gated_ffn": False,
@@ -123,38 +129,41 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
         "model.norm": "layer_norm",
         "model.bias": True,
         "model.dropout": True,
-        "model.kv_heads": WHOLE.read(settings[_STARCODER[4]])
-        if settings.get(_STARCODER[3]) is True
+        "model.kv_heads": WHOLE.read(settings[_KV_HEADS])
+        if settings.get(_HAS_GROUPS) is True
         else 1,
         "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with weights "
         "of its own",
     }
-    if settings.get(_STARCODER[2]) is None and _STARCODER[1] in settings:
-        fields["model.ffn_hidden"] = 4 * WHOLE.read(settings[_STARCODER[1]])
+    if settings.get(_INNER) is None and _HIDDEN in settings:
+        fields["model.ffn_hidden"] = 4 * WHOLE.read(settings[_HIDDEN])
     return fields
 
 
 _ACTIVATIONS: Final = words({"silu": "silu", "gelu": "gelu", "relu": "relu"})
+_IS_XGLM: Final = f"{_CONFIG}sinusoidal_position_embedding"
+_ACTIVATION_NAME: Final = f"{_CONFIG}activation_function"
+_EXPERTS_ARE_GATED: Final = f"{_CONFIG}moe_glu"
 _XGLM: Final = (
-    f"{_CONFIG}sinusoidal_position_embedding",
-    f"{_CONFIG}activation_function",
-    f"{_CONFIG}moe_glu",
+    _IS_XGLM,
+    _ACTIVATION_NAME,
+    _EXPERTS_ARE_GATED,
 )
 
 
 def _xglm(settings: Mapping[str, Any]) -> Fields:
     """XGLM's layers of a fork: positions from a formula, layer norms, biases, and feed-forwards
     without a gate."""
-    if settings.get(_XGLM[0]) is not True:
+    if settings.get(_IS_XGLM) is not True:
         return {}
     return {
         "model.positions": "none",
         "model.norm": "layer_norm",
         "model.bias": True,
         "model.dropout": True,
-        "model.gated_ffn": FLAG.read(settings.get(_XGLM[2], False)),
+        "model.gated_ffn": FLAG.read(settings.get(_EXPERTS_ARE_GATED, False)),
         "model.activation": words({"silu": "silu", "gelu": "gelu", "relu": "relu"}).read(
-            settings.get(_XGLM[1], "gelu")
+            settings.get(_ACTIVATION_NAME, "gelu")
         ),
     }
 

@@ -155,7 +155,9 @@ def _adapter_keys(block: str) -> tuple[str, ...]:
     return tuple(f"{block}{name}" for name in names)
 
 
-_LORA: Final = (f"{_FSDP}lora_cfg.", f"{_MEGATRON}peft.")
+_FSDP_LORA: Final = f"{_FSDP}lora_cfg."
+_MEGATRON_LORA: Final = f"{_MEGATRON}peft."
+_LORA: Final = (_FSDP_LORA, _MEGATRON_LORA)
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
@@ -214,7 +216,7 @@ NEMO_RL: Final = LaunchFormat(
         ),
         Rule(keys=(_IS_MEGATRON, *_FSDP_KEYS, *_MEGATRON_KEYS, f"{_FSDP}enabled"), read=_layout),
         Rule(
-            keys=(_IS_MEGATRON, *_adapter_keys(_LORA[0]), *_adapter_keys(_LORA[1])),
+            keys=(_IS_MEGATRON, *_adapter_keys(_FSDP_LORA), *_adapter_keys(_MEGATRON_LORA)),
             read=_adapters,
             fields=("adapter_rank",),
         ),

@@ -161,9 +161,11 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
     }
 
 
+_SCHEDULE_NAME: Final = "parallelism.pipeline_parallel_schedule"
+_LAYERS_PER_STAGE: Final = "parallelism.pipeline_parallel_layers_per_stage"
 _SCHEDULE: Final = (
-    "parallelism.pipeline_parallel_schedule",
-    "parallelism.pipeline_parallel_layers_per_stage",
+    _SCHEDULE_NAME,
+    _LAYERS_PER_STAGE,
     "training.pipeline_parallel_schedule",
     "experimental.pipeline_parallel_schedule",
 )
@@ -175,8 +177,8 @@ def _schedule(settings: Mapping[str, Any]) -> Fields:
     )
     fields: Fields = {"schedule": schedule, "vpp": chunks}
     # Schedules of one stage per rank ignore the layers per stage.
-    if chunks > 1 and _SCHEDULE[1] in settings:
-        fields["layers_per_chunk"] = WHOLE.read(settings[_SCHEDULE[1]])
+    if chunks > 1 and _LAYERS_PER_STAGE in settings:
+        fields["layers_per_chunk"] = WHOLE.read(settings[_LAYERS_PER_STAGE])
     return fields
 
 
@@ -193,26 +195,32 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     # A schedule takes its own number of virtual stages where the file does not say how many layers
     # each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
-        return {_SCHEDULE[0]: name}
+        return {_SCHEDULE_NAME: name}
     layers_per_chunk = layers_per_stage(
         fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp"
     )
-    return {_SCHEDULE[0]: name, _SCHEDULE[1]: layers_per_chunk}
+    return {_SCHEDULE_NAME: name, _LAYERS_PER_STAGE: layers_per_chunk}
 
 
+_LOCAL_BATCH: Final = "training.local_batch_size"
+_GLOBAL_BATCH: Final = "training.global_batch_size"
+_PIECE_BATCH: Final = "parallelism.pipeline_parallel_microbatch_size"
+_OLD_LOCAL_BATCH: Final = "training.batch_size"
 _BATCH: Final = (
-    "training.local_batch_size",
-    "training.global_batch_size",
-    "parallelism.pipeline_parallel_microbatch_size",
-    "training.batch_size",
+    _LOCAL_BATCH,
+    _GLOBAL_BATCH,
+    _PIECE_BATCH,
+    _OLD_LOCAL_BATCH,
 )
 _ACCUMULATED: Final = "training.gradient_accumulation_steps"
 """Key of forks and launchers (torchft's); torchtitan itself states the global batch."""
+_OLD_STAGES: Final = "experimental.pipeline_parallel_degree"
+_OLD_SCHEDULE: Final = "experimental.pipeline_parallel_schedule"
 _PIECES: Final = (
     "experimental.pipeline_parallel_microbatches",
     "parallelism.pipeline_parallel_microbatches",
-    "experimental.pipeline_parallel_degree",
-    "experimental.pipeline_parallel_schedule",
+    _OLD_STAGES,
+    _OLD_SCHEDULE,
 )
 
 
@@ -223,14 +231,14 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     of all stages (config_manager.py of December 2024).
     """
     fields: Fields = {
-        "local_batch": WHOLE.read(settings.get(_BATCH[0], settings.get(_BATCH[3], 8)))
+        "local_batch": WHOLE.read(settings.get(_LOCAL_BATCH, settings.get(_OLD_LOCAL_BATCH, 8)))
     }
-    if settings.get(_BATCH[1], -1) != -1:
-        fields["global_batch"] = WHOLE.read(settings[_BATCH[1]])
+    if settings.get(_GLOBAL_BATCH, -1) != -1:
+        fields["global_batch"] = WHOLE.read(settings[_GLOBAL_BATCH])
     elif _ACCUMULATED in settings:
         fields["grad_accum"] = WHOLE.read(settings[_ACCUMULATED])
-    if _BATCH[2] in settings:
-        fields["pipeline_micro_batch"] = WHOLE.read(settings[_BATCH[2]])
+    if _PIECE_BATCH in settings:
+        fields["pipeline_micro_batch"] = WHOLE.read(settings[_PIECE_BATCH])
         return fields
     micro_batches = _pieces(settings)
     if micro_batches > 1:
@@ -248,15 +256,18 @@ def _pieces(settings: Mapping[str, Any]) -> int:
     if stated is not None:
         return WHOLE.read(stated)
     stages = WHOLE.read(
-        settings.get(_PIECES[2], settings.get("training.pipeline_parallel_degree", 1))
+        settings.get(_OLD_STAGES, settings.get("training.pipeline_parallel_degree", 1))
     )
-    return stages * words(SCHEDULES).read(settings.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
+    if stages <= 1:
+        return 0
+    _, chunks = words(SCHEDULES).read(settings.get(_OLD_SCHEDULE, "1F1B"))
+    return stages * chunks
 
 
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
     total = fields.get("global_batch")
     if fields["pp"] == 1:
-        return {_BATCH[0]: fields["micro_batch"], _BATCH[1]: total or -1}
+        return {_LOCAL_BATCH: fields["micro_batch"], _GLOBAL_BATCH: total or -1}
     if not total:
         raise LaunchFileError(
             "pp > 1: torchtitan states the batch per replica, so the global batch must be given too"
@@ -264,20 +275,22 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     # Gradients are accumulated over several runs through the pipeline, each of a local batch.
     _, drains = schedule_and_drains(fields["schedule"])
     return {
-        _BATCH[0]: total // (fields["dp"] * drains),
-        _BATCH[1]: total,
-        _BATCH[2]: fields["micro_batch"],
+        _LOCAL_BATCH: total // (fields["dp"] * drains),
+        _GLOBAL_BATCH: total,
+        _PIECE_BATCH: fields["micro_batch"],
     }
 
 
+_ROTATION_METHOD: Final = f"{_TITAN}context_parallel_rotate_method"
 _ROTATE: Final = (
-    f"{_TITAN}context_parallel_rotate_method",
+    _ROTATION_METHOD,
     "experimental.context_parallel_rotate_method",
 )
 _ROTATION: Final = words({"allgather": "gathered_ring", "alltoall": "ring"})
 
 
-_COMPILE: Final = ("compile.enable", "training.compile")
+_COMPILE_SWITCH: Final = "compile.enable"
+_COMPILE: Final = (_COMPILE_SWITCH, "training.compile")
 _COMPILED: Final = "torchtitan-compile"
 
 
@@ -305,7 +318,9 @@ def _compiles(settings: Mapping[str, Any]) -> Fields:
 
 def _write_rotation(fields: Fields) -> Mapping[str, Any]:
     """Settings for a rotation method other than the default, all-gather."""
-    return {_ROTATE[0]: "alltoall"} if fields["cp"] > 1 and fields["cp_kind"] == "ring" else {}
+    if fields["cp"] > 1 and fields["cp_kind"] == "ring":
+        return {_ROTATION_METHOD: "alltoall"}
+    return {}
 
 
 TORCHTITAN: Final = LaunchFormat(
@@ -375,7 +390,7 @@ TORCHTITAN: Final = LaunchFormat(
             keys=_COMPILE,
             read=_compiles,
             write=lambda fields: (
-                {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {}
+                {_COMPILE_SWITCH: True} if fields.get("framework") == _COMPILED else {}
             ),
         ),
         Rule(

@@ -91,25 +91,27 @@ def write_dtype(fields: Fields) -> Mapping[str, Any]:
     return {"training.mixed_precision_param": _DTYPES.write(fields.get("dtype"))}
 
 
-RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option")
+_RECOMPUTE_MODE: Final = "activation_checkpoint.mode"
+_SELECTIVE_OPTION: Final = "activation_checkpoint.selective_ac_option"
+RECOMPUTE: Final = (_RECOMPUTE_MODE, _SELECTIVE_OPTION)
 
 
 def recompute_of(settings: Mapping[str, Any]) -> Fields:
     """Recompute of all layers, of every n-th layer in full, or (`op`) of all operators except every
     second product."""
     fields: Fields = {}
-    if RECOMPUTE[0] in settings:
+    if _RECOMPUTE_MODE in settings:
         modes = words({"none": "none", "selective": "selective", "full": "full"})
-        fields["recompute"] = modes.read(settings[RECOMPUTE[0]])
-    if str(settings.get(RECOMPUTE[1], "")).isdecimal():
-        fields["selective_every"] = WHOLE.read(settings[RECOMPUTE[1]])
-    elif settings.get(RECOMPUTE[1]) == "op":
+        fields["recompute"] = modes.read(settings[_RECOMPUTE_MODE])
+    if str(settings.get(_SELECTIVE_OPTION, "")).isdecimal():
+        fields["selective_every"] = WHOLE.read(settings[_SELECTIVE_OPTION])
+    elif settings.get(_SELECTIVE_OPTION) == "op":
         fields["selective_every"] = 0
     return fields
 
 
 def write_recompute(fields: Fields) -> Mapping[str, Any]:
-    mode_key, option_key = RECOMPUTE[:2]
+    """Settings of activation checkpointing that state the fields' recompute."""
     full_layers = fields.get("recompute_full_layers")
     layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
     if full_layers and layers_per_stage and len(set(full_layers)) == 1:
@@ -117,8 +119,8 @@ def write_recompute(fields: Fields) -> Mapping[str, Any]:
         # layout's number.
         for period in range(2, 1 + int(layers_per_stage)):
             if max(1, round(layers_per_stage / period)) == full_layers[0]:
-                return {mode_key: "selective", option_key: str(period)}
+                return {_RECOMPUTE_MODE: "selective", _SELECTIVE_OPTION: str(period)}
         return {}
     if fields["recompute"] == "selective":
-        return {mode_key: "selective", option_key: "op"}
-    return {mode_key: fields["recompute"]}
+        return {_RECOMPUTE_MODE: "selective", _SELECTIVE_OPTION: "op"}
+    return {_RECOMPUTE_MODE: fields["recompute"]}

@@ -44,11 +44,10 @@ _MODEL_KEYS: Final = ("model.partial_pretrain", "model.path")
 _LENGTH: Final = "data.max_length"
 _USUAL_LENGTH: Final = 1024
 _DYNAMIC: Final = "data.use_dynamic_bsz"
-_BATCHES: Final = (
-    "data.train_batch_size",
-    "data.micro_batch_size_per_gpu",
-    "data.micro_batch_size",
-)
+_GLOBAL_BATCH: Final = "data.train_batch_size"
+_DEVICE_BATCH: Final = "data.micro_batch_size_per_gpu"
+_OLD_DEVICE_BATCH: Final = "data.micro_batch_size"
+_BATCHES: Final = (_GLOBAL_BATCH, _DEVICE_BATCH, _OLD_DEVICE_BATCH)
 _RECOMPUTE: Final = (
     "model.enable_gradient_checkpointing",
     "engine.activation_checkpointing",
@@ -99,10 +98,10 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
 def _batches(settings: Mapping[str, Any]) -> Fields:
     """The global batch, and the sequences of a pass: as stated, or as many as its token budget
     holds."""
-    fields: Fields = {"global_batch": WHOLE.read(settings.get(_BATCHES[0], 256))}
+    fields: Fields = {"global_batch": WHOLE.read(settings.get(_GLOBAL_BATCH, 256))}
     dynamic = is_on(settings.get(_DYNAMIC, not _is_first_generation(settings)))
     if not dynamic:
-        stated = settings.get(_BATCHES[1], settings.get(_BATCHES[2], 4))
+        stated = settings.get(_DEVICE_BATCH, settings.get(_OLD_DEVICE_BATCH, 4))
         # A script may leave it to the command's further arguments, as 0.
         return fields | {"micro_batch": WHOLE_OR_NONE.read(stated) or 1}
     # Ranks that share sequences hold the tokens of all of them.

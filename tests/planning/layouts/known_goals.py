@@ -112,7 +112,7 @@ def layout_cases() -> Iterator[StoredCase]:
 
 
 def _named_cases(problem: StepProblem, prediction: Prediction) -> Iterator[StoredCase]:
-    """What is shown of a layout under tariffs that leave something out."""
+    """Quantities that are shown for a layout under tariffs that leave something out."""
     list_price = problem.cluster.device.usd_per_hour
     for name, tariff in {
         "tariff": TARIFF,
