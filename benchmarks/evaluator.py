@@ -171,7 +171,7 @@ def _many_structures() -> dict[str, Result]:
     rng = np.random.default_rng(2)
 
     def lanes_of(n: int) -> list[np.ndarray]:
-        """As many sets of durations of every program."""
+        """The given number of sets of durations for every program."""
         return [
             rng.uniform(0.5, 1.5, (n, compiled.structure.n_classes)).astype(np.float32)
             for compiled in programs

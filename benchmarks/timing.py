@@ -31,7 +31,7 @@ def best_cpu_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, object]:
-    """What `run` of a benchmark returns by name."""
+    """One entry of the results that `run` of a benchmark returns by name."""
     return {"ratio": float(ratio), "baseline": baseline, "unit": unit, "target": target}
 
 

@@ -8,7 +8,7 @@ from perfmodel.cli import main
 
 
 class Printed(NamedTuple):
-    """What a command answers."""
+    """Everything that a command answers."""
 
     status: int
     """Exit status: 0, or 2 for bad input."""

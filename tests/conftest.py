@@ -119,7 +119,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Resident memory of this process; 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:

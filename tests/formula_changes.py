@@ -248,7 +248,7 @@ def _renamed(node: ast.Name | ast.Attribute, name: str) -> ast.expr:
 
 
 def _text(node: ast.expr) -> str:
-    """Of an expression, in brackets where it needs them."""
+    """Text of an expression, in brackets where it needs them."""
     text = ast.unparse(node)
     return (
         text

@@ -47,7 +47,7 @@ class RatioOnly(Regressor):
     """Answers by a ratio to another kind where there is one, never by a sibling."""
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
-        """As the regressor's, without siblings."""
+        """The regressor's plan for a kind of kernel, without siblings."""
         of_device = [
             i for i, stack in enumerate(self.stacks) if stack.figures.same_kernels(query.figures)
         ]

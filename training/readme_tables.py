@@ -197,8 +197,8 @@ def _without_factors() -> float:
 
 
 def factors() -> str:
-    """What naming a framework is worth: what it does, and the factors that its name multiplies
-    times by."""
+    """Table of what naming a framework changes: its behaviour, and the factors that its name
+    multiplies times by."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     named = cases["over_sources"]["mean_ape"]
     generic = cases["generic"]["over_sources"]["mean_ape"]
@@ -213,7 +213,7 @@ def factors() -> str:
 
 
 def plan() -> str:
-    """What the search of `make plan` prints at 80 columns, before the files that it writes.
+    """Output of `make plan`'s search at 80 columns, before the files that it writes.
 
     Raises:
         PerfModelError: the search failed.

@@ -206,9 +206,8 @@ def additive_choice(model: str) -> str:
 
 
 def fixed_cost_rows(model: str) -> list[dict[str, Any]]:
-    """How long choices of a row of table 3 take over the paper's (1: as long), by a fixed cost of
-    every kernel and collective beside the paper's prices: what a regression's constant and
-    PyTorch's dispatch add."""
+    """Relative time of each choice in a row of table 3 against the paper's choice (1: equal), by a
+    fixed cost of every kernel and collective beside the paper's prices."""
     batch, paper = INFERENCE[model]
     program = inference_program(model, batch)
     times_s: dict[str, list[float]] = {}
@@ -355,7 +354,7 @@ _, TENSOR_ALONE, PIPELINE_ALONE = (
 
 
 def speedup_text(rows: list[dict[str, Any]]) -> str:
-    """How far our speed-ups of table 2 are from the measured ones, by the batch."""
+    """Sentence on how far our speed-ups of table 2 are from the measured ones, by batch."""
     sentences = []
     for baseline, parallelism in (("T", "tensor"), ("D", "data"), ("P", "pipeline")):
         # What the paper's runs paid per operation weighs more in short steps, hence two ranges.
@@ -385,7 +384,7 @@ def _speedup_ratios(rows: list[dict[str, Any]], baseline: str, is_small: bool) -
 
 
 def not_held_text(rows: list[dict[str, Any]]) -> str:
-    """How our choices of table 2 differ from the paper's where a row is not held."""
+    """Sentence on how our choices of table 2 differ from the paper's in rows that miss the bar."""
     sentences = []
     for row in rows:
         if row["held"]:

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def saving(plans: dict[str, ModelPlan]) -> str:
-    """What each case measures and what that saves, a row a case, as Markdown."""
+    """Markdown table of what each case has to measure, and what that saves."""
     head = (
         "case",
         "layouts",
@@ -114,7 +114,7 @@ def saving(plans: dict[str, ModelPlan]) -> str:
 
 
 def layouts(plan: ModelPlan) -> str:
-    """What each layout of the search adds to what is measured, as Markdown."""
+    """Markdown table of what each layout of the search adds to the measurements."""
     head = ("layout", "step, s", "events run", "distinct", "new to measure", "device-s")
     # The plan states every layout in full; the paper's notation is shorter.
     rows = []

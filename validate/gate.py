@@ -73,7 +73,8 @@ def subset(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def figures(runs: pd.DataFrame) -> dict[str, Any]:
-    """By source, as `cases_report` has them: rows and mean error of step times, and of `memory`."""
+    """Figures by source, as `cases_report` has them: rows and mean error of step times and of
+    `memory`."""
     sources = cases_report(runs, predict_cases(runs, site_of=Site.without))["sources"]
     by_source = {}
     for name, figures_of_source in sources.items():

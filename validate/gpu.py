@@ -61,7 +61,7 @@ ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Card:
-    """What the script runs on."""
+    """The GPU, or the CPU in its place, on which the script runs."""
 
     name: str
     """As its driver gives it; of a stand-in the CPU's."""
@@ -183,7 +183,7 @@ def one_rank_table(card: Card) -> pd.DataFrame:
     process = RankProcess(place, session)
 
     def ask(*request: Any) -> Any:
-        """What the rank answers to a request."""
+        """Send a request to the rank; returns its answer."""
         process.send(request)
         return _answer(process)
 

@@ -166,7 +166,7 @@ def memory_errors(peaks: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_table(errors: pd.DataFrame) -> str:
-    """As Markdown, largest errors first."""
+    """Format errors as a Markdown table, largest first."""
     rows = []
     for (source, framework), figures in errors.sort_values("error", ascending=False).iterrows():  # pyright: ignore[reportGeneralTypeIssues]
         rows.append(

@@ -46,7 +46,7 @@ def main(chosen: list[str]) -> None:
 
 
 def models() -> str:
-    """How much uneven stages shorten the step, for layouts of the catalog's models."""
+    """Table of how much uneven stages shorten the step, for layouts of the catalog's models."""
     table = model_partitions()
     table["gain"] = 1 - table.found_s / table.even_s
     return (
@@ -57,7 +57,8 @@ def models() -> str:
 
 
 def launches() -> str:
-    """What gradients gain over dynamic programming in all that a launch states."""
+    """Table of what gradients gain over dynamic programming when every choice of a launch is
+    free."""
     table = launch_table()
     wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
     # The extremes are named with their layouts, so that they can be looked at.
@@ -130,7 +131,7 @@ def continuous() -> str:
 
 
 def mixed() -> str:
-    """How much choosing cuts, recompute and bandwidth together shortens the step."""
+    """Table of how much choosing cuts, recompute and bandwidth together shortens the step."""
     table = mixed_study(range(4), patience=3)
     names = {
         "uniform_s": "even, equal",
@@ -155,7 +156,7 @@ def mixed() -> str:
 
 
 def sizes() -> str:
-    """What unequal micro-batches and gradient buckets save."""
+    """Table of what unequal micro-batches and gradient buckets save."""
     return (
         "## Unequal micro-batches and gradient buckets\n\n`usual_s`: the best equal micro-batches of any size; equal "
         "buckets, at most four per stage.\n\n" + frame_table(size_table(), ".4g")

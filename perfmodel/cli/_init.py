@@ -166,7 +166,7 @@ def _has_default(key: Key) -> bool:
 
 
 def _placeholder(key: Key) -> str:
-    """What to write for a key, in the notation of TOML."""
+    """The text to write for a key that the user fills in, in TOML's notation."""
     if key.values == "numbers":
         return "[<numbers>]"
     return f'"<{key.values}>"' if key.values in ("text", "words") else f"<{key.values}>"

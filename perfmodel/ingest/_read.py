@@ -47,7 +47,7 @@ Files = list[Path]
 
 @dataclass(frozen=True)
 class Reader:
-    """How the files of a format are read, and the kinds of content that they have."""
+    """A function that reads files of a format, and the kinds of content that these have."""
 
     read: Callable[[Files], Any]
     """Parses the files; the other functions take its result."""

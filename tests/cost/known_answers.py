@@ -58,7 +58,7 @@ CLUSTERS = ("dgx-a100", "dgx-h100", "gb200-nvl72", "mi300x-platform", "l40s-x8",
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of one event."""
+    """Price, interval and provenance of one event."""
 
     model: str
     machine: str
@@ -292,7 +292,7 @@ def measured_rows(model: CollectiveModel) -> pd.DataFrame:
 
 
 def answers() -> Iterator[Answer]:
-    """What is said now."""
+    """The answers of the present code."""
     kernel_model, collective_model = KernelModel.load(), CollectiveModel.load()
     for name in DEVICES:
         device = catalog.device(name)
@@ -359,7 +359,7 @@ def _event(op: Any) -> str:
 
 
 def read() -> list[Answer]:
-    """What was said when the table was written."""
+    """The stored answers."""
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     numbers = ("time_us", "lo_us", "hi_us")

@@ -48,7 +48,7 @@ def figures(launch: Launch) -> dict[str, float]:
 
 
 def cases() -> Iterator[StoredCase]:
-    """What is read from every file."""
+    """Readings of every launch file."""
     here = Path(__file__).parent
     files = [
         file for folder in FOLDERS for file in sorted((here / folder).rglob("*")) if file.is_file()

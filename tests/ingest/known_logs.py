@@ -237,7 +237,7 @@ def figures(log: TrainingLog, run: WrittenRun) -> dict[str, float]:
 
 
 def cases() -> Iterator[StoredCase]:
-    """What is read of every format's log of a plain run, and of its variants."""
+    """Readings of every format's log of a plain run, and of its variants."""
     for form in FORMATS:
         variants = VARIANTS | SPANS if form in TIMED_BY_SPANS else VARIANTS
         for name, changes in ({form: {}} | variants).items():

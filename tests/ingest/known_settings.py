@@ -308,7 +308,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def read(name: str, settings: Settings) -> Figures:
-    """What is read of a file with these settings."""
+    """Reading of a file with these settings, as figures."""
     try:
         text = written(name, settings)
         launch = parse_launch(text, name)
@@ -320,7 +320,7 @@ def read(name: str, settings: Settings) -> Figures:
 
 
 def cases() -> Iterator[StoredCase]:
-    """What is read now of every file of the table."""
+    """Readings, by the present code, of every file of the table."""
     for case in read_cases(TABLE):
         name, settings = BASES[case.base.removeprefix(REFUSED)]
         change = {} if case.name == case.base else json.loads(case.name)
@@ -405,7 +405,7 @@ def _changes(plain: Figures, figures: Figures) -> list[tuple[str, float | None]]
 
 
 def _sum_of_changes(plain: Figures, a: Figures, b: Figures) -> Figures:
-    """What both changes make together if neither knows of the other."""
+    """Figures that both changes give together if they are independent."""
     changed = dict(plain)
     for name, value in (*_changes(plain, a), *_changes(plain, b)):
         if value is None:

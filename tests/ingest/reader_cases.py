@@ -95,7 +95,8 @@ def nccl_text(
 def nccl_json(
     rows: dict[int, Timing], test: str = "all_reduce", processes: int = 4, gpus: int = 2
 ) -> dict[str, Any]:
-    """What `-J FILE` writes (file version 2): the first rank of every process is listed."""
+    """Text of nccl-tests' `-J FILE` (file version 2), which lists the first rank of every
+    process."""
 
     def timing(size: int, time_us: float) -> dict[str, Any]:
         return {

@@ -175,7 +175,7 @@ def _titan(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[st
 
 
 def _shortened(value: float) -> str:
-    """As nanotron writes numbers."""
+    """Format a number as nanotron does."""
     for suffix in ("", "K", "M", "G", "T"):
         if value < 1000:
             return f"{value:.3g}{suffix}"

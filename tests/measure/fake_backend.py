@@ -27,7 +27,7 @@ ROWS = 12
 
 
 def call_s(op: KernelOp) -> float:
-    """What a call of an optimizer step takes here."""
+    """Seconds of a call of an optimizer step on this backend."""
     return 1e-3 * op.n_params  # pyright: ignore[reportAttributeAccessIssue]
 
 

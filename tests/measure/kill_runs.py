@@ -221,7 +221,8 @@ def check_finished(out: Path) -> None:
 
 
 def stage(out: Path, *, fresh: bool) -> str:
-    """How far the killed run had come, by what it left; `fresh` if it measured nothing."""
+    """The stage that the killed run had reached, by the files that it left; `fresh` if it measured
+    nothing."""
     table, partial = out / "kernels.csv", PartialFile(out / ".kernels.csv.partial", {})
     records = partial.read(any_header=True)
     if records is None:

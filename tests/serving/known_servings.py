@@ -174,7 +174,7 @@ def _cases() -> Iterator[StoredCase]:
 
 
 def _sweep(name: str, layers: int, cluster: str, options: dict[str, Any]) -> Iterator[StoredCase]:
-    """How many servers a sweep tries and refuses, and its front."""
+    """Numbers of servers that a sweep tries and refuses, and its front."""
     model: Any = replace(catalog.model(name), layers=layers)
     sweep = serve_sweep(model, cluster, **options)
     sizes = {"servers": float(len(sweep.servings)), "rejected": float(len(sweep.rejected))}

@@ -186,7 +186,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def read(row: Row) -> Figures:
-    """What is read of a row."""
+    """Reading of a row, as figures."""
     try:
         return facts(read_case(row))
     except PerfModelError as error:
@@ -194,7 +194,7 @@ def read(row: Row) -> Figures:
 
 
 def cases() -> Iterator[StoredCase]:
-    """What is read now of every row of the table."""
+    """Readings, by the present code, of every row of the table."""
     for case in read_cases(TABLE):
         row = BASES[case.base.removeprefix(REFUSED)]
         change = {} if case.name == case.base else json.loads(case.name)

@@ -141,7 +141,7 @@ def commit_of_package(root: Path) -> str:
     """
 
     def git(*arguments: str) -> str:
-        """What a command of git prints."""
+        """The output of a git command."""
         return subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -233,11 +233,11 @@ class KnownSources:
 
     @property
     def changes_for_all(self) -> list[str]:
-        """What was changed with the results of every source in view."""
+        """Changes that were made with the results of every source in view."""
         return [change.what for change in self.changes if change.sources == EVERY_SOURCE]
 
     def changes_of(self, source: str) -> list[str]:
-        """What was changed with results of a source in view, after its first look."""
+        """Changes that were made with results of a source in view, after its first look."""
         return [change.what for change in self.changes if _matches(source, change.sources)]
 
 

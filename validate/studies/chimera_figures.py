@@ -182,7 +182,7 @@ def calibrated_factor(study: Study, conditions: Conditions) -> float | None:
     paper_gain = 1 / study.throughput[CALIBRATED_ON]
 
     def above(log_factor: float) -> float:
-        """By how much Chimera gains more than the paper says."""
+        """Excess of Chimera's gain over the paper's."""
         scaled = replace(conditions, kernel_factor=float(np.exp(log_factor)))
         return _gain(study, scaled) - paper_gain
 

@@ -55,7 +55,7 @@ def distsim_table() -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def distsim_sensitivity() -> pd.DataFrame:
-    """The same search under other readings of what the paper leaves open."""
+    """Repeat the search under other readings of what the paper leaves open."""
     # What the paper leaves open, one reading at a time.
     readings = {
         "as assumed": ASSUMED,

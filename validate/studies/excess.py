@@ -162,7 +162,7 @@ def _ms(value_ms: float | None) -> str:
 
 
 def _devices_table(by_devices_rows: list[dict[str, Any]]) -> str:
-    """By number of devices: runs, slow ones, and the regret of choosing by prediction."""
+    """Table by number of devices: runs, slow runs, and the regret of choosing by prediction."""
     head = (
         "devices",
         "one stage",

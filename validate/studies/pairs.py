@@ -269,7 +269,7 @@ def _regrets_after_a_run(group: Choice) -> dict[str, float]:
 
 
 def _regret(measured: np.ndarray, chosen: int) -> float:
-    """How much longer a layout takes than the fastest, of log times."""
+    """Relative excess of a layout's time over the fastest, from log times."""
     return float(np.expm1(measured[chosen] - measured.min()))
 
 

@@ -220,8 +220,8 @@ def naive_times_s(
 
 
 def reference_predictions(folder: Path, case_ids: Any) -> dict[str, pd.DataFrame]:
-    """By predictor, `time_s` and `peak_bytes` for each case (NaN where it has none); empty without
-    the table."""
+    """Predictions of reference predictors (`time_s` and `peak_bytes` per case, NaN where there is
+    none); empty without their table."""
     path = folder / REFERENCE_FILE
     if not path.is_file():
         return {}

@@ -108,7 +108,7 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
 
 
 def _ranking(ranking: dict[str, Any]) -> str:
-    """How well layouts are ordered, source by source."""
+    """Table of how well layouts are ordered, source by source."""
     rows = [
         (
             name,

@@ -158,8 +158,8 @@ def training_search(
 
 
 def training_table() -> pd.DataFrame:
-    """Table 2 row by row: the paper's choice, ours, and what the paper's takes more by our
-    evaluation; the same with `AdditiveProducts` instead of measured kernels."""
+    """Table 2 row by row: the paper's layout, ours, and the ratio of their times by our evaluation;
+    beside it the same with `AdditiveProducts` instead of measured kernels."""
     rows = []
     for model, batches in TRAINING.items():
         for batch, paper in batches.items():

@@ -47,7 +47,7 @@ class Backend(Protocol):
 
     @property
     def software(self) -> str:
-        """`software` column: framework, version and platform."""
+        """Text of the tables' `software` column: framework, version and platform."""
         ...
 
     @property

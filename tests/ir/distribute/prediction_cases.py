@@ -93,7 +93,7 @@ def canonical(op: Op) -> Op | None:
 
 
 def is_of_loss(op: Collective) -> bool:
-    """Of the vocabulary-parallel loss; see `test_the_loss_is_reduced`."""
+    """Whether an op belongs to the vocabulary-parallel loss; see `test_the_loss_is_reduced`."""
     return op.collective == "all_to_all" or op.bytes <= LOSS_BYTES
 
 

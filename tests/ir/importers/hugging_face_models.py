@@ -54,7 +54,7 @@ OF_IMAGES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to make one model and what it is called with."""
+    """A recipe for one model, and the arguments that it is called with."""
 
     model: str
     """Class of the model; its configuration's class is `config`."""
