@@ -52,7 +52,8 @@ collectives that overlap compute (price that apart).
 
 
 def collective_card(weights: CollectiveWeights, hashes: Mapping[str, str]) -> str:
-    """Tables and hashes, constants of the links, interval widths."""
+    """Model card of the collective weights: tables with hashes, constants of the links, and
+    interval widths."""
     notes = weights.notes
     text = [
         _INTRO,
@@ -102,7 +103,7 @@ def _scope_text(scope: Scope) -> str:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The table of a study: errors by what was left out, size and collective."""
+    """Table of the study: errors by part that was left out, size and collective."""
     heads = (
         "kept out",
         "size",
@@ -136,7 +137,8 @@ def study_lines(study: Study) -> list[str]:
 
 
 def _fabric_lines(study: Study) -> list[str]:
-    """Fabric by fabric, each left out whole; then all fabrics alike."""
+    """Table of errors on fabrics that were left out whole, and of their mean with equal weight for
+    every fabric."""
     part = next(part for part in study.parts if part.what == "fabrics between nodes")
     large, known = part.rows.buffer_bytes >= 1 << LARGE, np.flatnonzero(np.isfinite(part.error))
     lines = [
@@ -170,7 +172,8 @@ _SIZES = {False: "below 1 MiB", True: "1 MiB and more"}
 
 
 def _errors(part: LeftOut, index: np.ndarray) -> str:
-    """Rows, mean and median error, bias and share inside the interval, as cells."""
+    """Cells of a row: number of rows, mean and median error, bias, and share inside the
+    interval."""
     off = 100 * np.abs(np.expm1(part.error[index]))
     bias = 100 * np.expm1(np.median(part.error[index]))
     inside = 100 * np.mean(np.abs(part.error[index]) <= part.half_width[index])

@@ -56,7 +56,7 @@ class RatioOnly(Regressor):
 
 
 def main() -> None:
-    """Predict, print and write the table."""
+    """Predict kinds of kernels that are left out, print the errors and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables"
@@ -138,7 +138,7 @@ def without(stack: Stack, kind: KernelKind) -> Stack:
 
 
 def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Query) -> float:
-    """Median absolute error in per cent."""
+    """Median absolute error of a query's rows, in per cent."""
     # All rows are of one query, and were launched in one way.
     query_of_row = np.zeros(len(index), np.int64)
     host_launch = samples.stacks[samples.stack[index[0]]].host_launch

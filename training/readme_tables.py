@@ -53,7 +53,7 @@ COLLECTIVES = {
 
 
 def blind() -> list[str]:
-    """Runs of sources that nobody had looked at: as first predicted, and today."""
+    """Rows on sources that nobody had looked at: as first predicted, and today."""
     figures = json.loads((ROOT / "validate" / "blind" / "blind.json").read_text())
     first, today, report = figures["first"], figures["today"], "`validate/blind/README.md`"
 
@@ -76,8 +76,8 @@ def _score_text(score: dict[str, Any]) -> str:
 
 
 def steps() -> list[str]:
-    """Published runs that were looked at while the model was built, equal weight for every
-    source."""
+    """Rows on step times of published runs whose sources were looked at while the model was built;
+    sources count the same."""
     # Sources that were known from the beginning: what a stranger meets is `blind`'s.
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     mean, groups = cases["over_sources"], cases["groups"]
@@ -127,7 +127,8 @@ def _group_rows(groups: dict[str, Any], report: str) -> list[str]:
 
 
 def kernels() -> list[str]:
-    """Regressors on shapes that training never saw, and the physics alone."""
+    """Rows on kernel regressors for shapes outside their training data, and on the physics
+    alone."""
     baselines = json.loads((ROOT / "training" / "baselines.json").read_text())
     records = {name: record["in_range"] for name, record in kernel_records().items()}
     errors = [record["mean_ape"] / 100 for record in records.values()]
@@ -141,7 +142,7 @@ def kernels() -> list[str]:
 
 
 def collectives() -> list[str]:
-    """Collectives of fabrics and rank counts that fitting never saw."""
+    """Rows on collectives of fabrics and rank counts that were left out of the fit."""
     rows = []
     for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
         # The study's rows of all collectives; other tables of the page have fewer columns.
@@ -157,7 +158,7 @@ def collectives() -> list[str]:
 
 
 def live() -> list[str]:
-    """Real ranks on one machine."""
+    """Rows on real ranks of one machine."""
     figures = json.loads((ROOT / "validate" / "live.json").read_text())
     more = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
     title = "a machine that was calibrated (`make live`)"
@@ -165,12 +166,13 @@ def live() -> list[str]:
 
 
 def means(errors: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """The mean of the errors of sources, families or series, and the mean of all their rows."""
+    """Text with the mean error over sources, families or series, and the mean over all their
+    rows."""
     return float(np.mean(errors)), float(np.average(errors, weights=counts))
 
 
 def beside(mean: float, by_row: float) -> str:
-    """The mean over rows in words, where it is another figure than the mean of equal weights."""
+    """Text with the mean over rows, where it differs from the mean with equal weights."""
     return f"by row {by_row:.1%}; " if abs(by_row - mean) > APART * mean else ""
 
 
@@ -181,12 +183,12 @@ def _by_row_of(group: dict[str, Any]) -> str:
 
 
 def row(what: str, error: float, more: str, report: str) -> str:
-    """A row of the table: what was predicted, its mean error, and where the rest stands."""
+    """A table row: what was predicted, its mean error, and where the details are."""
     return f"| {what} | {error:.1%} | {more} | {report} |"
 
 
 def accuracy() -> str:
-    """The whole table."""
+    """The whole table of accuracy."""
     head = ["| predicted | mean error | | all figures |", "|---|--:|---|---|"]
     return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 

@@ -106,10 +106,10 @@ def pipedream_rate(study: Study, conditions: Conditions) -> tuple[float, str]:
 def synchronisation_table(
     nodes: Sequence[int] = (16, 32, 64), losses: Sequence[float] = (0.0, 0.1, 0.3)
 ) -> pd.DataFrame:
-    """Figure 12: throughput of `eager_opt` over that of reducing every stage at once (`eager`) and
-    at the end (`end`), Bert-48; 64 nodes: 1.09x over eager in the paper. `loss`: share of a
-    reduction's time by which passes beside it run longer, the cost of progress; without any,
-    starting early never hurts."""
+    """Figure 12, Bert-48: throughput of `eager_opt` relative to reducing every stage at once
+    (`eager`) and to reducing at the end (`end`). The paper has 1.09x over eager on 64 nodes. `loss`
+    is the share of a reduction's time by which passes beside it run longer; without any, starting
+    early never hurts."""
     rows = []
     for loss in losses:
         for n in nodes:
@@ -143,9 +143,9 @@ def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> fl
 
 
 def closed_form_table(study: Study) -> pd.DataFrame:
-    """Figure 13: the paper's closed form over the evaluator, with mean and longest stages, and
-    which depth each takes; micro-batch and nodes are those of the paper's choice. The paper finds
-    its form within 10 % of what it measured."""
+    """Figure 13: ratio of the paper's closed form to our evaluation, with mean and longest stages,
+    and the depth that each chooses, at the micro-batch and nodes of the paper's layout. The paper
+    finds its form within 10 % of its measurements."""
     rows = []
     for name, rate in RATES.items():
         problem = problem_of(study, Conditions().at_rate(rate))
@@ -206,8 +206,8 @@ def _gain(study: Study, conditions: Conditions) -> float:
 
 
 def calibrated_table(study: Study) -> pd.DataFrame:
-    """Every scheme's choice as predicted, and with T_f calibrated on one of the paper's rows,
-    beside the paper's; and what each scheme does of Chimera's throughput."""
+    """Throughput of every scheme's layout as predicted, and with T_f calibrated on one of the
+    paper's rows, beside the paper's; and each scheme's share of Chimera's throughput."""
     rows = []
     for messages, rate in RATES.items():
         predicted = Conditions().at_rate(rate)
@@ -233,7 +233,7 @@ def calibrated_table(study: Study) -> pd.DataFrame:
 
 
 def scaling_table(study: Study) -> pd.DataFrame:
-    """Figures 14 and 15: sequences per second at the paper's choices, and Chimera's parallel
+    """Figures 14 and 15: sequences per second of the paper's layouts, and Chimera's parallel
     efficiency."""
     rows = []
     for name, rate in RATES.items():
@@ -274,8 +274,8 @@ def _rates_at(study: Study, conditions: Conditions) -> dict[str, float]:
 
 
 def large_batch_table(study: Study) -> pd.DataFrame:
-    """Figures 17 and 18: m far above p, at fixed depth: 4 for Bert-48 (without recompute), 8 for
-    GPT-2 (all recompute).
+    """Figures 17 and 18: throughput where m is far above p, at a fixed depth of 4 for Bert-48
+    (without recompute) and 8 for GPT-2 (all with recompute).
 
     Forward doubling keeps two micro-batches where the others keep one, and so recomputes. Backward
     halving divides each micro-batch in two (`chimera-halving` counts the halves): one of a single

@@ -76,7 +76,7 @@ beside it."""
 
 @cache
 def canonical(op: Op) -> Op | None:
-    """The op as both sides write it; None for what one of them fuses."""
+    """The op in a form that both sides share; None for ops that one side fuses."""
     match op:
         case Gemm(pass_="wgrad"):  # of a weight or of its transpose
             return replace(op, m=max(op.m, op.n), n=min(op.m, op.n))
@@ -98,7 +98,7 @@ def is_of_loss(op: Collective) -> bool:
 
 
 def price_s(op: Op, free: Collection[str] = ()) -> float:
-    """Time in proportion to the work; none for what only one side has."""
+    """Time in proportion to the work; 0 for ops that only one side has."""
     if isinstance(op, OptimizerStep) or (isinstance(op, MemoryBound) and op.op == "adam"):
         n_params = op.n_params if isinstance(op, OptimizerStep) else op.rows * op.hidden
         return 0.0 if op.op in free else 1e-3 * n_params
@@ -165,8 +165,7 @@ def composed(
 def works(
     program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
 ) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
-    """Every instruction that is wanted with its devices, and its kernels and collectives in
-    place."""
+    """Yield every wanted instruction with its devices and its kernels and collectives."""
     function, types, found, known = program.function, program.types, [], {}
     for instruction, group in zip(
         function.instructions, instruction_devices(function), strict=True
@@ -221,8 +220,8 @@ def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
 
 
 def program_exchanges(program: Program, layout: Layout) -> Counter[Exchanged]:
-    """Bytes that gradients and weights are exchanged with, by pipeline rank and group; the loss
-    left out."""
+    """Bytes of the collectives that exchange gradients and weights, by pipeline rank and group, in
+    a program; those of the loss are left out."""
     found: Counter[Exchanged] = Counter()
     for instruction, group, work in works(program, is_exchange):
         for op in work:
@@ -244,7 +243,7 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
 
 
 def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pass, Counter[Op]]:
-    """Ops of every pass of the structure that is evaluated."""
+    """Ops of every pass of the composed step."""
     structure, slices = prepared(layout_batch.spec).structure, layout_batch.spec.scheduler.slices
     blocks = layout_batch.program.passes
     found: dict[Pass, Counter[Op]] = {}
@@ -271,15 +270,15 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
 
 
 def composed_exchanges(problem: StepProblem, layout_batch: LayoutBatch) -> Counter[Exchanged]:
-    """Bytes that gradients and weights are exchanged with."""
-    structure, events = (
-        prepared(layout_batch.spec).structure,
-        bundle_events(problem, layout_batch, 0),
-    )
-    ops, found = list(events.ops), Counter()
-    for number, index in zip(*event_entries(structure, events), strict=True):
-        op = ops[index]
-        if isinstance(op, Collective) and op.collective != "send_recv":
-            for device in structure.device[structure.duration == number].tolist():
-                found[exchanged(device, op)] += round(op.bytes)
-    return found
+    """Bytes of the collectives that exchange gradients and weights, by pipeline rank and group, in
+    the composed step."""
+    structure = prepared(layout_batch.spec).structure
+    events = bundle_events(problem, layout_batch, 0)
+    exchanges: Counter[Exchanged] = Counter()
+    for duration_class, event in zip(*event_entries(structure, events), strict=True):
+        op = events.ops[event]
+        if not isinstance(op, Collective) or op.collective == "send_recv":
+            continue
+        for device in structure.device[structure.duration == duration_class].tolist():
+            exchanges[exchanged(device, op)] += round(op.bytes)
+    return exchanges

@@ -25,8 +25,8 @@ def unit_timer(ops: Sequence[Op]) -> np.ndarray:
 def event_loop(
     function: Function, timer: Callable[[Sequence[Op]], np.ndarray]
 ) -> dict[tuple[int, int], float]:
-    """End of each (instruction, device), by walking the program line by line with a clock per
-    stream."""
+    """End of each (instruction, device), from a walk through the program line by line with a clock
+    per stream."""
     clock: dict[tuple[int, str], float] = defaultdict(float)
     ready: dict[str, float] = defaultdict(float)
     ends: dict[tuple[int, int], float] = {}
