@@ -166,8 +166,8 @@ def live() -> list[str]:
 
 
 def means(errors: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Text with the mean error over sources, families or series, and the mean over all their
-    rows."""
+    """The mean error with equal weight for every source, family or series, and the mean over all
+    their rows."""
     return float(np.mean(errors)), float(np.average(errors, weights=counts))
 
 
