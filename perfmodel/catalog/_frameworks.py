@@ -37,9 +37,8 @@ def framework(name: str | Framework) -> Framework:
     if isinstance(name, Framework):
         return name
     # From the right, as the path of a file may have an @ too.
-    name_only, separator, year_text = (
-        name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
-    )
+    before, separator, year_text = name.strip().rpartition("@")
+    name_only = before if separator else name.strip()
     if separator and not (year_text.isdecimal() and len(year_text) == 4):
         raise PerfModelError(
             f"framework {name!r}: the part after @ must be a year, as in {name_only}@2024"

@@ -303,28 +303,31 @@ class Builtins(Expander):
         return True
 
     def getopts(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        """Run `getopts`, which reads one option of the script's arguments, as in `while getopts
-        "n:g:" option`."""
+        """Run `getopts`, which reads the next option of the script's arguments.
+
+        Scripts call it in a loop, as in `while getopts "n:g:" option`.
+        """
         if len(argv) < 3:
             return None
         # The position of the next option is a variable of the script, OPTIND,
         # so that the loop around needs no state here.
-        options, name, arguments = argv[1].text, argv[2].text, self.state.arguments
+        options = argv[1].text
+        option_variable = argv[2].text
+        arguments = self.state.arguments
         position = int(self.value_of("OPTIND", "1"))
         if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):
             return False
         letter = arguments[position - 1].text[1]
-        attached = arguments[position - 1].text[2:]
+        value = arguments[position - 1].text[2:]
+        position += 1
+        # A value may also be the next argument: `-n 8` for `-n8`.
         takes_value = f"{letter}:" in options
-        argument = attached
-        if takes_value and not attached and position < len(arguments):
-            argument, position = arguments[position].text, position + 1
-        for variable, value in (
-            (name, letter),
-            ("OPTARG", argument),
-            ("OPTIND", str(position + 1)),
-        ):
-            self.state.variables[variable] = {"0": Word(value, node.line)}
+        if takes_value and not value and position <= len(arguments):
+            value = arguments[position - 1].text
+            position += 1
+        results = {option_variable: letter, "OPTARG": value, "OPTIND": str(position)}
+        for variable, text in results.items():
+            self.state.variables[variable] = {"0": Word(text, node.line)}
         return True
 
     def value_of(self, name: str, default: str) -> str:
