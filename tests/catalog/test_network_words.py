@@ -137,11 +137,16 @@ def test_a_rate_of_ethernet_is_not_that_of_infiniband_beside_it(
 @pytest.mark.parametrize(
     ("words", "gbit"),
     [
-        ("8x 100GbE EDR InfiniBand", 100), ("ConnectX-5 EDR 100GbE", 100), ("Omni-Path 100GbE", 100),
-        ("8x 400GbE RoCE", 400), ("8x 200GbE Slingshot", 200), ("EFA 4x 100GbE", 50),
-        ("8x ConnectX-7 400Gb/s InfiniBand/Ethernet", 400), ("8x 400Gb/s InfiniBand; Ethernet", 400),
+        ("8x 100GbE EDR InfiniBand", 100),
+        ("ConnectX-5 EDR 100GbE", 100),
+        ("Omni-Path 100GbE", 100),
+        ("8x 400GbE RoCE", 400),
+        ("8x 200GbE Slingshot", 200),
+        ("EFA 4x 100GbE", 50),
+        ("8x ConnectX-7 400Gb/s InfiniBand/Ethernet", 400),
+        ("8x 400Gb/s InfiniBand; Ethernet", 400),
     ],
-)  # fmt: skip
+)
 def test_a_rate_of_ethernet_is_that_of_networks_that_run_on_it_or_have_it_too(words, gbit):
     assert read_network(words).gbit_per_s_per_device(NODE) == gbit
 
