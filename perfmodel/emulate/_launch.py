@@ -211,7 +211,7 @@ def _start(
 
 @contextmanager
 def _on_core(core: int | None) -> Iterator[None]:
-    """Pin processes started meanwhile to a core: they inherit this thread's."""
+    """Context in which started processes are pinned to a core; None pins nothing."""
     if core is None:
         yield
         return

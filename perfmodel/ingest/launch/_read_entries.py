@@ -152,14 +152,16 @@ def _parts(
         key: entry for key, entry in entries_of_file.items() if key not in by_directive
     }
     included: list[_NamedFile | None] = []
-    included += [
-        _NamedFile(str(entry.value), f"{key}.", entry.line) for key, entry in by_directive.items()
-    ]
+    for key, entry in by_directive.items():
+        included.append(_NamedFile(str(entry.value), f"{key}.", entry.line))
     included += _included_files(entries_of_file)
     own_entries = {
         key: entry for key, entry in entries_of_file.items() if key not in ("defaults", "extends")
     }
-    for part in included if None in included else [*included, None]:
+    # `None` stands for the file itself.
+    if None not in included:
+        included.append(None)
+    for part in included:
         if part is None:
             yield own_entries
             continue
@@ -168,14 +170,12 @@ def _parts(
             if path.name in _DEFAULTS_FILES:
                 notes.append(
                     f"{part.name} (line {part.line}), which the file builds on, was not found in "
-                    "the same folder; its settings "
-                    "are missing here"
+                    "the same folder; its settings are missing here"
                 )
             else:
                 doubts.append(
                     f"everything that the file takes from {part.name} (line {part.line}) may be "
-                    "wrong, because that file was "
-                    "not found in the same folder"
+                    "wrong, because that file was not found in the same folder"
                 )
             continue
         try:
