@@ -274,9 +274,10 @@ def composed_exchanges(problem: StepProblem, layout_batch: LayoutBatch) -> Count
     the composed step."""
     structure = prepared(layout_batch.spec).structure
     events = bundle_events(problem, layout_batch, 0)
+    ops = list(events.ops)
     exchanges: Counter[Exchanged] = Counter()
     for duration_class, event in zip(*event_entries(structure, events), strict=True):
-        op = events.ops[event]
+        op = ops[event]
         if not isinstance(op, Collective) or op.collective == "send_recv":
             continue
         for device in structure.device[structure.duration == duration_class].tolist():
