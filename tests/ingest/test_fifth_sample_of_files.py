@@ -5,13 +5,14 @@ Files are rewritten: their names and numbers are others.
 """
 
 import json
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
 
@@ -306,3 +307,34 @@ def test_parts_of_sequences_one_after_another_are_a_doubt_about_memory(key: str)
 def test_a_refusal_names_the_program(command: str, program: str) -> None:
     with pytest.raises(LaunchFileError, match=rf"it runs {program},"):
         read("run.sh", f"{command}\n")
+
+
+# --- Scripts that run others ---------------------------------------------------------------------
+
+NEMO_COMMAND = (
+    "torchrun --nproc_per_node 8 megatron_gpt_pretraining.py --config-name=gpt trainer.devices=8 "
+    "trainer.num_nodes=1 "
+    "trainer.precision=bf16 model.num_layers=$LAYERS model.hidden_size=1024 "
+    "model.num_attention_heads=16 model.encoder_seq_length=2048 model.micro_batch_size=1 "
+    "model.global_batch_size=16 model.tensor_model_parallel_size=2"
+)
+MAXTEXT_COMMAND = (
+    "python3 MaxText/train.py MaxText/configs/base.yml run_name=x base_num_decoder_layers=$LAYERS "
+    "per_device_batch_size=1 ici_fsdp_parallelism=8 dcn_data_parallelism=1 max_target_length=2048"
+)
+
+
+@pytest.mark.parametrize("call", ["./inner.sh", "bash inner.sh", "source inner.sh", ". ./inner.sh"])
+@pytest.mark.parametrize(
+    ("command", "form"), [(NEMO_COMMAND, "nemo"), (MAXTEXT_COMMAND, "maxtext")]
+)
+def test_a_wrapper_is_read_as_the_script_that_it_runs(
+    call: str, command: str, form: str, tmp_path: Path
+) -> None:
+    (tmp_path / "inner.sh").write_text(f"#!/bin/bash\n: ${{LAYERS:=4}}\n{command}\n")
+    wrapper = tmp_path / "small.sh"
+    wrapper.write_text(f"#!/bin/bash\nexport LAYERS=12\n{call}\n")
+    launch = read_launch(wrapper)
+    assert (launch.format, launch.devices) == (form, 8)
+    assert isinstance(launch.model, Transformer)
+    assert launch.model.layers == 12

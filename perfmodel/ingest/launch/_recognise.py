@@ -1,5 +1,6 @@
 """Recognises the format of a launch file by its name, its syntax and its keys."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,13 +182,14 @@ def _of_script(
     of_front_end = finetuning_command(text, place, arguments, variables) if is_likely else None
     if of_front_end is not None:
         return of_front_end
-    of_maxtext = maxtext_command(text, place, arguments, variables)
+    with_inner_scripts = _with_words_of_inner_scripts(text, place)
+    of_maxtext = maxtext_command(with_inner_scripts, place, arguments, variables)
     if of_maxtext is not None:
         return of_maxtext, MAXTEXT
-    by_recipe = recipe_command(text, place, arguments, variables)
+    by_recipe = recipe_command(with_inner_scripts, place, arguments, variables)
     if by_recipe is not None:
         return by_recipe
-    of_primus = primus_command(text, place, arguments, variables)
+    of_primus = primus_command(with_inner_scripts, place, arguments, variables)
     if of_primus is not None:
         return of_primus, MEGATRON
     megatron_keys: set[str] = set()
@@ -206,6 +208,24 @@ def _of_script(
             return of_front_end
     refuse_script(text, place, arguments, variables, frozenset(megatron_keys))
     return None
+
+
+_INNER_SCRIPT: Final = re.compile(r"[\w./-]+\.(?:sh|slurm|sbatch)\b")
+
+
+def _with_words_of_inner_scripts(text: str, place: str) -> str:
+    """A script with the scripts that it runs behind it as comments.
+
+    Readers of commands look for the words of their programs before they follow a script, which
+    takes long; the words of a wrapper stand in the script that it runs.
+    """
+    neighbours = Neighbours(Path(place).parent)
+    comments: list[str] = []
+    for name in dict.fromkeys(_INNER_SCRIPT.findall(text)):
+        inner = neighbours.find(name)
+        if inner is not None and inner.path != Path(place):
+            comments += [f"# {line}" for line in inner.text.splitlines()]
+    return "\n".join([text, *comments]) if comments else text
 
 
 def _of_python(
