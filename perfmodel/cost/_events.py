@@ -196,12 +196,12 @@ def event_times(
     at_collectives = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     at_kernels = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
     parts = []
-    if at_kernels:
-        kernel_ops: list[KernelOp] = [ops[i] for i in at_kernels]  # pyright: ignore[reportAssignmentType]
-        parts.append((at_kernels, kernels.times(cluster.device, kernel_ops)))
     if at_collectives:
         sent: list[Collective] = [ops[i] for i in at_collectives]  # pyright: ignore[reportAssignmentType]
         parts.append((at_collectives, collective_times(cluster, sent, collectives)))
+    if at_kernels:
+        kernel_ops: list[KernelOp] = [ops[i] for i in at_kernels]  # pyright: ignore[reportAssignmentType]
+        parts.append((at_kernels, kernels.times(cluster.device, kernel_ops)))
     return EventTimes.together(len(ops), parts)
 
 

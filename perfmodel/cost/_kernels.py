@@ -38,9 +38,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from perfmodel.cost._bounds import between_half_and_all, bound_by_halves_and_nominal_rate
 from perfmodel.cost._events import MOST_EVENTS, EventTimes
-from perfmodel.cost._regressors import FamilyRegressors, by_roofline
+from perfmodel.cost._regressors import (
+    FamilyRegressors,
+    between_half_and_all,
+    bound_by_halves_and_nominal_rate,
+    by_roofline,
+)
 from perfmodel.cost._roofline import (
     HALF_WIDTH,
     as_measured,

@@ -16,13 +16,13 @@ their order. Beside it are:
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction._block_times import block_times
-from perfmodel.prediction._check import check_layout, check_machine, layout_of
+from perfmodel.prediction._check import check_layout, check_machine
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._durations import durations, pass_times
 from perfmodel.prediction._evaluate import evaluate, step_derivatives, step_times_s
 from perfmodel.prediction._explain import EventShares, event_shares
 from perfmodel.prediction._interval import Joint, joint_errors
-from perfmodel.prediction._predict import explain, predict
+from perfmodel.prediction._predict import explain, layout_of, predict
 from perfmodel.prediction._prediction import (
     CriticalEvent,
     PassEvent,

@@ -7,9 +7,10 @@ from statistics import fmean
 from typing import Any, NamedTuple, Unpack
 
 from perfmodel import catalog
+from perfmodel.catalog import job_files
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import Account, step_account
-from perfmodel.prediction._check import layout_of
+from perfmodel.prediction._check import check_layout
 from perfmodel.prediction._compose import layout_batches
 from perfmodel.prediction._durations import programs_of_step
 from perfmodel.prediction._evaluate import per_step
@@ -83,6 +84,43 @@ def predict(
     if not assumed:
         return prediction
     return replace(prediction, warnings=(*assumed, *prediction.warnings))
+
+
+def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
+    """Check a layout and fill in the fields that the problem determines.
+
+    Args:
+        layout: a `Layout`, which is used unchanged, or its notation or its fields by name, which
+            the framework's defaults complete.
+
+    Returns:
+        The layout, and sentences on what was assumed and what its framework cannot run.
+
+    Raises:
+        LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
+    """
+    model = problem.model
+    sentences = []
+    layout = job_files.layout_in_words(layout)
+    if isinstance(layout, str):
+        layout, assumed = problem.framework.layout(layout, model)
+        if assumed:
+            sentences.append(assumed)
+    check_layout(model, problem.cluster, problem.job, layout, problem.devices)
+
+    # Megatron-LM and Hugging Face reduce each part of a layer whose parts run side by side.
+    # Experts beside attention return their results by collectives of their own.
+    reduces_once = (
+        isinstance(model, Transformer)
+        and model.block.parallel_blocks != "none"
+        and model.experts is None
+    )
+    if layout.tp > 1 and reduces_once:
+        sentences.append(
+            f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
+            "tensor-parallel ranks is assumed; software that reduces each separately takes longer"
+        )
+    return layout, (*sentences, *problem.framework.cannot_run(layout))
 
 
 def explain(

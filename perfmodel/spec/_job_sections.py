@@ -130,6 +130,16 @@ def _require_known(kind: str, names: Iterable[str], literal: Any) -> None:
         raise UnknownNameError(kind, str(min(unknown)), get_args(literal))
 
 
+def _require_choice(name: str, value: str, literal: Any) -> None:
+    """Raise `LayoutError` unless a field of a job has one of the values of a literal type."""
+    choices = get_args(literal)
+    if value in choices:
+        return
+    listed = ", ".join(filter(None, choices))
+    remedy = f"{listed} or empty" if "" in choices else f"one of {listed}"
+    raise LayoutError(f"job: {name} must be {remedy}; got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelChoices:
     """Fusion of kernels, and how the host launches them."""
@@ -166,14 +176,8 @@ class KernelChoices:
     (CUDA_LAUNCH_BLOCKING=1)."""
 
     def __post_init__(self) -> None:
-        if self.cuda_graphs not in get_args(CudaGraphs):
-            raise LayoutError(
-                f"job: cuda_graphs must be one of {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}"
-            )
-        if self.row_kernels not in get_args(RowKernels):
-            raise LayoutError(
-                f"job: row_kernels must be one of {', '.join(get_args(RowKernels))}; got {self.row_kernels!r}"
-            )
+        _require_choice("cuda_graphs", self.cuda_graphs, CudaGraphs)
+        _require_choice("row_kernels", self.row_kernels, RowKernels)
 
     def fuses(self, kind: EagerKernel) -> bool:
         """Whether an elementwise operation is fused into one kernel."""
@@ -206,9 +210,7 @@ class NarrowProducts:
     def __post_init__(self) -> None:
         require_whole("job", {"wide_last_layers": self.wide_last_layers}, least=0)
         _require_known("wide module", self.wide_modules, WideModule)
-        if self.fp8_recipe not in get_args(Fp8Recipe):
-            known = ", ".join(filter(None, get_args(Fp8Recipe)))
-            raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
+        _require_choice("fp8_recipe", self.fp8_recipe, Fp8Recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +280,7 @@ class HeadAndLoss:
     larger than the hidden states (Liger's fused linear cross entropy)."""
 
     def __post_init__(self) -> None:
-        if self.head not in get_args(Head):
-            raise LayoutError(
-                f"job: head must be one of {', '.join(get_args(Head))}; got {self.head!r}"
-            )
+        _require_choice("head", self.head, Head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,11 +308,7 @@ class ExpertTokens:
     `ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`)."""
 
     def __post_init__(self) -> None:
-        if self.expert_dispatcher not in get_args(Dispatcher):
-            names = ", ".join(get_args(Dispatcher))
-            raise LayoutError(
-                f"job: expert_dispatcher must be one of {names}; got {self.expert_dispatcher!r}"
-            )
+        _require_choice("expert_dispatcher", self.expert_dispatcher, Dispatcher)
         if not 1 <= self.expert_imbalance < inf:
             raise LayoutError(
                 f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}"
@@ -395,11 +390,7 @@ class FineTuning:
                 raise LayoutError(
                     f"job: adapter_modules has {product} and its part {min(doubled)}; give one of them"
                 )
-        if self.base_weights not in get_args(BaseWeights):
-            known = ", ".join(filter(None, get_args(BaseWeights)))
-            raise LayoutError(
-                f"job: base_weights must be {known} or empty; got {self.base_weights!r}"
-            )
+        _require_choice("base_weights", self.base_weights, BaseWeights)
 
 
 @flat_keywords

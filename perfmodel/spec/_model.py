@@ -156,7 +156,8 @@ class Transformer(Stated, Sectioned):
         # Then checks of several fields together.
         if self.hybrid != HybridStack() or self.mtp.mtp_mixers:
             self._check_mixers(owner)
-        require_text_layers(self)
+        if self.hybrid.mixers or self.mtp.mtp_mixers or self.inputs.text_condition is not None:
+            require_text_layers(self)
         self._check_combinations(owner)
 
     def _check_mixers(self, owner: str) -> None:

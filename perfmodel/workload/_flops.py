@@ -181,7 +181,8 @@ def _(model: UNet, job: Job) -> ModelFlops:
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
     s_out = s if not model.decoder_layers else model.decoder_seq_len or s
-    letters = _sub_layer_counts(model)
+    # How often each sub-layer occurs, in multi-token-prediction modules too.
+    letters = Counter("".join((*model.stack, *model.mtp_stack)))
 
     # 2 FLOPs for each weight that a token passes in the layers.
     per_token = _weights_per_token(model, letters)
@@ -200,8 +201,10 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         )
 
     # Tokens of text pass weights of their own. Modulations are computed once per image.
-    text_tokens = model.inputs.text_condition.tokens if model.inputs.text_condition else 0
-    per_text_token = text_weights(model, letters)
+    text_tokens = per_text_token = 0
+    if model.inputs.text_condition:
+        text_tokens = model.inputs.text_condition.tokens
+        per_text_token = text_weights(model, letters)
     layers += 2.0 * batch * text_tokens * per_text_token
     if model.norms.adaln and not model.norms.adaln.shared:
         layers += 2.0 * batch * h * h * modulation_vectors(letters)
@@ -250,12 +253,6 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         frozen_forward=frozen,
         train=job.mode == "train",
     )
-
-
-def _sub_layer_counts(model: Transformer) -> Counter[str]:
-    """Number of occurrences of each sub-layer of `Transformer.stack`, including
-    multi-token-prediction modules."""
-    return Counter("".join((*model.stack, *model.mtp_stack)))
 
 
 def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:

@@ -88,7 +88,9 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
     stack = []
-    owner_of = owners(model)
+    # A layer may use the weights of an earlier one.
+    shares_weights = model.layer_groups or model.hybrid.shared_block
+    owner_of = owners(model) if shares_weights else range(len(model.stack))
     for i, word in enumerate(model.stack):
         owner = None if owner_of[i] == i else owner_of[i]
         stack.append(_LayerKind(word, i >= first_wide, model.inner_sizes[i], owner))

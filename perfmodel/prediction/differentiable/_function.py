@@ -17,10 +17,11 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._check import check_layout, layout_of
+from perfmodel.prediction._check import check_layout
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._memory import rank_memory
 from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks, Sharding
+from perfmodel.prediction._predict import layout_of
 from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
 from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._step_costs import step_factors
