@@ -181,16 +181,10 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
         multiply = 2.0 * area * x["c_in"] / machine.peak
         moved = points * (tiles * (x["c_in"] + x["c_out"]) + x["c_in"] * x["c_out"]) * 2.0 * size
         fill = h_out * w_out / (xp.ceil(h_out / tile) * xp.ceil(w_out / tile) * tile * tile)
-        fused = (
-            2.0
-            * points
-            * xp.ceil(tiles / 32.0)
-            * 32.0
-            * xp.ceil(x["c_out"] / 64.0)
-            * 64.0
-            * x["c_in"]
-        )
-        blocks = xp.ceil(tiles / 32.0) * xp.ceil(x["c_out"] / 64.0) / machine.units
+        tile_blocks = xp.ceil(tiles / 32.0)
+        channel_blocks = xp.ceil(x["c_out"] / 64.0)
+        fused = 2.0 * points * (32.0 * tile_blocks) * (64.0 * channel_blocks) * x["c_in"]
+        blocks = tile_blocks * channel_blocks / machine.units
         features += [
             log2(xp, multiply * 1e6),
             log2(xp, moved / machine.bandwidth * 1e6),

@@ -203,7 +203,7 @@ class _Program:
     """Weight of its makespan in the step time."""
     durations_s: dict[str, Float[np.ndarray, " classes"]]
     """Durations of the classes without each of `ABLATIONS` and those before it."""
-    felt: frozenset[str]
+    active: frozenset[str]
     """Activities whose removal changes the duration of some class."""
     passes_s: Float[np.ndarray, "ranks parts"]
     """Weighted seconds of a step on every rank's compute stream by `Part`."""
@@ -220,11 +220,11 @@ class _Program:
         durations_s = _ablated_s(step_program, seconds)
 
         # Activities that change no duration cost nothing: their makespans need not be evaluated.
-        felt = set()
+        active = set()
         before_s = all_s
         for activity, after_s in durations_s.items():
             if (after_s != before_s).any():
-                felt.add(activity)
+                active.add(activity)
             before_s = after_s
 
         optimizer = program.structure.class_kind == Kind.OPTIMIZER
@@ -234,7 +234,7 @@ class _Program:
             prepared=program,
             weight=weight,
             durations_s=durations_s,
-            felt=frozenset(felt),
+            active=frozenset(active),
             passes_s=count @ seconds.parts_s,
             optimizer_s=count @ updates_s,
             alone_s=count @ seconds.alone_s,
@@ -315,7 +315,7 @@ def _ablate(
     remaining_s = step_s
     for activity in ABLATIONS:
         shortened_s = remaining_s
-        if any(activity in program.felt for program in programs):
+        if any(activity in program.active for program in programs):
             # In a stream of steps, the step is a difference of makespans and may grow, but a cost
             # may not be negative.
             shortened_s = min(_step_without_s(programs, activity), remaining_s)

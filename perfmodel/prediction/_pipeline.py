@@ -228,12 +228,8 @@ CODE: Final = (
 
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
     """Name of the file with the pipelines of a schedule and a model, made by this code."""
-    return (
-        hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[
-            :32
-        ]
-        + ".npz"
-    )
+    key = f"{code_digest(*CODE)} {schedule} {digest} {model}"
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:

@@ -44,7 +44,7 @@ from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.prediction.phases import PASSED, Phase
-from perfmodel.prediction.sites import FORWARD_SHARE, generation
+from perfmodel.prediction.sites import FORWARD_SHARE, framework_slowdown
 from perfmodel.spec import Layout
 from perfmodel.workload import fuses_experts, undivided
 
@@ -139,7 +139,7 @@ def kernels_of_framework(problem: StepProblem, ops: Sequence[Op], times: EventTi
     `perfmodel.prediction.sites`, with their benchmarks.
     """
     device = problem.cluster.device
-    return times.scaled(np.array([generation(problem.framework, op, device) for op in ops]))
+    return times.scaled(np.array([framework_slowdown(problem.framework, op, device) for op in ops]))
 
 
 def no_longer_than_backward(

@@ -404,19 +404,19 @@ def _add_gathers(
     # numbered like the updates: one device after another.
     update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
     after_update = np.flatnonzero(s.updates)[update] + 1
-    goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
+    next_instruction = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
 
     # Gathers before the same instruction queue in the order of their uses.
-    place = np.arange(len(uses)) - np.searchsorted(goes_on, goes_on)
+    place = np.arange(len(uses)) - np.searchsorted(next_instruction, next_instruction)
     gathers = builder.add(
         Kind.PARAM_GATHER,
         s.device[used_by],
         Stream.DATA_COMM,
         s.instruction_stage[used_by],
         segment=passes.segment[uses],
-        key=order.place_key(s.slot[goes_on], s.device[used_by], place),
+        key=order.place_key(s.slot[next_instruction], s.device[used_by], place),
     )
-    builder.connect(gathers, uses if overlapped else passes.first[goes_on])
+    builder.connect(gathers, uses if overlapped else passes.first[next_instruction])
     builder.connect(np.where(update == NEVER, NEVER, optimizers[update]), gathers)
 
 

@@ -62,7 +62,7 @@ def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Legs down wait a slot, legs up continue without delay: about half of 1F1B's activation
     memory."""
-    # Likewise where p is even.
+    # Where p is even, turning round at once would let micro-batches collide (`repeats`).
     turns = Turns(1, 1 if devices % 2 else 4, 2)
     return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
 

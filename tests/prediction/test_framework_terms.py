@@ -25,7 +25,12 @@ from perfmodel.prediction import (
 from perfmodel.prediction.blocks import GRAPH_OPERATORS
 from perfmodel.prediction.overlap import time_phases
 from perfmodel.prediction.placement import Placement
-from perfmodel.prediction.sites import FORWARD_SHARE, STOCK_PRODUCTS, attention_slowdown, generation
+from perfmodel.prediction.sites import (
+    FORWARD_SHARE,
+    STOCK_PRODUCTS,
+    attention_slowdown,
+    framework_slowdown,
+)
 from perfmodel.prediction.sites.constants import share_a_team, source_medians, sustained, team_key
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout, Transformer
 from perfmodel.spec.parts import Experts
@@ -52,11 +57,11 @@ def test_what_slows_an_op_in_training() -> None:
     )
     for device in (A100, H100):
         assert (
-            generation(framework, attention, device)
+            framework_slowdown(framework, attention, device)
             == attention_slowdown("flash-1", device, attention)
             > 1
         )
-        assert generation(framework, Gemm(m=8, n=8, k=8), device) == 1.0
+        assert framework_slowdown(framework, Gemm(m=8, n=8, k=8), device) == 1.0
     assert site.clock(attention, A100) == pytest.approx(exp(0.1))
     assert site.clock(attention, H100) == 1.0
     assert site.clock(Gemm(m=8, n=8, k=8), A100) == site.clock(
@@ -186,12 +191,12 @@ def test_products_that_nobody_tuned_are_slower_where_the_tables_hold_tuned_ones(
 ) -> None:
     device, product = catalog.device(name), Gemm(m=4096, n=4096, k=4096, dtype=dtype)
     stock, tuned = EAGER.replace(tuned_products=False), EAGER.replace(tuned_products=True)
-    assert generation(tuned, product, device) == 1.0
+    assert framework_slowdown(tuned, product, device) == 1.0
     # MI100 and NVIDIA's devices were timed as frameworks run them.
     is_tuned_table = name in ("MI210", "MI250", "MI300X", "MI355X")
-    assert generation(stock, product, device) == (STOCK_PRODUCTS if is_tuned_table else 1.0)
+    assert framework_slowdown(stock, product, device) == (STOCK_PRODUCTS if is_tuned_table else 1.0)
     for op in (HEADS, MemoryBound(op="gelu", rows=8, hidden=8, n_inputs=1)):
-        assert generation(stock, op, device) == generation(tuned, op, device)
+        assert framework_slowdown(stock, op, device) == framework_slowdown(tuned, op, device)
 
 
 @pytest.mark.parametrize("name", ["MI250", "MI300X", "A100-SXM4-80GB"])

@@ -261,13 +261,23 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
     op_parts = set(kind.op.split("_"))
 
     def cost(candidate: KernelKind) -> tuple[float, KernelKind]:
-        value = 4.0 * (candidate.dtype != kind.dtype) + _pass_cost(kind.pass_, candidate.pass_)
-        if candidate.op != kind.op:
-            other_parts = set(candidate.op.split("_"))
-            value += 2.0 - 1.0 * bool(op_parts & other_parts) - 0.5 * (candidate.op == "gelu")
-            value += 1.5 * (("unfused" in op_parts) != ("unfused" in other_parts))
-        # the kind itself decides between equals, so that the order of weights files does not
-        return value, candidate
+        """How badly a measured kind stands in; the kind itself decides between equals, so that the
+        order of weights files does not."""
+        total = _pass_cost(kind.pass_, candidate.pass_)
+        if candidate.dtype != kind.dtype:
+            total += 4.0
+        if candidate.op == kind.op:
+            return total, candidate
+
+        candidate_parts = set(candidate.op.split("_"))
+        total += 2.0
+        if op_parts & candidate_parts:
+            total -= 1.0
+        if candidate.op == "gelu":
+            total -= 0.5
+        if ("unfused" in op_parts) != ("unfused" in candidate_parts):
+            total += 1.5
+        return total, candidate
 
     return min(known, key=cost)
 

@@ -151,31 +151,33 @@ def _varied_settings(
     return varied
 
 
-def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
+def _quantities(prediction: Prediction, run: TrainingRun) -> dict[str, float]:
     """Return the figures of a layout that the page can draw and filter by."""
     priced = {
         "usd": run.usd_per_million_tokens,
         "energy_j": run.energy_per_million_tokens_j,
     }
     return {name: _six_figures(value) for name, value in priced.items() if value is not None} | {
-        "step_s": _six_figures(p.step_time_s),
-        "lo_s": _six_figures(p.step_time_lo_s),
-        "hi_s": _six_figures(p.step_time_hi_s),
-        "tokens_per_s": _six_figures(p.tokens_per_s_per_device * p.devices),
-        "tokens_per_s_per_device": _six_figures(p.tokens_per_s_per_device),
-        "mfu": _six_figures(p.mfu),
-        "bubble": _six_figures(p.bubble_fraction),
-        "memory_bytes": _six_figures(p.memory_needed_bytes),
-        "fits": _six_figures(p.fits_probability),
+        "step_s": _six_figures(prediction.step_time_s),
+        "lo_s": _six_figures(prediction.step_time_lo_s),
+        "hi_s": _six_figures(prediction.step_time_hi_s),
+        "tokens_per_s": _six_figures(prediction.tokens_per_s_per_device * prediction.devices),
+        "tokens_per_s_per_device": _six_figures(prediction.tokens_per_s_per_device),
+        "mfu": _six_figures(prediction.mfu),
+        "bubble": _six_figures(prediction.bubble_fraction),
+        "memory_bytes": _six_figures(prediction.memory_needed_bytes),
+        "fits": _six_figures(prediction.fits_probability),
         "goodput": _six_figures(run.goodput.fraction),
-        "devices": p.devices,
-        "global_batch": p.global_batch,
+        "devices": prediction.devices,
+        "global_batch": prediction.global_batch,
     }
 
 
-def _sources(p: Prediction) -> list[list[Any]]:
+def _sources(prediction: Prediction) -> list[list[Any]]:
     """The largest sources of error in words, with their half-widths of a 90 % interval."""
-    largest = sorted(p.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
+    largest = sorted(prediction.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[
+        :MOST_SOURCES
+    ]
     return [
         [_source_words(name), _six_figures(GAUSS_90 * abs(sd))]
         for name, sd in largest

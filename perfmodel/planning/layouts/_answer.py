@@ -146,7 +146,7 @@ def answer(
         space=question.space,
         impossible=obstacles.impossible,
         robust=options.robust,
-        **_shown(goal, ordered.first(options.top)),
+        **_fields_per_layout(goal, ordered.first(options.top)),
     )
 
 
@@ -222,7 +222,7 @@ def _obstacles(
     return _Obstacles(impossible, beyond)
 
 
-def _shown(goal: Goal, shown: "_Ordered") -> dict[str, Any]:
+def _fields_per_layout(goal: Goal, shown: "_Ordered") -> dict[str, Any]:
     """The fields of a search's result that have an entry for each layout shown."""
     ranked = shown.ranked
     return {

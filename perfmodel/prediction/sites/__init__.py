@@ -44,7 +44,7 @@ from perfmodel.prediction.sites._site import (
     STOCK_PRODUCTS,
     Site,
     attention_slowdown,
-    generation,
+    framework_slowdown,
 )
 from perfmodel.prediction.sites.known_runs import UNKNOWNS, Coverage, saturated
 

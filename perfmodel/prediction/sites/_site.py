@@ -245,7 +245,7 @@ geometric mean 1.36 over all sizes (738, NeuSight's tables). Products in 16 and 
 lose as much."""
 
 
-def generation(framework: Framework, op: Op, device: Device) -> float:
+def framework_slowdown(framework: Framework, op: Op, device: Device) -> float:
     """Time of an event with a framework's kernels relative to the cost models' time for it."""
     if isinstance(op, Attention):
         return attention_slowdown(framework.attention, device, op)
