@@ -181,16 +181,16 @@ class KernelModel:
         measured_ops = [as_measured(device, op) for op in ops]
         answers = self._predict_ops(query, measured_ops)
 
-        # 2. Those types by their roofline beside the one of the type that was asked in their place.
+        # 2. Types that no table has take the stand-in's time, times the ratio of both rooflines.
         pairs = zip(ops, measured_ops, strict=True)
         unmeasured = np.array(
             [i for i, (op, measured) in enumerate(pairs) if op is not measured], int
         )
         if len(unmeasured):
-            own_ops = [ops[i] for i in unmeasured]
+            unmeasured_ops = [ops[i] for i in unmeasured]
             stand_ins = [measured_ops[i] for i in unmeasured]
             log_time = log_by_share_of_roofline(
-                device, own_ops, stand_ins, answers.log_time[unmeasured]
+                device, unmeasured_ops, stand_ins, answers.log_time[unmeasured]
             )
             answers.put(unmeasured, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
 

@@ -208,7 +208,9 @@ def _earlier(
             target = devices[d].first_idle(earliest, source)
             devices[d].move(source, target, _ADDS_ALIVE[queue])
         else:
-            target = _first_within(devices[d], slot, d, queue, i, earliest, source, limit)
+            slots_on_device = {kind: slots[d] for kind, slots in slot.items()}
+            window = range(earliest, source)
+            target = _first_within(devices[d], slots_on_device, queue, i, window, limit)
             devices[d].move(source, target, 0)
         slot[queue][d, i] = target
 
@@ -264,20 +266,20 @@ def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, 
 
 def _first_within(
     device: _Device,
-    slot: dict[_Queue, np.ndarray],
-    d: int,
+    slots_on_device: dict[_Queue, Int[np.ndarray, " passes"]],
     queue: _Queue,
-    i: int,
-    after: int,
-    before: int,
+    micro_batch: int,
+    window: range,
     limit: int,
 ) -> int:
-    """The first idle slot in which a pass, and later weight gradients, keep the limit."""
-    moved = {kind: slots[d].copy() for kind, slots in slot.items()}
-    for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
-        moved[queue][i] = target
+    """The first idle slot of a window in which a device's pass, and later weight gradients, keep
+    the limit; the end of the window if there is none."""
+    moved = {kind: slots.copy() for kind, slots in slots_on_device.items()}
+    for idle in np.flatnonzero(device.idle[window.start : window.stop]).tolist():
+        target = window.start + idle
+        moved[queue][micro_batch] = target
         forward = np.stack([moved[_Queue.FORWARD_DOWN], moved[_Queue.FORWARD_UP]])
         backward = np.stack([moved[_Queue.INPUT_UP], moved[_Queue.INPUT_DOWN]])
         if _alive(forward, backward).max() <= limit:
             return target
-    return before
+    return window.stop

@@ -84,15 +84,18 @@ def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
     free = 4 if host_launch else 3
 
-    def residuals(p: Sequence[float]) -> np.ndarray:
-        kernel = np.exp(p[0]) + power_join(
-            np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER
-        )
-        log_time = np.log(kernel)
+    def residuals(parameters: Sequence[float]) -> np.ndarray:
+        """Errors of the samples' log times, then distances from the prior."""
+        log_launch, log_rate_share, log_bandwidth_share, *log_floor = parameters
+        compute_s = compute * np.exp(-log_rate_share)
+        memory_s = memory * np.exp(-log_bandwidth_share)
+        kernel_s = np.exp(log_launch) + power_join(np, compute_s, memory_s, JOINT_POWER)
+        log_time = np.log(kernel_s)
         # as `join_floor`: a kernel hides behind the host's launch
         if host_launch:
-            log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
-        from_prior = (np.asarray(p) - prior[:free]) / spread[:free]
+            log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * log_floor[0])
+            log_time = log_time / FLOOR_POWER
+        from_prior = (np.asarray(parameters) - prior[:free]) / spread[:free]
         return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * from_prior])
 
     fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
