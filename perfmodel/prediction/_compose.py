@@ -146,18 +146,20 @@ def composed(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutTerm
     """
     # The file of a schedule may change between calls.
     if any(layout.effective_schedule.startswith("file:") for layout in layouts):
-        return [_compose(problem, layout) for layout in layouts]
-    return _composed(problem, layouts)
+        return [_terms_of(problem, layout) for layout in layouts]
+    return _cached_terms(problem, layouts)
 
 
 @session_cached_each
-def _composed(problem: StepProblem, layouts: list[Layout]) -> Iterator[tuple[Layout, LayoutTerms]]:
-    """`composed` for schedules that follow from their names."""
+def _cached_terms(
+    problem: StepProblem, layouts: list[Layout]
+) -> Iterator[tuple[Layout, LayoutTerms]]:
+    """The terms of each layout, for schedules that follow from their names."""
     for layout in layouts:
-        yield layout, _compose(problem, layout)
+        yield layout, _terms_of(problem, layout)
 
 
-def _compose(
+def _terms_of(
     problem: StepProblem, layout: Layout, program: PartitionedProgram | None = None
 ) -> LayoutTerms:
     """Compose a layout in the program whose stages divide its blocks, or in a given program that
@@ -195,7 +197,7 @@ def _placed(
 
 def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
     """A batch with another layout's blocks in the program of an existing batch."""
-    terms = _compose(problem, layout, layout_batch.program)
+    terms = _terms_of(problem, layout, layout_batch.program)
     return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(terms,))
 
 
@@ -291,17 +293,19 @@ def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[Event
     # Neither the number of micro-batches nor recompute changes the events of a class: programs that
     # differ in these alone share results.
     program = layout_batch.program.canonical.without_recompute
-    return _event_classes(problem, [(program, terms.placed) for terms in layout_batch.composed])
+    return _cached_event_classes(
+        problem, [(program, terms.placed) for terms in layout_batch.composed]
+    )
 
 
 @session_cached_each
-def _event_classes(
+def _cached_event_classes(
     problem: StepProblem, placements: list[tuple[PartitionedProgram, PlacedBlocks]]
 ) -> Iterator[tuple[tuple[PartitionedProgram, PlacedBlocks], EventClasses]]:
     """Priced events between blocks in the classes of programs, for each placement of a program's
     blocks."""
     for program, placed in placements:
-        ops, class_index, op_index = _entries(problem.setting, program, placed)
+        ops, class_index, op_index = _class_entries(problem.setting, program, placed)
         times = priced_events(problem, ops)
         yield (
             (program, placed),
@@ -310,7 +314,7 @@ def _event_classes(
 
 
 @session_cached
-def _entries(
+def _class_entries(
     setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
 ) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
     """Distinct events between blocks, and the class and event of each occurrence."""

@@ -39,26 +39,26 @@ def programs_of_step(problem: StepProblem, batch: LayoutBatch) -> list[StepProgr
     programs = []
     for program_batch, weight in weighted_programs(batch):
         shares = by_node_kind(problem, program_batch)
-        timed = TimedProgram(prepared(program_batch.spec), durations_on(shares)[0], weight)
+        timed = TimedProgram(prepared(program_batch.spec), _over_kinds(shares)[0], weight)
         programs.append(StepProgram(timed, shares))
     return programs
 
 
 def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of each class of the batch's program, one row per layout."""
-    return durations_on(by_node_kind(problem, batch))
+    return _over_kinds(by_node_kind(problem, batch))
 
 
-def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
-    """`durations` for a batch already divided by kind of nodes."""
-    first, *rest = kinds
-    seconds = _durations(first)
+def _over_kinds(shares: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
+    """Seconds of each class, added up over the kinds of nodes that run it."""
+    first, *rest = shares
+    seconds = _on_kind(first)
     for share in rest:
-        seconds = seconds + _durations(share)
+        seconds = seconds + _on_kind(share)
     return seconds
 
 
-def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
+def _on_kind(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes, 0 for those on others."""
     problem, batch, program = share.problem, share.batch, share.batch.program
     between_blocks_s = np.stack([events.durations_s for events in share.events])

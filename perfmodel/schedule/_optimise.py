@@ -121,14 +121,14 @@ def _greedy(
 
         # Input gradients come first, as earlier stages wait for them.
         if ready_b:
-            _run(orders[d], _INPUT, b, d)
+            _append_next(orders[d], _INPUT, b, d)
             free[d] = now + input_s[d]
             if d:
                 arrived_b[d - 1].append(free[d] + times.transfer_s)
                 heapq.heappush(heap, (arrived_b[d - 1][-1], d - 1))
         # Then forwards. On the last device the backward may follow at once.
         elif ready_f and may_lead:
-            _run(orders[d], _FORWARD, f, d)
+            _append_next(orders[d], _FORWARD, f, d)
             free[d] = now + forward_s[d]
             if d < p - 1:
                 arrived_f[d + 1].append(free[d] + times.transfer_s)
@@ -137,7 +137,7 @@ def _greedy(
                 arrived_b[d].append(free[d])
         # Weight gradients, which nobody waits for, fill gaps that are long enough.
         elif w[d] < b[d] and gap_s >= rule.patience * weight_s[d]:
-            _run(orders[d], _WEIGHT, w, d)
+            _append_next(orders[d], _WEIGHT, w, d)
             free[d] = now + weight_s[d]
         # An arrival will wake the device.
         else:
@@ -146,7 +146,7 @@ def _greedy(
     return orders
 
 
-def _run(
+def _append_next(
     order: list[tuple[Phase, int, int]], phase: Phase, following: list[int], device: int
 ) -> None:
     """Append the next micro-batch of a phase to a device's order."""

@@ -197,8 +197,10 @@ def _parts(steps: Sequence[Sequence[LayoutBatch]]) -> list[_Part]:
     """The programs of all micro-batch sizes: one each, or two where no flush separates steps."""
     parts = []
     for step, batches in enumerate(steps):
-        for weighted in zip(*map(weighted_programs, batches), strict=True):
-            parts.append(_Part(step, [batch for batch, _ in weighted], weighted[0][1]))
+        # Element types share the programs, and so their weights.
+        for same_program in zip(*map(weighted_programs, batches), strict=True):
+            program_batches, weights = zip(*same_program, strict=True)
+            parts.append(_Part(step, list(program_batches), weights[0]))
     return parts
 
 
