@@ -209,16 +209,19 @@ def fits(folder: Path) -> list[dict[str, bytes]]:
     return found
 
 
-def in_fresh_processes(put: list[Callable[[], str]]) -> list[str]:
-    """Each answer from a process that has answered nothing before (nor started JAX's backends, only
-    imported it)."""
+def in_fresh_processes(questions: list[Callable[[], str]]) -> list[str]:
+    """Answer each question in a forked process of its own, which has answered nothing before.
+
+    JAX is imported there, but its backends are not started.
+    """
     answers = []
-    for one in put:
+    for question in questions:
         receive, send = os.pipe()
-        if not (child := os.fork()):
+        child = os.fork()
+        if child == 0:
             os.close(receive)
             with os.fdopen(send, "w") as file:
-                file.write(one())
+                file.write(question())
             os._exit(0)
         os.close(send)
         with os.fdopen(receive) as file:

@@ -98,13 +98,13 @@ def _of(name: str) -> dict[str, Any]:
 
 
 def shares() -> dict[Layout, tuple[float, ...]]:
-    """Every possible layout, and the share of its step time that its bound comes to on each of
-    `LINKS`."""
+    """Ratio of each possible layout's bound to its step time, on each of `LINKS`."""
     columns = []
     for links in LINKS.values():
-        of = problem(links)
-        possible = [layout for layout in layouts() if _is_possible(of, layout)]
-        columns.append(lower_bounds_s(of, possible) / evaluate(of, possible).step_time_s)
+        step_problem = problem(links)
+        possible = [layout for layout in layouts() if _is_possible(step_problem, layout)]
+        bounds_s = lower_bounds_s(step_problem, possible)
+        columns.append(bounds_s / evaluate(step_problem, possible).step_time_s)
     return dict(zip(possible, map(tuple, np.transpose(columns).tolist()), strict=True))
 
 
