@@ -112,7 +112,7 @@ def show(result: "ClusterComparison", command: str) -> None:
     """Print figures and layout of each cluster, the assumptions, and the `command` for the best."""
     from perfmodel.planning.compare_clusters import ORDERS
     from perfmodel.planning.training_run import failures
-    from perfmodel.prediction.text import memory_words
+    from perfmodel.prediction.text import memory_words, throughput_words
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
@@ -135,7 +135,7 @@ def show(result: "ClusterComparison", command: str) -> None:
         if plan is not None:
             p = plan.prediction
             say(
-                f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}"
+                f"  {throughput_words(p)}, MFU {p.mfu:.1%}, goodput {plan.run.goodput.fraction:.1%}"
             )
             say(f"  {memory_words(p)}")
             say_verbatim(f"  {p.layout_notation}")

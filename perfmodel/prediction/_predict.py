@@ -21,9 +21,19 @@ from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAcco
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction.sites import Site
-from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
+from perfmodel.spec import (
+    Cluster,
+    Device,
+    Framework,
+    Job,
+    Layout,
+    Model,
+    Problem,
+    Transformer,
+)
 from perfmodel.spec.encoders import encoders_of
 from perfmodel.spec.keywords import StepKeywords
+from perfmodel.spec.sample_units import sample_unit
 from perfmodel.spec.unet import UNet
 from perfmodel.timeline import times
 
@@ -248,6 +258,7 @@ def _request(problem: StepProblem, layout: Layout) -> dict[str, Any]:
         "layout": layout,
         "global_batch": problem.job.global_batch,
         "seq_len": problem.job.seq_len,
+        "sample_unit": sample_unit(problem.model),
     }
 
 

@@ -10,6 +10,7 @@ from perfmodel.display import prediction_html, printed_text
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.spec import Layout
+from perfmodel.spec.sample_units import SampleUnit
 from perfmodel.timeline import MemoryTimeline, Timeline, memory, timeline_frame
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ class Prediction:
     """Upper end of the interval."""
     tokens_per_s_per_device: float
     """Tokens of the step per second and device."""
+    sample_unit: SampleUnit = "tokens"
+    """What texts count the throughput in; models of images and videos count whole ones."""
     tflops_per_device: float
     """Model FLOPs (recompute not counted) per second and device, in 10^12."""
     mfu: float

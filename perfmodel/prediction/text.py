@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.display import table
-from perfmodel.units import GIB, duration, fit_words, number_of, span
+from perfmodel.units import GIB, duration, figure, fit_words, number_of, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     console.print(
         f"step time {duration(result.step_time_s)} (90 %: {interval}), "
         f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
-        f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
+        f"{throughput_words(result, result.devices)} per device, bubble {result.bubble_fraction:.1%}"
     )
     console.print(f"memory: {memory_words(result)}")
     for line in (*more, *result.reasons, *result.warnings):
@@ -101,3 +101,15 @@ def memory_words(p: "Prediction") -> str:
     """Format the memory needed on the fullest device, and whether it fits."""
     needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
     return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"
+
+
+def throughput_words(p: "Prediction", devices: int = 1) -> str:
+    """Format the throughput in the unit that people count the model's samples in.
+
+    Args:
+        devices: number that the throughput of all devices is divided by.
+    """
+    if p.sample_unit == "tokens":
+        return f"{p.tokens_per_s_per_device * p.devices / devices:,.0f} tokens/s"
+    # A device may process a fraction of a video per second.
+    return f"{figure(p.global_batch / p.step_time_s / devices, 3)} {p.sample_unit}/s"

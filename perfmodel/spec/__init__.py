@@ -3,9 +3,9 @@
 A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one
 answer to it.
 
-Four modules are doors of their own: `parts` of a transformer, `framework_facts`, `notation` (how
-values and layouts are written, `tp=8,pp=16,dp=8`) and `keywords` (types of the keyword arguments
-that stand for a record's fields).
+Seven modules are doors of their own: `parts` of a transformer, `unet`, `encoders`, `sample_units`,
+`framework_facts`, `notation` (how values and layouts are written, `tp=8,pp=16,dp=8`) and `keywords`
+(types of the keyword arguments that stand for a record's fields).
 """
 
 from perfmodel.display import shorten_reprs
@@ -34,7 +34,13 @@ from perfmodel.spec._job_sections import (
     WideModule,
 )
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
-from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
+from perfmodel.spec._model import (
+    ConvLayer,
+    ConvNet,
+    Mlp,
+    Model,
+    Transformer,
+)
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec.framework_facts import AttentionKernel, partition_by_cost
 
@@ -44,6 +50,7 @@ for _module in (
     "_job",
     "_job_sections",
     "_model_sections",
+    "encoders",
     "framework_facts",
     "parts",
     "unet",

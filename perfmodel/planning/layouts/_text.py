@@ -5,7 +5,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.display import table
-from perfmodel.prediction.text import memory_words, print_breakdown
+from perfmodel.prediction.text import memory_words, print_breakdown, throughput_words
 from perfmodel.units import GIB, duration, figure, long_duration, number_of, scaled
 
 if TYPE_CHECKING:
@@ -231,9 +231,8 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
 
 def _facts(p: "Prediction") -> tuple[str, str]:
     """Lines on step time and throughput, and on the memory of a layout, as `predict` has them."""
-    tokens_per_s = p.tokens_per_s_per_device * p.devices
     return (
-        f"{duration(p.step_time_s)} per step, {tokens_per_s:,.0f} tokens/s",
+        f"{duration(p.step_time_s)} per step, {throughput_words(p)}",
         memory_words(p),
     )
 

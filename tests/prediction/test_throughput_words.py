@@ -1,0 +1,47 @@
+"""Throughput is printed in the unit that people count a model's samples in."""
+
+import pytest
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.prediction import Prediction
+from perfmodel.prediction.text import throughput_words
+from perfmodel.spec.sample_units import sample_unit
+
+
+@pytest.mark.parametrize(
+    ("model", "unit"),
+    [
+        ("llama3-8b", "tokens"),
+        ("bert-large", "tokens"),
+        ("t5-base", "tokens"),
+        ("resnet-50", "images"),
+        ("vit-l-16", "images"),
+        ("dit-l-2", "images"),
+        ("flux-dev", "images"),
+        ("sdxl", "images"),
+        ("wan2.1-1.3b", "videos"),
+        ("mlp-1b", "samples"),
+    ],
+)
+def test_models_are_counted_in_their_own_samples(model: str, unit: str) -> None:
+    assert sample_unit(catalog.model(model)) == unit
+
+
+def _rate(words: str) -> float:
+    number, _ = words.split()
+    return float(number.replace(",", ""))
+
+
+@pytest.mark.parametrize(("model", "unit"), [("vit-l-16", "images"), ("gpt2-345m", "tokens")])
+def test_the_rate_is_that_of_the_step(model: str, unit: str) -> None:
+    prediction: Prediction = pm.predict(model, "dgx-a100", "dp=8,micro_batch=4", global_batch=64)
+    samples = 64 if unit == "images" else 64 * prediction.seq_len
+    assert throughput_words(prediction).endswith(f" {unit}/s")
+    for devices in (1, prediction.devices):
+        per_s = samples / prediction.step_time_s / devices
+        assert _rate(throughput_words(prediction, devices)) == pytest.approx(per_s, rel=5e-3)
+    assert f" {unit}/s per device" in str(prediction)
+    # The keys of the contract stay as they are.
+    tokens_per_s = 64 * prediction.seq_len / prediction.step_time_s / prediction.devices
+    assert prediction.to_dict()["tokens_per_s_per_device"] == pytest.approx(tokens_per_s)
