@@ -346,6 +346,11 @@ def span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def relative(change: float, digits: int = 0) -> str:
+    """Format a relative change in per cent, `+12%`; from ten times on as a factor, `45 times`."""
+    return f"{change:+.{digits}%}" if change < 9 else f"{figure(1 + change, 3)} times"
+
+
 def plural(noun: str, count: int) -> str:
     """The form of a noun that goes with a count: `1 node`, `2 nodes`, `2 processes`."""
     if count == 1:

@@ -25,6 +25,7 @@ from perfmodel.ingest import Profile, read_profile
 from perfmodel.prediction import StepProblem, layout_of, step_problem_of
 from perfmodel.prediction.sites import KERNEL_FACTORS, LOSSES, SKEW
 from perfmodel.spec import Layout, Problem
+from perfmodel.units import figure, relative
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -282,8 +283,8 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
     if total.predicted_s > 0 and total.measured_s > 0:
         change = expm1(np.log(total.measured_s / total.predicted_s))
         calls = total.measured_calls / total.predicted_calls
-        call_text = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
-        return f"fit --profile: {total.family} {change:+.0%} here{call_text}"
+        call_text = f", {figure(calls, 2)} times as many calls" if abs(calls - 1) > 0.1 else ""
+        return f"fit --profile: {total.family} {relative(change)} here{call_text}"
     if predicted_s > 0 and measured_s > 0:
         side, other_side = (
             ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
@@ -337,4 +338,4 @@ def amount(correction: Correction) -> str:
     """Format a correction: a factor, or an amount."""
     if correction.name in (*LOSSES, SKEW):
         return f"{correction.value:+.3g} ± {correction.sd:.2g}"
-    return f"{expm1(correction.value):+.1%} ± {correction.sd:.1%}"
+    return f"{relative(expm1(correction.value), 1)} ± {correction.sd:.1%}"

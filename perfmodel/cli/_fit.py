@@ -367,14 +367,14 @@ def _to_profile(arguments: argparse.Namespace) -> int:
             for c in profile_fit.report.corrections
         ]
         new_console().print(table("Results of the profile, per device and step", heads, rows))
-        _show_runs(fitted, arguments.out)
+        _show_runs(fitted, arguments.out, profiled=True)
 
     emit(arguments, fitted | {"profile": profile_fit.report.to_dict()}, show)
     return 0
 
 
-def _show_runs(report: dict[str, Any], out: Path) -> None:
-    """Parameters before and after, then contradictions."""
+def _show_runs(report: dict[str, Any], out: Path, *, profiled: bool = False) -> None:
+    """Parameters before and after, then contradictions; `profiled`: a profile set them before."""
     console = new_console()
     for device, fitted in report["end_to_end"].items():
         # Only parameters that the runs say something of get a row.
@@ -388,7 +388,10 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
             console.print(table("", heads, [_parameter_row(p) for p in changed]))
         as_before = [p["name"] for p in fitted["parameters"] if p not in changed]
         if as_before:
-            console.print(f"unchanged (your runs do not constrain them): {', '.join(as_before)}")
+            why = "unchanged (your runs do not constrain them)"
+            if profiled:
+                why = "not changed any further by the step time"
+            console.print(f"{why}: {', '.join(as_before)}")
         if abs(log(fitted["overall_factor"])) > _OVERALL_SHOWN:
             console.print(
                 "your runs agree with each other but not with the published record: besides the parameters, every step "
@@ -397,7 +400,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
-            console.print(f"no parameter explains the error of {name}: {excess:+.0%}")
+            console.print(f"no parameter explains the remaining error of {name}: {excess:+.0%}")
         console.print(
             f"mean error of your runs: {fitted['error_before']:.1%} before the fit, {fitted['error_after']:.1%} after; "
             f"run-to-run noise {fitted['noise']:.1%}"
