@@ -44,7 +44,9 @@ def framework(name: str | Framework) -> Framework:
             f"framework {name!r}: the part after @ must be a year, as in {name_only}@2024"
         )
     if separator and not name_only:
-        raise PerfModelError(f"framework {name!r}: the name before @ is missing; write NAME{name}")
+        raise PerfModelError(
+            f"unknown framework {name!r}: the name before @ is missing; write NAME{name}"
+        )
     year = int(year_text) if separator else None
     if name_only.endswith(".toml"):
         versions = _versions(read_toml(Path(name_only)), name_only, Path(name_only).stem)

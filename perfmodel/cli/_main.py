@@ -187,11 +187,9 @@ def _remedy(error: OSError) -> str:
         if path.parent.is_dir():
             return "; give a file that exists"
         return f"; create the folder {path.parent}, or give another path"
-    return "; give another path, or change its permissions" if _is_denied(error) else ""
-
-
-def _is_denied(error: OSError) -> bool:
-    return isinstance(error, PermissionError) or error.errno == errno.EROFS
+    if isinstance(error, (NotADirectoryError, PermissionError)) or error.errno == errno.EROFS:
+        return "; give another path"
+    return ""
 
 
 def _require_outputs(arguments: argparse.Namespace) -> None:
@@ -205,11 +203,6 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
 
         # `--out` is a file for some commands and a folder for others.
         folder = name == "out" and arguments.command in _FOLDERS
-        # What takes long to compute must not fail when it is written. `--out` may make its folder.
-        if name != "out" and not path.parent.is_dir():
-            raise PerfModelError(
-                f"{path}: the folder {path.parent} does not exist; create it, or give another --{name}"
-            )
         if path.exists() and path.is_dir() != folder:
             raise PerfModelError(
                 f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}"
