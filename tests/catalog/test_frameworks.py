@@ -150,7 +150,7 @@ def test_versions_keep_what_they_do_not_change() -> None:
         ("megatron-lm@19", "must be a year"),
         ("nanotron@2019", "earliest version in the catalog is nanotron@2024"),
         ("megatron@2019", "earliest version in the catalog is megatron-lm@2021"),
-        ("@2024", "unknown framework"),
+        ("@2024", "the name before @ is missing"),
     ],
 )
 def test_names_that_are_none_are_refused(name: str, words: str) -> None:
