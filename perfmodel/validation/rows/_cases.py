@@ -145,13 +145,6 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     dtype = stated_dtype.dtype
 
     preset = recipe_of(row, run_framework, model, cluster.device, dtype)
-    layout_text = stated_layout(row, spread, model, run_framework, preset)
-    layout_text += _stated_offload(row, model, cluster.device, spread.pp)
-    layout_text = with_layout_keys(layout_text, keys.get("layout", {}), run_name)
-    layout, _ = run_framework.layout(layout_text, model)
-    if layout.devices != count(row, "n_devices", layout.devices):
-        raise Unusable("degrees do not multiply to the devices")
-
     job_keys = keys.get("job", {})
     job_fields = _job_fields(row, run_framework, preset, dtype, job_keys, run_name)
     job = run_framework.job(
@@ -162,6 +155,15 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         dtype=dtype,
         **job_fields,
     )
+    # A framework may run other stages of ZeRO in bf16 than in other types.
+    run_framework = run_framework.for_job(job)
+
+    layout_text = stated_layout(row, spread, model, run_framework, preset)
+    layout_text += _stated_offload(row, model, cluster.device, spread.pp)
+    layout_text = with_layout_keys(layout_text, keys.get("layout", {}), run_name)
+    layout, _ = run_framework.layout(layout_text, model)
+    if layout.devices != count(row, "n_devices", layout.devices):
+        raise Unusable("degrees do not multiply to the devices")
     check_machine(cluster, job, layout.devices, "the run")
 
     left_open = {
