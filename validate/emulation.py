@@ -60,8 +60,8 @@ MODELS = tuple(map(" ".join, product((*SEEN, *UNSEEN), ("ddp", "fsdp"))))
 STEPS = 13
 ENDLESS = 10**6
 """Steps of a script that is stopped when its turns are over."""
-TURN_S, START_S = 1.5, 12.0
-"""How long one kind of run is awake, and how long all have to start."""
+TURN_S, START_S = 1.5, 5.0
+"""How long one kind of run is awake, and how long each has to start."""
 LINK_BYTES_PER_S = 5e6
 """Of the shaped links between emulated hosts."""
 MICRO_ROUNDS = 5
@@ -138,7 +138,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         }
         iterations = in_turn(
             kinds,
-            turn_s=TURN_S,
+            turn_s=arguments.turn_seconds,
             total_s=arguments.seconds,
             start_s=START_S,
             patience_s=arguments.patience,
@@ -377,6 +377,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--seconds", type=float, default=60, help="of all turns of a model of the steps"
+    )
+    parser.add_argument(
+        "--turn-seconds",
+        type=float,
+        default=TURN_S,
+        help="of which one turn is awake; shorter ones average more of the machine's drifts",
     )
     parser.add_argument(
         "--patience",

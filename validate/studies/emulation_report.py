@@ -33,14 +33,17 @@ def _steps(by_script: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Two ranks, one core each",
         "",
-        f"Median iterations of the slower rank; bar {_STEP_BAR:.0%} (the paper: less than {_PAPER_STEP:.0%} between "
-        "two GPU nodes, section 3.2). Real and emulated runs take turns, so that the "
-        "machine's drifts meet all; a turn's first iteration is left out, and turns of which others (processes, the "
-        "hypervisor) took more core seconds per second than the column says. Emulated are both ranks, which exchange "
-        "nothing but wait for one another (`--apart`), and beside that each by itself. The two cores slow each other: "
-        "a rank that is not in step with its neighbour runs faster whenever that one waits, which is none of the "
-        "emulation's doing. Noise: half of the real run's turns against the other half; an error is judged only where "
-        f"it is at most {NOISE_OF_CLAIMS:.0%}. Parts: errors of forward, backward and optimizer.",
+        f"Iterations of the slower rank, lower quartiles (what else the machine does only lengthens an iteration, so "
+        "the quicker ones tell more of the run); "
+        f"bar {_STEP_BAR:.0%} (the paper: less than {_PAPER_STEP:.0%} between two GPU nodes, section 3.2). "
+        "Each run starts by itself, since it measures at its start what emulating a call takes. After that, real and "
+        "emulated runs take turns, so that the machine's drifts meet all. Left out are a turn's first iteration, and "
+        "turns of which others (processes, the hypervisor) took more core seconds per second than the column says. "
+        "Emulated are both ranks, which exchange nothing but wait for one another (`--apart`), and beside that each by "
+        "itself. The two cores slow each other: a rank that is not in step with its neighbour runs faster whenever "
+        "that one waits, which is none of the emulation's doing. Noise: half of the real run's turns against the other "
+        f"half; an error is judged only where it is at most {NOISE_OF_CLAIMS:.0%}. Parts: errors of forward, backward "
+        "and optimizer.",
         "",
     ]
     head = (

@@ -51,7 +51,10 @@ NOISE_OF_CLAIMS = 0.01
 """Largest noise of the real runs beside which an error of a few per cent says something of the
 emulation."""
 LEAST = 30
-"""Iterations of each kind that a median is of."""
+"""Fewest iterations of each kind that are compared."""
+QUANTILE = 0.25
+"""The quantile of iterations that is compared. What else the machine does only lengthens an
+iteration, so the quicker ones tell more of the run and less of the machine than their median."""
 
 
 def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
@@ -163,7 +166,7 @@ def in_turn(
         kinds: what is awake together, by name; the slowest run of it is what counts.
         turn_s: for which one is awake.
         total_s: of all turns, without the waiting.
-        start_s: for which all are awake at first, and on a busy machine until they train.
+        start_s: for which each is awake at first, and on a busy machine until it trains.
         patience_s: for which turns wait for a quiet machine at most, all together; afterwards they
             run anyway.
 
@@ -176,12 +179,17 @@ def in_turn(
     # What a shell starts in the background ignores interrupts, by which runs are ended.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory(prefix="perfmodel-") as folder:
-        runs = {name: _start(name, together, Path(folder)) for name, together in kinds.items()}
+        runs: dict[str, list[_Run]] = {name: [] for name in kinds}
         turns = {name: _Turns() for name in kinds}
         try:
-            _sleep_until_all_train(runs, start_s)
-            # From here on a run is awake in its own turns alone.
-            _send(signal.SIGSTOP, *runs.values())
+            # A rank measures at its start what emulating a call takes, which a busy core would
+            # lengthen: runs start one after another, and sleep until their turn.
+            for name, together in kinds.items():
+                for number, emulation in enumerate(together):
+                    run = _Run(emulation, Path(folder) / f"{name}{number}")
+                    runs[name].append(run)
+                    run.wait_until_it_trains(start_s)
+                    run.send(signal.SIGSTOP)
             order, awake_s = list(kinds), 0.0
             while awake_s < total_s:
                 for name in order:
@@ -209,18 +217,6 @@ def in_turn(
     return table.sort_values("time_s").groupby(["kind", "turn", "iteration"], as_index=False).last()
 
 
-def _start(name: str, together: Sequence[Emulation], folder: Path) -> "list[_Run]":
-    """Start the runs of one kind, which are always awake together."""
-    return [_Run(kind, folder / f"{name}{number}") for number, kind in enumerate(together)]
-
-
-def _sleep_until_all_train(runs: "Mapping[str, Sequence[_Run]]", start_s: float) -> None:
-    """Wait for the usual start-up time, and on a busy machine until every script trains."""
-    time.sleep(start_s)
-    while not all(run.trains() for run in chain(*runs.values())):
-        time.sleep(1.0)
-
-
 def _print_wait(name: str, waited_s: float, patience_s: float) -> None:
     """Print how long a turn waited for a quiet machine, and how much patience is left."""
     outlook = "runs on a busy machine now"
@@ -230,24 +226,24 @@ def _print_wait(name: str, waited_s: float, patience_s: float) -> None:
 
 
 def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
-    """Compare medians over the iterations of undisturbed turns, as long as there are enough of
-    these."""
-    # The quietest turns that are enough for a median of each kind.
+    """Compare lower quartiles over the iterations of undisturbed turns, as long as there are enough
+    of these."""
+    # The quietest turns that together have enough iterations of each kind.
     quiet: Any = table
     for most_stolen in (0.03, 0.06, 0.1, 0.2, 2.0):
         quiet = table[table.stolen <= most_stolen]
         if quiet.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
             break
     parts = ["forward_s", "backward_s", "optimizer_s"]
-    medians: Any = quiet.groupby("kind")[["time_s", *parts]].median()
-    errors = medians / medians.loc["real"] - 1
+    typical_s: Any = quiet.groupby("kind")[["time_s", *parts]].quantile(QUANTILE)
+    errors = typical_s / typical_s.loc["real"] - 1
 
     # Two halves of the real turns differ by noise alone. They are drawn from both directions of
     # the order in which kinds take turns, hence fours.
     real: Any = quiet[quiet.kind == "real"]
-    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
+    halves = [float(real[real.turn % 4 // 2 == half].time_s.quantile(QUANTILE)) for half in (0, 1)]
 
-    figures: dict[str, Any] = {f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS}
+    figures: dict[str, Any] = {f"{kind}_s": float(typical_s.time_s[kind]) for kind in KINDS}
     for kind in KINDS[1:]:
         figures[f"{kind}_error"] = float(errors.time_s[kind])
     figures |= {
@@ -307,7 +303,10 @@ def come_before_others() -> None:
 
     def watch() -> None:
         """Raise the sessions of ranks as they appear."""
-        done: set[int] = set()
+        # This process answers emulated ranks and gives out turns: it may not wait for them.
+        done = {os.getpid()}
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text("-20")
         while True:
             for group in _children() - done:
                 with suppress(OSError):  # of the whole session (sched(7): autogroup)
@@ -398,14 +397,19 @@ class _Run:
             with suppress(ProcessLookupError):
                 os.killpg(group, sign)
 
-    def trains(self) -> bool:
-        """Whether the first real rank has finished an iteration.
+    def wait_until_it_trains(self, start_s: float) -> None:
+        """Wait for the usual time of a start, and on a busy machine until an iteration ended.
 
         Raises:
             PerfModelError: its script has ended.
         """
-        self.check()
-        # Ranks write down what they did last.
+        time.sleep(start_s)
+        # Ranks write down what they did last, so the end of an iteration is seen for a moment only.
+        while not self._has_just_finished_an_iteration():
+            self.check()
+            time.sleep(0.01)
+
+    def _has_just_finished_an_iteration(self) -> bool:
         progress = [path.read_text(errors="replace") for path in self.out.glob("rank*.progress")]
         return any(text.startswith("finished iteration") for text in progress)
 
