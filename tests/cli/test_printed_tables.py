@@ -320,7 +320,8 @@ def test_both_ends_of_an_interval_have_one_unit_and_as_many_decimals(
     ends = [end.replace(",", "") for end in text.split("-")]
     assert len({len(end.partition(".")[2]) for end in ends}) == 1
     unit_s = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
-    for end, seconds in zip(ends, (lo_s, lo_s * factor), strict=True):
+    # Ends that round alike are shown once.
+    for end, seconds in ((ends[0], lo_s), (ends[-1], lo_s * factor)):
         assert float(end) * unit_s == pytest.approx(seconds, rel=6e-3)
 
 

@@ -81,6 +81,7 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_slower_products_of_runs_are_found_again(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(
     assert fit.score.sources.tolist() == sorted(set(runs.labels["source"].tolist()))
 
 
+@pytest.mark.slow
 def test_what_holds_without_a_group_never_saw_its_runs(
     drawn_runs: SiteRuns, fitted: PopulationFit
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_run_is_predicted_from_the_runs_of_other_teams(runs: SiteRuns) -> None
         )
 
 
+@pytest.mark.slow
 def test_the_score_is_that_of_normal_variables(runs: SiteRuns) -> None:
     """Of every source as a whole and given 1, 3 and 8 of its runs, as a mixture over how much it
     scatters."""
@@ -133,6 +134,7 @@ def test_the_score_is_that_of_normal_variables(runs: SiteRuns) -> None:
     assert -negative == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_score_is_that_of_differences(runs: SiteRuns) -> None:
     with jax.enable_x64(True):
         score = Score(runs)
