@@ -330,7 +330,10 @@ def claims(judgements: Sequence[str], bar: float) -> str:
     judgeable = [judgement for judgement in judgements if judgement != "too noisy"]
     within = f"{judgeable.count('yes')} of the {len(judgeable)} whose noise is at most {NOISE_OF_CLAIMS:.0%} within {bar:.0%}"
     noisy = len(judgements) - len(judgeable)
-    return f"{within}; nothing is claimed of the {noisy} others" if noisy else within
+    if not noisy:
+        return within
+    others = "the other" if noisy == 1 else f"the {noisy} others"
+    return f"{within}; nothing is claimed of {others}"
 
 
 def waited_text(rows: Sequence[Mapping[str, Any]]) -> str:
