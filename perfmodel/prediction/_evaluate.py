@@ -136,8 +136,8 @@ def step_time_s(programs: Sequence[TimedProgram]) -> float:
 
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step time of each layout in float64, one by one (use `evaluate` for thousands)."""
-    computed_s = np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
-    return np.maximum(computed_s, problem.job.input_s) + problem.job.generation_s
+    steps = step_programs(problem, layouts)
+    return np.array([problem.job.paced_s(step_time_s(programs)) for programs in steps])
 
 
 def step_gradients(

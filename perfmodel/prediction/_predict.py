@@ -157,7 +157,7 @@ def explain(
     computed_s, gradient, compute_count = per_step([program.timed for program in programs])
     # Before that, all devices may generate the samples together.
     input_s, generation_s = problem.job.input_s, problem.job.generation_s
-    step_s = max(computed_s, input_s) + generation_s
+    step_s = problem.job.paced_s(computed_s)
     mean_busy_s = float(durations_s @ compute_count) / program.structure.devices + generation_s
 
     # Memory of every rank, and whether it fits.
@@ -187,8 +187,8 @@ def explain(
         **_request(problem, layout),
         **_rates(problem, layout, step_s, devices),
         step_time_s=step_s,
-        step_time_lo_s=max(computed_s * interval.lower, account.kernels_s, input_s) + generation_s,
-        step_time_hi_s=max(computed_s * interval.upper, input_s) + generation_s,
+        step_time_lo_s=problem.job.paced_s(max(computed_s * interval.lower, account.kernels_s)),
+        step_time_hi_s=problem.job.paced_s(computed_s * interval.upper),
         fits=not memory.reasons,
         fits_probability=memory.fits_probability,
         reasons=memory.reasons,

@@ -257,6 +257,14 @@ class Job(Implementation):
             return 0.0
         return self.global_batch / self.input_samples_per_s
 
+    def paced_s(self, trained_s: float) -> float:
+        """Seconds of a step that trains for `trained_s`, with its waits for samples.
+
+        Input pipelines run ahead, so the slower of both sets the pace; samples that the devices
+        generate themselves come before.
+        """
+        return max(trained_s, self.input_s) + self.generation_s
+
     @property
     def varied_lengths(self) -> bool:
         """Whether sequences are shorter than `seq_len`, or made of several documents."""

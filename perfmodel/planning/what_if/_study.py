@@ -289,7 +289,7 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
             slowed_programs.append(program._replace(durations_s=program.durations_s * factors))
         programs = slowed_programs
     # Samples come as fast as before, whatever the hardware.
-    return max(step_time_s(programs), problem.job.input_s) + problem.job.generation_s
+    return problem.job.paced_s(step_time_s(programs))
 
 
 def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
