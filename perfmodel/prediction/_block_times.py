@@ -3,15 +3,15 @@ time."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import KernelOp
-from perfmodel.prediction._price import priced_events, step_prices
-from perfmodel.prediction._problem import StepProblem, session_cached
+from perfmodel.prediction._price import NO_PRICES, PriceTable, priced_events, step_prices
+from perfmodel.prediction._problem import StepProblem, store_of
 from perfmodel.prediction.blocks import (
     BlockTimes,
     PlacedShard,
@@ -30,8 +30,29 @@ _HALVINGS: Final = 12
 """Bisection steps in the search for the share of casts that saves time."""
 
 
+class _Timed(NamedTuple):
+    """The part of a layout and a pass that the times of the blocks depend on, so that layouts which
+    differ in the rest share them."""
+
+    placed: PlacedShard
+    ring_steps: int
+    """Steps of the rings in which products overlap tensor-parallel collectives; 1 without
+    overlap."""
+    checked: bool
+    """Whether hosts check collectives before they issue them."""
+    slices: int
+    """Slices of the sequence."""
+    slice_index: int
+    combined: bool
+    """Whether the pass runs beside exchanges of experts."""
+
+
 def block_times(
-    problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1
+    problem: StepProblem,
+    layout: Layout,
+    variant: Variant = PLAIN,
+    slices: int = 1,
+    table: PriceTable = NO_PRICES,
 ) -> BlockTimes:
     """Times of the blocks of a layout's shard in a pass.
 
@@ -39,6 +60,7 @@ def block_times(
         variant: micro-batches that the pass computes at once, slice of the sequence, and what it
             runs beside.
         slices: slices that the schedule cuts the sequence into.
+        table: prices that the caller has; events that it lacks are priced here.
 
     Raises:
         LayoutError: the model does not divide.
@@ -50,35 +72,31 @@ def block_times(
     ring_steps = layout.tp if layout.tp_overlap else 1
     checked = problem.framework.communication.checks(layout.pp)
     combined = variant.beside == COMBINED and placed.shard.ep_overlap
-    return _times_of(problem, placed, ring_steps, checked, slices, variant.slice, combined)
+    timed = _Timed(placed, ring_steps, checked, slices, variant.slice, combined)
+    # Prices follow from the problem, so that results do not depend on whether a table has them.
+    return store_of(problem).get_or_compute(
+        (block_times, timed), lambda: _times_of(problem, timed, table)
+    )
 
 
-@session_cached
-def _times_of(
-    problem: StepProblem,
-    placed: PlacedShard,
-    ring_steps: int,
-    checked: bool,
-    slices: int,
-    index: int,
-    combined: bool,
-) -> BlockTimes:
-    """`block_times` with only the arguments that it depends on, so that layouts which differ in
-    others share a result."""
-    blocks = placed_events(problem.setting, placed, slices, index)
-    blocks = blocks if combined else blocks.alone
+def _times_of(problem: StepProblem, timed: _Timed, table: PriceTable) -> BlockTimes:
+    """Compute `block_times` from the arguments that it depends on."""
+    blocks = placed_events(problem.setting, timed.placed, timed.slices, timed.slice_index)
+    blocks = blocks if timed.combined else blocks.alone
     framework, device = problem.adjusted_framework, problem.cluster.device
     blocks = blocks.in_order if framework.communication.tp_gradients_wait else blocks
     kernel_spread = problem.site.kernel_spread(device)
 
     def events_of(blocks: ShardBlocks) -> BlockEvents:
-        return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
+        return block_events(
+            blocks, framework, device, timed.ring_steps, kernel_spread, timed.checked
+        )
 
     # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's
     # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
     # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
     # which operands these are, casts are no kernels that the host would issue.
-    prices = step_prices(problem, blocks.ops)
+    prices = step_prices(problem, blocks.ops, table)
     times = prices.times
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if cast.any():
@@ -92,7 +110,7 @@ def _times_of(
         in_16_bits = [
             replace(blocks.ops[i], dtype=storage_dtype(blocks.ops[i].dtype)) for i in narrow
         ]
-        wide = times.replaced(narrow, priced_events(problem, in_16_bits))
+        wide = times.replaced(narrow, priced_events(problem, in_16_bits, table))
 
         # No phase of a block may take longer than in 16 bits. An event has one time in all blocks,
         # so the block that gains least decides.

@@ -23,9 +23,10 @@ its evidence, and a line in `event_prices`. Whether operands are cast to 8 bits 
 block by block, by whether it pays (`_block_times`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -52,11 +53,49 @@ _FULL_TOKENS: Final = 8192
 """Tokens of a micro-batch that fills a device, so that hardly any kernel waits for the host."""
 
 
-def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
-    """Times of events in a step, after all corrections."""
-    # A fit of runs changes these corrections hundreds of times. Prices before them stay the same
+class EventPrice(NamedTuple):
+    """Seconds of one event before corrections by measured runs."""
+
+    time_s: float
+    lo_s: float
+    """Lower end of the 90 % interval."""
+    hi_s: float
+    """Upper end of the 90 % interval."""
+    provenance: str
+    load: float
+    """Time relative to that at the clock of a kernel timed alone (`slowdown_under_load`)."""
+
+
+PriceTable = Mapping[Op, EventPrice]
+"""Prices of events, before corrections by measured runs."""
+NO_PRICES: Final[PriceTable] = MappingProxyType({})
+"""The table where no event has been priced yet."""
+
+
+def price_table(problem: StepProblem, ops: Sequence[Op]) -> PriceTable:
+    """Prices of many events at once: regressors are much faster on one long batch than on hundreds
+    of short ones."""
+    return dict(zip(ops, event_prices(problem.unadjusted, ops), strict=True))
+
+
+def priced_events(
+    problem: StepProblem, ops: Sequence[Op], table: PriceTable = NO_PRICES
+) -> EventTimes:
+    """Times of events in a step, after all corrections.
+
+    Args:
+        table: prices that the caller has; events that it lacks are priced here.
+    """
+    return moved_by_runs(problem, ops, EventTimes.of_rows(_looked_up(problem, ops, table)))
+
+
+def _looked_up(problem: StepProblem, ops: Sequence[Op], table: PriceTable) -> list[EventPrice]:
+    """The price of each event, from a table where that has all of them."""
+    if all(op in table for op in ops):
+        return [table[op] for op in ops]
+    # A fit of runs changes their corrections hundreds of times. Prices before them stay the same
     # and are cached separately.
-    return moved_by_runs(problem, ops, EventTimes.of_rows(event_prices(problem.unadjusted, ops)))
+    return event_prices(problem.unadjusted, ops)
 
 
 class StepPrices(NamedTuple):
@@ -72,9 +111,9 @@ class StepPrices(NamedTuple):
     collectives."""
 
 
-def step_prices(problem: StepProblem, ops: Sequence[Op]) -> StepPrices:
+def step_prices(problem: StepProblem, ops: Sequence[Op], table: PriceTable) -> StepPrices:
     """`priced_events` with the slowdown of each event by its clock and by measured runs."""
-    prices = event_prices(problem.unadjusted, ops)
+    prices = _looked_up(problem, ops, table)
     clock_slowdown = np.array([price.load for price in prices], float)
     slowdown_of_runs = np.ones(len(ops))
     times = EventTimes.of_rows(prices)
@@ -85,19 +124,6 @@ def step_prices(problem: StepProblem, ops: Sequence[Op]) -> StepPrices:
     takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
     np.divide(corrected.time_s, times.time_s, out=slowdown_of_runs, where=takes_time)
     return StepPrices(corrected, clock_slowdown, slowdown_of_runs)
-
-
-class EventPrice(NamedTuple):
-    """Seconds of one event before corrections by measured runs."""
-
-    time_s: float
-    lo_s: float
-    """Lower end of the 90 % interval."""
-    hi_s: float
-    """Upper end of the 90 % interval."""
-    provenance: str
-    load: float
-    """Time relative to that at the clock of a kernel timed alone (`slowdown_under_load`)."""
 
 
 @session_cached_each

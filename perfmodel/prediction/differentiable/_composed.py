@@ -17,7 +17,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import LayoutBatch, weighted_programs
-from perfmodel.prediction._price import priced_events
+from perfmodel.prediction._price import PriceTable, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Overlap, overlap_loss
@@ -308,14 +308,16 @@ def _host_tables(
 
 def _block_pricer(
     layout: Layout, variant: Variant, slices: int
-) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
+) -> Callable[[StepProblem, PriceTable], Float[np.ndarray, " n"]]:
     """Prices the events of a layout's blocks."""
-    return lambda problem: block_times(problem, layout, variant, slices).times.time_s
+    return lambda problem, table: block_times(problem, layout, variant, slices, table).times.time_s
 
 
-def _event_pricer(ops: Sequence[Op]) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
+def _event_pricer(
+    ops: Sequence[Op],
+) -> Callable[[StepProblem, PriceTable], Float[np.ndarray, " n"]]:
     """Prices events between blocks."""
-    return lambda problem: priced_events(problem, ops).time_s
+    return lambda problem, table: priced_events(problem, ops, table).time_s
 
 
 def _stacked(

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.ops import Collective, KernelOp, Op
-from perfmodel.prediction._price import priced_events
+from perfmodel.prediction._price import NO_PRICES, PriceTable, price_table
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction.sites import factors_of
 from perfmodel.session import Session
@@ -185,8 +185,8 @@ class PriceRequest(NamedTuple):
     """Problem on the machine as it is."""
     ops: tuple[Op, ...]
     """Events to price."""
-    time_s: Callable[[StepProblem], Float[np.ndarray, " n"]]
-    """Seconds of the events in a problem."""
+    time_s: Callable[[StepProblem, PriceTable], Float[np.ndarray, " n"]]
+    """Seconds of the events in a problem, from prices of that problem."""
 
 
 def prices(
@@ -207,7 +207,9 @@ def prices(
     priced = []
     for request, low, high in zip(requests, slower, faster, strict=True):
         elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(request.ops), rates))
-        priced.append(_lawful(request.ops, request.time_s(request.problem), elasticity, index))
+        priced.append(
+            _lawful(request.ops, request.time_s(request.problem, NO_PRICES), elasticity, index)
+        )
     return priced
 
 
@@ -223,7 +225,7 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
     """Logarithm of the events' times with the logarithm of each rate in turn increased by this
     amount."""
     columns: list[list[np.ndarray]] = [[] for _ in requests]
-    # A separate session, because no later call can use these prices.
+    # A separate session, because no later call can use these times.
     with Session():
         for cluster in machines(requests[0].problem.cluster, float(np.exp(log_factor))):
             # Regressors are faster on all events of a problem together than list by list.
@@ -234,10 +236,12 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
                 if number not in problems:
                     problems[number] = _on_cluster(request.problem, cluster)
                 ops_of_problem[number] += request.ops
-            for number, ops in ops_of_problem.items():
-                priced_events(problems[number], ops)
+            tables = {
+                number: price_table(problems[number], ops) for number, ops in ops_of_problem.items()
+            }
             for column, request in zip(columns, requests, strict=True):
-                seconds = request.time_s(problems[id(request.problem)])
+                number = id(request.problem)
+                seconds = request.time_s(problems[number], tables[number])
                 column.append(np.log(np.maximum(seconds, 1e-300)))
     return [np.stack(column, axis=1) for column in columns]
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._memory import CATEGORIES, rank_memory
 from perfmodel.prediction._memory_inputs import Sharding
+from perfmodel.prediction._price import PriceTable, price_table
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.blocks import BlockTimes
@@ -35,25 +36,28 @@ from perfmodel.spec import Layout
 
 
 def grid_bound_s(
-    model: GridModel, grid: LayoutGrid
+    model: GridModel, grid: LayoutGrid, table: PriceTable
 ) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     """Lower bound of the step time: the longest of some paths that every program contains.
 
     One goes through the passes, with all work that must come before and after them; the other along
     a communication stream.
+
+    Args:
+        table: prices of events; those that it lacks are priced when they are asked for.
     """
     # Passes and transfers depend on pipeline, shard and recompute.
     pipelines = model.pipelines_of(grid)
     shapes, shape_of_pipeline = model.shapes(grid)
-    block_times_of_shards = model.times(grid)
-    send_s_of_shapes = [model.send_s(grid, shape) for shape in shapes]
+    block_times_of_shards = model.times(grid, table)
+    send_s_of_shapes = [model.send_s(grid, shape, table) for shape in shapes]
     send_s = [send_s_of_shapes[shape] for shape in shape_of_pipeline]
 
-    passes_s = _passes_s(model, grid, send_s)
+    passes_s = _passes_s(model, grid, send_s, table)
 
     # The cost of states depends on the order of a shard's dimensions and on the shape of the
     # pipeline.
-    by_order = model.state_seconds(grid)
+    by_order = model.state_seconds(grid, table)
     order_of_shard = model.orders(grid)[1]
 
     def state_s(name: str) -> Float[np.ndarray, "pipelines shards states"]:
@@ -93,7 +97,10 @@ def grid_bound_s(
 
 
 def _passes_s(
-    model: GridModel, grid: LayoutGrid, send_s: Sequence[Float[np.ndarray, "2 stages shards"]]
+    model: GridModel,
+    grid: LayoutGrid,
+    send_s: Sequence[Float[np.ndarray, "2 stages shards"]],
+    table: PriceTable,
 ) -> Float[np.ndarray, "pipelines shards recomputes"]:
     """Seconds of the longest path through the passes of every pipeline, from those of its
     transfers."""
@@ -104,7 +111,7 @@ def _passes_s(
     for pipeline, sends in zip(model.pipelines_of(grid), send_s, strict=True):
         key = (pipeline.spec.scheduler.slices, pipeline.variants.tobytes())
         if key not in of_variants:
-            of_variants[key] = _pass_seconds(model, grid, pipeline)
+            of_variants[key] = _pass_seconds(model, grid, pipeline, table)
         longest_s.append(longest_path_s(pipeline, *of_variants[key], full, sends))
     return np.stack(longest_s)
 
@@ -120,13 +127,15 @@ class PassSeconds(NamedTuple):
     """Additional seconds of blocks that are recomputed in full."""
 
 
-def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) -> PassSeconds:
+def _pass_seconds(
+    model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks, table: PriceTable
+) -> PassSeconds:
     """Seconds of a pipeline's passes through each block, under each recompute choice."""
     slices = pipeline.spec.scheduler.slices
     of_variants = []
     for row in pipeline.variants.tolist():
         variant = Variant(*row)
-        times, paired = model.times(grid, variant, slices), variant.beside == PAIRED
+        times, paired = model.times(grid, table, variant, slices), variant.beside == PAIRED
         of_variants.append(
             np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1)
         )
@@ -266,13 +275,13 @@ def price_grids(
         costs_before_bounds = [_memory_costs(model, grid).fitting(usable_bytes) for grid in grids]
         some_fit = [bool((costs.peak_bytes <= usable_bytes).any()) for costs in costs_before_bounds]
 
-        # Regressors are much faster on one long batch of events than on hundreds of short ones.
-        model.price_events_of(
-            [costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits]
-        )
+        fitting = [
+            costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits
+        ]
+        table = price_table(problem, model.events_of(fitting))
         for costs, fits in zip(costs_before_bounds, some_fit, strict=True):
             if fits:
-                trained_s = np.maximum(grid_bound_s(model, costs.grid), problem.job.input_s)
+                trained_s = np.maximum(grid_bound_s(model, costs.grid, table), problem.job.input_s)
                 yield replace(costs, bound_s=trained_s + problem.job.generation_s)
             else:
                 yield costs

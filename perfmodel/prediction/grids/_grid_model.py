@@ -19,7 +19,7 @@ from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import Hops, Transfers, hops, transfers
 from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
-from perfmodel.prediction._price import event_prices, priced_events
+from perfmodel.prediction._price import PriceTable, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
@@ -152,17 +152,13 @@ class GridModel:
     )
     _times: dict[BlockTimesKey, BlockTimes] = field(default_factory=dict)
 
-    def price_events_of(self, grids: Sequence[LayoutGrid]) -> None:
-        """Price the events of all grids in one batch, in the problem's table of prices.
-
-        Any event is priced when it is first asked for; regressors are much faster on one long batch
-        than on hundreds of short ones.
-        """
+    def events_of(self, grids: Sequence[LayoutGrid]) -> list[Op]:
+        """Distinct events of the grids' blocks in plain passes, transfers and states."""
         events: dict[Op, None] = {}
         for grid in grids:
             for part in self._parts_with_events(grid):
                 events |= dict.fromkeys(part.ops)
-        event_prices(self.problem.unadjusted, list(events))
+        return list(events)
 
     def _parts_with_events(self, grid: LayoutGrid) -> list[ShardBlocks | Transfers | StateEvents]:
         """Everything of a grid that has events to price."""
@@ -321,7 +317,9 @@ class GridModel:
         )
         return get_or_compute(self._transfers, (blocks, share), compute)
 
-    def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
+    def send_s(
+        self, grid: LayoutGrid, shape: StageShape, table: PriceTable
+    ) -> Float[np.ndarray, "2 stages shards"]:
         """Seconds of the transfers out of every stage, forwards and backwards."""
         spec = shape.spec
         if spec.n_stages == 1:
@@ -338,18 +336,18 @@ class GridModel:
         for shard in first:
             sent = self.transfers(layouts[shard], blocks[shard], 1 / spec.scheduler.slices)
             hops_of_stage = self._hops_of(shape, layouts[shard], strides[shard])
-            columns.append(hops_of_stage.seconds(self._seconds_of(sent)))
+            columns.append(hops_of_stage.seconds(self._seconds_of(sent, table)))
         return np.stack(columns, axis=-1)[..., sender_of_shard]
 
-    def _seconds_of(self, sent: Transfers) -> Float[np.ndarray, "..."]:
-        return get_or_compute(self._transfer_s, sent, lambda: sent.seconds(self._event_s(sent)))
+    def _seconds_of(self, sent: Transfers, table: PriceTable) -> Float[np.ndarray, "..."]:
+        def compute() -> Float[np.ndarray, "..."]:
+            return sent.seconds(priced_events(self.problem, sent.ops, table).time_s)
+
+        return get_or_compute(self._transfer_s, sent, compute)
 
     def _hops_of(self, shape: StageShape, layout: Layout, stride: int) -> Hops:
         compute = partial(hops, shape.spec, shape.by_segments, layout, self.problem.cluster)
         return get_or_compute(self._hops, (shape, stride), compute)
-
-    def _event_s(self, events: Transfers | StateEvents) -> Float[np.ndarray, " ops"]:
-        return priced_events(self.problem, events.ops).time_s
 
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
         """Events of weights, gradients and optimizer states for all shapes of the grid, by order of
@@ -364,11 +362,13 @@ class GridModel:
             events.append(get_or_compute(self._states, key, compute))
         return events
 
-    def state_seconds(self, grid: LayoutGrid) -> list[StateSeconds]:
+    def state_seconds(self, grid: LayoutGrid, table: PriceTable) -> list[StateSeconds]:
         """Bounds on the seconds that the grid's states add, by order of dimensions."""
 
         def compute(events: StateEvents) -> StateSeconds:
-            return events.seconds(self._event_s(events), grid.states)
+            return events.seconds(
+                priced_events(self.problem, events.ops, table).time_s, grid.states
+            )
 
         seconds = []
         for events in self.state_events(grid):
@@ -378,7 +378,7 @@ class GridModel:
         return seconds
 
     def times(
-        self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1
+        self, grid: LayoutGrid, table: PriceTable, variant: Variant = PLAIN, slices: int = 1
     ) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
@@ -394,7 +394,7 @@ class GridModel:
         for shard in first:
             layout = layouts[shard]
             key = BlockTimesKey(blocks[shard], layout.tp_overlap, checks_numbers, variant, slices)
-            compute = partial(block_times, self.problem, layout, variant, slices)
+            compute = partial(block_times, self.problem, layout, variant, slices, table)
             times.append(get_or_compute(self._times, key, compute))
         return [times[place] for place in times_of_shard.tolist()]
 
