@@ -1,8 +1,9 @@
 """Times of events with intervals and provenance, and how they grow with the work."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import product
 from math import gcd
 from operator import or_
@@ -291,20 +292,20 @@ def _sides(side: int) -> list[int]:
     return _octaves(side, _LEAST_SIDE, _MOST_SIDE) or [side]
 
 
-def _lattice(op: Op, tile_samples: Mapping[str, int]) -> _Lattice | None:
+@lru_cache(maxsize=2**11)
+def _lattice(op: KernelOp, tile: int) -> _Lattice | None:
     """Build the lattice of a kernel: its numbers of samples by powers of two, times `_other_axes`.
 
     Samples go from what fills a tile (from the kernel's own, where that does not) to the largest
-    that is compared. None for collectives, and for numbers of samples that are compared with no
-    others.
+    that is compared. None for numbers of samples that are compared with no others.
+
+    Args:
+        tile: number of samples that fill a tile.
     """
-    if isinstance(op, Collective) or not op.samples:
-        return None
     name = op.samples
     count = getattr(op, name)
     if count < 1:
         return None
-    tile = tile_samples.get(name, 1)
     most_samples = _MOST_SEQUENCES if isinstance(op, Attention) else _MOST
     samples = _octaves(count, min(count, tile), most_samples)
     if not samples:
@@ -419,7 +420,9 @@ class MonotoneGrid:
             if op in place:
                 continue
             place[op] = len(place)
-            lattice = _lattice(op, fewest)
+            if isinstance(op, Collective) or not op.samples:
+                continue
+            lattice = _lattice(op, fewest.get(op.samples, 1))
             if lattice is not None:
                 places = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
                 lattices.append(_PlacedLattice(place[op], places, lattice))
@@ -430,31 +433,57 @@ class MonotoneGrid:
         # an event may take no time at all, as a collective of one rank: its log is cut
         log_alone = np.log(np.maximum(alone.time_s, 1e-300))
         measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)
-        log_in_step = log_alone.copy()
-        for event, places, lattice in self._lattices:
-            grid = log_alone[places].reshape(lattice.shape)
-            is_measured = measured[places].reshape(lattice.shape)
 
-            # Products grow along their samples alone. A product takes no longer than a larger one,
-            # up to which it could be padded, and no longer than two halves, into which it could be
-            # cut. So small products are not slowed by large ones. Times of too few samples give way
-            # to those of twice the samples.
-            n_below_tile, side_axes = lattice.few, range(1, grid.ndim)
+        # Lattices of one form are computed together: most have a dozen kernels, of which NumPy
+        # computes hundreds in the time that a call takes.
+        alike: dict[tuple[tuple[int, ...], int, bool, bool], list[int]] = defaultdict(list)
+        for i, (_, places, lattice) in enumerate(self._lattices):
+            any_measured = bool(measured[places].reshape(lattice.shape)[lattice.few :].any())
             is_product = isinstance(lattice.ops[0], Gemm)
-            grown = grid.copy()
-            axes_of_others = (0,) if is_product else (0, *side_axes)
-            grown[n_below_tile:] = growing(
-                grid[n_below_tile:], is_measured[n_below_tile:], axes_of_others
+            alike[lattice.shape, lattice.few, is_product, any_measured].append(i)
+        grown: dict[int, Float64[np.ndarray, " lattice"]] = {}
+        for (shape, n_below_tile, is_product, _), members in alike.items():
+            places = np.stack([self._lattices[i].places for i in members])
+            stacked = (len(members), *shape)
+            in_step = _lattices_in_step(
+                log_alone[places].reshape(stacked),
+                measured[places].reshape(stacked),
+                n_below_tile,
+                is_product,
             )
+            grown.update(zip(members, in_step.reshape(len(members), -1), strict=True))
 
-            # Downwards from the samples that fill a tile: each takes between half and all of the
-            # time of twice its samples.
-            for i in reversed(range(min(n_below_tile, len(grown) - 1))):
-                grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
-            if is_product:
-                grown = _upper_bounds(grown, side_axes)
-            grown = grown.ravel()
-            log_in_step[places] = grown
+        # A kernel of several lattices has its time in the last of them.
+        log_in_step = log_alone.copy()
+        for i, (event, places, lattice) in enumerate(self._lattices):
+            log_in_step[places] = grown[i]
             # beyond the lattice in proportion to the work
-            log_in_step[event] = grown[lattice.nearest] + np.log(lattice.over)
+            log_in_step[event] = grown[i][lattice.nearest] + np.log(lattice.over)
         return alone.scaled(np.exp(log_in_step - log_alone))
+
+
+def _lattices_in_step(
+    log_s: Grid, measured: Bool[np.ndarray, "..."], n_below_tile: int, is_product: bool
+) -> Grid:
+    """Log times in a step of lattices [lattices, samples, ...], from those of isolated kernels.
+
+    Args:
+        measured: which kernels were measured; in every lattice some that fill a tile, or in none.
+        n_below_tile: number of the smallest sample counts that do not fill a tile.
+        is_product: whether the kernels are matrix products.
+    """
+    # Products grow along their samples alone. A product takes no longer than a larger one, up to
+    # which it could be padded, and no longer than two halves, into which it could be cut. So small
+    # products are not slowed by large ones. Times of too few samples give way to those of twice the
+    # samples.
+    side_axes = range(2, log_s.ndim)
+    axes = (1,) if is_product else (1, *side_axes)
+    fills_tile = np.s_[:, n_below_tile:]
+    grown = log_s.copy()
+    grown[fills_tile] = growing(log_s[fills_tile], measured[fills_tile], axes)
+
+    # Downwards from the samples that fill a tile: each takes between half and all of the time of
+    # twice its samples.
+    for i in reversed(range(min(n_below_tile, grown.shape[1] - 1))):
+        grown[:, i] = np.clip(grown[:, i], grown[:, i + 1] - _TWICE, grown[:, i + 1])
+    return _upper_bounds(grown, side_axes) if is_product else grown

@@ -9,8 +9,9 @@ inside a node). No event depends on model, layout or device.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from math import exp, floor
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
@@ -86,8 +87,7 @@ class KernelOp:
 
     def amounts(self) -> Work:
         """Return FLOPs and bytes by the family's formula."""
-        flops, moved, *_ = self.work(NUMBERS, self.shape())
-        return Work(float(flops), float(moved))
+        return _amounts(self)
 
     @property
     def flops(self) -> float:
@@ -101,7 +101,8 @@ class KernelOp:
 
     def stated(self) -> dict[str, Any]:
         """Fields by name, as constructor arguments."""
-        return {name: getattr(self, name) for name in _field_names(type(self))}
+        names, values = _field_getter(type(self))
+        return dict(zip(names, values(self), strict=True))
 
     def shape(self) -> dict[str, Any]:
         """Fields in the form that the work formula needs."""
@@ -111,10 +112,19 @@ class KernelOp:
         }
 
 
+@lru_cache(maxsize=2**15)
+def _amounts(op: KernelOp) -> Work:
+    """`KernelOp.amounts`, computed once: prices, energies and laws of one event all ask for it."""
+    flops, moved, *_ = op.work(NUMBERS, op.shape())
+    return Work(float(flops), float(moved))
+
+
 @cache
-def _field_names(kind: type[KernelOp]) -> tuple[str, ...]:
+def _field_getter(kind: type[KernelOp]) -> tuple[tuple[str, ...], Callable[[KernelOp], tuple]]:
+    """Names of a family's fields, and a function that reads their values off a kernel."""
     # once per family: `fields` builds its answer anew at every call
-    return tuple(field.name for field in fields(kind))
+    names = tuple(field.name for field in fields(kind))
+    return names, attrgetter(*names)
 
 
 CollectiveKind = Literal[

@@ -193,10 +193,12 @@ def changed(step: Step, record: str, name: str, value: Any) -> Step:
     return replace(step, **{record: getattr(step, record).replace(**changes)})
 
 
-def predicted(step: Step) -> Prediction:
-    """Predict a step at constant rates."""
+def step_figures(step: Step) -> dict[str, float]:
+    """Figures of a step's prediction, and how its program is built."""
     check_layout(step.model, step.cluster, step.job, step.layout)
-    return explain(_problem(step), step.layout)
+    # One problem for both: what it holds is priced once.
+    problem = _problem(step)
+    return figures(explain(problem, step.layout)) | structure(problem, step.layout)
 
 
 def _problem(step: Step) -> StepProblem:
@@ -204,10 +206,10 @@ def _problem(step: Step) -> StepProblem:
     return problem.repriced(Rates(), Rates())
 
 
-def structure(step: Step) -> dict[str, float]:
+def structure(problem: StepProblem, layout: Layout) -> dict[str, float]:
     """How a step's program is built, as names that count one each: some of it shows in no
     figure."""
-    (batch,) = layout_batches(_problem(step), [step.layout])
+    (batch,) = layout_batches(problem, [layout])
     values = {field.name: getattr(batch.spec, field.name) for field in fields(batch.spec)}
     words = (
         f"program.{name}.{value}" for name, value in values.items() if isinstance(value, (str, int))
@@ -243,7 +245,7 @@ def cases() -> Iterator[StoredCase]:
     """Figures of every base and of its possible variants."""
     # All bases are first, so that most changes of a formula are seen within seconds.
     for base, step in BASES.items():
-        yield StoredCase(base, base, figures(predicted(step)) | structure(step))
+        yield StoredCase(base, base, step_figures(step))
     for base, step in BASES.items():
         changes = list(dict.fromkeys(changes_of(step)))
         for change in changes:
@@ -267,10 +269,10 @@ def _case(base: str, step: Step, changes: Sequence[tuple[str, str, Any]]) -> Ite
     try:
         for change in changes:
             step = changed(step, *change)
-        found = figures(predicted(step)) | structure(step)
+        varied = step_figures(step)
     except PerfModelError:
         return
-    yield StoredCase(base, ", ".join(f"{name}={value}" for _, name, value in changes), found)
+    yield StoredCase(base, ", ".join(f"{name}={value}" for _, name, value in changes), varied)
 
 
 if __name__ == "__main__":
