@@ -30,8 +30,8 @@ class Recurrence(KernelOp):
     chunk."""
 
     op: str
-    """`state_space` (Mamba-2), `selective_scan` (the first Mamba) or `delta_rule` (gated delta
-    nets)."""
+    """`state_space` (Mamba-2), `selective_scan` (the first Mamba), `delta_rule` (gated delta nets)
+    or `linear_attention`."""
     dtype: str = "bf16"
     tokens: int
     products_per_token: int

@@ -54,13 +54,13 @@ _PART_OF_LETTER: Final = {
     "S": "selective_scan",
     "L": "delta_net",
     "C": "short_conv",
-    "R": "time_mix",
+    "RT": "time_mix",
     "A": "shared_block",
     "I": "indexer",
     "P": "layer_embedding",
     "U": "streams",
 }
-"""The field of `HybridStack` with the sizes of each mixer, by its letter."""
+"""The field of `HybridStack` with the sizes of each mixer, by its letter or letters."""
 
 
 @flat_keywords
@@ -175,9 +175,11 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: mixers must be a letter per layer, or a word per layer, among {known}; got {mixers!r} "
                 f"for {self.layers} layers"
             )
-        for letter, part in _PART_OF_LETTER.items():
+        for letters_of_part, part in _PART_OF_LETTER.items():
             # Sizes of a mixer that no layer has are a mistake too.
-            if (letter in letters) != (getattr(hybrid, part) is not None):
+            has_part = getattr(hybrid, part) is not None
+            if has_part != bool(letters & set(letters_of_part)):
+                letter = " or ".join(letters_of_part)
                 raise PerfModelError(
                     f"{owner}: give {part} if mixers has a {letter}, or else leave it out; mixers={mixers!r}"
                 )
@@ -215,6 +217,14 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(
                 f"{owner}: an indexer needs every I in mixers to stand right before a *, and latent_attention with a "
                 f"q_lora_rank; got {hybrid.mixers!r}"
+            )
+        # The first layer's values are its own: only those behind it can add them.
+        mixing = "".join(letter for letter in letters if letter in "RT")
+        value_rank = hybrid.time_mix.value_rank if hybrid.time_mix else 0
+        if mixing.startswith("T") or ("T" in mixing) != (value_rank > 0):
+            raise PerfModelError(
+                f"{owner}: give time_mix a value_rank if mixers has a T, with an R before the first one, or else "
+                f"leave it out; mixers={hybrid.mixers!r}"
             )
         if hybrid.shortcut_experts and letters.count("E") != letters.count("-E"):
             raise PerfModelError(

@@ -33,9 +33,10 @@ MIXERS: Final = {
     "A": "a block shared with other layers",
     "M": "mamba",
     "S": "selective scan (the first Mamba)",
-    "L": "gated delta net",
+    "L": "gated delta net, or linear attention",
     "C": "gated short convolution",
     "R": "time mixing (RWKV)",
+    "T": "time mixing that adds values of the first layer (RWKV-7)",
     "K": "channel mixing (RWKV's feed-forward)",
     "E": "experts",
     "-": "a dense feed-forward",
@@ -202,7 +203,7 @@ class HybridStack(Stated):
     short_conv: ShortConv | None = None
     """Sizes of the layers with letter C."""
     time_mix: TimeMix | None = None
-    """Sizes of the layers with letter R."""
+    """Sizes of the layers with letter R or T."""
     shared_block: SharedBlock | None = None
     """Sizes of the layers with letter A."""
     indexer: Indexer | None = None

@@ -219,15 +219,62 @@ class ShortConv(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeMix(Stated):
-    """Time mixing of RWKV-4 (Peng et al., arXiv 2305.13048, section 3.1.2): a weighted mean of
-    earlier values, whose weights decay at a rate of their own in every channel, scanned over
-    tokens."""
+    """Time mixing of RWKV. By default that of RWKV-4 (Peng et al., arXiv 2305.13048, section
+    3.1.2): a weighted mean of earlier values, whose weights decay at a rate of their own in every
+    channel, scanned over tokens. With `heads` it is linear attention (RWKV-5 and 6, arXiv
+    2404.05892), with `rate_rank` under a delta rule (RWKV-7, arXiv 2503.14456)."""
 
     inner: int
-    """Channels of receptances, keys and values."""
+    """Channels of values; of receptances, keys and decays too, unless `keys` says otherwise."""
+    heads: int = 0
+    """Heads, each with a matrix as its state; 0: every channel has a state of its own (RWKV-4)."""
+    keys: int = 0
+    """Channels of receptances, keys and decays; 0: as many as of values."""
+    chunk: int = 64
+    """With heads: tokens that are computed as one block of matrix products."""
+    gate: bool = False
+    """The result is multiplied by a gate, which a full projection makes (RWKV-5 and 6)."""
+    gate_rank: int = 0
+    """Rank of the projections that make such a gate instead (RWKV-7); 0 for none."""
+    mix_rank: int = 0
+    """Rank of the projections that make the shares in which a token is mixed with the one before
+    it (RWKV-6); 0: these are trained numbers."""
+    decay_rank: int = 0
+    """Rank of the projections that make the decays (RWKV-6 and 7); 0: these are trained numbers."""
+    rate_rank: int = 0
+    """Rank of the projections to the rates at which a token's value replaces what the state holds
+    (RWKV-7); 0: the state only decays."""
+    value_rank: int = 0
+    """Rank of the projections to the shares of the first layer's values, in layers with letter T
+    (RWKV-7)."""
+    channel_receptance: bool = True
+    """Channel mixing has a receptance, which gates its result (not in RWKV-7)."""
 
     def __post_init__(self) -> None:
-        require_whole("time_mix", vars(self))
+        require_whole("time_mix", {"inner": self.inner, "chunk": self.chunk})
+        none_or_more = ("heads", "keys", "gate_rank", "mix_rank", "decay_rank", "rate_rank")
+        sizes = {name: getattr(self, name) for name in (*none_or_more, "value_rank")}
+        require_whole("time_mix", sizes, least=0)
+        if self.heads and (self.inner % self.heads or self.keys % self.heads):
+            raise PerfModelError(
+                f"time_mix: inner={self.inner} and keys={self.keys} must be multiples of "
+                f"heads={self.heads}"
+            )
+        if not self.heads and (self.keys or self.rate_rank):
+            raise PerfModelError("time_mix: keys and rate_rank need heads")
+
+    @property
+    def key_channels(self) -> int:
+        """Channels of receptances, keys and decays."""
+        return self.keys or self.inner
+
+    @property
+    def mixtures(self) -> int:
+        """Trained vectors of shares in which a token is mixed with the one before it: for
+        receptances, keys and values, and for gates, decays and rates if projections make them."""
+        has_gate = self.gate or self.gate_rank > 0
+        # Shares made by projections start from one further mixture.
+        return 3 + has_gate + sum(map(bool, (self.decay_rank, self.rate_rank, self.mix_rank)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +330,9 @@ class Streams(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNet(Stated):
-    """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model
-    (Qwen3-Next)."""
+    """Linear attention of a hybrid model, whose state decays: by default a gated delta net (Yang et
+    al., arXiv 2412.06464; Qwen3-Next), without `delta_rule` plain linear attention (lightning
+    attention of MiniMax-01, arXiv 2501.08313)."""
 
     heads: int
     """Heads of values, which are also those of states."""
@@ -295,8 +343,16 @@ class DeltaNet(Stated):
     key_dim: int
     """Elements of a query or key."""
     conv_kernel: int = 4
+    """Tokens that the convolution of queries, keys and values sees; 0 for none."""
     chunk: int = 64
     """Tokens that are computed as one block of matrix products (section 3.3)."""
+    delta_rule: bool = True
+    """A token's value replaces what the state holds under its key; without, it is added to the
+    state, and queries and keys are not normalised."""
+    fixed_decays: bool = False
+    """Decays are constants of the heads, neither trained nor made of the token."""
+    norm_of_all_heads: bool = False
+    """The result is normalised over all heads at once, with a scale for each element."""
     channel_decays: bool = False
     """Every element of a key has a decay of its own (Kimi Delta Attention, arXiv 2510.26692), not
     one for each head."""
@@ -305,10 +361,14 @@ class DeltaNet(Stated):
     ones."""
 
     def __post_init__(self) -> None:
-        sizes = dict(vars(self))
-        del sizes["channel_decays"]
-        require_whole("delta_net", {"gate_rank": sizes.pop("gate_rank")}, least=0)
-        require_whole("delta_net", sizes)
+        sizes = {name: getattr(self, name) for name in ("heads", "key_heads", "head_dim")}
+        require_whole("delta_net", {**sizes, "key_dim": self.key_dim, "chunk": self.chunk})
+        none_or_more = {"conv_kernel": self.conv_kernel, "gate_rank": self.gate_rank}
+        require_whole("delta_net", none_or_more, least=0)
+        if self.fixed_decays and (self.channel_decays or self.gate_rank):
+            raise PerfModelError(
+                "delta_net: fixed_decays leaves no decays for channel_decays or gate_rank to make"
+            )
         if self.heads % self.key_heads:
             raise PerfModelError(
                 f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}"
@@ -326,8 +386,15 @@ class DeltaNet(Stated):
 
     @property
     def decays(self) -> int:
-        """Decays of a token, over all heads."""
+        """Decays that are made of a token, over all heads."""
+        if self.fixed_decays:
+            return 0
         return self.heads * (self.key_dim if self.channel_decays else 1)
+
+    @property
+    def steps(self) -> int:
+        """Step sizes of the delta rule for a token, over all heads."""
+        return self.heads if self.delta_rule else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -431,11 +431,13 @@ def layer_cache_bytes(
     bytes_by_mixer = {"*": full, "W": windowed, "A": full}
     if model.hybrid.indexer:
         bytes_by_mixer["I"] = tokens * model.hybrid.indexer.head_dim * element_bytes
-    if model.hybrid.time_mix:
-        # Numerator, denominator and largest exponent of every channel, and the last token's inputs
-        # of both mixings.
-        bytes_by_mixer["R"] = (
-            MAMBA_STATE_BYTES * 3 * model.hybrid.time_mix.inner / tp + model.hidden * element_bytes
+    mix = model.hybrid.time_mix
+    if mix:
+        # Numerator, denominator and largest exponent of every channel, or a matrix of every head;
+        # and the last token's inputs of both mixings.
+        state = mix.key_channels * mix.inner // mix.heads if mix.heads else 3 * mix.inner
+        bytes_by_mixer["R"] = bytes_by_mixer["T"] = (
+            MAMBA_STATE_BYTES * state / tp + model.hidden * element_bytes
         )
         bytes_by_mixer["K"] = model.hidden * element_bytes
 
@@ -449,7 +451,7 @@ def layer_cache_bytes(
         bytes_by_mixer["S"] = MAMBA_STATE_BYTES * elements / tp
     net = model.hybrid.delta_net
     if net:
-        elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
+        elements = net.values * net.key_dim + net.convolved * max(0, net.conv_kernel - 1)
         bytes_by_mixer["L"] = MAMBA_STATE_BYTES * elements / tp
     conv = model.hybrid.short_conv
     if conv:

@@ -1,7 +1,7 @@
 """Recurrent mixers, sharded by heads or channels.
 
 Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao,
-arXiv 2312.00752), gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.
+arXiv 2312.00752) and gated short convolutions.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
 from perfmodel.spec import Transformer
-from perfmodel.spec.parts import DeltaNet, Mamba, SelectiveScan, ShortConv
+from perfmodel.spec.parts import Mamba, SelectiveScan, ShortConv
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
@@ -282,179 +282,3 @@ def short_conv_weights(hidden: int) -> int:
 def short_conv_parameters(hidden: int, conv: ShortConv) -> int:
     """Parameters of one mixer, without the layer's norm."""
     return short_conv_weights(hidden) + hidden * conv.kernel
-
-
-def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> list[Piece]:
-    """A gated delta net: input projections, causal convolution, delta rule by chunks, gated norm,
-    output projection.
-
-    Raises:
-        LayoutError: key heads that tensor parallelism does not divide, or context parallelism,
-            through which the state would have to be passed.
-    """
-    tp = local.tp
-    divide(
-        model,
-        Reason.HEADS,
-        f"delta_net key_heads={net.key_heads} are",
-        net.key_heads,
-        "tp",
-        tp,
-    )
-    require_whole_sequence(model, local, "gated delta nets")
-
-    # Projected are queries, keys and values, which are convolved, the output gate, and decay and
-    # step of every head.
-    heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
-    decays = net.decays // tp
-    tensor = float(local.tokens * local.act_bytes)
-    if net.gate_rank:
-        # Low-rank projections start on every rank, as those of latent attention; the second
-        # products are column-parallel.
-        projections = [
-            column_linear(local, convolved + heads, local.hidden, kept_output=1.0),
-            linear(
-                local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0
-            ),
-            column_linear(local, values, net.gate_rank, kept_output=1.0),
-            column_linear(local, decays, net.gate_rank, kept_output=1.0),
-        ]
-    else:
-        width = convolved + values + decays + heads
-        projections = [column_linear(local, width, local.hidden, kept_output=1.0)]
-    return [
-        *projections,
-        pointwise(
-            local.precision,
-            [("silu", 1)],
-            local.tokens,
-            convolved,
-            params=convolved * net.conv_kernel,
-            saved_bytes=tensor * convolved,
-        ),
-        # Queries and keys of unit length.
-        pointwise(
-            local.precision,
-            [("norm", 1)],
-            local.tokens,
-            convolved - values,
-            saved_bytes=0.0,
-        ),
-        _delta_rule(local, net, heads),
-        pointwise(
-            local.precision,
-            [("layer_norm", 1), ("silu_mul", 2)],
-            local.tokens,
-            values,
-            params=net.head_dim,
-            saved_bytes=tensor * values,
-        ),
-        row_linear(local, local.hidden, values),
-    ]
-
-
-def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
-    """Products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3)."""
-    # Keys with keys, the inverse of the triangular matrix that they make (as one product), that
-    # with keys and with values; queries with keys, scores with new values; queries and decayed keys
-    # with the state, and what the chunk adds to it.
-    c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
-    return (
-        (c, c, k),
-        (c, c, c),
-        (c, k, c),
-        (c, v, c),
-        (c, c, k),
-        (c, v, c),
-        (c, v, k),
-        (c, v, k),
-        (k, v, c),
-    )
-
-
-def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
-    """The delta rule by chunks, the last one of a sequence padded to a whole one."""
-    size = min(net.chunk, local.seq_local)
-    n_chunks = -(-local.seq_local // net.chunk)
-    products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
-    forward = Recurrence(
-        op="delta_rule",
-        dtype=local.precision.wide_dtype,
-        tokens=local.sequences * n_chunks * size,
-        products_per_token=products,
-        bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=False),
-    )
-
-    # Backward recomputes what it needs from inputs that the previous pieces save, like the
-    # published kernels.
-    backward = replace(
-        forward,
-        bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=True),
-        pass_="bwd",
-    )
-    # A rate for each head, and what is added to each decay before its softplus.
-    rates, shifts = heads, net.decays // local.tp
-    return Piece(forward=(forward,), backward_input=(backward,), params=rates + shifts)
-
-
-class _DeltaRuleTraffic(NamedTuple):
-    """How often the kernels of a pass read or write each kind of tensor (flash-linear-attention
-    0.4, fla/ops/gated_delta_rule/chunk.py)."""
-
-    keys: float
-    """Tensors as wide as a key."""
-    values: float
-    """Tensors as wide as a value."""
-    triangle: float
-    """The triangular matrix of a chunk."""
-    states: float
-    """The state of a chunk."""
-
-
-_DELTA_RULE_FORWARD: Final = _DeltaRuleTraffic(keys=7, values=6, triangle=6, states=2)
-"""The kernels compute keys with keys, the inverse, its products with keys and values, states and
-outputs."""
-_DELTA_RULE_BACKWARD: Final = _DeltaRuleTraffic(keys=20, values=15, triangle=2, states=4)
-"""Those products and the states are recomputed; then come the gradients of values, of states, of
-queries and keys, and of the products."""
-
-
-def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
-    """Bytes that the kernels of a pass read and write per token and head of values."""
-    passes = _DELTA_RULE_BACKWARD if backward else _DELTA_RULE_FORWARD
-    # Decays of every channel are read and written together with the keys and their gradients.
-    key_passes = 2 * passes.keys if net.channel_decays else passes.keys
-    elements = (
-        key_passes * net.key_dim
-        + passes.values * net.head_dim
-        + passes.triangle * size
-        + passes.states * net.key_dim * net.head_dim / size
-    )
-    return round(act_bytes * elements)
-
-
-def delta_net_weights(hidden: int, net: DeltaNet) -> int:
-    """Elements of the projections."""
-    gates = net.values + net.decays
-    if net.gate_rank:
-        return (
-            hidden * (net.values + net.convolved + net.heads + 2 * net.gate_rank)
-            + net.gate_rank * gates
-        )
-    return hidden * (net.values + net.convolved + net.heads + gates)
-
-
-def delta_net_parameters(hidden: int, net: DeltaNet) -> int:
-    """Parameters of one mixer, without the layer's norm."""
-    return (
-        delta_net_weights(hidden, net)
-        + net.convolved * net.conv_kernel
-        + net.heads
-        + net.decays
-        + net.head_dim
-    )
-
-
-def delta_rule_products(net: DeltaNet) -> float:
-    """Multiplications per token of the products of a chunk."""
-    return net.heads * sum(m * n * k for m, n, k in _products(net)) / net.chunk

@@ -20,6 +20,7 @@ from perfmodel.workload._indexer import indexer_pieces
 from perfmodel.workload._layer_block import layer_block, sent_on
 from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows, lookup_of_layers
 from perfmodel.workload._linear import column_linear
+from perfmodel.workload._linear_attention import delta_net_mixer
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._lookup import token_lookup
 from perfmodel.workload._piece import Piece, accumulated, assemble
@@ -32,7 +33,6 @@ from perfmodel.workload._pointwise import (
     sub_layer,
 )
 from perfmodel.workload._recurrent import (
-    delta_net_mixer,
     mamba_mixer,
     selective_scan_mixer,
     short_conv_mixer,
@@ -155,13 +155,17 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
 
     names = [name for letter, name in _NAMES.items() if letter in word]
     # Later stages need the rows of their layers, which the first one looks up, all residual
-    # streams, and the text.
+    # streams, the values of RWKV's first layer, and the text.
     passed_on_bytes = 0.0
     streams = model.hybrid.streams.count if model.hybrid.streams else 1
     if model.hybrid.layer_embedding:
         width = layers_with_rows(model) * model.hybrid.layer_embedding.width
         passed_on_bytes = float(local.tokens * width * local.act_bytes)
     passed_on_bytes += (streams - 1) * local.hidden_bytes
+    if model.hybrid.time_mix and model.hybrid.time_mix.value_rank:
+        passed_on_bytes += float(
+            local.tokens * model.hybrid.time_mix.inner // local.tp * local.act_bytes
+        )
     if model.inputs.text_condition:
         passed_on_bytes += text_sizes(model, local, model.inputs.text_condition).hidden_bytes
     gradients = _activation_gradients(model, local) if set(word) & set("-E") else 2
@@ -205,7 +209,7 @@ def _widest_activation(model: Transformer, local: ShardSizes, word: str) -> int:
         inner = 2 * hybrid.delta_net.values
     elif "C" in word:
         inner = 3 * local.hidden
-    elif "R" in word and hybrid.time_mix:
+    elif set(word) & {"R", "T"} and hybrid.time_mix:
         inner = hybrid.time_mix.inner
     return max(local.tokens * max(widths), local.tokens * inner // local.tp)
 
@@ -222,6 +226,7 @@ _NAMES: Final = {
     "E": "moe",
     "-": "dense",
     "R": "time_mix",
+    "T": "time_mix",
     "K": "channel_mix",
     "M": "mamba",
     "S": "selective_scan",
@@ -315,8 +320,8 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
         return delta_net_mixer(model, local, model.hybrid.delta_net)
     if letter == "C" and model.hybrid.short_conv:
         return short_conv_mixer(model, local, model.hybrid.short_conv)
-    if letter == "R" and model.hybrid.time_mix:
-        return time_mixing(model, local, model.hybrid.time_mix)
+    if letter in "RT" and model.hybrid.time_mix:
+        return time_mixing(model, local, model.hybrid.time_mix, adds_values=letter == "T")
     if letter == "K":
         return channel_mixing(model, local)
     if letter == "E" and model.experts:

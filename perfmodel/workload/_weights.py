@@ -5,10 +5,14 @@ from typing import NamedTuple
 
 from perfmodel.spec import Transformer
 from perfmodel.workload._attention import projected
-from perfmodel.workload._recurrent import (
+from perfmodel.workload._linear_attention import (
     delta_net_parameters,
     delta_net_weights,
-    delta_rule_products,
+    recurrence_of_net,
+    recurrence_of_time_mix,
+    recurrence_products,
+)
+from perfmodel.workload._recurrent import (
     mamba_parameters,
     mamba_weights,
     selective_scan_parameters,
@@ -98,25 +102,32 @@ def mixer_weights(model: Transformer, letters: Container[str]) -> dict[str, Mixe
         by_letter["L"] = MixerWeights(
             delta_net_weights(h, hybrid.delta_net),
             delta_net_parameters(h, hybrid.delta_net),
-            delta_rule_products(hybrid.delta_net),
+            recurrence_products(recurrence_of_net(hybrid.delta_net), hybrid.delta_net.heads),
         )
     if hybrid.short_conv:
         by_letter["C"] = MixerWeights(
             short_conv_weights(h), short_conv_parameters(h, hybrid.short_conv)
         )
-    if hybrid.time_mix:
-        by_letter["R"] = MixerWeights(
-            time_mix_weights(h, hybrid.time_mix),
-            time_mix_parameters(h, hybrid.time_mix),
-            2 * hybrid.time_mix.inner,
-        )
+    mix = hybrid.time_mix
+    if mix:
+        products = 2.0 * mix.inner
+        if mix.heads:
+            products = recurrence_products(recurrence_of_time_mix(mix), mix.heads)
+        for letter, adds_values in (("R", False), ("T", True)):
+            by_letter[letter] = MixerWeights(
+                time_mix_weights(h, mix, adds_values=adds_values),
+                time_mix_parameters(h, mix, adds_values=adds_values),
+                products,
+            )
     if hybrid.streams:
         by_letter["U"] = MixerWeights(
             update_weights(h, hybrid.streams), update_parameters(model, hybrid.streams)
         )
-    # Channel mixing needs no settings beside the size of the feed-forward that it replaces.
+    # Without time mixing, channel mixing is that of RWKV-4.
     if "K" in letters:
+        receptance = mix is None or mix.channel_receptance
         by_letter["K"] = MixerWeights(
-            channel_mix_weights(h, model.ffn_hidden), channel_mix_parameters(h, model.ffn_hidden)
+            channel_mix_weights(h, model.ffn_hidden, receptance=receptance),
+            channel_mix_parameters(h, model.ffn_hidden, receptance=receptance),
         )
     return {letter: weights for letter, weights in by_letter.items() if letter in letters}

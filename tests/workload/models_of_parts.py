@@ -4,6 +4,7 @@ from typing import Any
 
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import (
+    DeltaNet,
     Distances,
     Experts,
     Indexer,
@@ -39,6 +40,27 @@ MAMBA = Mamba(heads=8, head_dim=16, state=8, groups=4)
 LATENT = LatentAttention(
     q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
 )
+RWKV_7 = TimeMix(
+    inner=64,
+    heads=4,
+    chunk=16,
+    gate_rank=12,
+    decay_rank=8,
+    rate_rank=10,
+    value_rank=6,
+    channel_receptance=False,
+)
+LINEAR_ATTENTION = DeltaNet(
+    heads=HEADS,
+    key_heads=HEADS,
+    head_dim=D,
+    key_dim=D,
+    conv_kernel=0,
+    chunk=32,
+    delta_rule=False,
+    fixed_decays=True,
+    norm_of_all_heads=True,
+)
 ZAMBA: dict[str, Any] = {"mixers": "M AM AM M AM M ", "mamba": MAMBA}
 MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
     "rwkv": {
@@ -47,6 +69,21 @@ MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
         "positions": "none",
         "gated_ffn": False,
     },
+    "rwkv 6": {
+        "mixers": "RK ",
+        "time_mix": TimeMix(
+            inner=64, keys=32, heads=4, chunk=16, gate=True, mix_rank=4, decay_rank=8
+        ),
+        "positions": "none",
+        "gated_ffn": False,
+    },
+    "rwkv 7": {
+        "mixers": "RK TK TK TK TK TK ",
+        "time_mix": RWKV_7,
+        "positions": "none",
+        "gated_ffn": False,
+    },
+    "linear attention": {"mixers": "L- L- *- ", "delta_net": LINEAR_ATTENTION},
     "zamba": ZAMBA | {"shared_block": SharedBlock(), "head_dim": 2 * D},
     "zamba 2": ZAMBA
     | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},

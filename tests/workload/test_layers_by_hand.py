@@ -464,6 +464,33 @@ def _channel_decays(rank: Rank) -> ByHand:
     )
 
 
+def _linear_attention(rank: Rank) -> ByHand:
+    """Lightning attention, arXiv 2501.08313: activated queries, keys and values, fixed decays, one
+    norm over all heads, a gate; kernels as of flash-linear-attention's simple_gla."""
+    heads = NET.heads // rank.tp
+    k, v, c, padded = NET.key_dim, NET.head_dim, CHUNK, BATCH * 2 * CHUNK
+    values, convolved = heads * v, heads * v + 2 * (NET.key_heads // rank.tp) * k
+    per_chunk = c * c * k + c * c * v + 2 * c * k * v
+
+    def rule(elements: float) -> Kernel:
+        return ("linear_attention", padded, heads * per_chunk // c, heads * round(2 * elements))
+
+    before = [linear(TOKENS, convolved + values, H), pointwise("silu", TOKENS, convolved)]
+    after = [
+        pointwise("layer_norm", TOKENS, values),
+        pointwise("silu_mul", TOKENS, values, 2),
+        linear(TOKENS, H, values),
+    ]
+    forward_rule = rule(3 * k + 3 * v + 2 * k * v / c)
+    backward_rule = rule(8 * k + 6 * v + 10 * k * v / c)
+    return ByHand(
+        forward=[*before, forward_rule, *after],
+        backward=[*retraced(after), backward_rule, *retraced(before)],
+        kept_bytes=2 * (rank.rows * H + TOKENS * (2 * convolved + 3 * values)),
+        params=H * (convolved + values) + values + values * H,
+    )
+
+
 # --- all of them
 # -----------------------------------------------------------------------------------------
 
@@ -571,6 +598,16 @@ LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Rank], ByHand]
         _short_convolution,
     ),
     "delta net": ({"mixers": "L", "delta_net": NET}, {}, _delta_net),
+    "linear attention": (
+        {
+            "mixers": "L",
+            "delta_net": replace(
+                NET, conv_kernel=0, delta_rule=False, fixed_decays=True, norm_of_all_heads=True
+            ),
+        },
+        {},
+        _linear_attention,
+    ),
     "channel decays": (
         {"mixers": "L", "delta_net": replace(NET, channel_decays=True)},
         {},

@@ -12,6 +12,7 @@ from models_of_parts import (
     MAMBA,
     MODELS_OF_PARTS,
     PLAIN,
+    RWKV_7,
     TOKENS,
     VOCAB,
     ZAMBA,
@@ -22,7 +23,7 @@ from models_of_parts import (
 from perfmodel import predict
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Transformer
-from perfmodel.spec.parts import Experts, Indexer, SharedBlock
+from perfmodel.spec.parts import Experts, Indexer, SharedBlock, TimeMix
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
 
 JOB = Job(global_batch=4, seq_len=TOKENS)
@@ -98,6 +99,56 @@ def test_time_mixing_and_channel_mixing_by_hand() -> None:
     assert parameters(model).mamba == 6 * (mixing + channels)
     with pytest.raises(LayoutError, match="time mixing cannot be split along the sequence"):
         blocks(model, JOB, Shard(cp=2))
+
+
+def test_time_mixing_with_matrices_as_states_by_hand() -> None:
+    """RWKV-6 (arXiv 2404.05892, section 4): five mixtures of the token and the one before it, whose
+    shares are made of a sixth through few elements; decays made through few elements too."""
+    model = replace(PLAIN, **MODELS_OF_PARTS["rwkv 6"])
+    inner, keys, mix, decay = 64, 32, 4, 8
+    mixtures = 6 * H + H * 5 * mix + 5 * mix * H
+    projections = 2 * H * keys + 3 * H * inner
+    decays = H * decay + decay * keys + keys
+    bonus, norm_of_heads = keys, 2 * inner
+    mixing = mixtures + projections + decays + bonus + norm_of_heads
+    channels = 2 * H * FFN + H * H + 2 * H
+    assert parameters(model).total == 6 * (mixing + channels + 2 * H) + VOCAB * H + H
+    # In a chunk of C tokens of a head: scores, scores with values, receptances with the state, and
+    # what is added to it.
+    c, k, v = 16, keys // 4, inner // 4
+    state = 4 * (c * c * k + c * c * v + 2 * c * k * v) / c
+    weights = mixing - 6 * H - 2 * keys - norm_of_heads + channels - 2 * H
+    flops = step_flops(model, JOB).layers_forward
+    assert flops == 2 * JOB.global_batch * TOKENS * 6 * (weights + state)
+
+
+def test_the_first_layer_of_rwkv_7_adds_no_values_of_another() -> None:
+    """RWKV-7 (arXiv 2503.14456, section 4): rates, decays, gates and shares of the first layer's
+    values are made through few elements; channel mixing has no receptance."""
+    model = replace(PLAIN, **MODELS_OF_PARTS["rwkv 7"])
+    inner, gate, decay, rate, value = 64, 12, 8, 10, 6
+    narrow = (gate + decay + rate) * (H + inner)
+    # decays, rates, two scales of keys, and a bonus
+    mixing = 6 * H + 4 * H * inner + narrow + 5 * inner + 2 * inner
+    adding = value * (H + inner) + inner
+    channels = 2 * H * FFN + H
+    total = 6 * (mixing + channels + 2 * H) + 5 * adding + VOCAB * H + H
+    assert parameters(model).total == total
+    c, d = 16, 16
+    # Scores of four pairs, the inverse, five products of triangular matrices with keys or values,
+    # and four with the state.
+    state = 4 * (4 * c * c * d + c**3 + 5 * c * c * d + 4 * c * d * d) / c
+    weights = 6 * (4 * H * inner + narrow + 2 * H * FFN) + 5 * value * (H + inner)
+    flops = step_flops(model, JOB).layers_forward
+    assert flops == 2 * JOB.global_batch * TOKENS * (weights + 6 * state)
+
+
+def test_stages_of_rwkv_7_pass_the_first_values_on() -> None:
+    model = replace(PLAIN, **MODELS_OF_PARTS["rwkv 7"])
+    others = replace(model.hybrid.time_mix, value_rank=0)
+    without = replace(model, mixers="RK ", time_mix=others)
+    sent, plain = (blocks(net, JOB, Shard())[1][0].boundary_bytes for net in (model, without))
+    assert sent - plain == 2 * TOKENS * 64
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
@@ -198,6 +249,9 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
         ({"mixers": "*- ", "ffn_sizes": (96,) * 5 + (0,)}, r"ffn_sizes\[5\]"),
         ({"mixers": "V- "}, "needs window for V"),
         ({"mixers": "R- "}, "give time_mix"),
+        ({"mixers": "RK TK ", "time_mix": TimeMix(inner=64, heads=4)}, "a value_rank"),
+        ({"mixers": "TK ", "time_mix": RWKV_7}, "with an R before the first"),
+        ({"mixers": "RK ", "time_mix": RWKV_7}, "a value_rank if mixers has a T"),
         ({"mixers": "*- ", "shared_block": SharedBlock()}, "shared_block"),
         ({"mixers": "Q- ", "latent_attention": LATENT}, "Q and V"),
         (

@@ -1,5 +1,5 @@
-"""Hugging Face configurations of hybrids of attention and gated delta nets: Qwen3-Next, Qwen3.5,
-OLMo Hybrid, Kimi Linear and Bailing."""
+"""Hugging Face configurations of hybrids of attention and gated delta nets or linear attention:
+Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Bailing and MiniMax-01."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 
 from annotated_types import Ge, Le
 
-from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, Qwen2Moe
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, LlamaWithExperts, Qwen2Moe
 from perfmodel.catalog.huggingface._layers import (
     feed_forward_letters,
     letters_of,
@@ -215,6 +215,51 @@ class BailingHybrid(KimiLinear):
     def fields(self) -> Fields:
         fields = super().fields() | {"head_gate": True}
         return fields | {"mtp_layers": self.num_mtp_layers or self.num_nextn_predict_layers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniMax(LlamaWithExperts):
+    """MiniMax-01 and M1 (arXiv 2501.08313): lightning attention, whose heads have fixed decays,
+    softmax attention in some layers, and experts in all (transformers
+    models/minimax/modeling_minimax.py)."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Count = 131_072
+    block_size: Count = 256
+    layer_types: tuple[str, ...] | None = None
+    attn_type_list: tuple[CountOrNone, ...] | None = None
+
+    def attention(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is not None:
+            return letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", n_layers)
+        # The authors' own code lists a 1 for each layer with softmax attention.
+        if self.attn_type_list is not None:
+            flags = [str(flag) for flag in self.attn_type_list]
+            return letters_of(flags, {"0": "L", "1": "*"}, "attn_type_list", n_layers)
+        return ["*" if layer % 2 == 0 else "L" for layer in range(n_layers)]
+
+    def fields(self) -> Fields:
+        letters = self.attention()
+        fields = super().fields()
+        linear_attention = DeltaNet(
+            heads=self.num_attention_heads,
+            key_heads=self.num_attention_heads,
+            head_dim=self.head_size(),
+            key_dim=self.head_size(),
+            conv_kernel=0,
+            chunk=self.block_size,
+            delta_rule=False,
+            fixed_decays=True,
+            norm_of_all_heads=True,
+        )
+        return fields | {
+            "mixers": mixers_of(letters, ["E"] * len(letters)),
+            "delta_net": linear_attention if "L" in letters else None,
+        }
 
 
 _DELTA_LETTERS: Final[Mapping[str, str]] = {"linear_attention": "L", "full_attention": "*"}

@@ -13,6 +13,7 @@ from perfmodel.catalog.huggingface._delta_nets import (
     BailingHybrid,
     KimiLinear,
     LaraMini,
+    MiniMax,
     OlmoHybrid,
     Qwen3Next,
     Qwen35,
@@ -88,7 +89,7 @@ from perfmodel.catalog.huggingface._hybrids import (
 )
 from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
 from perfmodel.catalog.huggingface._nas import NemotronNas
-from perfmodel.catalog.huggingface._rwkv import Rwkv
+from perfmodel.catalog.huggingface._rwkv import Rwkv, Rwkv5, Rwkv6, Rwkv7
 from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
 from perfmodel.catalog.huggingface._window_heads import Gemma3n, Gemma4, Laguna, MiMoV2, Step35
 from perfmodel.catalog.huggingface._zamba import Zamba, Zamba2
@@ -157,6 +158,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "mamba2": Mamba2,
     "mimo_v2_flash": MiMoV2,
     "minicpm3": LatentLlama,
+    "minimax": MiniMax,
     "mistral": Llama,
     "modernbert": ModernBert,
     "modernbert-decoder": ModernBertDecoder,
@@ -183,6 +185,9 @@ FAMILIES: Mapping[str, type[Family]] = {
     "QwenImageTransformer2DModel": QwenImage,
     "roberta": Roberta,
     "rwkv": Rwkv,
+    "rwkv5": Rwkv5,
+    "rwkv6": Rwkv6,
+    "rwkv7": Rwkv7,
     "SD3Transformer2DModel": StableDiffusion3,
     "deberta": Deberta,
     "deberta-v2": DebertaV2,

@@ -214,6 +214,8 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "mistral4": Relative(family="deepseek_v3"),
     "sarvam_mla": Relative(family="deepseek_v3"),
     # --- hybrids ---
+    "minimax_m1": Relative(family="minimax"),
+    "minimax_text_01": Relative(family="minimax"),
     "qwen3_5_moe": Relative(family="qwen3_next"),
     # --- other heads in the window ---
     # Gemma 4 without embeddings of tokens in every layer and without experts.

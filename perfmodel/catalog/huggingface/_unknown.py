@@ -101,12 +101,10 @@ REASONS: Final[Mapping[str, str]] = {
     "inkling2": _INKLING,
     "inkling2_loop": _INKLING,
     "jetmoe": "its attention projections are experts",
-    "minimax": "its lightning attention has a decay per head and a gate, which are not supported",
     "moshi": "a second model predicts several audio streams",
     "phi4_multimodal": "it has adapters for images and for speech in every layer",
     "qwen4_exp": _STREAMS,
     "recurrent_gemma": "its recurrent blocks are not supported",
-    "rwkv7": "its time mixing has a state of matrices and low-rank gates, unlike that of RWKV-4",
     "xlnet": "it projects positions separately, and has two streams of attention",
     "xlstm": "its recurrent cells are not supported",
     "zaya": "convolutions mix its queries and keys, and its router is a neural network",
@@ -155,10 +153,6 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """Families that `Transformer` cannot describe exactly, and the features that it lacks."""
 _ALSO: Final = {
-    "minimax_text_01": "minimax",
-    "minimax_m1": "minimax",
-    "rwkv5": "rwkv7",
-    "rwkv6": "rwkv7",
     "hrm_text": "hrm",
 }
 """Families that need the same missing features as another one."""
