@@ -70,7 +70,12 @@ def _tuning(settings: Mapping[str, Any]) -> Fields:
         dropout=settings.get("lora_dropout", 0),
         bits=8 if is_on(settings.get("load_in_8bit")) else bits,
     )
-    return tuning_fields(adapter, "adapter", adapters)
+    fields = tuning_fields(adapter, "adapter", adapters)
+    if adapters.targets is None and "adapter_rank" in fields:
+        fields["note.adapters"] = (
+            "adapters on the products of attention (the file names neither lora_target_modules nor lora_target_linear)"
+        )
+    return fields
 
 
 _PACKING: Final = "sample_packing"

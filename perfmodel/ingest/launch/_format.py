@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
@@ -87,6 +87,7 @@ class LaunchFormat:
         """
         # Each rule takes the keys that it knows. Later rules win where two state one field, so that
         # tables list the general key first and the particular one after it.
+        entries = self._with_names_of_models(entries)
         fields, defaults = dict(self.always), {}
         understood: set[str] = set()
         undefined_keys = self._undefined(entries, place, settled, notes)
@@ -149,6 +150,19 @@ class LaunchFormat:
                 raise broken_at(place, entries[name], "; ".join([message, *absent]))
         return set(keys)
 
+    def _with_names_of_models(self, entries: Entries) -> Entries:
+        """Settings in which a model's path without known folders (`${SCRATCH}/Qwen3-8B`) is the
+        name of its last folder, which no machine changes."""
+        of_models: set[str] = set()
+        for rule in self.table:
+            of_models |= set(rule.keys) if rule.fields == ("model",) else set()
+        named = dict(entries)
+        for name in of_models & entries.keys():
+            folder = _BEHIND_UNDEFINED.search(str(entries[name].value))
+            if undefined(entries[name].value) and folder is not None:
+                named[name] = replace(entries[name], value=folder[1])
+        return named
+
     def _is_optional(self, name: str) -> bool:
         """Whether every rule that reads a key accepts it as written."""
         return all(name in rule.optional for rule in self.table if name in rule.keys)
@@ -178,6 +192,10 @@ class LaunchFormat:
 def patterns(*themes: str) -> tuple[str, ...]:
     """Split texts of blank-separated key patterns."""
     return tuple(" ".join(themes).split())
+
+
+_BEHIND_UNDEFINED: Final = re.compile(r"/([A-Za-z0-9][\w.-]*)/?$")
+"""The last folder of a path, in which nothing is left open."""
 
 
 def undefined(value: object) -> bool:

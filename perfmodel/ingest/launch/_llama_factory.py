@@ -48,6 +48,26 @@ def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
     return tuning_fields(kind, "finetuning_type", adapters)
 
 
+_HALVES: Final = ("bf16", "fp16", "pure_bf16", "deepspeed")
+"""Settings that choose the type of products."""
+
+
+def _frozen_half(settings: Mapping[str, Any]) -> Fields:
+    """Products beside frozen weights where no switch chooses their type: LLaMA-Factory loads the
+    weights in the type of the checkpoint (`llamafactory/model/patcher.py` `patch_config`), and
+    makes fp32 only of those that it trains."""
+    is_stated = any(is_on(settings.get(name)) for name in _HALVES)
+    if is_stated or settings.get("finetuning_type", "lora") not in ("lora", "oft"):
+        return {}
+    return {
+        "dtype": "bf16",
+        "note.half": (
+            "dtype=bf16 (the file states no precision, and LLaMA-Factory keeps frozen weights in the type of the "
+            "checkpoint; --dtype sets another)"
+        ),
+    }
+
+
 def _factory_stage(settings: Mapping[str, Any]) -> Fields:
     # Reward models, DPO and PPO run a reference model or a critic beside the one that is trained.
     return objective_fields(settings["stage"], "stage")
@@ -90,7 +110,12 @@ LLAMA_FACTORY: Final = LaunchFormat(
             fields=("devices",),
         ),
         precision_rule("fp32"),
-        Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
+        Rule(keys=(*_HALVES, "finetuning_type", *MODEL_KEYS), read=_frozen_half, fields=("dtype",)),
+        Rule(
+            keys=(MICRO, ACCUMULATION),
+            read=trainer_batches,
+            defaults={"micro_batch": 8, "grad_accum": 1},
+        ),
         Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),
         # `cutoff_len` (llamafactory/hparams/data_args.py) cuts text, and packing fills it.
         # llamafactory/hparams/data_args.py

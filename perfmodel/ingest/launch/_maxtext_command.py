@@ -17,10 +17,12 @@ from perfmodel.ingest.launch._read_entries import read_yaml
 from perfmodel.ingest.launch.shell import SETTING_PREFIX, Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
-    r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)",
+    r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)"
+    r"|maxtext[./]\S*train",
     re.IGNORECASE,
 )
-"""Pattern of a YAML file next to a MaxText setting, which few other scripts match."""
+"""Pattern of a YAML file next to a MaxText setting, or of a program of MaxText that trains, which
+few other scripts match."""
 _ENDS: Final = ("|", "||", "&&", ";", "&", ">", "2>&1")
 """Words that end a command."""
 _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -52,10 +54,11 @@ def maxtext_command(
             file, settings = _settings(argv, line)
             if file:
                 settings = _from_environment(command, line) | settings
-            if not MAXTEXT.recognises(settings):
+            program = _program(argv)
+            # `base.yml` has a default for every setting, its model and its batch too.
+            if not MAXTEXT.recognises(settings) and not (settings and _is_of_maxtext(program)):
                 continue
             # A script may also decode or convert checkpoints with the same settings.
-            program = _program(argv)
             if trains_nothing(program):
                 idle_program = idle_program or f"line {line}: {program.name} of MaxText"
             elif len(settings) > len(best):
@@ -89,6 +92,12 @@ def _program(argv: Sequence[str]) -> PurePosixPath:
         if word.endswith(".py"):
             return PurePosixPath(word)
     return PurePosixPath()
+
+
+def _is_of_maxtext(program: PurePosixPath) -> bool:
+    """Whether a program is one of MaxText that trains: `MaxText.train`, or since 2026
+    `maxtext.trainers.pre_train.train`."""
+    return "maxtext" in program.as_posix().lower().split("/") and program.stem.startswith("train")
 
 
 def over_slices(settings: Mapping[str, Entry], slices: int) -> dict[str, Entry]:
@@ -194,27 +203,36 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     """The file of settings that a command names, and the settings `key=value` behind it."""
     file = ""
     settings: dict[str, Entry] = {}
+    begun = False
+    module = _program(argv)
     for word in argv:
-        if file and word in _ENDS:
+        if begun and word in _ENDS:
             break
         # Assignments before the file are variables of the environment
-        # (`LIBTPU_INIT_ARGS=... python3 ...`).
+        # (`LIBTPU_INIT_ARGS=... python3 ...`). A program of MaxText needs no file since 2026.
         setting = _SETTING.fullmatch(word)
-        if setting and file:
+        is_program = _is_of_maxtext(module) and _names(word, module)
+        begun = begun or word.endswith((".yml", ".yaml")) or is_program
+        if setting and begun:
             settings[setting[1]] = Entry(yaml_value(setting[2].removesuffix(";")), line)
         elif word.endswith((".yml", ".yaml")):
             file = word
     return file, settings
 
 
+def _names(word: str, program: PurePosixPath) -> bool:
+    """Whether a word of a command is its program, as a file or as a module."""
+    return program.as_posix() in (word, f"{word.replace('.', '/')}.py")
+
+
 def _entries_of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the file that a command names, if it is in the script's folder; else a note,
     unless it holds MaxText's own defaults."""
-    file = neighbours.find(name)
+    file = neighbours.find(name) if name else None
     if file is not None:
         source = read_yaml(file.text, str(file.path), file.path.parent)
         return included_entries(source.entries, file.path, 0), list(source.notes)
-    if Path(name).name == MAXTEXT.defaults_file:
+    if not name or Path(name).name == MAXTEXT.defaults_file:
         return {}, []
     return {}, [
         f"the command names {name}, which was not found in the script's folder; its settings are "

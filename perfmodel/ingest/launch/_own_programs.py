@@ -15,9 +15,17 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
+from perfmodel.ingest.launch._openrlhf import is_of_openrlhf, openrlhf_arguments
 from perfmodel.ingest.launch._table import read_only
 from perfmodel.ingest.launch._trainer import TRAINER
-from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR
+from perfmodel.ingest.launch._trainer_names import (
+    ACCUMULATION,
+    HALF_ASSUMED,
+    MICRO,
+    OWN_PROGRAM,
+    PROGRAM,
+    TENSOR,
+)
 
 _WHOLE_BATCH: Final = "train_batch_size"
 _DEVICE_BATCH: Final = "train_micro_batch_size_per_gpu"
@@ -112,6 +120,8 @@ def in_words_of_trainer(
         return None
     if _is_alpaca(entries):
         return _of_alpaca(names[program], entries)
+    if is_of_openrlhf(texts):
+        entries = openrlhf_arguments(texts, entries)
     # Without one of these launchers, programs with such arguments are of every kind (torchvision's,
     # for one).
     is_launched = any(name in _LAUNCHERS for name in names[:program])
@@ -120,8 +130,6 @@ def in_words_of_trainer(
     renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
         renamed[_NAMES.get(name, name)] = entry
-    if "pretrain" in entries:
-        renamed = _with_adapters_of_openrlhf(renamed)
     model = next((renamed[name] for name in _MODELS if name in renamed), None)
     if (
         model is None
@@ -136,6 +144,7 @@ def in_words_of_trainer(
         renamed["deepspeed"] = Entry(True, renamed["zero_stage"].line)
         if not {"bf16", "fp16", "dtype", "torch_dtype"} & set(renamed):
             renamed["bf16"] = Entry(True, renamed["zero_stage"].line)
+            renamed[HALF_ASSUMED] = Entry("bf16", renamed["zero_stage"].line)
     # A batch of the whole step together with one per device are the settings that DeepSpeed
     # receives.
     if _WHOLE_BATCH in renamed and MICRO in renamed and ACCUMULATION not in renamed:
@@ -187,21 +196,6 @@ def _of_alpaca(program: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     return renamed | {OWN_PROGRAM: name_of_program, PROGRAM: name_of_program}
 
 
-def _with_adapters_of_openrlhf(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Entries of a program of OpenRLHF with its defaults for adapters: rank 0 for none, and
-    adapters on all linear layers (`openrlhf/cli/train_sft.py`)."""
-    completed = dict(entries)
-    rank = completed.get("lora_rank")
-    if rank is None:
-        return completed
-    if str(rank.value) == "0":
-        del completed["lora_rank"]
-        return completed
-    targets = completed.pop("target_modules", Entry("all-linear", rank.line))
-    completed.setdefault("lora_target_modules", targets)
-    return completed
-
-
 def makes_engine(entries: Mapping[str, Entry]) -> bool:
     """Whether a program with flags of the Trainer has flags of its own for DeepSpeed: for its file,
     or for a stage."""
@@ -241,6 +235,11 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
     flags = [f"--model {'NAME' if undefined(actor) else actor}", f"--devices {_devices(entries)}"]
     for flag, names in _ASKED.items():
         flags.append(f"--{flag} {_stated(entries, *names)}")
+    prompts = _stated(entries, f"{_VERL_ACTOR}ppo_mini_batch_size")
+    answers = _stated(entries, "actor_rollout_ref.rollout.n")
+    if prompts != _OPEN and answers != _OPEN:
+        # verl counts prompts, each of which has several answers (`fsdp_workers.py`).
+        flags[-1] = f"--global-batch {int(prompts) * int(answers)}"
     layout = ["dp=N"]
     for field, names in _LAYOUT.items():
         value = _stated(entries, *names)

@@ -254,6 +254,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     if not file and named_config and str(named_config.value).endswith(".toml"):
         file = str(named_config.value)
     notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     error: LaunchFileError | None = None
     if file:
         named = neighbours.find(file)
@@ -276,13 +277,24 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     else:
         # Flags win over variables, and these over the defaults of run_train.sh.
         names = {}
-        for variable, default in _TITAN_DEFAULTS.items():
+        for variable in _TITAN_DEFAULTS:
             flag = flags.get(variable.lower())
-            names[variable] = str(flag.value) if flag else command.variables.get(variable, default)
+            name = str(flag.value) if flag else command.variables.get(variable)
+            if name is not None:
+                names[variable] = name
+        if not names:
+            doubts = (
+                "everything that the command does not state may be wrong: it names no recipe "
+                "(--module, --config), so the one of run_train.sh is assumed, "
+                f"{_TITAN_DEFAULTS['CONFIG']}",
+            )
+        names = _TITAN_DEFAULTS | names
         entries, error = known_entries(
             "torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line
         )
-    source, form = torchtitan_entries(Source(place=place, entries=entries | stated, notes=notes))
+    source, form = torchtitan_entries(
+        Source(place=place, entries=entries | stated, notes=notes, doubts=doubts)
+    )
     return (source if error is None else with_unknown_recipe(source, "torchtitan", error)), form
 
 

@@ -4,6 +4,7 @@
 have modules of their own: MS-Swift (`_swift`), LLaMA-Factory (`_llama_factory`).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ from perfmodel.ingest.launch._trainer_adapters import (
 )
 from perfmodel.ingest.launch._trainer_names import (
     ACCUMULATION,
+    DEFAULTS,
+    HALF_ASSUMED,
+    KNOWN,
     MICRO,
     MODEL_KEYS,
     OWN_PROGRAM,
@@ -39,6 +43,7 @@ from perfmodel.ingest.launch._trainer_names import (
     QUANTIZED,
     TENSOR,
     TORCH_TYPES,
+    TRL_LENGTH,
     WORLD,
 )
 
@@ -118,6 +123,41 @@ def _length_of_parts(settings: Mapping[str, Any]) -> Fields:
 
 
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
+_OF_TRL: Final = re.compile(
+    r"(^|/)(examples|trl)/scripts/(sft|dpo|kto|orpo|cpo|reward)\w*\.py$|^trl (sft|dpo|kto|reward)$"
+)
+"""Programs of trl itself, by their path or as its command."""
+
+
+def _length_of_trl(settings: Mapping[str, Any]) -> Fields:
+    """The length at which trl's own programs cut sequences where nothing says it (`max_length` of
+    `SFTConfig`, `DPOConfig` and others)."""
+    if len(settings) > 1 or not _OF_TRL.search(str(settings.get(PROGRAM, ""))):
+        return {}
+    return {
+        "seq_len": TRL_LENGTH,
+        "note.length": f"seq_len={TRL_LENGTH:,} (trl's default max_length; --seq-len sets another)",
+    }
+
+
+_TRL_SWITCHES: Final = ("bf16", "fp16", "gradient_checkpointing")
+
+
+def _switches_of_trl(settings: Mapping[str, Any]) -> Fields:
+    """Precision and recomputation of trl's own programs where no switch says them: since version
+    0.20, `SFTConfig` and its relatives turn both on."""
+    if not _OF_TRL.search(str(settings.get(PROGRAM, ""))):
+        return {}
+    fields: Fields = {}
+    if "bf16" not in settings and "fp16" not in settings:
+        fields["dtype"] = "bf16"
+    if "gradient_checkpointing" not in settings:
+        fields["recompute"] = "full"
+    if not fields:
+        return {}
+    settled = ", ".join(f"{name}={value}" for name, value in fields.items())
+    note = f"{settled} (trl's defaults since 0.20; earlier ones are fp32 and none)"
+    return fields | {"note.switches": note}
 
 
 def named_model(settings: Mapping[str, Any]) -> Fields:
@@ -235,6 +275,7 @@ HARMLESS: Final = patterns(
     "*learning_rate* max_grad_norm seed *beta* *weight_decay* warmup* neftune_* lora_alpha lr_scheduler*",
     "optim_args adam_* prediction_loss_only loss_scale sft_alpha",
     "lora_dropout *lora_plus* loraplus_* use_rslora lora_bias lora_task_type bnb_* adapter_name_or_path",
+    "input_key output_key label_key pretrain_mode",
     "double_quantization quantization_method quantization_type use_peft freeze_vit freeze_aligner",
     "freeze_vision_tower",
     "ddp_* fsdp_config.*_wrap* fsdp_config.*cpu_ram* fsdp_config.*prefetch* fsdp_config.*state_dict*",
@@ -272,6 +313,10 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
 
 
 def _own_program(settings: Mapping[str, Any]) -> Fields:
+    """The note on a program whose arguments are not known, or on the defaults of a known one."""
+    defaults = settings.get(DEFAULTS)
+    if defaults is not None:
+        return {} if defaults == KNOWN else {"note.program": defaults}
     return {
         "note.program": (
             f"perfmodel does not know {settings[OWN_PROGRAM]} and assumes the usual meaning of "
@@ -279,6 +324,10 @@ def _own_program(settings: Mapping[str, Any]) -> Fields:
             "size per device and pass, and sequences of full length"
         )
     }
+
+
+def _half_assumed(settings: Mapping[str, Any]) -> Fields:
+    return {"note.dtype": f"dtype={settings[HALF_ASSUMED]} (the command states no precision)"}
 
 
 TRAINER: Final = LaunchFormat(
@@ -293,6 +342,11 @@ TRAINER: Final = LaunchFormat(
         Rule(keys=(MICRO, ACCUMULATION, OWN_PROGRAM), read=trainer_batches),
         Rule(keys=(*MODEL_KEYS, _CONFIGURATION), read=named_model, fields=("model",)),
         Rule(keys=_PARTS_OF_LENGTH, read=_length_of_parts, fields=("seq_len",)),
+        Rule(
+            keys=(PROGRAM, *_LENGTHS, *_PARTS_OF_LENGTH),
+            read=_length_of_trl,
+            fields=("seq_len",),
+        ),
         read_only(_LENGTHS[0], "seq_len"),
         *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
         Rule(
@@ -313,7 +367,9 @@ TRAINER: Final = LaunchFormat(
         ),
         Rule(keys=PACKINGS, read=packing_fields),
         RECOMPUTE_RULE,
-        Rule(keys=(OWN_PROGRAM,), read=_own_program),
+        Rule(keys=(PROGRAM, *_TRL_SWITCHES), read=_switches_of_trl),
+        Rule(keys=(OWN_PROGRAM, DEFAULTS), read=_own_program),
+        Rule(keys=(HALF_ASSUMED,), read=_half_assumed),
         read_only(TENSOR, "tp"),
         Rule(keys=(PROGRAM, *_PREFERENCES), read=_objective),
         Rule(

@@ -10,6 +10,12 @@ PROGRAM: Final = "<script>"
 """The entry that names the Python program of a command."""
 OWN_PROGRAM: Final = "<own program>"
 """The entry that names a user-written training program (`_own_programs`)."""
+DEFAULTS: Final = "<defaults>"
+"""The entry that names defaults of a known program, as a sentence says them."""
+KNOWN: Final = "known"
+"""The value of `DEFAULTS` for a known program that leaves nothing open."""
+HALF_ASSUMED: Final = "<half>"
+"""The entry for products in 16 bits that a program's arguments leave open."""
 TENSOR: Final = "tensor_parallel_size"
 """The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
 WORLD: Final = (
@@ -22,6 +28,8 @@ WORLD: Final = (
     "world_size",
 )
 """Entries for the number of processes that a launcher starts, from the command line or a file."""
+TRL_LENGTH: Final = 1024
+"""Default of `max_length` in trl's configurations (trl/trainer/sft_config.py)."""
 QLORA: Final = "use_qlora"
 """The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in
 bf16."""

@@ -29,7 +29,7 @@ from perfmodel.ingest.launch._python_values import (
     Unknown,
 )
 from perfmodel.ingest.launch._trainer import TRAINER
-from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, PROGRAM
+from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, PROGRAM, TRL_LENGTH
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
 
@@ -67,8 +67,6 @@ _TRL: Final = (
     "GRPOConfig",
     "RewardConfig",
 )
-_TRL_LENGTH: Final = 1024
-"""Default of `max_length` in trl's configurations (trl/trainer/sft_config.py)."""
 
 
 def is_trainer_script(text: str) -> bool:
@@ -210,7 +208,7 @@ def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict
         ):
             if isinstance(fields.get(key), int):
                 return {"max_length": Entry(fields[key], call.line)}
-    return {"max_length": Entry(_TRL_LENGTH, 0)} if name in _TRL else {}
+    return {"max_length": Entry(TRL_LENGTH, 0)} if name in _TRL else {}
 
 
 def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:

@@ -141,7 +141,7 @@ class Builtins(Expander):
             texts += self.condition_texts(raw)
         if texts and texts[-1] == "]":
             texts.pop()
-        return Condition(texts, double=False, exists=self.exists).value()
+        return Condition(texts, double=False, exists=self.exists, is_set=self.is_set).value()
 
     def condition_of(self, node: tree.Test) -> bool | None:
         texts = []
@@ -150,7 +150,7 @@ class Builtins(Expander):
             texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
             # The right side of a comparison is a pattern.
             is_pattern = bool(raw.parts) and raw.parts[0].text in ("==", "=", "!=")
-        condition = Condition(texts, double=True, exists=self.exists)
+        condition = Condition(texts, double=True, exists=self.exists, is_set=self.is_set)
         value = condition.value()
         if condition.matched is not None:
             groups = enumerate(condition.matched)
@@ -174,6 +174,18 @@ class Builtins(Expander):
             else:
                 text += piece
         return unset_as_empty(text)
+
+    def is_set(self, reference: str) -> bool:
+        """Whether a variable, or the element of an array (`NAME[2]`), has a value, even an empty
+        one (`[[ -v NAME ]]`)."""
+        match = re.fullmatch(r"(\w+)(?:\[(.+)\])?", reference)
+        elements = self.stated(match[1], 0) if match else None
+        if match is None or elements is None:
+            return False
+        if match[2] in ("@", "*"):
+            return bool(elements)
+        # The name alone stands for the first element.
+        return (self.index(match[2]) if match[2] else "0") in elements
 
     def exists(self, name: str) -> bool | None:
         """Whether a file exists, which is known only for files in the script's folder and for those

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final
 
 from perfmodel.ingest.launch._entries import broken
@@ -262,9 +263,23 @@ class _Interpreter(Commands):
             node, expand, self.text_of, self.variable, self.script_beside, self.folder
         )
         if text is None or self.captured_output is None:
+            self.launch_within(node)
             raise _Unknown
         self.captured_output.append(text)
         return True
+
+    def launch_within(self, node: tree.Pipeline) -> None:
+        """Launch the training programs of a pipeline whose output a script keeps
+        (`log=$(torchrun train.py ... 2>&1)`)."""
+        for command in node.commands:
+            if not isinstance(command, tree.Simple):
+                continue
+            argv = self.expanded(command.raw_words)
+            if not _starts_training(argv):
+                continue
+            with self.restoring([assignment.name for assignment in command.assignments]):
+                self.assign(command.assignments)
+                self.collect(argv)
 
     def is_shell(self, node: tree.Node) -> bool:
         if not isinstance(node, tree.Simple) or len(node.raw_words) != 1:
@@ -487,6 +502,21 @@ class _Interpreter(Commands):
                 raise
             return stop.kind == "continue"
         return True
+
+
+_LAUNCHERS: Final = (
+    *("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec"),
+    *("torch.distributed.run", "torch.distributed.launch"),
+)
+"""Programs that start the processes of a training."""
+
+
+def _starts_training(argv: Sequence[Word]) -> bool:
+    """Whether a launcher starts a Python program; other commands in `$(...)` look something up."""
+    texts = [word.text for word in argv]
+    is_launched = any(Path(text).name in _LAUNCHERS for text in texts)
+    has_program = any(text.endswith(".py") or text in ("-m", "--module") for text in texts[1:])
+    return is_launched and has_program
 
 
 def _exits(body: tree.Sequence) -> bool:

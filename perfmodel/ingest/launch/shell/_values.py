@@ -189,13 +189,20 @@ class Condition:
     it."""
 
     def __init__(
-        self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]
+        self,
+        tokens: Sequence[str],
+        *,
+        double: bool,
+        exists: Callable[[str], bool | None],
+        is_set: Callable[[str], bool],
     ) -> None:
         self.tokens = list(tokens)
         self.double = double
         """Whether it is `[[`, in which the right side of `==` is a pattern."""
         self.exists = exists
         """Function that returns whether a file exists; None if unknown."""
+        self.is_set = is_set
+        """Function that returns whether a variable or an element of an array has a value."""
         self.matched: tuple[str, ...] | None = None
         """Match of the last `=~` and its groups, as in `BASH_REMATCH`; None without a match."""
 
@@ -270,6 +277,8 @@ class Condition:
             return self.exists(operand)
         if unknown(operand):
             return None
+        if sign == "-v":
+            return self.is_set(operand)
         if sign in ("-z", "-n"):
             return bool(operand) is (sign == "-n")
         return None
