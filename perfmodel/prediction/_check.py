@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,11 +34,23 @@ def check_layout(
 
     # The workload refuses degrees that its blocks cannot be sharded by; the pipeline is checked
     # against the number of layers.
-    sharded_blocks = blocks(model, job, Shard.of(layout))
-    layers = layer_count(sharded_blocks)
-    check_pipeline(model, job, layout, layers, stages_without_layer(sharded_blocks))
+    layers, without_layer = _sharded_layers(model, job, Shard.of(layout))
+    check_pipeline(model, job, layout, layers, without_layer)
     if layout.offload_layers:
         check_offloaded_layers(layers, layout.offload_layers)
+
+
+@lru_cache(maxsize=2**10)
+def _sharded_layers(model: Model, job: Job, shard: Shard) -> tuple[int, int]:
+    """`layer_count` and `stages_without_layer` of a model's blocks on a shard.
+
+    Raises:
+        LayoutError: the shard does not divide the model.
+    """
+    # Kept, because a run with open settings is checked under thousands of layouts, most of which
+    # differ only in what no block depends on.
+    sharded_blocks = blocks(model, job, shard)
+    return layer_count(sharded_blocks), stages_without_layer(sharded_blocks)
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:

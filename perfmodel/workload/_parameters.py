@@ -7,7 +7,7 @@ every layer.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
@@ -91,18 +91,24 @@ def parameter_count(model: Model) -> int:
     return parameters(model).total
 
 
-@singledispatch
+@lru_cache(maxsize=256)
 def parameters(model: Model) -> Parameters:
     """Parameters of `model` by category."""
+    return _counted(model)
+
+
+@singledispatch
+def _counted(model: Model) -> Parameters:
+    """`parameters`, by kind of model."""
     raise TypeError(f"not a model: {model!r}")
 
 
-@parameters.register
+@_counted.register
 def _(model: Mlp) -> Parameters:
     return Parameters(feed_forward=model.layers * model.hidden**2)
 
 
-@parameters.register
+@_counted.register
 def _(model: ConvNet) -> Parameters:
     weights = norms = head = 0
     for layer in model.stack:
@@ -115,7 +121,7 @@ def _(model: ConvNet) -> Parameters:
     return Parameters(feed_forward=weights, norms=norms, head=head)
 
 
-@parameters.register
+@_counted.register
 def _(model: UNet) -> Parameters:
     attention = feed_forward = norms = 0
     # Two products for the time step, and two for further conditions where there are any.
@@ -143,7 +149,7 @@ def _(model: UNet) -> Parameters:
     return Parameters(attention=attention, feed_forward=feed_forward, norms=norms)
 
 
-@parameters.register
+@_counted.register
 def _(model: Transformer) -> Parameters:
     # Tables at both ends.
     h, v, narrow = model.hidden, model.vocab, model.inputs.narrow_embedding

@@ -123,15 +123,19 @@ STEP = ("--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", "16")
 KERNELS = """source,device,op_family,op,dtype,batch,m,n,k,pass,time_us
 a rather long name of a source of kernels,A100-SXM4-80GB,gemm,linear,bf16,1,512,512,512,fwd,10
 """
-RUNS = """case_id,source,family,layers,hidden,heads,device,n_devices,seq_len,global_batch,tp,pp,dp,micro_batch,\
-measured_iter_time_s
-a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,0.1
-b,another long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,2,1,4,1,0.1
+# Runs state nearly everything: each open setting multiplies what is predicted, and prints no table.
+RUN_HEADS = (
+    "case_id,source,family,layers,hidden,heads,device,n_devices,seq_len,global_batch,tp,pp,dp,"
+    "micro_batch,framework,zero_stage,recompute,measured_iter_time_s"
+)
+STATED = "megatron-core@2024,1,none,0.1"
+RUNS = f"""{RUN_HEADS}
+a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,{STATED}
+b,another long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,2,1,4,1,{STATED}
 """
-RUNS_OF_MEMORY = """case_id,source,family,layers,hidden,heads,device,n_devices,seq_len,global_batch,tp,pp,dp,\
-micro_batch,measured_iter_time_s,measured_peak_memory_gb
-a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,0.1,11
-b,a rather long name of a source of runs that has a title,gpt,12,768,12,no such device,8,1024,8,1,1,8,1,0.1,11
+RUNS_OF_MEMORY = f"""{RUN_HEADS},measured_peak_memory_gb
+a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,{STATED},11
+b,a rather long name of a source of runs that has a title,gpt,12,768,12,no such device,8,1024,8,1,1,8,1,{STATED},11
 """
 PROGRAM = """import jax.numpy as jnp
 
@@ -164,7 +168,10 @@ COMMANDS = {
     "whatif": ("whatif", *STEP, "--layout", "dp=8"),
     "whatif sweep": ("whatif", *STEP, "--layout", "dp=8", "--sweep", "all_reduce_delay_s=0:0.1:3"),
     "predict of several kinds": (*ON_KINDS, "--layout", "pp=2"),
-    "predict of open settings": ("predict", *STEP, "--devices", "8", "--open"),
+    "predict of open settings": (
+        *("predict", *STEP, "--devices", "8", "--open"),
+        *("--framework", "megatron-core@2024", "--layout", "tp=2,pp=1,micro_batch=1"),
+    ),
     "upgrade": ("design", "upgrade", *STEP, "--devices", "8"),
     "schedules": ("schedules", "--stages", "4", "--micro-batches", "8"),
     "schedules of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2"),
