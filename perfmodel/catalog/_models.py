@@ -239,6 +239,17 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     Of a model of several parts (a language model that sees or hears) the language model is read;
     `left_out` says what is not.
     """
+    try:
+        return _language_model(config, place)
+    except PerfModelError as error:
+        # Some errors describe the model already.
+        if getattr(error, "__notes__", None):
+            raise
+        raise huggingface.with_toml(error, config) from None
+
+
+def _language_model(config: Config, place: str) -> Transformer:
+    """The model that a parsed configuration describes."""
     # The reader of a family is a dataclass of its keys: stated keys replace the class's defaults,
     # which equal those of Hugging Face's own class.
     whole_config = config
@@ -272,6 +283,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
                         relative.left_out,
                         getattr(read, "left_out", ""),
                         huggingface.further_modules(config, fields),
+                        huggingface.head_of_class(config, fields),
                     ),
                 )
             ),

@@ -71,6 +71,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     return parsed(path, parse_toml, "TOML")
 
 
+_LFS_POINTER: Final = "version https://git-lfs.github.com/spec/"
+"""Start of the small file that stands for a large one until Git LFS fetches it."""
+
+
 def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
     """The content of a user's TOML file.
 
@@ -78,7 +82,12 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
         PerfModelError: if it cannot be read or is not in the notation; names file and line.
     """
     try:
-        return parse(read_text(path))
+        content = read_text(path)
+        if content.startswith(_LFS_POINTER):
+            raise PerfModelError(
+                f"{path}: is a pointer of Git LFS, not the file itself; run git lfs pull"
+            )
+        return parse(content)
     except OSError as error:
         raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
     except TooLargeError as error:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import (
         further_modules,
+        head_of_class,
         known_family,
         language_model,
     )
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         CannotDescribeError,
         cannot_describe,
         unknown_model_type,
+        with_toml,
     )
 
 # The families take as long to import as the rest of the catalog, and most processes read no

@@ -158,6 +158,34 @@ def further_modules(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str
     return f"{missing} modules that predict further tokens are left out"
 
 
+_HEADS_OF_LABELS: Final[Mapping[str, str]] = {
+    "ForQuestionAnswering": "token_labels",
+    "ForTokenClassification": "token_labels",
+    "ForSequenceClassification": "sequence_label",
+    "ForMultipleChoice": "sequence_label",
+}
+"""Endings of classes whose head predicts labels, and the word of `Job.head` for it."""
+
+
+def head_of_class(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """A sentence on the head of the class that a configuration names, where it is not the head over
+    the vocabulary that is counted; empty if it is, or no class is named."""
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    if not isinstance(name, str) or fields.get("patches"):
+        return ""
+    for ending, head in _HEADS_OF_LABELS.items():
+        if name.endswith(ending):
+            return (
+                f"{name} has a head of labels: give --set job.head={head}, or else a head over the "
+                "vocabulary is counted"
+            )
+    # Classes of decoders are often named so though they have a head.
+    if name.endswith("Model") and not fields.get("causal", True):
+        return f"{name} has no head, but one over the vocabulary is counted"
+    return ""
+
+
 def encoder_parameters(part: Mapping[str, Any]) -> int:
     """Parameters of a plain encoder by its sizes: projections of attention, feed-forward, patches,
     positions and norms; 0 if the sizes are not stated."""

@@ -7,9 +7,24 @@ from perfmodel.catalog.huggingface._experts import EXPERT_KEYS
 from perfmodel.errors import PerfModelError, UnknownNameError
 
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    "layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "depth",
+        "encoder_layers",
+        "decoder_layers",
+    ),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "heads": (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    ),
     "kv_heads": (
         "num_key_value_heads",
         "n_kv_heads",
@@ -25,11 +40,14 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         "d_ff",
         "n_inner",
         "hidden_dim",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
     ),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq_len": (
         "max_position_embeddings",
         "n_positions",
+        "block_size",
         "max_seq_len",
         "seq_length",
         "max_sequence_length",
@@ -73,6 +91,7 @@ _LOCAL_PROJECTIONS: Final = "its global tokens have separate projections"
 _SOUND: Final = (
     "it has an audio model and a language model, and its configuration does not say which is which"
 )
+_TWO_MODELS: Final = "it names two models; give the configuration of one of them"
 _SPARSE_T5: Final = "its encoder and decoder have experts in some of their layers"
 
 
@@ -134,7 +153,10 @@ REASONS: Final[Mapping[str, str]] = {
     "yoso": "its attention is an approximation that sees a part of the keys",
     # --- encoders and decoders ---
     "bigbird_pegasus": "its encoder attends to blocks, and places norms and biases differently from Pegasus",
-    "encoder-decoder": "it names two models; give the configuration of one of them",
+    "encoder-decoder": _TWO_MODELS,
+    "speech-encoder-decoder": _TWO_MODELS,
+    "vision-encoder-decoder": _TWO_MODELS,
+    "vision-text-dual-encoder": _TWO_MODELS,
     "fsmt": "its two vocabularies have separate embeddings",
     "nllb-moe": _SPARSE_T5,
     "pegasus_x": "its encoder attends to blocks and to global tokens",
@@ -187,14 +209,65 @@ def cannot_describe(family: str, reason: str, config: Mapping[str, Any]) -> Perf
     return error
 
 
+def with_toml(error: PerfModelError, config: Mapping[str, Any]) -> PerfModelError:
+    """The error of a configuration that cannot be read, with a TOML of the model to complete where
+    the configuration states any of its sizes."""
+    part = _part_with_sizes(config)
+    if not part:
+        return PerfModelError(
+            f"{error}; no size of a model is stated either, so it may be the configuration of something else"
+        )
+    with_remedy = PerfModelError(
+        f"{error}; or complete the TOML below, save it and give --model mine.toml (docs/howto/add_a_model.md)"
+    )
+    with_remedy.add_note(toml_from_config(config))
+    return with_remedy
+
+
+def _first_size(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    """The first of some keys that holds a size."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+_PARTS: Final = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "decoder",
+    "architecture",
+    "model",
+)
+"""Keys that may hold the sizes of a language model, where they do not stand at the top."""
+_TELLING: Final = ("layers", "hidden", "heads")
+"""Sizes that only the configuration of a transformer states."""
+
+
+def _part_with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration, or the part of it, that states sizes of a transformer; empty if none
+    does."""
+    candidates = [config, *(config.get(key) for key in _PARTS)]
+    for part in candidates:
+        if isinstance(part, dict):
+            stated = [_first_size(part, KEYS[size]) for size in _TELLING]
+            if sum(size is not None for size in stated) > 1:
+                return part
+    return {}
+
+
 def toml_from_config(config: Mapping[str, Any]) -> str:
     """A TOML with the sizes stated by an unknown family's configuration, assuming a decoder like
     LLaMA."""
     # Values that the configuration states are filled in, the others are comments to complete:
     # instead of a bare refusal the user gets a file that is nearly done.
+    config = _part_with_sizes(config) or config
     lines = []
     for size, keys in KEYS.items():
-        value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+        value = _first_size(config, keys)
         if value is not None:
             lines.append(f"{size} = {value}")
         elif size not in ("kv_heads", "head_dim"):  # these follow from the others
@@ -215,8 +288,8 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
         "dropout = false",
         f"tied_embeddings = {'true' if tied else 'false'}",
     ]
-    window = config.get("sliding_window")
-    if isinstance(window, int) and config.get("use_sliding_window") is not False:
+    window = _first_size(config, ("sliding_window",))
+    if window is not None and config.get("use_sliding_window") is not False:
         lines.append(
             f"window = {window}  # of every layer, unless full_attention_every says that every n-th has none"
         )
@@ -229,7 +302,7 @@ def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, 
     """A table of the TOML; empty if the configuration does not state the first of its sizes."""
     sizes = {}
     for size, names in keys.items():
-        sizes[size] = next((config[key] for key in names if isinstance(config.get(key), int)), None)
+        sizes[size] = _first_size(config, names)
     # Without the first size (experts, the rank of keys) the model has no such part.
     if sizes[next(iter(keys))] is None:
         return []

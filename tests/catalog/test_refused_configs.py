@@ -1,0 +1,132 @@
+"""Configurations that strangers keep in public repositories: what is refused comes with a TOML to
+complete, and a head that is not the counted one is named."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import mutations
+from test_mutated_files import LLAMA, MIXTRAL
+
+from perfmodel.catalog import model, model_from_config
+from perfmodel.errors import PerfModelError
+from perfmodel.workload import parameter_count
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+WITHOUT_FAMILY: dict[str, dict[str, Any]] = {
+    "a GPT-2 of 2019": {"n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12},
+    "a DistilBERT of 2020": {"dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6},
+    "the original LLaMA's parameters": {"dim": 768, "n_layers": 8, "n_heads": 16},
+    "a program of one's own": {"num_hidden_layers": 4, "hidden_size": 768, "pad_token_id": 0},
+    "sizes in a part": {"architecture": {"hidden_size": 768, "num_hidden_layers": 12}},
+}
+"""Files without `model_type`, each with a hidden size of 768."""
+NO_MODELS = {
+    "a classifier's thresholds": {"novelty_threshold": 0.99, "rule_version": "1.0"},
+    "an LSTM": {"eng_vocab_size": 202, "lstm_units": 128, "embed_dim": 64},
+    "a network of Keras": {"module": "keras.src.models", "class_name": "Functional"},
+}
+
+
+def _refusal(config: dict[str, Any]) -> PerfModelError:
+    with pytest.raises(PerfModelError) as refused:
+        model_from_config(config)
+    return refused.value
+
+
+def _toml(error: PerfModelError) -> dict[str, Any]:
+    """What the TOML of an error states."""
+    return tomllib.loads("".join(error.__notes__))
+
+
+@pytest.mark.parametrize("name", WITHOUT_FAMILY)
+def test_sizes_without_a_family_are_filled_in(name: str) -> None:
+    error = _refusal(WITHOUT_FAMILY[name])
+    assert "model_type: missing" in str(error)
+    assert "--model mine.toml" in str(error)
+    assert _toml(error)["hidden"] == 768
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
+def test_what_describes_no_transformer_is_said_to(name: str) -> None:
+    error = _refusal(NO_MODELS[name])
+    assert "no size of a model is stated" in str(error)
+    assert not hasattr(error, "__notes__")
+
+
+def test_a_model_of_two_models_is_filled_in_from_its_decoder() -> None:
+    error = _refusal(
+        {
+            "model_type": "vision-encoder-decoder",
+            "encoder": {"model_type": "vit", "hidden_size": 384, "num_hidden_layers": 6},
+            "decoder": {"model_type": "bart", "d_model": 512, "decoder_layers": 3},
+        }
+    )
+    assert "it names two models" in str(error)
+    assert _toml(error)["hidden"] == 512
+    assert _toml(error)["layers"] == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "not-known"])
+def test_every_refusal_has_a_toml_that_states_what_the_configuration_does(family: str) -> None:
+    """Whatever one key holds: the other sizes are filled in, and the TOML can be read."""
+    config = MIXTRAL | {"model_type": family} if family != "llama" else LLAMA
+    refused = 0
+    for change, changed in mutations(config):
+        try:
+            model_from_config(changed)
+        except PerfModelError as error:
+            refused += 1
+            stated = _toml(error)
+            if not change.startswith("hidden_size"):
+                assert stated["hidden"] == LLAMA["hidden_size"], change
+            assert all(stated[size] > 0 for size in ("layers", "hidden", "heads") if size in stated)
+    assert refused > 20
+
+
+def test_a_completed_toml_is_a_model(tmp_path: Path) -> None:
+    lines = "".join(_refusal(MIXTRAL | {"model_type": "not-known"}).__notes__)
+    path = tmp_path / "mine.toml"
+    path.write_text(lines)
+    known = model_from_config(MIXTRAL | {"model_type": "mixtral"})
+    assert parameter_count(model(path)) == parameter_count(known)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("BertForQuestionAnswering", "job.head=token_labels"),
+        ("BertForTokenClassification", "job.head=token_labels"),
+        ("BertForSequenceClassification", "job.head=sequence_label"),
+        ("BertModel", "BertModel has no head"),
+        ("BertForMaskedLM", ""),
+        ("BertForPreTraining", ""),
+    ],
+)
+def test_a_class_with_another_head_is_named(name: str, said: str) -> None:
+    plain = model_from_config(BERT)
+    named = model_from_config(BERT | {"architectures": [name]})
+    assert parameter_count(named) == parameter_count(plain)
+    assert said in named.left_out
+    assert bool(named.left_out) == bool(said)
+
+
+def test_classes_of_decoders_that_end_in_model_have_a_head() -> None:
+    assert model_from_config(LLAMA | {"architectures": ["OtherModel"]}).left_out == ""
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1725\n")
+    with pytest.raises(PerfModelError, match=r"a pointer of Git LFS, .*run git lfs pull"):
+        model(path)
