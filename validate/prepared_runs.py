@@ -351,6 +351,38 @@ def collected_adapters(row: Row) -> Row:
     return {}
 
 
+def step_of_diffusion(row: Row) -> Row:
+    """Read that frozen encoders run in the step, and that it updates a moving average of the
+    weights: `EMA; image and text encoders run in the step`."""
+    notes = _text(row, "notes")
+    settings: Row = {}
+    encoders = re.search(r"\b(image)?(?: and )?(text)? encoders? runs? in the step\b", notes)
+    if encoders and encoders[1]:
+        settings["job.cached_latents"] = "false"
+    if encoders and encoders[2]:
+        settings["job.cached_text"] = "false"
+    if re.search(r"\bEMA\b", notes):
+        settings["job.weight_average"] = "true"
+    return settings
+
+
+_LIMITED_POWER_W: Final = {"B200": 750}
+"""Power limits of the devices that torchao's pages call power limited, in watts.
+
+pytorch/ao pull request 3566, by the author of its pages: a "750W limited device" beside one of
+1000 W (read with results in view)."""
+
+
+def power_limit(row: Row) -> Row:
+    """Read the limit of devices that torchao's pages call power limited: a part of their name."""
+    is_limited = "power limited" in _text(row, "notes")
+    if not is_limited or "pytorch/ao" not in _text(row, "url_or_repo"):
+        return {}
+    device = _text(row, "device")
+    limit_w = _LIMITED_POWER_W.get(device.partition("-")[0])
+    return {"device": f"{device} {limit_w}W"} if limit_w else {}
+
+
 CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     adapters,
     sequence_length,
@@ -371,5 +403,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     framework_as_stated,
     memory_unit,
     collected_adapters,
+    step_of_diffusion,
+    power_limit,
 )
 """What is read from notes, each as a function of a row to columns."""

@@ -18,7 +18,7 @@ ASKED = """
     torchtitan generic accelerate trl axolotl llama-factory ms-swift torchtune litgpt
     lightning-thunder olmo-core open_lm levanter axlearn t5x gpt-neox fast-llm nemo-automodel
     xtuner llm.c maxdiffusion hf-trainer primus mindspeed verl paddlenlp pytorch-compile nanogpt
-    pytorch-te transformer-engine
+    pytorch-te transformer-engine composer mosaicml
 """
 """Frameworks that published runs name."""
 EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]

@@ -523,3 +523,37 @@ def test_notes_tell_whether_liger_s_kernels_run_and_the_optimizer_is_sharded() -
     assert not plain.activations.in_place_activation
     assert liger.kernels.eager_kernels == ()
     assert plain.kernels.eager_kernels
+
+
+@pytest.mark.parametrize(
+    ("notes", "settings"),
+    [
+        ("image and text encoders run in the step", ("false", "false", None)),
+        ("EMA; image encoder runs in the step", ("false", None, "true")),
+        ("text encoders run in the step; micro-batch 4", (None, "false", None)),
+        ("latents and text are cached; DEMAND of 4", (None, None, None)),
+    ],
+)
+def test_notes_tell_what_a_step_of_diffusion_runs_beside_the_network(
+    notes: str, settings: tuple[str | None, ...]
+) -> None:
+    names = ["job.cached_latents", "job.cached_text", "job.weight_average"]
+    row = dict.fromkeys(names) | {"notes": notes}
+    prepared_row = prepare(pd.DataFrame([row])).iloc[0]
+    assert tuple(prepared_row[name] for name in names) == settings
+
+
+@pytest.mark.parametrize(
+    ("page", "device", "notes", "read"),
+    [
+        ("pytorch/ao@1:a.md", "B200-SXM-180GB", "power limited", "B200-SXM-180GB 750W"),
+        ("pytorch/ao@1:a.md", "B200-SXM-180GB", "torch.compile", "B200-SXM-180GB"),
+        ("pytorch/ao@1:a.md", "MI300X", "power limited", "MI300X"),
+        ("other/pages@1:a.md", "B200-SXM-180GB", "power limited", "B200-SXM-180GB"),
+    ],
+)
+def test_devices_that_a_page_calls_power_limited_have_their_limit(
+    page: str, device: str, notes: str, read: str
+) -> None:
+    row = {"notes": notes, "url_or_repo": page, "device": device}
+    assert prepare(pd.DataFrame([row]))["device"].tolist() == [read]
