@@ -59,6 +59,7 @@ _JOB_DEFAULTS: Final = (
     "fused_batch_norm",
     "loss_with_gradient",
     "channels_last",
+    "wide_norms",
     "fp8_recipe",
     "flash_attention",
     "grad_dtype",

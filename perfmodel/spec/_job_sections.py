@@ -169,6 +169,9 @@ class KernelChoices:
     channels_last: bool = False
     """16-bit images of convolutional networks are stored channels-last (NHWC), so that batch norms
     run at the memory's bandwidth instead of by the slower channels-first kernels."""
+    wide_norms: bool = False
+    """Layer norms and group norms of 16-bit activations run in fp32, with casts of what they take
+    and give (torch.autocast). So does a SiLU between a group norm and a convolution."""
     cuda_graphs: CudaGraphs = "none"
     """Work that the host replays from CUDA graphs."""
     blocking_launches: bool = False

@@ -55,6 +55,7 @@ class KernelKeywords(TypedDict, total=False):
     split_positions: bool
     fused_batch_norm: bool
     channels_last: bool
+    wide_norms: bool
     cuda_graphs: CudaGraphs
     blocking_launches: bool
 

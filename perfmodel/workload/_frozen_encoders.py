@@ -165,7 +165,7 @@ def _attention_of_pixels(
     )
     local = local_sizes(layer, job, shard, size**2)
     return [
-        on_images.group_norm(channels, size),
+        *on_images.group_norm(channels, size),
         *self_attention(layer, local, causal=False),
         on_images.summed(channels, size),
     ]

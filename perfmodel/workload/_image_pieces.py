@@ -1,11 +1,11 @@
 """Pieces on square images that U-Nets and autoencoders are made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.spec import ConvLayer
 from perfmodel.workload._convolution import convolution, norm_at_bandwidth
 from perfmodel.workload._local import Precision
-from perfmodel.workload._piece import Piece, memory, pointwise
+from perfmodel.workload._piece import Piece, between_casts, memory, pointwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,26 @@ class ImagePieces:
         return convolution(layer, self.precision, self.images)
 
     def norm_and_silu(self, channels: int, size: int) -> list[Piece]:
-        """A group norm and SiLU, each of which keeps its input."""
-        return [self.group_norm(channels, size), self.silu(channels, size)]
+        """A group norm and SiLU, each of which keeps its input.
 
-    def group_norm(self, channels: int, size: int) -> Piece:
+        A norm in fp32 gives fp32, and SiLU computes in the type that it is given.
+        """
+        wide = replace(self, precision=self.precision.of_norms)
+        pieces = [wide._group_norm(channels, size), wide.silu(channels, size)]
+        return self._cast_around(channels, size, pieces)
+
+    def group_norm(self, channels: int, size: int) -> list[Piece]:
+        """A norm over groups of channels."""
+        wide = replace(self, precision=self.precision.of_norms)
+        return self._cast_around(channels, size, [wide._group_norm(channels, size)])
+
+    def _cast_around(self, channels: int, size: int, pieces: list[Piece]) -> list[Piece]:
+        """A norm and what follows it in its type, with the casts around them, if there are any."""
+        if not self.precision.wide_norms:
+            return pieces
+        return between_casts(self.precision, self.images * channels, size**2, pieces)
+
+    def _group_norm(self, channels: int, size: int) -> Piece:
         """A norm over groups of channels, which moves what a batch norm moves."""
         rows, area = self.images * channels, size**2
         norm = Piece(params=2 * channels, saved_bytes=self.image_bytes(channels, size))

@@ -30,6 +30,8 @@ class Precision:
     """Whether the product itself adds weight gradients to an fp32 buffer."""
     frozen: bool = False
     """Whether weights have no gradients."""
+    wide_norms: bool = False
+    """Whether norms of narrower activations run in fp32 (`Job.wide_norms`)."""
     base: str = ""
     """Storage of weights that are converted to 16 bits for every product (`Job.base_weights`)."""
 
@@ -39,6 +41,13 @@ class Precision:
         # In a TF32 job activations are fp32 tensors that every product rounds to TF32 (torch
         # `allow_tf32`, which covers batched products too).
         return self.dtype if self.dtype == "tf32" else self.act_dtype
+
+    @property
+    def of_norms(self) -> "Precision":
+        """The types that norms compute in."""
+        if not self.wide_norms:
+            return self
+        return replace(self, act_dtype="fp32", act_bytes=dtype_bytes("fp32"), wide_norms=False)
 
     @classmethod
     def of(cls, job: Job) -> "Precision":
@@ -53,6 +62,7 @@ class Precision:
             and act != "fp32"
             and not job.adds_half_gradients,
             frozen=job.fine_tuning.frozen,
+            wide_norms=job.kernels.wide_norms and dtype_bytes(act) < dtype_bytes("fp32"),
             base=job.fine_tuning.base_weights,
         )
 

@@ -323,6 +323,20 @@ def pointwise(
     )
 
 
+def between_casts(
+    precision: Precision, rows: int, width: int, pieces: Sequence[Piece]
+) -> list[Piece]:
+    """Pieces in fp32 between a cast of their 16-bit input and one of their result.
+
+    PyTorch aten/src/ATen/autocast_mode.h: `layer_norm` and `group_norm` are among the operators
+    that torch.autocast runs in fp32. A cast between 16 and 32 bits moves the 6 bytes of a 16-bit
+    sum. The pieces themselves keep what they are given.
+    """
+    cast = memory(precision, "add", rows, width, 2)
+    casts = Piece(forward=(cast,), backward_input=(cast,))
+    return [casts, *pieces, casts]
+
+
 def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int) -> BlockOps:
     """Add kernels that accumulate 16-bit gradients into fp32 ones, one per weight."""
     # A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32

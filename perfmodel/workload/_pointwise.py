@@ -10,7 +10,15 @@ from typing import Final
 from perfmodel.spec import AdapterModule, Transformer
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
-from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise, recomputed
+from perfmodel.workload._piece import (
+    Piece,
+    between_casts,
+    joined,
+    memory,
+    moving,
+    pointwise,
+    recomputed,
+)
 from perfmodel.workload._quantisation import QUANTISING, activation_quantises
 
 
@@ -352,16 +360,21 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
     # scaling need the same tensor; the product with the weight needs the scaled one, made as wide
     # as the input again (Transformers 4 modeling_llama.py `LlamaRMSNorm`; torchtune
     # modules/rms_norm.py). The input itself is not kept.
-    fused = local.job.kernels.fuses("norm") or model.norms.norm == "layer_norm"
-    kept_bytes = local.act_bytes if fused else 4 + local.act_bytes
+    is_layer_norm = model.norms.norm == "layer_norm"
+    fused = local.job.kernels.fuses("norm") or is_layer_norm
+    precision = local.precision.of_norms if is_layer_norm else local.precision
+    kept_bytes = precision.act_bytes if fused else 4 + local.act_bytes
     in_one_kernel = pointwise(
-        local.precision,
+        precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],
         rows,
         size,
         params=norm_params(model, size),
         saved_bytes=float(rows * size * kept_bytes),
     )
+    if is_layer_norm and local.precision.wide_norms:
+        before, in_fp32, after = between_casts(local.precision, rows, size, [in_one_kernel])
+        return joined(joined(before, in_fp32), after)
     if not fused or local.job.kernels.row_kernels != "by_reduction":
         return in_one_kernel
 

@@ -135,7 +135,7 @@ class _Parts(ImagePieces):
         layer = transformer_of(self.model, part)
         local = local_sizes(layer, self.job, self.shard, pixels)
         text = {"memory_len": self.model.text_tokens, "memory_width": self.model.text_width}
-        pieces = [self.group_norm(width, part.size_in)]
+        pieces = self.group_norm(width, part.size_in)
         # The pixels of an image are put next to one another unless its channels already are last.
         permuted = [] if self.job.kernels.channels_last else [self.copied(width, part.size_in)]
         rows = self.images * pixels

@@ -195,3 +195,52 @@ def unet(name: str) -> UNet:
 
 def job() -> Job:
     return Job(global_batch=1, seq_len=1, dtype="bf16")
+
+
+@given(networks(), st.integers(1, 4), st.sampled_from(("fp16", "bf16", "fp8")), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_wide_norms_cost_casts_and_twice_the_bytes(
+    model: UNet, micro_batch: int, dtype: str, channels_last: bool
+) -> None:
+    narrow = job().replace(dtype=dtype, channels_last=channels_last)
+    shard = Shard(micro_batch=micro_batch)
+    plain = blocks(model, narrow, shard)
+    wide = blocks(model, narrow.replace(wide_norms=True), shard)
+    for (before, _), (after, _) in zip(plain, wide, strict=True):
+        assert after.params == before.params
+        assert after.backward_weight == before.backward_weight
+        for name in ("forward", "backward_input"):
+            kernels, others = getattr(before, name), getattr(after, name)
+            # Products stay in 16 bits; each kernel of a norm moves fp32, and casts come with it.
+            assert matmul_flops(others) == matmul_flops(kernels)
+            added = moved_bytes(others) - moved_bytes(kernels)
+            in_fp32 = sum(moved_bytes([(op, n)]) for op, n in others if is_wide(op))
+            assert added >= in_fp32 / 2
+        assert after.activation_bytes.none >= before.activation_bytes.none
+    assert any(is_wide(op) for block, _ in wide for op, _ in block.forward)
+
+
+def test_wide_norms_of_fp32_steps_are_their_own() -> None:
+    model = unet("stable-diffusion-1.5")
+    in_fp32 = job().replace(dtype="fp32")
+    assert blocks(model, in_fp32.replace(wide_norms=True), Shard()) == blocks(
+        model, in_fp32, Shard()
+    )
+
+
+@pytest.mark.parametrize(("name", "changes"), [("gpt3-1.3b", True), ("llama3-8b", False)])
+def test_of_transformers_layer_norms_alone_are_wide(name: str, changes: bool) -> None:
+    model = pm.model(name)
+    narrow = Job(global_batch=8, seq_len=256)
+    wide = blocks(model, narrow.replace(wide_norms=True), Shard())
+    assert (wide != blocks(model, narrow, Shard())) == changes
+
+
+def is_wide(op: Any) -> bool:
+    """Whether a kernel is an element-wise one in fp32."""
+    return getattr(op, "dtype", "") == "fp32" and not op.is_matmul
+
+
+def moved_bytes(kernels: Any) -> float:
+    """Bytes that kernels move."""
+    return sum(op.bytes * n for op, n in kernels)
