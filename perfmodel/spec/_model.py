@@ -57,6 +57,8 @@ _PART_OF_LETTER: Final = {
     "RT": "time_mix",
     "A": "shared_block",
     "I": "indexer",
+    "YFG": "compressed_attention",
+    "H": "hyper_connections",
     "P": "layer_embedding",
     "U": "streams",
 }
@@ -188,6 +190,9 @@ class Transformer(Stated, Sectioned):
             ("E", "experts", self.experts),
             ("W", "window", window),
             ("V", "window", window),
+            ("Y", "window", window),
+            ("F", "window", window),
+            ("G", "window", window),
         ):
             if letter in letters and not stated:
                 raise PerfModelError(f"{owner}: mixers={mixers!r} needs {part} for {letter}")
@@ -217,6 +222,20 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(
                 f"{owner}: an indexer needs every I in mixers to stand right before a *, and latent_attention with a "
                 f"q_lora_rank; got {hybrid.mixers!r}"
+            )
+        parts = hybrid.compressed_attention
+        if parts and (self.kv_heads != 1 or self.heads % parts.output_groups or self.block.bias):
+            raise PerfModelError(
+                f"{owner}: compressed_attention needs kv_heads=1, bias=false, and heads={self.heads} divisible by "
+                f"output_groups={parts.output_groups}"
+            )
+        every_second = all(
+            set(layer[::2]) == {"H"} and len(layer) == 2 * layer.count("H") for layer in self.stack
+        )
+        if hybrid.hyper_connections and (not every_second or self.norms.norm_at != "input"):
+            raise PerfModelError(
+                f"{owner}: hyper_connections need an H in mixers right before each sub-layer, and norms at "
+                f"the input; got {hybrid.mixers!r}"
             )
         # The first layer's values are its own: only those behind it can add them.
         mixing = "".join(letter for letter in letters if letter in "RT")

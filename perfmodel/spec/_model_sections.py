@@ -6,9 +6,11 @@ from typing import Final, Literal
 from perfmodel.spec._documented import Stated
 from perfmodel.spec.parts import (
     AdaLN,
+    CompressedAttention,
     DeltaNet,
     Distances,
     FrozenEncoder,
+    HyperConnections,
     Indexer,
     LayerEmbedding,
     Mamba,
@@ -30,6 +32,10 @@ MIXERS: Final = {
     "Q": "attention with the keys and values of an earlier layer",
     "V": "attention in the window, with the keys and values of an earlier layer",
     "I": "an indexer that selects keys for the attention behind it",
+    "Y": "attention in the window to a key that all heads share",
+    "F": "the same, and to compressed keys that an indexer selects",
+    "G": "the same, and to heavily compressed keys",
+    "H": "hyper-connections around the sub-layer behind it",
     "A": "a block shared with other layers",
     "M": "mamba",
     "S": "selective scan (the first Mamba)",
@@ -208,6 +214,10 @@ class HybridStack(Stated):
     """Sizes of the layers with letter A."""
     indexer: Indexer | None = None
     """Sizes of the layers with letter I."""
+    compressed_attention: CompressedAttention | None = None
+    """Sizes of the layers with letter Y, F or G."""
+    hyper_connections: HyperConnections | None = None
+    """Residual streams of the layers with letter H."""
     layer_embedding: LayerEmbedding | None = None
     """Sizes of the layers with letter P."""
     streams: Streams | None = None

@@ -22,10 +22,12 @@ from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
 from perfmodel.spec.notation import PerRank, PerStage
 from perfmodel.spec.parts import (
     AdaLN,
+    CompressedAttention,
     DeltaNet,
     Distances,
     Experts,
     FrozenEncoder,
+    HyperConnections,
     Indexer,
     LatentAttention,
     LayerEmbedding,
@@ -234,6 +236,8 @@ class HybridKeywords(TypedDict, total=False):
     time_mix: TimeMix | None
     shared_block: SharedBlock | None
     indexer: Indexer | None
+    compressed_attention: CompressedAttention | None
+    hyper_connections: HyperConnections | None
     layer_embedding: LayerEmbedding | None
     streams: Streams | None
     ffn_sizes: tuple[int, ...]

@@ -106,6 +106,53 @@ class Indexer(Stated):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressedAttention(Stated):
+    """Attention of DeepSeek-V4 (transformers models/deepseek_v4/modeling_deepseek_v4.py): all heads
+    share one key of their size, which is also the value. Queries see the keys of the window, and in
+    most layers one compressed key for every so many tokens before them."""
+
+    q_lora_rank: int
+    """Rank of the query compression."""
+    output_groups: int
+    """Groups of heads whose results are projected each by itself."""
+    output_rank: int
+    """Elements that the results of a group are projected to, before one product joins all."""
+    rope_dim: int = 64
+    """Elements of queries and of the key that are rotated by their position."""
+    sparse_rate: int = 4
+    """Tokens of a compressed key in layers with letter F, which overlaps with the one before it."""
+    heavy_rate: int = 128
+    """Tokens of a compressed key in layers with letter G, where queries see all of them."""
+    index_heads: int = 64
+    """Heads of the indexer in layers with letter F."""
+    index_dim: int = 128
+    """Elements of the indexer's queries and compressed keys."""
+    index_topk: int = 512
+    """Compressed keys that the indexer selects for each query."""
+
+    def __post_init__(self) -> None:
+        require_whole("compressed_attention", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConnections(Stated):
+    """Several residual streams, which every sub-layer reads as one weighted sum and whose mixture
+    its result is added to; the weights are made of all streams (manifold-constrained
+    hyper-connections of DeepSeek-V4)."""
+
+    count: int
+    """Residual streams."""
+
+    def __post_init__(self) -> None:
+        require_whole("hyper_connections", vars(self))
+
+    @property
+    def weights(self) -> int:
+        """Weights of a token around one sub-layer: into it, out of it, and between streams."""
+        return (2 + self.count) * self.count
+
+
+@dataclass(frozen=True, kw_only=True)
 class Distances(Stated):
     """Projections of a table of distances between tokens that every layer has of its own (DeBERTa,
     arXiv 2006.03654, section 3.1). The table itself counts as rows of positions."""

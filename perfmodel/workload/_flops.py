@@ -16,6 +16,7 @@ from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import STREAM_LAYERS, Experts, Patches
 from perfmodel.spec.unet import UNet
 from perfmodel.workload._adapter_products import adapter_products, attention_adapters, ffn_adapters
+from perfmodel.workload._compressed_attention import COMPRESSED, compressed_products
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._indexer import indexer_weights
 from perfmodel.workload._layer_embedding import gate_weights
@@ -288,6 +289,8 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     if hybrid.streams:
         # Streams are projected at both ends of the layers.
         weights += 2 * projection_weights(h, hybrid.streams)
+    if hybrid.hyper_connections:
+        weights += hybrid.hyper_connections.count**2 * h
     return weights
 
 
@@ -306,6 +309,9 @@ def _attention_products(
         letters["*"] + letters["Q"] + letters["A"],
         letters["W"] + letters["V"],
     )
+    parts = model.hybrid.compressed_attention
+    if parts:
+        attending_in_window += sum(letters[letter] for letter in COMPRESSED)
     seen_width = attending * width
     if model.hybrid.indexer:
         seen_width += letters["I"] * model.hybrid.indexer.heads * model.hybrid.indexer.head_dim
@@ -319,6 +325,12 @@ def _attention_products(
         pairs = seen_width * _visible_pairs(length, 0)
         pairs_in_window = attending_in_window * window_width * visible(length, window)
         causal = documents * (pairs + pairs_in_window)
+
+    if parts:
+        for letter in COMPRESSED:
+            to_all, to_visible = compressed_products(model, parts, letter, length)
+            full += documents * letters[letter] * to_all
+            causal += documents * letters[letter] * to_visible
 
     # Layers of two streams, or of one of both, attend over image and text; cross-attention to text.
     if model.inputs.text_condition:

@@ -13,6 +13,11 @@ from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
 from perfmodel.spec.unet import UNet
 from perfmodel.workload._attention import has_bias, projected, unbiased_outputs
+from perfmodel.workload._compressed_attention import (
+    COMPRESSED,
+    compressed_cache_bytes,
+    hyper_head_parameters,
+)
 from perfmodel.workload._embedding_head import (
     T5_RELATIVE_BUCKETS,
     position_rows,
@@ -180,6 +185,9 @@ def _(model: Transformer) -> Parameters:
         embedding += projection_weights(h, model.hybrid.streams)
         head += projection_weights(h, model.hybrid.streams)
 
+    if model.hybrid.hyper_connections:
+        head += hyper_head_parameters(h, model.hybrid.hyper_connections)
+
     # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and
     # sentence classifier.
     norms += norm_params(model, h) * stacks * model.norms.final_norm
@@ -228,6 +236,9 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     if hybrid.layer_embedding:
         embedding = counts["P"] * gate_weights(model.hidden, hybrid.layer_embedding)
     mixers = mixer_weights(model, counts)
+    for letter in COMPRESSED:
+        if letter in mixers:
+            attention += counts[letter] * mixers.pop(letter).parameters
     layers = Parameters(
         embedding=embedding,
         attention=attention,
@@ -294,7 +305,7 @@ def _norms_of_sub_layers(model: Transformer, letters: str) -> int:
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
     # stand side by side.
-    normed = len(letters) - sum(counts[letter] for letter in "IAPU")
+    normed = len(letters) - sum(counts[letter] for letter in "IAPUH")
     if model.block.parallel_blocks == "one_norm":
         normed = counts["*"] + counts["W"]
     if hybrid.parallel_mixers:
@@ -446,6 +457,9 @@ def layer_cache_bytes(
             MAMBA_STATE_BYTES * state / tp + model.hidden * element_bytes
         )
         bytes_by_mixer["K"] = model.hidden * element_bytes
+
+    for letter in COMPRESSED:
+        bytes_by_mixer[letter] = compressed_cache_bytes(model, letter, tokens, element_bytes)
 
     # Other mixers have a state that does not grow, and the last inputs of their convolution.
     if mamba:

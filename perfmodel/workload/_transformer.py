@@ -9,6 +9,12 @@ from perfmodel.spec import Job, Transformer
 from perfmodel.spec.parts import STREAM_LAYERS
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Blocks, Shard
+from perfmodel.workload._compressed_attention import (
+    COMPRESSED,
+    compressed_attention,
+    hyper_connection,
+    hyper_head,
+)
 from perfmodel.workload._embedding_head import (
     embedding_pieces,
     head_pieces,
@@ -157,7 +163,8 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     # Later stages need the rows of their layers, which the first one looks up, all residual
     # streams, the values of RWKV's first layer, and the text.
     passed_on_bytes = 0.0
-    streams = model.hybrid.streams.count if model.hybrid.streams else 1
+    residual_streams = model.hybrid.streams or model.hybrid.hyper_connections
+    streams = residual_streams.count if residual_streams else 1
     if model.hybrid.layer_embedding:
         width = layers_with_rows(model) * model.hybrid.layer_embedding.width
         passed_on_bytes = float(local.tokens * width * local.act_bytes)
@@ -209,6 +216,8 @@ def _widest_activation(model: Transformer, local: ShardSizes, word: str) -> int:
         inner = 2 * hybrid.delta_net.values
     elif "C" in word:
         inner = 3 * local.hidden
+    elif set(word) & set(COMPRESSED):
+        inner = model.heads * model.head_dim
     elif set(word) & {"R", "T"} and hybrid.time_mix:
         inner = hybrid.time_mix.inner
     return max(local.tokens * max(widths), local.tokens * inner // local.tp)
@@ -236,9 +245,13 @@ _NAMES: Final = {
     "W": "attention",
     "Q": "attention",
     "V": "attention",
+    "Y": "attention",
+    "F": "attention",
+    "G": "attention",
     "I": "indexer",
     "P": "layer_embedding",
     "U": "updates",
+    "H": "hyper_connections",
     "D": "double_stream",
     "O": "double_stream",
     "N": "single_stream",
@@ -301,6 +314,8 @@ def _sub_layer(model: Transformer, local: ShardSizes, letters: str, *, owner: bo
         return shared_block(
             model, local, hybrid.shared_block, feed_forward(model, local), owner=owner
         )
+    if letters == "H" and hybrid.hyper_connections:
+        return hyper_connection(local, hybrid.hyper_connections)
     if letters == "U" and hybrid.streams:
         return updates(model, local, hybrid.streams)
     if letters == "X" and model.inputs.text_condition:
@@ -322,6 +337,9 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
         return short_conv_mixer(model, local, model.hybrid.short_conv)
     if letter in "RT" and model.hybrid.time_mix:
         return time_mixing(model, local, model.hybrid.time_mix, adds_values=letter == "T")
+    if letter in COMPRESSED and model.hybrid.compressed_attention:
+        parts = model.hybrid.compressed_attention
+        return compressed_attention(model, local.for_module("attention"), parts, letter)
     if letter == "K":
         return channel_mixing(model, local)
     if letter == "E" and model.experts:
@@ -457,6 +475,9 @@ def _embedding(
         pieces += lookup_of_layers(model, local, model.hybrid.layer_embedding)
     if model.hybrid.streams:
         pieces += stream_projections(local, model.hybrid.streams)
+    if model.hybrid.hyper_connections:
+        # Every stream begins with the embedding.
+        encoder_bytes += (model.hybrid.hyper_connections.count - 1) * local.hidden_bytes
     boundary_bytes, boundary_comm = sent_on(local, encoder_bytes)
 
     # A frozen table has no gradient, though the layers after it have.
@@ -481,6 +502,8 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     # A tied table is held again on the last stage; heads of labels have a small projection of their
     # own.
     joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
+    if model.hybrid.hyper_connections:
+        joined = hyper_head(local, model.hybrid.hyper_connections)
     return assemble(
         "head",
         [*joined, *head_pieces(model, local)],

@@ -5,6 +5,13 @@ from typing import NamedTuple
 
 from perfmodel.spec import Transformer
 from perfmodel.workload._attention import projected
+from perfmodel.workload._compressed_attention import (
+    COMPRESSED,
+    compressed_parameters,
+    compressed_weights,
+    hyper_parameters,
+    hyper_weights,
+)
 from perfmodel.workload._linear_attention import (
     delta_net_parameters,
     delta_net_weights,
@@ -119,6 +126,17 @@ def mixer_weights(model: Transformer, letters: Container[str]) -> dict[str, Mixe
                 time_mix_parameters(h, mix, adds_values=adds_values),
                 products,
             )
+    if hybrid.compressed_attention:
+        for letter in COMPRESSED:
+            by_letter[letter] = MixerWeights(
+                compressed_weights(model, hybrid.compressed_attention, letter),
+                compressed_parameters(model, hybrid.compressed_attention, letter),
+            )
+    if hybrid.hyper_connections:
+        by_letter["H"] = MixerWeights(
+            hyper_weights(h, hybrid.hyper_connections),
+            hyper_parameters(h, hybrid.hyper_connections),
+        )
     if hybrid.streams:
         by_letter["U"] = MixerWeights(
             update_weights(h, hybrid.streams), update_parameters(model, hybrid.streams)

@@ -1119,7 +1119,7 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
 @pytest.mark.parametrize(
     "family",
     [
-        "deepseek_v4",
+        "hy_v4",
         "recurrent_gemma",
         "switch_transformers",
         "xlstm",

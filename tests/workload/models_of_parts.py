@@ -4,9 +4,11 @@ from typing import Any
 
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import (
+    CompressedAttention,
     DeltaNet,
     Distances,
     Experts,
+    HyperConnections,
     Indexer,
     LatentAttention,
     LayerEmbedding,
@@ -61,6 +63,17 @@ LINEAR_ATTENTION = DeltaNet(
     fixed_decays=True,
     norm_of_all_heads=True,
 )
+COMPRESSED_KEYS = CompressedAttention(
+    q_lora_rank=24,
+    output_groups=4,
+    output_rank=12,
+    rope_dim=8,
+    sparse_rate=4,
+    heavy_rate=16,
+    index_heads=2,
+    index_dim=8,
+    index_topk=8,
+)
 ZAMBA: dict[str, Any] = {"mixers": "M AM AM M AM M ", "mamba": MAMBA}
 MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
     "rwkv": {
@@ -84,6 +97,15 @@ MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
         "gated_ffn": False,
     },
     "linear attention": {"mixers": "L- L- *- ", "delta_net": LINEAR_ATTENTION},
+    "compressed keys": {
+        "mixers": "HYHE HFHE HGHE ",
+        "heads": 2 * HEADS,
+        "kv_heads": 1,
+        "window": 16,
+        "compressed_attention": COMPRESSED_KEYS,
+        "hyper_connections": HyperConnections(count=3),
+        "experts": Experts(count=8, topk=2, ffn_hidden=32, shared_ffn_hidden=32),
+    },
     "zamba": ZAMBA | {"shared_block": SharedBlock(), "head_dim": 2 * D},
     "zamba 2": ZAMBA
     | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},

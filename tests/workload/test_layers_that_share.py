@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from models_of_parts import (
+    COMPRESSED_KEYS,
     FFN,
     HEADS,
     LATENT,
@@ -23,7 +24,7 @@ from models_of_parts import (
 from perfmodel import predict
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Transformer
-from perfmodel.spec.parts import Experts, Indexer, SharedBlock, TimeMix
+from perfmodel.spec.parts import Experts, HyperConnections, Indexer, SharedBlock, TimeMix
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
 
 JOB = Job(global_batch=4, seq_len=TOKENS)
@@ -51,15 +52,20 @@ def test_blocks_hold_the_parameters_of_the_closed_form(model: Transformer) -> No
 def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None:
     """A window is a full rectangle in an operation; in the closed form only visible pairs count,
     and no projection of a table of distances, which no token goes through."""
+    # Attention to compressed keys needs a window: one that holds the sequence is none.
     whole = replace(
         model,
-        window=0,
+        window=TOKENS if model.hybrid.compressed_attention else 0,
         window_heads=None,
         mixers=model.hybrid.mixers.replace("W", "*").replace("V", "Q"),
     )
     flops = step_flops(whole, replace(JOB, global_batch=1))
     # What indexers score is not masked as attention is.
     beside = sum(word.count("I") for word in whole.stack) * 2 * 16 * TOKENS * (TOKENS - 1)
+    if parts := whole.hybrid.compressed_attention:
+        keys = TOKENS // parts.sparse_rate
+        n_indexed = sum(word.count("F") for word in whole.stack)
+        beside += n_indexed * parts.index_heads * parts.index_dim * keys * TOKENS
     if distances := whole.attention.distances:
         beside += whole.layers * len(distances.projections) * 2 * distances.rows * H * HEADS * D
     assert products(whole, Shard()) == pytest.approx(
@@ -149,6 +155,49 @@ def test_stages_of_rwkv_7_pass_the_first_values_on() -> None:
     without = replace(model, mixers="RK ", time_mix=others)
     sent, plain = (blocks(net, JOB, Shard())[1][0].boundary_bytes for net in (model, without))
     assert sent - plain == 2 * TOKENS * 64
+
+
+def test_attention_to_compressed_keys_by_hand() -> None:
+    """DeepSeek-V4 (transformers models/deepseek_v4/modeling_deepseek_v4.py): two layers of each
+    kind, eight heads of sixteen elements that share one key."""
+    model = replace(PLAIN, **MODELS_OF_PARTS["compressed keys"])
+    heads, rank, groups, out, index, heads_of_index = 8, 24, 4, 12, 8, 2
+    queries = H * rank + rank + rank * heads * D
+    result = heads * D * out + groups * out * H + heads
+    window = queries + H * D + D + result
+    # A token takes part in two sparse keys, the indexer's too, with a weight for every element.
+    sparse = 2 * H * 2 * D + 4 * 2 * D + D
+    indexer = 2 * H * 2 * index + 4 * 2 * index + index
+    indexer += rank * heads_of_index * index + H * heads_of_index
+    heavy = 2 * H * D + 16 * D + D
+    streams = 15 * 3 * H + 15 + 3
+    experts = 8 * 3 * H * 32 + 3 * H * 32 + 8 * H
+    layers = 6 * (window + experts + 2 * H + 2 * streams) + 2 * (sparse + indexer + heavy)
+    head = 9 * H + 3 + 1
+    assert parameters(model).total == layers + head + VOCAB * H + H
+
+    # Of 128 tokens each sees 16, 8 of 32 sparse keys and 8 heavy ones, fewer where there are not
+    # yet so many.
+    def pairs(n_keys: int, per_key: int, most: int) -> int:
+        return sum(min((token // per_key), n_keys, most) for token in range(1, TOKENS + 1))
+
+    in_window = 6 * (16 * 17 // 2 + (TOKENS - 16) * 16)
+    flops = step_flops(model, JOB)
+    scores = 2 * TOKENS * 32 * heads_of_index * index / 2
+    compressed = 2 * (pairs(32, 4, 8) + pairs(8, 16, 8))
+    by_hand = 2 * JOB.global_batch * ((in_window + compressed) * heads * 2 * D + scores)
+    assert flops.attention_causal_forward == pytest.approx(by_hand, rel=0.02)
+    with pytest.raises(LayoutError, match="cannot be split along the sequence"):
+        blocks(model, JOB, Shard(cp=2))
+
+
+def test_streams_are_passed_on_between_stages() -> None:
+    model = replace(PLAIN, **MODELS_OF_PARTS["compressed keys"])
+    without = replace(model, mixers="YE FE GE ", hyper_connections=None)
+    sent, plain = (blocks(net, JOB, Shard())[1][0].boundary_bytes for net in (model, without))
+    assert sent == 3 * plain
+    at_input, alone = (blocks(net, JOB, Shard())[0][0].boundary_bytes for net in (model, without))
+    assert at_input == 3 * alone
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
@@ -251,6 +300,15 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
         ({"mixers": "R- "}, "give time_mix"),
         ({"mixers": "RK TK ", "time_mix": TimeMix(inner=64, heads=4)}, "a value_rank"),
         ({"mixers": "TK ", "time_mix": RWKV_7}, "with an R before the first"),
+        ({"mixers": "Y- ", "window": 8, "compressed_attention": COMPRESSED_KEYS}, "kv_heads=1"),
+        (
+            {"mixers": "Y- ", "kv_heads": 1, "compressed_attention": COMPRESSED_KEYS},
+            "needs window for Y",
+        ),
+        (
+            {"mixers": "H*-- ", "hyper_connections": HyperConnections(count=2)},
+            "an H in mixers right before each",
+        ),
         ({"mixers": "RK ", "time_mix": RWKV_7}, "a value_rank if mixers has a T"),
         ({"mixers": "*- ", "shared_block": SharedBlock()}, "shared_block"),
         ({"mixers": "Q- ", "latent_attention": LATENT}, "Q and V"),

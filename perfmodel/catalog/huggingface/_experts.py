@@ -28,7 +28,7 @@ from perfmodel.catalog.huggingface._llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec.parts import Experts, Indexer
+from perfmodel.spec.parts import CompressedAttention, Experts, HyperConnections, Indexer
 
 EXPERT_KEYS: Final[Mapping[str, str]] = {
     # experts of a layer
@@ -219,6 +219,81 @@ class DeepSeekSparse(DeepSeek):
             "mixers": mixers_of(self.attention(), behind),
             "indexer": Indexer(heads=self.index_n_heads, head_dim=self.index_head_dim),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekV4(LlamaWithExperts):
+    """DeepSeek-V4: attention in the window and to compressed keys, residual streams with
+    hyper-connections, and experts in all layers; those of the first layers are chosen by the token
+    itself (transformers models/deepseek_v4/configuration_deepseek_v4.py). The module for further
+    tokens is left out."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    q_lora_rank: Count
+    head_dim: Count = 512
+    qk_rope_head_dim: Count | None = None
+    partial_rotary_factor: Share | None = None
+    num_key_value_heads: Annotated[int, Ge(1), Le(1)] = 1
+    sliding_window: Count = 128
+    o_groups: Count = 8
+    o_lora_rank: Count = 1024
+    index_n_heads: Count = 64
+    index_head_dim: Count = 128
+    index_topk: Count = 512
+    hc_mult: Count = 4
+    layer_types: tuple[str, ...] | None = None
+    compress_ratios: tuple[CountOrNone, ...] | None = None
+    compress_rates: Mapping[str, Count] | None = None
+    compress_rate_csa: Count | None = None
+    compress_rate_hca: Count | None = None
+
+    def attention(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is not None:
+            return letters_of(self.layer_types[:n_layers], _V4_LETTERS, "layer_types", n_layers)
+        # Older files list the tokens of a compressed key, of the modules for further tokens too.
+        if self.compress_ratios is not None:
+            ratios = [str(ratio) for ratio in self.compress_ratios[:n_layers]]
+            known = {"0": "Y", "4": "F", "128": "G"}
+            return letters_of(ratios, known, "compress_ratios", n_layers)
+        return ["F" if layer >= 2 and layer % 2 else "G" for layer in range(n_layers)]
+
+    def compressed(self) -> CompressedAttention:
+        """Sizes of the attention."""
+        rates = self.compress_rates or {}
+        rope_dim = self.qk_rope_head_dim or round(
+            self.head_dim * (self.partial_rotary_factor or 64 / 512)
+        )
+        return CompressedAttention(
+            q_lora_rank=self.q_lora_rank,
+            output_groups=self.o_groups,
+            output_rank=self.o_lora_rank,
+            rope_dim=max(1, rope_dim),
+            sparse_rate=self.compress_rate_csa or rates.get("compressed_sparse_attention", 4),
+            heavy_rate=self.compress_rate_hca or rates.get("heavily_compressed_attention", 128),
+            index_heads=self.index_n_heads,
+            index_dim=self.index_head_dim,
+            index_topk=self.index_topk,
+        )
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "mixers": mixer_words([f"H{letter}HE" for letter in self.attention()]),
+            "compressed_attention": self.compressed(),
+            "hyper_connections": HyperConnections(count=self.hc_mult),
+            "clamped_glu": True,
+            "mtp_layers": 0,
+        }
+
+
+_V4_LETTERS: Final[Mapping[str, str]] = {
+    "sliding_attention": "Y",
+    "compressed_sparse_attention": "F",
+    "heavily_compressed_attention": "G",
+}
+"""Letters of `MIXERS` for the words of DeepSeek-V4's `layer_types`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,8 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "eurobert": Relative(family="llama", fields={"causal": False}),
     "vaultgemma": Relative(family="gemma2", fields={"norm_at": "input"}),
     # --- other dense families ---
+    # Cohere 2, whose layers all attend in full unless `layer_types` says otherwise.
+    "cohere_compass": Relative(family="cohere2", defaults={"sliding_window_pattern": 1}),
     "apertus": Relative(
         family="llama", fields=_UNGATED | _QK_NORM, defaults={"hidden_act": "xielu"}
     ),

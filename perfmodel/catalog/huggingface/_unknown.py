@@ -104,9 +104,7 @@ REASONS: Final[Mapping[str, str]] = {
     # --- decoders ---
     "axk2": "its norms have low-rank gates, and its latent attention has a gate",
     "blt": "byte-level models precede and follow its layers",
-    "cohere_compass": "it has the layers of Cohere, but other kinds of attention",
     "cpmant": "its scores have a learned bias for pairs of segments",
-    "deepseek_v4": "its layers attend to compressed keys, and residual streams are mixed",
     "diffllama": "its attention is the difference of two attentions",
     "doge": "it learns its attention mask, and weights its residuals",
     "dory": "it has no norms: scales of its projections and residuals are trained instead",
