@@ -366,6 +366,18 @@ def step_of_diffusion(row: Row) -> Row:
     return settings
 
 
+_OPTIMIZERS: Final = {"LAMB": "lamb", "SGD": "plain-sgd"}
+"""Optimizers by what notes call them; torch.optim.SGD has no momentum unless it is told one."""
+
+
+def optimizer(row: Row) -> Row:
+    """Read the optimizer that the notes name among their settings: `batch 20 per GPU, SGD`."""
+    named = re.search(r"(?:^|[,;] )(LAMB|SGD)(?=[,;]|$)", _text(row, "notes"))
+    if not named or not _is_empty(row, "job.optimizer"):
+        return {}
+    return {"job.optimizer": _OPTIMIZERS[named[1]]}
+
+
 _LIMITED_POWER_W: Final = {"B200": 750}
 """Power limits of the devices that torchao's pages call power limited, in watts.
 
@@ -404,6 +416,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     memory_unit,
     collected_adapters,
     step_of_diffusion,
+    optimizer,
     power_limit,
 )
 """What is read from notes, each as a function of a row to columns."""

@@ -325,3 +325,10 @@ def test_what_megatron_shards_it_exchanges_beside_kernels(
         f"dp=8,zero={zero},overlap_param_gather=false"
     )[0]
     assert not stated.overlap_param_gather
+
+
+@pytest.mark.parametrize(("year", "overlaps"), [(2021, False), (2022, False), (2023, True)])
+def test_fsdp_prefetches_in_backward_from_its_second_version_on(year: int, overlaps: bool) -> None:
+    framework = catalog.framework(f"fsdp@{year}")
+    assert framework.default_layout.overlap_grad_reduce is overlaps
+    assert framework.default_layout.overlap_param_gather

@@ -557,3 +557,17 @@ def test_devices_that_a_page_calls_power_limited_have_their_limit(
 ) -> None:
     row = {"notes": notes, "url_or_repo": page, "device": device}
     assert prepare(pd.DataFrame([row]))["device"].tolist() == [read]
+
+
+@pytest.mark.parametrize(
+    ("notes", "optimizer"),
+    [
+        ("batch 20 per GPU, SGD, parameters offloaded", "plain-sgd"),
+        ("pre-training, LAMB; head of masked tokens only", "lamb"),
+        ("LAMB", "lamb"),
+        ("not LAMB but Adam; SGDs", None),
+    ],
+)
+def test_notes_tell_the_optimizer(notes: str, optimizer: str | None) -> None:
+    row = {"notes": notes, "job.optimizer": None}
+    assert prepare(pd.DataFrame([row]))["job.optimizer"].tolist() == [optimizer]
