@@ -265,6 +265,7 @@ def _language_model(config: Config, place: str) -> Transformer:
     stated = {**relative.defaults, **_stated(config, aliases)}
     family_place = f"{place}, model_type {family!r}"
     read = checked(reader, stated, family_place)
+    read_keys = {*vars(read), *aliases}
     try:
         fields = {**read.fields(), **relative.fields}
         # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other
@@ -284,6 +285,7 @@ def _language_model(config: Config, place: str) -> Transformer:
                         getattr(read, "left_out", ""),
                         huggingface.further_modules(config, fields),
                         huggingface.head_of_class(config, fields),
+                        huggingface.biases_not_counted(config, read_keys, fields),
                     ),
                 )
             ),

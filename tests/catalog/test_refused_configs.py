@@ -125,6 +125,48 @@ def test_classes_of_decoders_that_end_in_model_have_a_head() -> None:
     assert model_from_config(LLAMA | {"architectures": ["OtherModel"]}).left_out == ""
 
 
+@pytest.mark.parametrize("key", ["mlp_bias", "lm_head_bias", "mamba_proj_bias", "use_bias"])
+def test_biases_that_are_not_counted_are_named(key: str) -> None:
+    assert model_from_config(LLAMA | {key: False}).left_out == ""
+    assert f"{key}=true is left out" in model_from_config(LLAMA | {key: True}).left_out
+
+
+def test_biases_of_all_products_are_counted() -> None:
+    """Granite's models of code (model_type llama) state both keys."""
+    plain = model_from_config(LLAMA)
+    biased = model_from_config(LLAMA | {"attention_bias": True, "mlp_bias": True})
+    per_layer = (4 + 2 * 2) * 16 + 64 + 2 * 172 + 64
+    assert parameter_count(biased) - parameter_count(plain) == 2 * per_layer
+    assert biased.left_out == ""
+
+
+def test_galactica_is_opt_without_biases_and_norm_parameters() -> None:
+    opt = {
+        "model_type": "opt",
+        "hidden_size": 64,
+        "ffn_dim": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 320,
+        "max_position_embeddings": 128,
+    }
+    plain = parameter_count(model_from_config(opt))
+    biases, norms = 2 * (4 * 64 + 256 + 64), 5 * 2 * 64
+    without = parameter_count(model_from_config(opt | {"enable_bias": False}))
+    assert plain - without == biases
+    bare = opt | {"enable_bias": False, "layer_norm_elementwise_affine": False}
+    assert plain - parameter_count(model_from_config(bare)) == biases + norms
+    headless = model_from_config(opt | {"_remove_final_layer_norm": True})
+    assert plain - parameter_count(headless) == 2 * 64
+
+
+def test_ernie_3_embeds_tasks() -> None:
+    ernie = BERT | {"model_type": "ernie"}
+    with_tasks = ernie | {"use_task_id": True, "task_type_vocab_size": 3}
+    plain, tasks = (parameter_count(model_from_config(c)) for c in (ernie, with_tasks))
+    assert tasks - plain == 3 * 256
+
+
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1725\n")

@@ -94,3 +94,70 @@ def test_every_causal_class_has_the_parameters_that_are_counted() -> None:
             differing[family] = left_out
     assert differing == {}
     assert n_read > 100
+
+
+NOT_AS_THE_CLASS = {
+    # biases of gates, and of attention's output
+    ("afmoe", "attention_bias"),
+    ("beam", "attention_bias"),
+    ("laguna", "attention_bias"),
+    ("lfm3", "attention_bias"),
+    # every GPT-OSS has them
+    ("gpt_oss", "attention_bias"),
+    ("persimmon", "qk_layernorm"),
+    # its norms of queries and keys have no shifts
+    ("stablelm", "qk_layernorm"),
+    # whose class ignores them
+    ("mpt", "no_bias"),
+}
+"""Switches that move our parameters otherwise than the class's, or not at all."""
+NO_SHAPES = ("tie_", "use_cache", "is_", "add_cross", "output_", "return_dict", "torchscript")
+"""Beginnings of keys that are tried elsewhere, or that change no decoder."""
+
+
+@pytest.mark.slow
+def test_switches_move_parameters_as_the_class_does_or_are_named() -> None:
+    """Every boolean of every family's defaults is turned over: a bias, a norm, a gate that we do
+    not count is named in what is left out."""
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra: zoo)"
+    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    def counted(config: Any, family: str) -> tuple[int, str] | None:
+        stated = json.loads(json.dumps({**config.to_dict(), "model_type": family}, default=str))
+        try:
+            model = model_from_config(stated)
+        except PerfModelError:
+            return None
+        return parameters(model).total - parameters(model).further_tokens, model.left_out
+
+    silent: set[tuple[str, str]] = set()
+    n_tried = 0
+    for family in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - DECODERS_ALONE):
+        try:
+            config = transformers.CONFIG_MAPPING[family](num_hidden_layers=4)
+        except Exception:
+            continue
+        ours, of_class = counted(config, family), _parameters_of_class(transformers, config)
+        if ours is None or of_class is None or "tower" in ours[1]:
+            continue
+        for key, value in config.to_dict().items():
+            if not isinstance(value, bool) or key.startswith(NO_SHAPES):
+                continue
+            try:
+                changed = transformers.CONFIG_MAPPING[family].from_dict(
+                    {**config.to_dict(), key: not value}
+                )
+            except Exception:
+                continue
+            moved = _parameters_of_class(transformers, changed)
+            ours_moved = counted(changed, family)
+            if moved is None or ours_moved is None:
+                continue
+            n_tried += 1
+            as_class = moved - of_class == ours_moved[0] - ours[0]
+            if not as_class and ours_moved[1] == ours[1]:
+                silent.add((family, key))
+    assert silent - NOT_AS_THE_CLASS == set()
+    assert n_tried > 200

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._families import FAMILIES
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import (
+        biases_not_counted,
         further_modules,
         head_of_class,
         known_family,

@@ -60,7 +60,7 @@ class Qwen3Next(Qwen2Moe, DeltaNetKeys):
     decoder_sparse_step: Annotated[int, Ge(1), Le(1)] = 1
 
     def fields(self) -> Fields:
-        return super().fields() | {"qkv_bias": False} | self.delta_nets("E")
+        return super().fields() | {"qkv_bias": self.attention_bias} | self.delta_nets("E")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,9 @@ class KimiLinear(DeepSeek):
     layer_types: tuple[str, ...] | None = None
     mlp_layer_types: tuple[str, ...] | None = None
     linear_attn_config: KimiDeltaLayers | None = None
-    linear_num_heads: Count = 32
+    linear_num_heads: Count | None = 32
     linear_head_dim: Count | None = 128
-    linear_conv_kernel_dim: Count = 4
+    linear_conv_kernel_dim: Count | None = 4
 
     def attention(self) -> list[str]:
         """A letter of `MIXERS` per layer for its attention or delta net."""
@@ -155,9 +155,9 @@ class KimiLinear(DeepSeek):
         listed = self.linear_attn_config
         if listed is None:
             listed = KimiDeltaLayers(
-                num_heads=self.linear_num_heads,
+                num_heads=self.linear_num_heads or 32,
                 head_dim=self.linear_head_dim or 128,
-                short_conv_kernel_size=self.linear_conv_kernel_dim,
+                short_conv_kernel_size=self.linear_conv_kernel_dim or 4,
             )
         return DeltaNet(
             heads=listed.num_heads,
@@ -186,7 +186,9 @@ class BailingHybrid(KimiLinear):
     models/bailing_hybrid/modeling_bailing_hybrid.py)."""
 
     first_k_dense_replace: CountOrNone = 2
+    linear_num_heads: Count | None = None
     linear_head_dim: Count | None = None
+    linear_conv_kernel_dim: Count | None = None
     short_conv_kernel_size: Count = 4
     layer_group_size: Count = 6
     num_mtp_layers: CountOrNone = 0
@@ -200,15 +202,16 @@ class BailingHybrid(KimiLinear):
         ]
 
     def delta_net(self) -> DeltaNet:
-        # As many heads as attention has. transformers writes their size under a key of its own,
-        # because it keeps that of rotated elements under `head_dim`.
-        heads, head_dim = self.num_attention_heads, self.linear_head_dim or self.head_dim or 128
+        # As many heads as attention has. transformers writes their number and size under keys of
+        # its own, because it keeps that of rotated elements under `head_dim`.
+        heads = self.linear_num_heads or self.num_attention_heads
+        head_dim = self.linear_head_dim or self.head_dim or 128
         return DeltaNet(
             heads=heads,
             key_heads=heads,
             head_dim=head_dim,
             key_dim=head_dim,
-            conv_kernel=self.short_conv_kernel_size,
+            conv_kernel=self.linear_conv_kernel_dim or self.short_conv_kernel_size,
             channel_decays=True,
         )
 

@@ -24,14 +24,21 @@ from perfmodel.spec.parts import NarrowEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class Opt(Stack):
-    """OPT. That of 350 M parameters has a narrow table of tokens, and layers that end with their
-    norms (transformers models/opt/modeling_opt.py `OPTDecoder`)."""
+    """OPT and Galactica. OPT of 350 M parameters has a narrow table of tokens, and layers that end
+    with their norms; Galactica has no biases (transformers models/opt/modeling_opt.py
+    `OPTDecoder`)."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "_remove_final_layer_norm": "remove_final_layer_norm",
+    }
 
     ffn_dim: Count
     max_position_embeddings: Count = 2048
     activation_function: str = "relu"
     tie_word_embeddings: bool = True
     enable_bias: bool = True
+    layer_norm_elementwise_affine: bool = True
+    remove_final_layer_norm: bool = False
     word_embed_proj_dim: Count | None = None
     do_layer_norm_before: bool = True
     dropout: Share = 0.1
@@ -47,9 +54,12 @@ class Opt(Stack):
             "activation": activation(self.activation_function),
             "position_offset": 2,
             "narrow_embedding": narrow_embedding,
-            "final_norm": self.do_layer_norm_before,
+            "final_norm": self.do_layer_norm_before and not self.remove_final_layer_norm,
             "tied_embeddings": self.tie_word_embeddings,
             "bias": self.enable_bias,
+            # Norms keep their shifts without biases elsewhere.
+            "norm_bias": True,
+            "norm_parameters": self.layer_norm_elementwise_affine,
             "dropout": self.dropout > 0,
         }
 

@@ -49,6 +49,19 @@ class Roberta(Bert):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ernie(Roberta):
+    """ERNIE: RoBERTa's layers; ERNIE 3 adds an embedding of the task to each token (transformers
+    models/ernie/modeling_ernie.py)."""
+
+    use_task_id: bool = False
+    task_type_vocab_size: Count = 3
+
+    def fields(self) -> Fields:
+        task_types = self.task_type_vocab_size if self.use_task_id else 0
+        return super().fields() | {"token_types": self.type_vocab_size + task_types}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DebertaV2(Roberta):
     """DeBERTa v2 and v3: attention also scores relative positions, whose embeddings come from a
     table and may be normalised (transformers models/deberta_v2/modeling_deberta_v2.py

@@ -55,6 +55,7 @@ from perfmodel.catalog.huggingface._encoders import (
     DebertaV2,
     Electra,
     EncoderDecoder,
+    Ernie,
     Esm,
     ModernBert,
     ModernBertDecoder,
@@ -88,7 +89,14 @@ from perfmodel.catalog.huggingface._hybrids import (
     Mamba2,
     NemotronH,
 )
-from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
+from perfmodel.catalog.huggingface._llama import (
+    Fields,
+    HyperClovaX,
+    LatentLlama,
+    Llama,
+    Qwen2,
+    Qwen3,
+)
 from perfmodel.catalog.huggingface._nas import NemotronNas
 from perfmodel.catalog.huggingface._rwkv import Rwkv, Rwkv5, Rwkv6, Rwkv7
 from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
@@ -123,6 +131,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "deepseek_v4": DeepSeekV4,
     "DiTTransformer2DModel": Dit,
     "electra": Electra,
+    "ernie": Ernie,
     "esm": Esm,
     "falcon": Falcon,
     "falcon_h1": FalconH1,
@@ -144,6 +153,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "gptj": GptJ,
     "granitemoehybrid": GraniteHybrid,
     "HunyuanVideoTransformer3DModel": HunyuanVideo,
+    "hyperclovax": HyperClovaX,
     "jamba": Jamba,
     "kimi_linear": KimiLinear,
     "laguna": Laguna,

@@ -104,6 +104,7 @@ class Llama(Stack):
     max_position_embeddings: Count = 2048
     hidden_act: str = "silu"
     attention_bias: bool = False
+    mlp_bias: bool = False
     tie_word_embeddings: bool = False
     sliding_window: CountOrNone = 0
     use_sliding_window: bool = True
@@ -128,7 +129,8 @@ class Llama(Stack):
             "gated_ffn": True,
             "norm": "rms_norm",
             "positions": "rope",
-            "bias": False,
+            # Biases in all products, as in Granite's models of code; RMS norms have no shifts.
+            "bias": self.attention_bias and self.mlp_bias and self.BIASED_OUTPUT,
             "qkv_bias": self.attention_bias,
             "output_bias": self.attention_bias and self.BIASED_OUTPUT,
             "dropout": False,
@@ -156,6 +158,16 @@ class Qwen3(Llama):
 
     def fields(self) -> Fields:
         return super().fields() | {"qk_norm": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperClovaX(Llama):
+    """HyperCLOVA X: norms at both ends of sub-layers, unless it states none behind them."""
+
+    use_post_norm: bool = True
+
+    def fields(self) -> Fields:
+        return super().fields() | {"norm_at": "both" if self.use_post_norm else "input"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Hugging Face configurations of models of several parts: the language model is read, towers are
 counted and named."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from perfmodel.catalog.huggingface._families import FAMILIES
@@ -156,6 +157,49 @@ def further_modules(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str
     if missing == 1:
         return "the module that predicts a further token is left out"
     return f"{missing} modules that predict further tokens are left out"
+
+
+_BIAS_KEY: Final = re.compile(r"(^|_)bias$")
+_NOT_TRAINED: Final = re.compile(r"rout|expert|correction|sink|position|score")
+"""Words in the keys of biases that are no part of a product, or not trained."""
+
+
+def biases_not_counted(
+    config: Mapping[str, Any], read_keys: Collection[str], fields: Mapping[str, Any]
+) -> str:
+    """A sentence on keys that switch biases on or off which the family's reader does not know,
+    where they are not as it counts them; empty if all are.
+
+    Args:
+        read_keys: keys that the reader knows.
+        fields: fields of the described model.
+    """
+    has_biases = bool(fields.get("bias", True))
+    differing = []
+    for key, value in config.items():
+        if not _BIAS_KEY.search(key) or _NOT_TRAINED.search(key) or not isinstance(value, bool):
+            continue
+        counted = has_biases
+        if "qkv" in key:
+            counted = has_biases or bool(fields.get("qkv_bias"))
+        elif "conv" in key:
+            # Convolutions of Mamba have biases, short ones have none.
+            counted = bool(fields.get("mamba") or fields.get("selective_scan"))
+        elif key == "decoder_bias":
+            counted = True
+        elif key == "norm_bias":
+            counted = fields.get("norm_bias") or has_biases
+        # Readers know these two keys, but count the first only where all products have biases, and
+        # the second nowhere in latent attention.
+        depends = key == "mlp_bias" or (key == "attention_bias" and _is_latent(fields))
+        is_read = key in read_keys and not depends
+        if not is_read and value != counted:
+            differing.append(f"{key}={str(value).lower()}")
+    return f"{' and '.join(differing)} is left out" if differing else ""
+
+
+def _is_latent(fields: Mapping[str, Any]) -> bool:
+    return fields.get("latent_attention") is not None
 
 
 _HEADS_OF_LABELS: Final[Mapping[str, str]] = {

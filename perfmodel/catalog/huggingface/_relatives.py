@@ -88,7 +88,6 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         family="llama", defaults={"hidden_act": "relu2"}, fields={"sub_norms": True}
     ),
     "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
-    "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
     "mimo": Relative(family="qwen2"),
     "molmo2": Relative(family="qwen3", left_out="embeddings of tokens for images are left out"),
     "muse_glimmer": Relative(
@@ -203,9 +202,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "qwen2_5_vl_moe": Relative(family="qwen2_moe"),
     "qwen3_omni_moe": Relative(family="qwen3_moe"),
     "qwen3_vl_moe": Relative(family="qwen3_moe"),
-    "sarvam_moe": Relative(family="llama_with_experts"),
+    "sarvam_moe": Relative(family="llama_with_experts", fields={"output_bias": False}),
     "unlimited_ocr": Relative(family="qwen3_moe", fields={"qk_norm": False}),
-    "solar_open": Relative(family="llama_with_experts"),
+    "solar_open": Relative(family="llama_with_experts", fields={"output_bias": False}),
     # --- experts on latent attention ---
     "axk1": Relative(family="deepseek_v3"),
     "deci": Relative(family="nemotron-nas"),
@@ -248,7 +247,6 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         },
         fields={"token_types": 0},
     ),
-    "ernie": Relative(family="roberta"),
     "gte": Relative(
         family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}
     ),
