@@ -371,6 +371,21 @@ def counted(value: float) -> str:
     return figure(value, 3)
 
 
+def batch_words(global_batch: int | str, seq_len: int, unit: str) -> str:
+    """Describe the batch of a step: `global batch 8, sequence 2048` for models of text, or `global
+    batch of 8 images (256 tokens each)`.
+
+    Args:
+        global_batch: samples per step; several batches as one text.
+        seq_len: tokens per sample; one where a sample is not divided into tokens.
+        unit: what samples are: tokens (of text), images, videos or samples.
+    """
+    if unit == "tokens":
+        return f"global batch {global_batch}, sequence {seq_len}"
+    size = f" ({seq_len:,} tokens each)" if seq_len > 1 else ""
+    return f"global batch of {global_batch} {unit}{size}"
+
+
 MIN_FIT: Final = 0.9
 """Least probability of fitting into memory at which a layout is called fitting, and is recommended
 by default."""

@@ -18,14 +18,14 @@ from perfmodel.calibration._profile_events import (
     idle_s,
     side_by_side,
 )
-from perfmodel.calibration._runs import Run
+from perfmodel.calibration._runs import Run, arithmetic_s
 from perfmodel.display import frame_html, paragraph
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import Profile, read_profile
 from perfmodel.prediction import StepProblem, layout_of, step_problem_of
-from perfmodel.prediction.sites import KERNEL_FACTORS, LOSSES, SKEW
+from perfmodel.prediction.sites import KERNEL_FACTORS, LOSSES, SKEW, loss_text
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import figure, relative
+from perfmodel.units import duration, figure, relative
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,8 @@ class ProfileReport:
     corrections: tuple[Correction, ...]
     """Corrections of the parameters by the profile."""
     unread: tuple[tuple[str, int], ...]
-    """Sentences about facts that the profile lacks, each with the number of affected calls."""
+    """Facts that the profile does not record, each with the number of calls that cannot be compared
+    for this reason."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
@@ -196,6 +197,13 @@ def fit_profile(
         measured_s=report.measured_step_s,
         framework=problem.framework,
     )
+    least_s = arithmetic_s(run)
+    if run.measured_s < least_s:
+        raise PerfModelError(
+            f"profile: a step of {duration(run.measured_s)} is shorter than {duration(least_s)}, the time that "
+            f"the FLOPs of {problem.model.name} take at the peak rate of {run.cluster.device.name}; give the model, "
+            "job and layout that were recorded"
+        )
     fits = calibrate_end_to_end([run], out=out, base=base, profiled=report.corrections)
     return ProfileFit(report=report, fit=fits[problem.cluster.device.name])
 
@@ -335,7 +343,9 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
 
 
 def amount(correction: Correction) -> str:
-    """Format a correction: a factor, or an amount."""
+    """Format a correction with its standard error: a relative change, a share, or a time."""
     if correction.name in (*LOSSES, SKEW):
-        return f"{correction.value:+.3g} ± {correction.sd:.2g}"
+        sign = "+" if correction.value > 0 else ""
+        value, sd = (loss_text(correction.name, v) for v in (correction.value, correction.sd))
+        return f"{sign}{value} ± {sd}"
     return f"{relative(expm1(correction.value), 1)} ± {correction.sd:.1%}"

@@ -8,7 +8,7 @@ from perfmodel.cli._show import emit
 from perfmodel.cli._vocabulary import VOCABULARY, entry_count, glossary, vocabulary
 from perfmodel.display import new_console, say, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB
+from perfmodel.units import GIB, counted
 
 if TYPE_CHECKING:
     from perfmodel.spec import Cluster, Device, Framework, Model, NetworkLevel
@@ -136,7 +136,7 @@ def _model_cells(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         record["name"],
         record["kind"],
-        f"{record['parameters'] / 1e9:,.3g} G",
+        counted(record["parameters"]),
         _count(record["layers"]),
         _count(record["hidden"]),
         _count(record["seq_len"]),

@@ -230,17 +230,22 @@ def _explain(arguments: argparse.Namespace) -> dict[str, Any]:
 def _show_explained(report: dict[str, Any]) -> None:
     """The report for people."""
     console = new_console()
+    # Never broken, or else it could not be copied.
+    console.print(f"layout {report['layout']}", soft_wrap=True, markup=False)
     console.print(
-        f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
-        f"{duration(report['measured_step_s'])} measured ({number_of(report['steps'], 'step')}, "
-        f"{number_of(report['devices'], 'device')}); "
-        f"{report['matched_share']:.0%} of the measured time belongs to predicted events"
+        f"step time: {duration(report['predicted_step_s'])} predicted, "
+        f"{duration(report['measured_step_s'])} measured ({number_of(report['steps'], 'step')} on "
+        f"{number_of(report['devices'], 'device')})"
+    )
+    console.print(
+        f"predicted events account for {report['matched_share']:.0%} of the measured time"
     )
     heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
     rows = [_difference_cells(difference) for difference in report["differences"]]
     console.print(table("Largest differences, per device and step", heads, rows))
     for fact, calls in report["unread"].items():
-        console.print(f"{calls:,} calls: the profile lacks {fact}")
+        calls_are = "1 call is" if calls == 1 else f"{calls:,} calls are"
+        console.print(f"{calls_are} not compared: the profile does not record {fact}")
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:
@@ -251,6 +256,6 @@ def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:
         sign + duration(difference["effect_s"]),
         duration(difference["predicted_s"]),
         duration(difference["measured_s"]),
-        f"{figure(difference['predicted_calls'])} / {figure(difference['measured_calls'])}",
+        f"{figure(difference['predicted_calls'])}/{figure(difference['measured_calls'])}",
         difference["remedy"],
     )

@@ -14,7 +14,7 @@ from perfmodel.cli._search_flags import (
 )
 from perfmodel.cli._show import emit
 from perfmodel.display import new_console, progress, say, say_verbatim
-from perfmodel.units import counted, duration, figure
+from perfmodel.units import batch_words, counted, duration, figure
 
 if TYPE_CHECKING:
     from perfmodel.planning.compare_clusters import ClusterComparison, ClusterPlan
@@ -116,14 +116,18 @@ def show(result: "ClusterComparison", command: str) -> None:
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
-    tokens_text = f", {counted(tokens)} tokens" if tokens else ""
-    console.print(
-        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{tokens_text}; "
-        f"{ORDERS[result.by]} first"
-    )
+    unit = best.prediction.sample_unit
+    tokens_text = ""
+    if tokens:
+        samples = counted(tokens / best.prediction.tokens_per_counted_sample)
+        in_tokens = "" if samples == counted(tokens) else f" ({counted(tokens)} tokens)"
+        tokens_text = f", {samples} {unit}{in_tokens}"
+    batch = batch_words(result.global_batch, result.seq_len, unit)
+    console.print(f"{result.model}, {batch}{tokens_text}; {ORDERS[result.by]} first")
     of_whole_run = ("days", "cost") if tokens else ()
-    energy = "MWh" if tokens else "J/token"
-    heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, "$/Mtok", energy)
+    energy = "MWh" if tokens else f"J/{unit.removesuffix('s')}"
+    price = "$/Mtok" if unit == "tokens" else f"$/M {unit}"
+    heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, price, energy)
 
     # Tables of `rich` would break the layout; here, each cluster has further lines below its
     # figures.
@@ -168,8 +172,12 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
 
     p, run = plan.prediction, plan.run
     energy = "-"
+    # Models of images and videos are priced per image or video.
+    tokens = p.tokens_per_counted_sample
     if run.energy_per_million_tokens_j is not None:
-        shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
+        shown = run.energy_mwh
+        if shown is None:
+            shown = run.energy_per_million_tokens_j / 1e6 * tokens
         energy = "<" * run.energy_is_bound + figure(shown, 3)
     # Days and cost are known only for a run of a stated number of tokens.
     of_whole_run = ()
@@ -182,6 +190,8 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
         duration(p.step_time_s),
         interval(p.step_time_lo_s, p.step_time_hi_s),
         *of_whole_run,
-        "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}",
+        "-"
+        if run.usd_per_million_tokens is None
+        else figure(run.usd_per_million_tokens * tokens, 3),
         energy,
     )

@@ -437,19 +437,19 @@ def _print_written_folder(out: Path) -> None:
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
     """One fitted parameter as the cells of a printed table."""
     from perfmodel.prediction import GAUSS_90
-    from perfmodel.prediction.sites import LOSSES
+    from perfmodel.prediction.sites import LOSSES, loss_text
 
-    # Losses are amounts from 0 on, all others log factors around 0.
-    amount = p["name"] in LOSSES
+    # Losses are shares or seconds from 0 on, all others log factors around 0.
+    is_loss = p["name"] in LOSSES
     edge = GAUSS_90 * p["prior_sd"]
 
     def word(value: float) -> str:
-        return f"{value:.2g}" if amount else f"{expm1(value):+.0%}"
+        return loss_text(p["name"], value) if is_loss else f"{expm1(value):+.0%}"
 
-    value = f"{p['value']:.3g}" if amount else f"{expm1(p['value']):+.1%}"
+    value = word(p["value"]) if is_loss else f"{expm1(p['value']):+.1%}"
     return (
         p["name"],
-        f"{word(0.0 if amount else -edge)} .. {word(edge)}",
+        f"{word(0.0 if is_loss else -edge)} .. {word(edge)}",
         f"{value} ({word(p['lo'])} .. {word(p['hi'])})",
         str(p["runs"]),
     )

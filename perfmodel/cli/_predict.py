@@ -21,7 +21,8 @@ from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.notation import written_values
-from perfmodel.units import duration, number_of, span
+from perfmodel.spec.sample_units import sample_unit
+from perfmodel.units import batch_words, duration, number_of, span
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -245,10 +246,10 @@ def _show_open(run: "RunPrediction") -> None:
     """Print step time and memory of the mixture, and the settings with the largest effect."""
     console = new_console()
     case = run.case
+    batch = batch_words(case.job.global_batch, case.job.seq_len, sample_unit(case.model))
     console.print(
-        f"{case.model.name} on {number_of(case.layout.devices, 'device')} of {case.cluster.name}, global batch "
-        f"{case.job.global_batch}, sequence {case.job.seq_len}: {number_of(len(run.completions), 'combination')} of the open "
-        "settings"
+        f"{case.model.name} on {number_of(case.layout.devices, 'device')} of {case.cluster.name}, {batch}: "
+        f"{number_of(len(run.completions), 'combination')} of the open settings"
     )
     interval = span(duration(run.step_time_lo_s), duration(run.step_time_hi_s))
     console.print(

@@ -11,7 +11,7 @@ from perfmodel.cli._search_flags import add_search, options_of, reliability_of, 
 from perfmodel.cli._show import emit, written
 from perfmodel.display import new_console, say, say_verbatim, table
 from perfmodel.errors import PerfModelError
-from perfmodel.units import duration, span
+from perfmodel.units import duration, figure, span
 
 TOP: Final = 100
 """Number of layouts on the page."""
@@ -194,9 +194,9 @@ def _show(data: dict[str, Any], files: list[str]) -> None:
     interval = span(duration(best["lo_s"]), duration(best["hi_s"]))
     is_search = data["kind"] == "search"
     say_verbatim(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
-    say(
-        f"  {duration(best['step_s'])} per step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s"
-    )
+    per_s = best["tokens_per_s"] / data["tokens_per_unit"]
+    rate = f"{per_s:,.0f}" if data["unit"] == "tokens" else figure(per_s, 3)
+    say(f"  {duration(best['step_s'])} per step (90 %: {interval}), {rate} {data['unit']}/s")
     say(f"  memory: {best['fit_words']}")
     say(f"{len(data['rows']):,} layouts on the page" if is_search else "one layout on the page")
     written(files)

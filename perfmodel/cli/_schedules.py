@@ -27,7 +27,8 @@ from perfmodel.cli._show import reporting, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import GIB, duration, figure, number_of, span
+from perfmodel.spec.sample_units import sample_unit
+from perfmodel.units import GIB, batch_words, duration, figure, number_of, span
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -243,10 +244,13 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "schedules": [named_facts(entry.facts) for entry in schedules],
         "rows": [entry.facts.to_dict() for entry in schedules],
         "skipped": skipped,
-        "notes": _notes(
-            [entry.facts.schedule for entry in schedules],
-            "twice the --micro-batches and half the times",
-        ),
+        "notes": [
+            *_chunk_notes(arguments, schedules),
+            *_notes(
+                [entry.facts.schedule for entry in schedules],
+                "twice the --micro-batches and half the times",
+            ),
+        ],
         "written": written,
     }
 
@@ -255,8 +259,28 @@ def _title(arguments: argparse.Namespace) -> str:
     """The pipeline that schedules are compared on, and the unit of their times."""
     times = f"forward {arguments.forward_s:g}, backward {arguments.backward_s:g} per stage"
     if arguments.times is not None:
-        times = f"forward, input gradient and weight gradient of a chunk {arguments.times}"
+        forward, input_gradient, weight_gradient = arguments.times.split(",")
+        times = f"forward {forward}, input gradient {input_gradient}, weight gradient {weight_gradient} per chunk"
     return f"{arguments.stages} stages, {arguments.micro_batches} micro-batches; times: {times}"
+
+
+def _chunk_notes(
+    arguments: argparse.Namespace, schedules: "Sequence[ScheduleWithFacts]"
+) -> list[str]:
+    """Return a note on schedules that run more chunks of the times of --times than others."""
+    if arguments.times is None:
+        return []
+    by_stages: dict[int, list[str]] = {}
+    for entry in schedules:
+        model_stages = entry.schedule.n_stages
+        by_stages.setdefault(model_stages, []).append(entry.facts.schedule)
+    fewest = min(by_stages)
+    return [
+        f"{', '.join(names)}: {figure(model_stages / fewest)} times the work of the others, because the model "
+        f"has {model_stages} chunks of these times instead of {fewest}"
+        for model_stages, names in sorted(by_stages.items())
+        if model_stages > fewest
+    ]
 
 
 def _notes(schedules: list[str], remedy: str) -> list[str]:
@@ -316,7 +340,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
                 for which, form in closed_forms.items()
             }
     machine = f"{number_of(layout.devices, 'device')} of {problem.cluster.name}"
-    job = f"global batch {problem.job.global_batch}, sequence {problem.job.seq_len}"
+    job = batch_words(problem.job.global_batch, problem.job.seq_len, sample_unit(problem.model))
     return {
         "title": f"{problem.model.name} on {machine}, {job}, layout {arguments.layout}",
         "rows": rows,

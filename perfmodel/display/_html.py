@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
 from perfmodel.errors import plain_text
-from perfmodel.units import GIB, duration, figure, fit_words, number_of, span
+from perfmodel.units import GIB, batch_words, duration, figure, fit_words, number_of, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     summary = [
         ("step time", f"{duration(step_s)} ({interval})"),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
-        ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
+        _throughput(values),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
         (
             "memory",
@@ -222,8 +222,16 @@ def whatif_html(values: Mapping[str, Any]) -> str:
 def _job(values: Mapping[str, Any]) -> str:
     return (
         f"{values['model']} on {number_of(values['devices'], 'device')} of {values['cluster']}, "
-        f"global batch {values['global_batch']}, sequence {values['seq_len']}"
+        f"{batch_words(values['global_batch'], values['seq_len'], values['sample_unit'])}"
     )
+
+
+def _throughput(values: Mapping[str, Any]) -> tuple[str, str]:
+    """The row of a prediction that says its throughput, in tokens, images or videos."""
+    unit = values["sample_unit"]
+    if unit == "tokens":
+        return "tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"
+    return f"{unit} per second", figure(values["samples_per_s"], 3)
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> str:

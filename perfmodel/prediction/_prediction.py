@@ -207,6 +207,18 @@ class Prediction:
     """Blocks, kernels and collectives inside each class of pass of the timeline's structure."""
 
     @property
+    def samples_per_s(self) -> float:
+        """Sequences, images or videos per second on all devices."""
+        return self.global_batch / self.step_time_s
+
+    @property
+    def tokens_per_counted_sample(self) -> float:
+        """Mean tokens in one `sample_unit`: 1 for models of text, whose throughput is in tokens."""
+        if self.sample_unit == "tokens":
+            return 1.0
+        return self.tokens_per_s_per_device * self.devices / self.samples_per_s
+
+    @property
     def layout_notation(self) -> str:
         """The layout's notation, which the same framework reads back to this layout."""
         return self.notation or str(self.layout)
@@ -296,6 +308,8 @@ class Prediction:
             "step_time_lo_s": self.step_time_lo_s,
             "step_time_hi_s": self.step_time_hi_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "samples_per_s": self.samples_per_s,
+            "sample_unit": self.sample_unit,
             "tflops_per_device": self.tflops_per_device,
             "mfu": self.mfu,
             "bubble_fraction": self.bubble_fraction,

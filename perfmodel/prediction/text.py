@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.display import table
-from perfmodel.units import GIB, duration, figure, fit_words, number_of, span
+from perfmodel.units import GIB, batch_words, duration, figure, fit_words, number_of, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def print_prediction(console: "Console", result: "Prediction", more: Sequence[str] = ()) -> None:
     """Print summary, `more` lines, breakdown, memory and the top of the critical path."""
     console.print(
-        f"{result.model} on {number_of(result.devices, 'device')} of {result.cluster}, global batch {result.global_batch}, "
-        f"sequence {result.seq_len}"
+        f"{result.model} on {number_of(result.devices, 'device')} of {result.cluster}, "
+        f"{batch_words(result.global_batch, result.seq_len, result.sample_unit)}"
     )
     # Never broken, or else it could not be copied.
     console.print(f"layout {result.layout_notation}", soft_wrap=True, markup=False)
@@ -103,13 +103,15 @@ def memory_words(p: "Prediction") -> str:
     return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"
 
 
-def throughput_words(p: "Prediction", devices: int = 1) -> str:
+def throughput_words(p: "Prediction", devices: int = 1, *, step_s: float | None = None) -> str:
     """Format the throughput in the unit that people count the model's samples in.
 
     Args:
         devices: number that the throughput of all devices is divided by.
+        step_s: seconds of a step; those predicted if not given.
     """
+    faster = p.step_time_s / (step_s or p.step_time_s)
     if p.sample_unit == "tokens":
-        return f"{p.tokens_per_s_per_device * p.devices / devices:,.0f} tokens/s"
+        return f"{p.tokens_per_s_per_device * p.devices / devices * faster:,.0f} tokens/s"
     # A device may process a fraction of a video per second.
-    return f"{figure(p.global_batch / p.step_time_s / devices, 3)} {p.sample_unit}/s"
+    return f"{figure(p.samples_per_s / devices * faster, 3)} {p.sample_unit}/s"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.calibration import explain_profile, fit_profile
+from perfmodel.calibration import amount, explain_profile, fit_profile
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import Profile
@@ -286,6 +286,27 @@ def test_broken_files_are_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert sum("rank0.json" in line for line in lines) >= 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_too_short_for_its_arithmetic_names_what_to_check(tmp_path: Path) -> None:
+    """A profile has no column of a table, so the remedy is what was recorded."""
+    with pytest.raises(PerfModelError, match="give the model, job and layout that were recorded"):
+        fit_profile(problem(), "tp=1", profile("tp=1", {}), out=tmp_path, step_s=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sd", "text"),
+    [
+        ("collective_skew_s", 3.88e-4, 7.8e-5, "+388 us ± 78 us"),
+        ("step_overhead_s", -0.0021, 0.0004, "-2.1 ms ± 400 us"),
+        ("tp_overlap_loss", 0.1234, 0.02, "+12% ± 2%"),
+        ("straggling", 0.0, 1e-6, "0% ± 0%"),
+        ("gemm", 0.1, 0.02, "+10.5% ± 2.0%"),
+    ],
+)
+def test_corrections_have_a_unit(name: str, value: float, sd: float, text: str) -> None:
+    corrections = explain_profile(problem(), "tp=1", profile("tp=1", {})).corrections
+    assert amount(replace(corrections[0], name=name, value=value, sd=sd)) == text
 
 
 def test_the_commands_that_need_to_know_what_ran_say_so(

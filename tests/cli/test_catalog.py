@@ -40,7 +40,7 @@ def test_a_word_narrows_the_list(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert "gpt3-175b" in lines[1]
-    assert "175 G" in lines[1]
+    assert " 175B " in lines[1]
     assert "12,288" in lines[1]
 
 

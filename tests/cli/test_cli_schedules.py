@@ -75,6 +75,24 @@ def test_what_backward_halving_counts_is_said(capsys) -> None:
     assert run_json(capsys, "chimera-doubling", *stages)["notes"] == []
 
 
+def test_times_per_chunk_are_said_with_who_runs_more_of_them(capsys) -> None:
+    flags = ("--stages", "4", "--micro-batches", "8", "--times", "1,2,1")
+    report = run_json(capsys, *flags)
+    assert report["title"].endswith(
+        "times: forward 1, input gradient 2, weight gradient 1 per chunk"
+    )
+    work = {row["schedule"]: row["step_s"] * (1 - row["bubble_fraction"]) for row in report["rows"]}
+    # Bubbles of schedules with a steady state beyond one step are those of the interval.
+    more, remainder = report["notes"][0].split(": ")
+    assert remainder.startswith("2 times the work of the others")
+    for name in more.split(", "):
+        assert work[name] == pytest.approx(2 * work["1f1b"])
+    assert "chimera" not in more.split(", ")
+    assert work["chimera"] == pytest.approx(work["1f1b"])
+    assert run_json(capsys, "1f1b", "zb-h1", *flags)["notes"] == []
+    assert run_json(capsys, "1f1b", "interleaved", *flags[:4])["notes"] == []
+
+
 def test_times_of_tenths_are_exact(capsys) -> None:
     report = run_json(
         capsys, "1f1b", "--stages", "8", "--micro-batches", "7", "--times", "0.1,0.1,0.1"

@@ -175,6 +175,29 @@ def test_the_command_prints_for_a_narrow_terminal(capsys, monkeypatch):
         assert words in out
 
 
+@pytest.mark.parametrize(
+    ("model", "heading", "heads"),
+    [
+        ("resnet-50", "global batch of 512 images, 1B images; cheapest", ("$/M images", "MWh")),
+        ("vit-b-16", "global batch of 512 images (197 tokens each), 5.08M images (1B tokens)", ()),
+    ],
+)
+def test_models_of_images_are_compared_by_images(model, heading, heads, capsys):
+    flags = ["--devices", "8", "--global-batch", "512", "--tokens", "1e9"]
+    assert main(["compare-clusters", model, "--clusters", "h100,a100", *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{model}, {heading}")
+    assert all(head in out for head in heads)
+    assert "images/s" in out
+    assert "Mtok" not in out
+
+    # The price of a million images is that of their tokens; JSON counts tokens.
+    assert main(["compare-clusters", model, "--clusters", "h100", *flags, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["clusters"]
+    images_per_s = 512 / record["step_time_s"]
+    assert record["tokens_per_s"] == pytest.approx(images_per_s * (197 if model[0] == "v" else 1))
+
+
 def test_the_command_takes_job_flags_and_json(capsys):
     argv = [
         "compare-clusters",

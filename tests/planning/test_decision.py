@@ -1,5 +1,7 @@
 """What the page of a decision holds: exact where it says so."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -137,6 +139,22 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert out.startswith("recommended: tp=")
     assert f"wrote {page}" in out
     assert "perfmodelReport" in page.read_text()
+
+
+def test_a_page_of_images_counts_images(tmp_path, capsys):
+    flags = ["--cluster", "dgx-h100", "--layout", "dp=8", "--global-batch", "64"]
+    page = tmp_path / "page.html"
+    assert main(["report", "--model", "vit-b-16", *flags, "--html", str(page)]) == 0
+    assert " images/s" in capsys.readouterr().out
+    assert main(["report", "--model", "vit-b-16", *flags, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["unit"], data["tokens_per_unit"]) == ("images", pytest.approx(197))
+    heads = {q["label"] for q in data["quantities"]}
+    assert {"images/s", "cost of a million images"} <= heads
+    # Records keep counting tokens; the page divides by the tokens of an image.
+    (row,) = data["rows"]
+    images_per_s = row["tokens_per_s"] / data["tokens_per_unit"]
+    assert images_per_s == pytest.approx(64 / row["step_s"], rel=1e-4)
 
 
 def test_the_page_opens_on_the_layout_that_likely_fits(tmp_path):

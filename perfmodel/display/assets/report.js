@@ -63,7 +63,7 @@ function drawClusters() {
   }
   const known = Object.keys(CLUSTER_FIGURES).filter((key) => data.clusters.some((one) => typeof one[key] === "number"));
   const lines = data.clusters.map((one) => [one.cluster, ...known.map((key) =>
-    (typeof one[key] === "number" ? CLUSTER_FIGURES[key][1](one[key]) : (one.why ? "" : "not known"))), one.why ?? element("code", { textContent: one.layout ?? "" })]);
+    (typeof one[key] === "number" ? CLUSTER_FIGURES[key][1](counted(key, one[key])) : (one.why ? "" : "not known"))), one.why ?? element("code", { textContent: one.layout ?? "" })]);
   document.querySelector("#clusters div").replaceChildren(listed(["cluster", ...known.map((key) => CLUSTER_FIGURES[key][0]), "best layout"], lines, "figures"));
   $("clusters").hidden = false;
 }
@@ -81,13 +81,16 @@ function drawProfile() { // where a profile of the layout and its prediction par
     element("p", { textContent: `Step: ${seconds(told.predicted_step_s)} predicted, ${seconds(told.measured_step_s)} measured (${signed(told.measured_step_s / told.predicted_step_s - 1)}), `
       + `over ${told.steps} steps on ${told.devices} devices; events of the prediction account for ${percent(told.matched_share, 0)} of the measured time.` }),
     listed(["largest differences, per device and step", "", "effect", "predicted", "measured", "calls", "remedy"], lines, "figures"),
-    ...Object.entries(told.unread).map(([what, calls]) => element("p", { className: "note", textContent: `${digits(calls)} calls: the profile does not say their ${what}` })));
+    ...Object.entries(told.unread).map(([what, calls]) => element("p", { className: "note", textContent: `${digits(calls)} calls are not compared, because the profile does not record ${what}` })));
   $("profile").hidden = false;
 }
 
 function drawAccount() {
   const { job } = data, first = rows[0];
-  $("facts").textContent = [`global batch ${digits(first.global_batch)}`, `sequence ${digits(job.seq_len)}`, job.dtype, `${job.devices_per_node} ${job.device} per node`,
+  const each = job.seq_len > 1 ? ` (${digits(job.seq_len)} tokens each)` : "";
+  const batch = data.unit === "tokens" ? `global batch ${digits(first.global_batch)}, sequence ${digits(job.seq_len)}`
+    : `global batch of ${digits(first.global_batch)} ${data.unit}${each}`;
+  $("facts").textContent = [batch, job.dtype, `${job.devices_per_node} ${job.device} per node`,
     ...(job.framework === "generic" ? [] : [job.framework])].join(", ");
   if (data.kind !== "search") return;
   const lines = [

@@ -9,10 +9,11 @@ function drawAnswer() {
   const price = data.price === null ? "" : element("span", { title: data.price_source },
     `, $${digits((data.price * row.devices * steps_s) / HOUR_S, 3)} at $${digits(data.price, 3)} per device and hour`);
   const title = rows.length === 1 ? "The layout" : state.chosen === data.recommended ? "Recommended" : `Layout ${placed(state.chosen)}`;
-  const field = element("input", { value: state.tokens >= 1e6 ? state.tokens.toExponential().replace("+", "") : state.tokens, size: 7, id: "tokens", title: `${data.unit} to train on` });
+  const trained = data.tokens_per_unit === 1 ? state.tokens : Number(counted("tokens", state.tokens).toPrecision(3));
+  const field = element("input", { value: trained >= 1e6 ? trained.toExponential().replace("+", "") : trained, size: 7, id: "tokens", title: `${data.unit} to train on` });
   field.addEventListener("change", () => {
     const value = Number(field.value.replace(/,/g, ""));
-    if (value > 0 && Number.isFinite(value)) state.tokens = value;
+    if (value > 0 && Number.isFinite(value)) state.tokens = value * data.tokens_per_unit;
     drawAnswer();
     drawClusters();
   });
@@ -22,7 +23,7 @@ function drawAnswer() {
   const lines = [
     ["launch with", element("span", {}, element("code", { textContent: row.layout }), copied(row.layout))],
     ["how long", element("span", {}, `${step}; `, element("b", { textContent: span(steps_s) }), " for ", field, ` ${data.unit}`, price, `, with failures (goodput ${percent(row.goodput)}); `
-      + `${digits(row.tokens_per_s * (row.step_s / now(row)))} ${data.unit}/s`)],
+      + `${digits(counted("tokens_per_s", row.tokens_per_s) * (row.step_s / now(row)))} ${data.unit}/s`)],
     ["how sure", element("span", {}, `9 of 10 steps like it take ${seconds(row.lo_s)} to ${seconds(row.hi_s)}; memory: ${row.fit_words}; `
       + `times are ${resting}`)],
     ...slowNetwork(row),
@@ -41,7 +42,8 @@ function drawSensitivity() {
     knob.label,
     bar([{ value: Math.abs(gradient), colour: gradient > 0 ? "#D55E00" : "#0072B2", title: signed(gradient, 2) }], widest),
     signed(gradient, 2),
-    ...[0.5, 2].map((factor) => { const ratio = changed(row, { [knob.name]: factor }); return `${seconds(row.step_s * ratio)} (${signed(ratio - 1)})`; }),
+    ...[0.5, 2].map((factor) => { const ratio = changed(row, { [knob.name]: factor });
+      return element("span", {}, `${seconds(row.step_s * ratio)} `, element("span", { className: "unbroken", textContent: `(${signed(ratio - 1)})` })); }),
   ]);
   holder.querySelector("div").replaceChildren(listed(["parameter", "", "1 % more", "half", "double"], lines, "figures"));
   holder.querySelector("p").textContent = "\u201c1 % more\u201d is the gradient of the step time. The steps at half and double were predicted anew. The sliders below combine several changes.";

@@ -60,10 +60,18 @@ function errors() {
   return worst;
 }
 
+/** Records count tokens. The page counts images or videos, as people do for models of these. */
+const PER_TOKEN = new Set(["usd", "energy_j", "usd_per_million_tokens", "energy_per_million_tokens_j"]);
+const TOKENS = new Set(["tokens_per_s", "tokens_per_s_per_device", "tokens"]);
+function counted(key, value) {
+  if (PER_TOKEN.has(key)) return value * data.tokens_per_unit;
+  return TOKENS.has(key) ? value / data.tokens_per_unit : value;
+}
+
 const quantity = (key) => quantities.find((one) => one.key === key);
 /** What may be sorted and drawn by: every quantity, the step on the machine as it is turned, every setting. */
 const columns = [
-  ...quantities.map((one) => ({ ...one, of: (i) => rows[i][one.key] })),
+  ...quantities.map((one) => ({ ...one, of: (i) => counted(one.key, rows[i][one.key]) })),
   { key: "now_s", label: "what if", unit: "s", better: "low", of: (i) => now(rows[i]) },
   ...settings.map((one) => ({ key: one.key, label: one.key, unit: null, better: "", of: (i) => rows[i].settings[one.at] })),
 ];

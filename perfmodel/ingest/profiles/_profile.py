@@ -148,9 +148,9 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
     family = _family(op, detail.operator, first)
     if kind != ActivityKind.COPY and op is None:
         unread[
-            "the family (no name identifies it)"
+            "which operator ran"
             if not family
-            else "shapes (of a collective: kind, size and ranks)"
+            else "their shapes (or a collective's kind, size or ranks)"
         ] += 1
     return Call(
         name=detail.operator or first.name,

@@ -103,10 +103,11 @@ def rows(
             "ratio": [_all_six_figures(ratios) for ratios in turned.ratio[i].tolist()],
         }
         records.append(record)
-    unit = "tokens" if predictions[0].seq_len > 1 else "samples"
+    unit = predictions[0].sample_unit
     return {
         "rows": records,
         "unit": unit,
+        "tokens_per_unit": predictions[0].tokens_per_counted_sample,
         "parts": [{"label": looks[name].label, "colour": looks[name].colour} for name in parts],
         "categories": list(CATEGORIES),
         "origins": origins,
@@ -125,7 +126,7 @@ def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list
 
 
 def _quantity_heads(records: Sequence[dict[str, Any]], unit: str) -> list[dict[str, str]]:
-    """Return the page's heading of each quantity; `unit` is tokens or samples."""
+    """Return the page's heading of each quantity; `unit` is what throughput is counted in."""
     heads = []
     for name, (head, figure_unit, better) in _QUANTITIES.items():
         # A batch that all rows share is in the page's heading already.

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from perfmodel.planning.health._causes import REPORTED
-from perfmodel.units import GIB, duration, number_of, plural, span
+from perfmodel.prediction.text import throughput_words
+from perfmodel.units import GIB, batch_words, duration, number_of, plural, span
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._run_health import RunHealth
@@ -17,8 +18,8 @@ def health_text(health: "RunHealth") -> str:
         *(f"contradiction: {sentence}" for sentence in health.contradictions),
         *health.remarks,
         "",
-        f"{prediction.model} on {number_of(prediction.devices, 'device')} of {prediction.cluster}, global batch "
-        f"{prediction.global_batch}, sequence {prediction.seq_len}",
+        f"{prediction.model} on {number_of(prediction.devices, 'device')} of {prediction.cluster}, "
+        f"{batch_words(prediction.global_batch, prediction.seq_len, prediction.sample_unit)}",
         *_measured(health),
         *_over_the_run(health),
     ]
@@ -79,8 +80,9 @@ def _measured(health: "RunHealth") -> list[str]:
         f"nine in ten comparable sites take {interval}; the fastest tenth takes at most "
         f"{duration(health.good_site_s)}",
     ]
-    tokens_per_s = prediction.tokens_per_s_per_device * prediction.step_time_s / series.mean_s
-    throughput = f"{tokens_per_s:,.0f} tokens/s per device (predicted {prediction.tokens_per_s_per_device:,.0f})"
+    measured_rate = throughput_words(prediction, prediction.devices, step_s=series.mean_s)
+    predicted_figure, _ = throughput_words(prediction, prediction.devices).split()
+    throughput = f"{measured_rate} per device (predicted {predicted_figure})"
     if series.stalls:
         lines.append(f"with all stalls: {duration(series.mean_s)} per step, {throughput}")
     else:

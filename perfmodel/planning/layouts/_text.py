@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from perfmodel.display import table
 from perfmodel.prediction.text import memory_words, print_breakdown, throughput_words
-from perfmodel.units import GIB, duration, figure, long_duration, number_of, scaled
+from perfmodel.units import GIB, batch_words, duration, figure, long_duration, number_of, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,8 +96,8 @@ def _heading(console: "Console", result: "SearchResult") -> None:
     best = result.layouts[0]
     batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
     console.print(
-        f"{best.model} on {number_of(best.devices, 'device')} of {best.cluster}, global batch {batches or best.global_batch}, "
-        f"sequence {best.seq_len}"
+        f"{best.model} on {number_of(best.devices, 'device')} of {best.cluster}, "
+        f"{batch_words(batches or best.global_batch, best.seq_len, best.sample_unit)}"
     )
     goal = []
     if result.objective != "step_time":

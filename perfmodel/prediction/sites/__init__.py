@@ -15,6 +15,7 @@ from perfmodel.prediction.sites._adjustment import (
     Adjustment,
     adjustments,
     factors_of,
+    loss_text,
     save_adjustments,
 )
 from perfmodel.prediction.sites._fitted_runs import FittedRuns

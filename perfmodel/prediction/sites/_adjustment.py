@@ -19,6 +19,7 @@ from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
 from perfmodel.prediction.sites._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
+from perfmodel.units import duration, figure
 
 TINY_S: Final = 1e-300
 """A time below all others, to avoid division by zero."""
@@ -46,6 +47,14 @@ LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overh
 SKEW: Final = "collective_skew_s"
 """Field of `Framework` that a profile corrects by the measured waits of ranks; whole runs cannot
 determine it."""
+
+
+def loss_text(name: str, value: float) -> str:
+    """Format what a parameter of `LOSSES` or `SKEW` adds: a time, or a share in per cent."""
+    if name.endswith("_s"):
+        return duration(value)
+    percent = 100 * value
+    return "0%" if abs(percent) < 0.005 else f"{figure(percent, 2)}%"
 
 
 def _link_factors() -> Iterator[str]:

@@ -40,6 +40,7 @@ PREDICTION: Any = SimpleNamespace(
     step_time_lo_s=8.0,
     step_time_hi_s=12.5,
     tokens_per_s_per_device=800.0,
+    sample_unit="tokens",
     memory_capacity_bytes=80 * GIB,
     memory_counted_bytes={"reserved": 40 * GIB},
     breakdown_s={"forward": 2.0, "backward": 4.0, "recompute": 2.0, "gaps": 1.0, "bubble": 1.0},
